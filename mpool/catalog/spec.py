@@ -1,0 +1,117 @@
+"""What the C core needs to know to load a model, and what Python keeps beside it.
+
+Python reads a model's own files once, strictly, and states the result as a :class:`ModelSpec`; from it the C core
+loads, evicts and loads again without Python. Hyper-parameters use GGUF's key names and tensors use GGUF's tensor
+names, whatever the file format was, so that the core knows one naming only
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
+
+#: A value of the key-value table: a scalar or a flat list of one kind.
+Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor in one file.
+
+    ``shape`` is in row-major (numpy) order, outermost first: a linear layer's weight is ``(out_features,
+    in_features)``. ``dtype`` is a name of ``csrc/tensor/dtype.def`` (``"F32"``, ``"BF16"``, ``"Q4_K"``, ...).
+    ``offset`` and ``nbytes`` are bytes within ``ModelSpec.files[file]``; C checks all of them again.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Bytes of every token, for streaming text out of C.
+
+    ``data[offsets[i]:offsets[i + 1]]`` are the bytes that token ``i`` adds to the text (empty for control tokens);
+    ``offsets`` has one entry more than there are tokens. ``control[i]`` is 1 for tokens that never show as text.
+    ``eog`` are the ids that end a generation.
+    """
+
+    data: bytes
+    offsets: Sequence[int]
+    control: bytes
+    eog: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything the C core needs to load a model by itself."""
+
+    architecture: str
+    files: tuple[str, ...]
+    kv: Mapping[str, Value]
+    tensors: tuple[TensorEntry, ...]
+    tokens: TokenTable | None = None
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """How a text-embedding model wants to be used (sentence-transformers' folder conventions).
+
+    ``pooling`` is a list of one or more of ``cls, mean, max, mean_sqrt_len, weightedmean, lasttoken``; several are
+    concatenated in that order, as sentence-transformers does. ``dimensions`` lists the Matryoshka sizes that the
+    model is documented to hold up at, or is empty when any prefix is as good as any other (none known).
+    """
+
+    max_tokens: int
+    hidden_size: int
+    output_size: int
+    pooling: tuple[str, ...] = ("mean",)
+    normalize: bool = True
+    include_prompt: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    similarity: str = "cosine"
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How a text model wants to be used: context length, ends of generation, defaults its authors recommend."""
+
+    context_length: int
+    eog_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    add_bos: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenizerSource:
+    """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or ``gguf``:
+    the ``tokenizer.*`` keys of a GGUF file."""
+
+    json_path: str | None = None
+    gguf: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model as Python knows it after reading its files once."""
+
+    key: str
+    ref: str
+    capability: str
+    spec: ModelSpec
+    tokenizer: TokenizerSource | None = None
+    chat_template: str | None = None
+    embedding: EmbeddingSettings | None = None
+    generation: GenerationSettings | None = None
+    revision: str | None = None
+    license: str | None = None
+    est_memory_allocation_mb: int | None = None

@@ -1,0 +1,243 @@
+"""Every error mpool raises.
+
+All derive from :class:`MpoolError`, carry a ``code`` (the number and name of a row of ``csrc/base/status.def``), a
+``hint`` that says what to do next and, where a model is involved, its ``key``; each is also the built-in kind that a
+caller would catch (``ValueError``, ``MemoryError``, ``TimeoutError``, ...). The C core raises these same classes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MpoolError(Exception):
+    """Base of everything that mpool raises.
+
+    Attributes:
+        code: public number of the error, stable across versions.
+        name: its name in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
+        hint: what to do next, or ``None``.
+        key: the model concerned, or ``None``.
+    """
+
+    code: ClassVar[int] = 81
+    name: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str = "", *, hint: str | None = None, key: str | None = None) -> None:
+        self.message = message
+        self.hint = hint
+        self.key = key
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.key is not None and self.key not in text:
+            text = f"{self.key}: {text}"
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(cls: type[MpoolError], args: tuple, state: dict) -> MpoolError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidArgument(MpoolError, ValueError):
+    """An argument has a value that is not allowed; the message says what was allowed."""
+
+    code, name = 10, "INVALID_ARGUMENT"
+
+
+class FormatError(MpoolError, ValueError):
+    """A model file is not well formed.
+
+    Attributes:
+        file: path of the file.
+        offset: byte offset of the field, or ``None``.
+        field: the field concerned.
+        got: what was found there.
+        allowed: what may stand there.
+    """
+
+    code, name = 11, "FORMAT"
+
+    def __init__(self, message: str = "", *, file: str | None = None, offset: int | None = None,
+                 field: str | None = None, got: object = None, allowed: object = None,
+                 hint: str | None = None, key: str | None = None) -> None:
+        if not message:
+            where = f"{file}" if offset is None else f"{file} at byte {offset}"
+            message = f"{where}: {field} is {got}, allowed: {allowed}"
+        super().__init__(message, hint=hint, key=key)
+        self.file, self.offset, self.field, self.got, self.allowed = file, offset, field, got, allowed
+
+
+class LimitError(MpoolError, ValueError):
+    """A limit was exceeded; the message names the limit and the setting that raises it."""
+
+    code, name = 12, "LIMIT"
+
+
+class ContextOverflow(MpoolError, ValueError):
+    """The input is longer than the model's context.
+
+    Attributes:
+        tokens: length of the input.
+        limit: length that the model takes.
+    """
+
+    code, name = 13, "CONTEXT_OVERFLOW"
+
+    def __init__(self, message: str = "", *, tokens: int | None = None, limit: int | None = None,
+                 hint: str | None = None, key: str | None = None) -> None:
+        super().__init__(message or f"the input has {tokens} tokens, the model takes {limit}", hint=hint, key=key)
+        self.tokens, self.limit = tokens, limit
+
+
+class UnknownModel(MpoolError, LookupError):
+    """No model has this key; the message names the nearest that exists."""
+
+    code, name = 14, "UNKNOWN_MODEL"
+
+
+class WrongCapability(MpoolError, ValueError):
+    """The key exists but the model does something else; the message says what, and names the nearest that fits."""
+
+    code, name = 15, "WRONG_CAPABILITY"
+
+
+class Unsupported(MpoolError, NotImplementedError):
+    """This model or this build cannot do it."""
+
+    code, name = 16, "UNSUPPORTED"
+
+
+class UnsafeFormat(MpoolError, ValueError):
+    """A format that can execute code (pickle: .bin, .pt, .ckpt) or remote code; the message says which safe file to use."""
+
+    code, name = 17, "UNSAFE_FORMAT"
+
+
+class TemplateError(MpoolError, ValueError):
+    """A chat template failed, or went over its limits of time or output."""
+
+    code, name = 18, "TEMPLATE"
+
+
+class FileError(MpoolError, OSError):
+    """A file could not be read; ``__cause__`` or the message carries the system's reason."""
+
+    code, name = 30, "IO"
+
+
+class OfflineError(MpoolError, OSError):
+    """The file is not on this machine and downloading is not allowed; the hint says how to fetch it."""
+
+    code, name = 31, "OFFLINE"
+
+
+class IntegrityError(MpoolError, OSError):
+    """Bytes do not match the recorded size or hash."""
+
+    code, name = 32, "INTEGRITY"
+
+
+class DownloadError(MpoolError, OSError):
+    """A download failed."""
+
+    code, name = 33, "DOWNLOAD"
+
+
+class PoolError(MpoolError):
+    """Base of what the pool itself reports."""
+
+
+class NoWorkers(PoolError, RuntimeError):
+    """No worker serves this model, and none will be started."""
+
+    code, name = 50, "NO_WORKERS"
+
+
+class Timeout(PoolError, TimeoutError):
+    """No answer within the time allowed. Nothing is left running for the call."""
+
+    code, name = 51, "TIMEOUT"
+
+
+class SendError(PoolError, RuntimeError):
+    """The request could not be handed over because the queue is closed."""
+
+    code, name = 52, "SEND"
+
+
+class RecvError(PoolError, RuntimeError):
+    """A worker went without answering."""
+
+    code, name = 53, "RECV"
+
+
+class ModelError(PoolError, RuntimeError):
+    """The model failed while computing."""
+
+    code, name = 54, "MODEL"
+
+
+class ShuttingDown(PoolError, RuntimeError):
+    """The pool was closed."""
+
+    code, name = 55, "SHUTTING_DOWN"
+
+
+class MemoryExhausted(PoolError, MemoryError):
+    """Not enough memory; the message says what was needed and what was free."""
+
+    code, name = 56, "MEMORY_EXHAUSTED"
+
+
+class SpawnFailed(PoolError, RuntimeError):
+    """A worker could not be started; the message names the stage and the cause."""
+
+    code, name = 57, "SPAWN_FAILED"
+
+
+class SpawnTimeout(PoolError, TimeoutError):
+    """A worker made no progress while loading; the message names the stage."""
+
+    code, name = 58, "SPAWN_TIMEOUT"
+
+
+class CircuitOpen(PoolError, RuntimeError):
+    """The model rests after repeated faults; the message says for how long."""
+
+    code, name = 59, "CIRCUIT_OPEN"
+
+
+class Overloaded(PoolError, RuntimeError):
+    """The queue is full and the caller asked not to wait."""
+
+    code, name = 60, "OVERLOADED"
+
+
+class Cancelled(PoolError, RuntimeError):
+    """The call was cancelled."""
+
+    code, name = 61, "CANCELLED"
+
+
+class NumericError(PoolError, ArithmeticError):
+    """The model produced NaN or infinity; no output was taken from it."""
+
+    code, name = 80, "NUMERIC"
+
+
+class InternalError(MpoolError, RuntimeError):
+    """A fault in mpool itself; please report it with the message."""
+
+    code, name = 81, "INTERNAL"
+
+
+__all__ = [name for name, value in list(globals().items())
+           if isinstance(value, type) and issubclass(value, MpoolError)]
