@@ -1,0 +1,40 @@
+/* cpu.h: what this CPU and its system can do, found once.
+ *
+ * A feature counts only when the operating system saves its registers (XGETBV). The option MPOOL_CPU lowers the level for
+ * tests and for reproducing another machine's bits: "ref", "avx2", "avx512" (F BW VL DQ), "avx512vnni", "avx512bf16".
+ * Asking for more than the machine has is an error, not a wish. */
+#ifndef MP_BASE_CPU_H
+#define MP_BASE_CPU_H
+
+#include "base/error.h"
+
+enum { /* bits of mp_cpu_features */
+    MP_CPU_AVX2 = 1 << 0,        /* AVX2 + FMA + F16C */
+    MP_CPU_AVX512 = 1 << 1,      /* F BW VL DQ */
+    MP_CPU_AVX512_VNNI = 1 << 2,
+    MP_CPU_AVX512_BF16 = 1 << 3,
+    MP_CPU_NEON = 1 << 4,
+};
+
+/* Features in use after MPOOL_CPU. */
+uint32_t mp_cpu_features(void);
+/* Reads MPOOL_CPU and checks it; called once when the module loads. Tests call it again with another mask string. */
+mp_status mp_cpu_init(const char *mask, mp_error *error);
+const char *mp_cpu_name(void);    /* model name from CPUID, never NULL */
+const char *mp_cpu_level(void);   /* "avx512bf16", ... the word MPOOL_CPU would take */
+/* CPUs this process may use: affinity mask and cgroup quota (v1, v2), at least 1. */
+int mp_cpu_lanes(void);
+/* Physical memory that the process may use: machine and cgroup, bytes. */
+uint64_t mp_cpu_memory_bytes(void);
+/* Set flush-to-zero and denormals-are-zero on this thread; returns the old control word for mp_cpu_restore_float. */
+uint32_t mp_cpu_flush_denormals(void);
+void mp_cpu_restore_float(uint32_t control);
+static inline void mp_cpu_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,67 @@
+/* error.h: what a call that can fail returns, and what it says about it.
+ *
+ * Every function that can fail returns mp_status and, when that is not MP_OK, fills the caller's mp_error (which may be
+ * NULL where the caller does not care). Kernels return void and assert their preconditions. Bad input never aborts. */
+#ifndef MP_BASE_ERROR_H
+#define MP_BASE_ERROR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum mp_status {
+#define MP_STATUS(number, NAME, text, python_class, builtin) MP_##NAME = number,
+#include "base/status.def"
+#undef MP_STATUS
+} mp_status;
+
+/* One row of status.def, for the binding and the tests. */
+typedef struct mp_status_row {
+    mp_status code;
+    const char *name, *text, *python_class, *builtin;
+} mp_status_row;
+
+/* What went wrong. Lives on the caller's stack; owns nothing; every string is cut to fit and zero-terminated, and never
+ * ends inside a UTF-8 character. file, field, got and allowed are filled for FORMAT and LIMIT, else empty. */
+typedef struct mp_error {
+    mp_status code;
+    int64_t offset; /* byte in the file, or -1 */
+    char message[512];
+    char file[256];
+    char field[96];
+    char got[96];
+    char allowed[96];
+} mp_error;
+
+/* Rows in the order of status.def; *count receives how many. */
+const mp_status_row *mp_status_rows(int *count);
+/* The row of a code; the row of INTERNAL for a code that has none. */
+const mp_status_row *mp_status_find(mp_status code);
+
+/* Fill *error (may be NULL) and return code, so that a failing function can `return mp_fail(...)`. */
+mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The same for a file's content: code is MP_FORMAT or MP_LIMIT. offset -1 when there is none. `got` and `allowed` say
+ * what stood there and what may; the message is composed of all of them. */
+mp_status mp_fail_file(mp_error *error, mp_status code, const char *file, int64_t offset, const char *field,
+                       const char *allowed, const char *got_format, ...) __attribute__((format(printf, 7, 8)));
+/* From errno: MP_IO (or MP_MEMORY_EXHAUSTED for ENOMEM) with the system's own words. */
+mp_status mp_fail_errno(mp_error *error, int errnum, const char *file, const char *what);
+/* Reset to MP_OK, offset -1, empty strings. */
+void mp_error_clear(mp_error *error);
+
+/* Return a failing status to the caller. The error was filled where it arose. */
+#define MP_TRY(call)                          \
+    do {                                      \
+        mp_status mp_try_status = (call);     \
+        if (mp_try_status != MP_OK)           \
+            return mp_try_status;             \
+    } while (0)
+/* The same in a function with a cleanup label and a local `status`. */
+#define MP_TRY_GOTO(call)                     \
+    do {                                      \
+        status = (call);                      \
+        if (status != MP_OK)                  \
+            goto cleanup;                     \
+    } while (0)
+
+#endif

@@ -1,0 +1,86 @@
+/* sys.h: the seam. Every allocation, thread, lock, clock, file and mapping of the core goes through here.
+ *
+ * The release build calls libc and pthread directly (the functions are static inline or trivially thin). A build with
+ * MP_SEAM=1 (tests) calls through mp_sys_table, which a test may replace to count and fail calls, to run threads as
+ * fibres under a seeded scheduler, or to move the clock. Nothing outside base/ calls malloc, pthread_* or open itself.
+ *
+ * Threads: every function may be called from any thread unless it says otherwise. */
+#ifndef MP_BASE_SYS_H
+#define MP_BASE_SYS_H
+
+#include <pthread.h>
+
+#include "base/error.h"
+
+/* --- time: nanoseconds of CLOCK_MONOTONIC; deadlines are absolute in it; 0 = none --- */
+uint64_t mp_sys_now_ns(void);
+void mp_sys_sleep_ns(uint64_t ns);
+
+/* --- randomness for seeds that the caller did not give; never for anything that must repeat --- */
+uint64_t mp_sys_random(void);
+
+/* --- locks; not recursive --- */
+typedef struct mp_mutex { pthread_mutex_t os; } mp_mutex;
+typedef struct mp_cond { pthread_cond_t os; } mp_cond; /* on CLOCK_MONOTONIC */
+void mp_mutex_init(mp_mutex *mutex);
+void mp_mutex_deinit(mp_mutex *mutex);
+void mp_mutex_lock(mp_mutex *mutex);
+void mp_mutex_unlock(mp_mutex *mutex);
+void mp_cond_init(mp_cond *cond);
+void mp_cond_deinit(mp_cond *cond);
+/* Wait until signalled or, when deadline_ns is not 0, until then. Returns false when the deadline has passed. May wake
+ * spuriously: always wait in a loop over the predicate. */
+bool mp_cond_wait(mp_cond *cond, mp_mutex *mutex, uint64_t deadline_ns);
+void mp_cond_signal(mp_cond *cond);
+void mp_cond_broadcast(mp_cond *cond);
+
+/* --- threads --- */
+typedef struct mp_thread { pthread_t os; bool started; } mp_thread;
+/* name: at most 15 characters, shown by the system's tools. All signals are blocked in the new thread. */
+mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error);
+void mp_thread_join(mp_thread *thread); /* legal on one that never started */
+/* Counts since the process began: created == joined after a clean shutdown. */
+void mp_thread_counts(uint64_t *created, uint64_t *joined);
+
+/* --- parking on a word, used by team.c only: futex on Linux, a short sleep elsewhere --- */
+void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
+void mp_unpark_all(_Atomic uint32_t *word);
+
+/* --- raw memory; use base/alloc.h instead --- */
+void *mp_sys_alloc(size_t bytes, size_t alignment); /* NULL when refused; not zeroed */
+void mp_sys_free(void *memory, size_t bytes);
+
+/* --- files --- */
+typedef struct mp_file_id { /* enough to notice that a path now names another content */
+    uint64_t device, inode, size, mtime_ns;
+} mp_file_id;
+/* Open a regular file for reading (O_CLOEXEC, O_NONBLOCK so that a FIFO cannot hang it). FORMAT when it is not one. */
+mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error);
+void mp_sys_close(int fd);
+/* Read exactly bytes at offset, through EINTR and short reads. IO when the file ends first. */
+mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const char *path, mp_error *error);
+/* Map read-only and shared. */
+mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
+void mp_sys_unmap(void *data, size_t bytes);
+enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE };
+/* Best effort; whole pages inside the range only. */
+void mp_sys_advise(void *data, size_t bytes, int advice);
+
+#ifdef MP_SEAM
+/* The replaceable table. A test copies mp_sys_real, changes rows and assigns mp_sys_table before any other call. */
+typedef struct mp_sys_calls {
+    void *(*alloc)(size_t bytes, size_t alignment);
+    void (*free)(void *memory, size_t bytes);
+    int (*thread_create)(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg);
+    uint64_t (*now_ns)(void);
+    int (*open)(const char *path, int flags);
+    int64_t (*pread)(int fd, void *to, size_t bytes, int64_t offset);
+    void *(*mmap)(size_t bytes, int fd);
+    int (*madvise)(void *data, size_t bytes, int advice);
+    int (*cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns); /* 0 or ETIMEDOUT */
+} mp_sys_calls;
+extern const mp_sys_calls mp_sys_real;
+extern mp_sys_calls mp_sys_table;
+#endif
+
+#endif
