@@ -1,0 +1,227 @@
+/* kernels.h: the arithmetic of mpool, one table of functions per instruction set.
+ *
+ * The numeric contract, which every variant of every slot keeps:
+ *   - An output's arithmetic depends on its own inputs only: not on how many rows there are, on the tile, the layout,
+ *     the thread or the chunk. Threads split outputs, never the inner dimension.
+ *   - GEMM: one fp32 FMA accumulator an output, K ascending. In F32 the chain is cut every MP_K_CHUNK inputs: a chunk's
+ *     chain starts at +0, chunk sums are added in ascending order (the first is taken as it is).
+ *   - Quantised GEMM: activations are quantised per row in blocks of 32 (or per row for W_I8); a block's dot product is
+ *     exact in int32; then one FMA a block (formulas below) into the one accumulator, blocks ascending.
+ *   - Reductions over a row (norms, softmax, dot) use one fixed tree: 16 lanes, lane l sums elements l, l+16, ... in
+ *     ascending order; then lanes are added 8 apart, 4, 2, 1 (l += l+8; l += l+4; ...). max is order-free.
+ *   - -ffp-contract=off; FMAs are written out. exp, erf, tanh are our own polynomials, the same in every variant.
+ * So ref, AVX2 and AVX-512 give the same bits for every slot but the bf16 ones, whose instruction rounds in its own way
+ * (bf16 is reproducible per instruction set only).
+ *
+ * Kernels return void, assert their preconditions, never allocate, and may be called from any thread. Row strides are in
+ * elements. Pointers need no alignment unless it is said. Outputs never overlap inputs unless it is said.
+ *
+ * Letters: M rows (tokens), N outputs, K inputs, H heads, D head size, T keys. */
+#ifndef MP_KERNELS_KERNELS_H
+#define MP_KERNELS_KERNELS_H
+
+#include "tensor/tensor.h"
+
+enum {
+    MP_K_CHUNK = 384,   /* inputs in one fp32 chain */
+    MP_KV_BLOCK = 64,   /* tokens in one KV block */
+    MP_ATTN_ROWS = 64,  /* most query rows x grouped heads in one attn_block call */
+};
+
+/* ---- weight matrices ------------------------------------------------------------------------------------------- */
+
+typedef enum mp_wkind { /* packed layouts; each is described in pack.c */
+    MP_W_F32,    /* from any dtype, dequantised */
+    MP_W_BF16,   /* from any dtype, rounded to nearest even; exact from BF16 */
+    MP_W_I8,     /* from any float dtype: symmetric int8 per output row, scale = max|w| / 127 (the encoders' int8 class) */
+    MP_W_Q4_0,
+    MP_W_Q4_1,
+    MP_W_Q5_0,
+    MP_W_Q5_1,
+    MP_W_Q8_0,
+    MP_W_Q4_K,
+    MP_W_Q5_K,
+    MP_W_Q6_K,
+    MP_W_ANY16,  /* general path for Q2_K, Q3_K, IQ4_NL, MXFP4: int8 values, an fp32 scale and min per 16 inputs */
+    MP_W_KIND_COUNT
+} mp_wkind;
+
+typedef enum mp_akind { /* what activations must look like for a kind of weight */
+    MP_A_F32,
+    MP_A_BF16,
+    MP_A_Q8, /* int8 per block of 32 */
+    MP_A_I8, /* int8 per row */
+} mp_akind;
+
+typedef enum mp_compute { MP_COMPUTE_AUTO, MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8 } mp_compute;
+
+/* y[m, n] = sum_k x[m, k] * w[n, k]. Packing permutes, it never requantises. A panel holds MP_PANEL_N outputs with the
+ * same inputs interleaved, so that one vector lane is one output; the last panel is padded with zeros. The memory is the
+ * caller's: 64-byte aligned, mp_wmat_bytes() long, plus MP_WMAT_SLACK that prefetch may touch. */
+enum { MP_PANEL_N = 32, MP_WMAT_SLACK = 16384 };
+
+typedef struct mp_wmat {
+    mp_wkind kind;
+    int32_t N, K;
+    int32_t panels;       /* ceil(N / MP_PANEL_N) */
+    size_t panel_bytes;   /* multiple of 64 */
+    uint8_t *data;        /* [panels][panel_bytes] */
+} mp_wmat;
+
+/* The layout for a stored dtype: MP_COMPUTE_AUTO keeps quantised types as stored and takes F32 for float types;
+ * F32, BF16 and I8 convert. false when that pair does not exist. */
+bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
+mp_akind mp_wmat_acts(mp_wkind kind);
+/* Sizes of a matrix; K must be a multiple of the kind's block (32 or 256). Fills everything but data. */
+void mp_wmat_init(mp_wmat *w, mp_wkind kind, int32_t N, int32_t K);
+size_t mp_wmat_bytes(const mp_wmat *w);
+/* Pack panels [panel0, panel1) from src, a tensor [N, K] of a dtype that the kind takes. Lanes may share the work. */
+void mp_wmat_pack(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
+/* Row n as floats: out [K]. The same values as mp_dequantize_row of the source (for I8 and BF16: of the packed values). */
+void mp_wmat_row(const mp_wmat *w, int32_t n, float *out);
+
+/* n items of a stored row to fp32, bit for bit what the `gguf` package gives. n a multiple of the block. */
+void mp_dequantize_row(mp_dtype dtype, const void *src, int64_t n, float *out);
+
+/* ---- activations ----------------------------------------------------------------------------------------------- */
+
+typedef struct mp_acts {
+    mp_akind kind;
+    int32_t M, K;
+    const float *f32;  /* A_F32: [M, ld_f32], borrowed from the caller of mp_acts_fill; no copy */
+    int64_t ld_f32;
+    uint16_t *bf16;    /* A_BF16: [M, K rounded up to 2] */
+    int8_t *q;         /* A_Q8, A_I8: [M, K rounded up to 64]; values in [-127, 127], padding 0 */
+    float *scale;      /* A_Q8: [M, K / 32]; A_I8: [M] */
+    int32_t *sum;      /* A_Q8: [M, K / 16], sums of q over 16 inputs; A_I8: [M], sum of q */
+    int64_t ldq;       /* row stride of q and bf16, elements */
+} mp_acts;
+
+/* Memory that M rows need beside the floats. */
+size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K);
+/* memory: 64-byte aligned, mp_acts_bytes() long (NULL for A_F32). */
+void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory);
+/* Prepare rows [row0, row1) of in [M, ld]; lanes may share the work. A_F32 only remembers the pointer (any lane may).
+ * Q8: per block scale = max|x| / 127 in fp32, q = round to nearest even of x * (127 / max|x|); a block of zeros has scale
+ * 0. A NaN or Inf in a block makes its scale NaN, so that the outputs show it. */
+void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1);
+
+/* ---- GEMM ------------------------------------------------------------------------------------------------------ */
+
+typedef enum mp_act { MP_ACT_NONE, MP_ACT_GELU, MP_ACT_GELU_TANH, MP_ACT_RELU, MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID } mp_act;
+
+/* Applied to every output while it is hot, in this order: + bias[n]; act; + residual[m, n]. */
+typedef struct mp_epilogue {
+    const float *bias;      /* [N] or NULL */
+    mp_act act;
+    const float *residual;  /* [M, ld_residual] or NULL; may be y itself */
+    int64_t ld_residual;
+} mp_epilogue;
+
+/* Rows [m0, m1) of x times panels [panel0, panel1) of w into y [M, ldy] (y points at row 0, column 0; columns >= N are
+ * never written). ep may be NULL. x must be of the kind mp_wmat_acts(w->kind).
+ *
+ * With i = the exact int32 dot product of a block, sa = activation scale, and weights as the format defines them, the
+ * accumulator f takes per block of 32, ascending (fp32 products rounded where a * stands):
+ *   Q4_0, Q5_0, Q8_0:  f = fma((float)i, d * sa, f)
+ *   Q4_1, Q5_1:        f = fma((float)i, d * sa, f);  f = fma(m, sa * (float)sum32, f)
+ *   Q4_K, Q5_K:        f = fma((float)i, (d * (float)sc) * sa, f);  f = fma(-(dmin * (float)mn), sa * (float)sum32, f)
+ *   Q6_K:              per 16 inputs: f = fma((float)i16, (d * (float)sc) * sa, f)
+ *   ANY16:             per 16 inputs: f = fma((float)i16, s * sa, f);  with mins: f = fma(m, sa * (float)sum16, f)
+ *   I8:                one dot over all K: y = (float)i * (sw * sa)   (K up to 65,536 keeps int32 exact)
+ *   BF16:              vdpbf16ps pairs (k, k+1), K ascending; ref and AVX2 do fp32 FMAs on the rounded values
+ */
+void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep, float *y,
+             int64_t ldy);
+
+/* y [M, ldy] = x [M, ldx] times w [N, ldw] transposed, fp32, w as it lies in memory (not packed). Uses OpenBLAS when it is
+ * there, its self-test passed and M*N*K is large enough for equal bits; else our own loop: the same bits either way. */
+void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y, int64_t ldy);
+
+/* ---- attention ------------------------------------------------------------------------------------------------- */
+
+/* Full attention of one sequence and one head, as encoders use it: no cache, softmax over all T keys at once.
+ * score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d]); softmax by the row tree; out[r, d] = (chain over t
+ * ascending of p[t] * v[t, d]) * (1 / sum). */
+typedef struct mp_attn_full {
+    const float *q, *k, *v; /* [T, ld] each, at this head's first column; rows are tokens */
+    int64_t ld;
+    float *out;             /* [T, ld_out] at this head's first column */
+    int64_t ld_out;
+    int T, D;               /* D a multiple of 8 */
+    float scale;
+    bool causal;            /* key t is seen by row r when t <= r */
+    int window;             /* 0 = none; else |r - t| <= window / 2 (bidirectional) or r - t < window (causal) */
+    const float *bias;      /* [T, T] added to the scaled score, or NULL */
+} mp_attn_full;
+size_t mp_attn_full_scratch(int T, int D); /* bytes, 64-aligned memory; reusable between calls */
+
+/* Attention over a paged cache. Blocks hold MP_KV_BLOCK tokens of one layer and one KV head:
+ *   K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)     V block: [MP_KV_BLOCK][v_dim]
+ * in kv dtype F32 or F16, fresh blocks zeroed. K and V are always stored first and read back.
+ *
+ * A block's partial for a row: s[t] = scale * (chain over d ascending of q[d] * k[d, t]), t masked when its position is not
+ * visible; m = max s; p[t] = exp(s[t] - m) (0 when masked); l = tree sum of the 64 p; o[d] = chain over t ascending of
+ * p[t] * v[t, d] (masked t are skipped or add +0: blocks are finite). Partials are merged in ascending block order:
+ *   M = max(m_state, m);  a = exp(m_state - M);  b = exp(m - M);  l = l_state * a + l * b;  o = o_state * a + o * b
+ * (each product rounded, then one fp32 add), the first block being taken as it is. So who computes which block, and in how
+ * many chunks the rows came, changes no bit. */
+typedef struct mp_attn_kv {
+    const float *q;            /* [rows, group, k_dim] through the strides below */
+    int64_t ldq, ldq_group;    /* elements between rows, and between the query heads that share this KV head */
+    int group;                 /* query heads per KV head; rows * group <= MP_ATTN_ROWS */
+    int k_dim, v_dim;          /* multiples of 16 */
+    float scale;
+    int64_t pos0;              /* position of row 0; row r stands at pos0 + r and sees positions <= its own */
+    int window;                /* 0 = all; else only the last `window` positions, its own included */
+    mp_dtype kv_dtype;
+    void *const *k_blocks;     /* [blocks] of this layer and KV head */
+    void *const *v_blocks;
+} mp_attn_kv;
+
+/* Running or partial result of rows * group rows, row-major (row, group). Memory is the caller's, 64-byte aligned. */
+typedef struct mp_attn_partial {
+    float *m, *l;   /* [rows * group]; m = -inf and l = 0 for a row that sees nothing of the block */
+    float *o;       /* [rows * group, v_dim] */
+} mp_attn_partial;
+/* attn_block computes the partial of one block; attn_merge folds it into the state (state->m = -inf, l = 0, o = 0 at the
+ * start). The caller divides: out = o * (1 / l). */
+
+/* ---- rows ------------------------------------------------------------------------------------------------------ */
+/* rms_norm    y = x * (1 / sqrt(mean(x^2) + eps)) * weight; y may be x. Sum by the tree, in fp32.
+ * layer_norm  mean by the tree; variance by the tree of (x - mean)^2; y = (x - mean) * rstd * weight + bias (FMA). y may be x.
+ * add         y += x
+ * gated       y = act(gate) * up; y may be gate or up
+ * activate    x = act(x)
+ * softmax     x = exp(x - max) in place, returns the sum (not divided)
+ * exp_sum     out = exp(x - max), returns the tree sum; out may be NULL or x
+ * argmax      lowest index of the largest; NaN never wins
+ * dot         tree of FMAs
+ * rope        x [dim]: pairs (i, i + dim/2) when neox, else (2i, 2i + 1); cos_sin [dim/2][2]
+ *             (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos))
+ * kv_store    one token's k [k_dim], v [v_dim] into slot [0, MP_KV_BLOCK) of a pair of blocks, rounded to nearest even */
+
+/* ---- the table ------------------------------------------------------------------------------------------------- */
+
+typedef struct mp_kernels {
+#define MP_KERNEL(slot, ret, params) ret(*slot) params;
+#include "kernels/kernels.def"
+#undef MP_KERNEL
+} mp_kernels;
+
+/* The table in use: ref, then overridden by each instruction set that base/cpu.h reports, lowest first. */
+const mp_kernels *mp_kernels_get(void);
+/* Fill from mp_cpu_features(). Called when the module loads; tests call it again after mp_cpu_init with another mask. */
+void mp_kernels_init(void);
+/* For show_config and the tests: number of slots, a slot's name, and the variant in use ("ref", "avx2", "avx512", ...). */
+int mp_kernels_count(void);
+const char *mp_kernels_slot(int index);
+const char *mp_kernels_variant(int index);
+
+/* ---- OpenBLAS (blas.c) ----------------------------------------------------------------------------------------- */
+/* Path of the library to open on first need ("" or "none": never). Before any other thread. */
+void mp_blas_set_path(const char *path);
+/* "SkylakeX", "Haswell", ...; "" when not loaded; why says in words what is in use and why. Loads it if need be. */
+const char *mp_blas_core(const char **why);
+
+#endif
