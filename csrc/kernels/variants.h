@@ -1,0 +1,41 @@
+/* variants.h: who fills the table. dispatch.c calls these in order, so that the best supported variant of a slot wins;
+ * each sets only the slots it has, through MP_SET, which also records the variant's name. */
+#ifndef MP_KERNELS_VARIANTS_H
+#define MP_KERNELS_VARIANTS_H
+
+#include "kernels/kernels.h"
+
+/* Slot indices in the order of kernels.def. */
+enum {
+#define MP_KERNEL(slot, ret, params) MP_SLOT_##slot,
+#include "kernels/kernels.def"
+#undef MP_KERNEL
+    MP_SLOT_COUNT
+};
+
+typedef struct mp_kernel_table {
+    mp_kernels call;
+    const char *variant[MP_SLOT_COUNT];
+} mp_kernel_table;
+
+#define MP_SET(table, slot_name, function, variant_name) \
+    ((table)->call.slot_name = (function), (table)->variant[MP_SLOT_##slot_name] = (variant_name))
+
+void mp_ref_dense(mp_kernel_table *table);
+void mp_ref_quant(mp_kernel_table *table);
+void mp_ref_rows(mp_kernel_table *table);
+void mp_ref_attention(mp_kernel_table *table);
+
+#if defined(__x86_64__)
+void mp_avx2_dense(mp_kernel_table *table);
+void mp_avx2_quant(mp_kernel_table *table);
+void mp_avx2_rows(mp_kernel_table *table);
+void mp_avx2_attention(mp_kernel_table *table);
+/* the avx512 fillers look at `features` (bits of base/cpu.h) for VNNI and BF16 */
+void mp_avx512_dense(mp_kernel_table *table, uint32_t features);
+void mp_avx512_quant(mp_kernel_table *table, uint32_t features);
+void mp_avx512_rows(mp_kernel_table *table, uint32_t features);
+void mp_avx512_attention(mp_kernel_table *table, uint32_t features);
+#endif
+
+#endif
