@@ -1,0 +1,45 @@
+/* target.h: compile a part of a file for an instruction set, without per-file compiler flags.
+ *
+ *     #include <immintrin.h>                 every system header first, outside the region
+ *     #include "kernels/simd/target.h"
+ *     MP_TARGET_AVX512_BEGIN
+ *     static MP_INLINE __m512 helper(...) {...}
+ *     MP_TARGET_END
+ *
+ * Functions defined between BEGIN and END may use the set's intrinsics; nothing outside may call them but through the
+ * table. Regions do not nest. The macros __AVX2__, __AVX512F__ ... are unreliable inside (gcc defines them, clang does
+ * not): templates take what they need from their own macros. A function must be in the same kind of region as the
+ * MP_INLINE helpers it calls, or the compiler refuses to inline. */
+#ifndef MP_KERNELS_SIMD_TARGET_H
+#define MP_KERNELS_SIMD_TARGET_H
+
+#define MP_TARGET_PRAGMA(text) _Pragma(#text)
+
+#if defined(__clang__)
+#define MP_TARGET_BEGIN(features) \
+    MP_TARGET_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define MP_TARGET_END MP_TARGET_PRAGMA(clang attribute pop)
+#else
+#define MP_TARGET_BEGIN(features) MP_TARGET_PRAGMA(GCC push_options) MP_TARGET_PRAGMA(GCC target(features))
+#define MP_TARGET_END MP_TARGET_PRAGMA(GCC pop_options)
+#endif
+
+/* The bits of base/cpu.h, as the compiler spells them: MP_CPU_AVX2; MP_CPU_AVX512; with VNNI; with VNNI and BF16. */
+#define MP_TARGET_AVX2_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c")
+#define MP_TARGET_AVX512_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
+#define MP_TARGET_AVX512_VNNI_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#define MP_TARGET_AVX512_BF16_BEGIN \
+    MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")
+
+/* Bodies that must melt into their caller, so that tile sizes are constants there. */
+#define MP_INLINE inline __attribute__((always_inline))
+#define MP_NOINLINE __attribute__((noinline))
+
+/* Before a loop with a constant count: unroll it wholly, so that arrays of vectors become registers. */
+#if defined(__clang__)
+#define MP_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MP_UNROLL _Pragma("GCC unroll 64")
+#endif
+
+#endif
