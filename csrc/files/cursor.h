@@ -1,0 +1,25 @@
+/* cursor.h: a bounds-checked reader over bytes in memory. Little-endian. Hostile input is assumed: every length is
+ * checked against what remains before it is used. A failed read leaves the cursor where it was. */
+#ifndef MP_FILES_CURSOR_H
+#define MP_FILES_CURSOR_H
+
+#include "base/error.h"
+
+typedef struct mp_cursor {
+    const uint8_t *data;
+    uint64_t size, at;
+    const char *file; /* for errors; borrowed */
+} mp_cursor;
+
+static inline uint64_t mp_cursor_left(const mp_cursor *c) { return c->size - c->at; }
+/* `field` names what is being read, for the error. */
+mp_status mp_cursor_u8(mp_cursor *c, const char *field, uint8_t *value, mp_error *error);
+mp_status mp_cursor_u16(mp_cursor *c, const char *field, uint16_t *value, mp_error *error);
+mp_status mp_cursor_u32(mp_cursor *c, const char *field, uint32_t *value, mp_error *error);
+mp_status mp_cursor_u64(mp_cursor *c, const char *field, uint64_t *value, mp_error *error);
+mp_status mp_cursor_f32(mp_cursor *c, const char *field, float *value, mp_error *error);
+mp_status mp_cursor_f64(mp_cursor *c, const char *field, double *value, mp_error *error);
+/* Borrow `bytes` bytes. */
+mp_status mp_cursor_take(mp_cursor *c, uint64_t bytes, const char *field, const uint8_t **data, mp_error *error);
+
+#endif

@@ -1,0 +1,25 @@
+/* gguf.h: GGUF version 2 and 3 into a spec (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+ *
+ * The whole header is checked before anything is sized from it; tensor data is never touched. A split file
+ * (name-00001-of-00003.gguf) is read with its siblings, which must lie in the same folder. */
+#ifndef MP_FILES_GGUF_H
+#define MP_FILES_GGUF_H
+
+#include "files/spec.h"
+
+enum { /* caps; beyond them the answer is LIMIT, naming the cap */
+    MP_GGUF_MAX_KEYS = 65536,
+    MP_GGUF_MAX_TENSORS = 65536,
+    MP_GGUF_MAX_STRING = 16 << 20,
+    MP_GGUF_MAX_KEY = 65535,
+    MP_GGUF_MAX_NAME = 64,
+    MP_GGUF_MAX_ALIGNMENT = 65536,
+    MP_GGUF_MAX_SPLITS = 1024
+};
+
+/* A new, unfrozen spec with files, values (all keys, tokenizer included), tensors and architecture. */
+mp_status mp_gguf_read(const char *path, mp_spec **spec, mp_error *error);
+/* The same over bytes in memory, for fuzzing and tests: one file of `size` bytes called `name`; split files are refused. */
+mp_status mp_gguf_parse(const uint8_t *data, uint64_t size, const char *name, mp_spec **spec, mp_error *error);
+
+#endif
