@@ -1,0 +1,109 @@
+/* engine.h: the step interface, all that joins the pool to the models.
+ *
+ * A call becomes one item, also one with 10,000 texts. A worker owns one engine and does, in a loop:
+ *
+ *   admit(item) for what waits  ->  plan(items, budget) -> step(lease, plan) -> outcome a planned item
+ *
+ * until every item is done; then retire(item). Batches, continuous decoding, chunked prompts, diffusion steps, fairness and
+ * cancellation are all choices of what goes into the next plan. The pool sees items, costs and outcomes, never a model. */
+#ifndef MP_MODELS_ENGINE_H
+#define MP_MODELS_ENGINE_H
+
+#include "base/team.h"
+#include "models/capability.h"
+
+typedef enum mp_outcome {
+    MP_OUTCOME_MORE,        /* takes part in another step */
+    MP_OUTCOME_DONE,        /* the result is complete */
+    MP_OUTCOME_WAIT_MASK,   /* waits for its grammar mask; its logits are kept */
+    MP_OUTCOME_WAIT_MEMORY, /* could not get a KV block: preempt somebody or wait */
+    MP_OUTCOME_FAILED       /* item->error says why; others are unharmed */
+} mp_outcome;
+
+typedef struct mp_item {
+    void *ticket;               /* the registry's; engines never look */
+    mp_call *call;              /* request and result */
+    uint8_t priority;           /* 0 = most urgent */
+    uint8_t lane;               /* 0 interactive, 1 bulk */
+    uint32_t tenant;
+    uint64_t deadline_ns;       /* absolute; 0 = none */
+    uint64_t cost_ns;           /* predicted by check() */
+    uint64_t sequence;          /* order of arrival; the youngest is preempted first */
+    _Atomic int cancelled;
+    uint32_t cursor, total;     /* progress in the item's own units (texts, tokens, steps) */
+    void *state;                /* the engine's, from admit to retire */
+    mp_error error;
+} mp_item;
+
+enum { MP_PLAN_MAX = 256 };     /* items in one step */
+
+typedef struct mp_plan {
+    int count;
+    mp_item *items[MP_PLAN_MAX];
+    uint32_t amount[MP_PLAN_MAX]; /* units of work for each in this step; the engine's meaning */
+    int lanes;                    /* how many lanes it can use */
+    uint64_t cost_ns;             /* predicted */
+} mp_plan;
+
+typedef struct mp_engine mp_engine;
+typedef struct mp_engine_ops { /* one thread at a time calls these: the worker that owns the engine */
+    /* Reserve what the item needs (KV blocks for its prompt, scratch). MP_MEMORY_EXHAUSTED: not now, try when others have
+     * retired; any other failure is the item's end. */
+    mp_status (*admit)(mp_engine *engine, mp_item *item, mp_error *error);
+    /* Choose work for about budget_ns out of items[0..n), which are admitted, in order of preference. At least one item
+     * unless n is 0. */
+    void (*plan)(mp_engine *engine, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan);
+    /* Do it. outcomes[plan->count]. Cancelled items may stop early with MORE; the caller retires them. */
+    void (*step)(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes);
+    /* Give the item's memory back; it can be admitted again and then yields the same bytes from where it stands. */
+    void (*preempt)(mp_engine *engine, mp_item *item);
+    /* Forget an item, done or not. Legal on one that was never admitted (state NULL). */
+    void (*retire)(mp_engine *engine, mp_item *item);
+    /* Free what can be had without failing anybody (caches, arenas); returns bytes freed. */
+    uint64_t (*trim)(mp_engine *engine);
+    void (*destroy)(mp_engine *engine); /* no admitted items left */
+} mp_engine_ops;
+struct mp_engine {
+    const mp_engine_ops *ops;
+};
+
+/* ---- loading: what the registry calls without knowing what a model is -------------------------------------------- */
+
+typedef struct mp_model mp_model; /* shared, immutable once loaded, reference-counted */
+
+/* Where a load stands, written by the loader, read by waiters. */
+typedef struct mp_progress {
+    _Atomic uint64_t beat_ns;    /* last sign of progress */
+    _Atomic uint32_t percent;    /* 0..100 */
+    _Atomic(const char *) stage; /* static string: "mapping", "checking", "packing", "warming" */
+} mp_progress;
+void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent); /* NULL is legal */
+
+typedef struct mp_loader_ops {
+    mp_status (*load)(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
+                      mp_error *error);
+    /* Bytes that a load will take, and that one engine more takes, predicted without loading. */
+    void (*footprint)(void *self, uint64_t *model_bytes, uint64_t *engine_bytes);
+    void (*destroy)(void *self);
+} mp_loader_ops;
+typedef struct mp_loader {
+    const mp_loader_ops *ops;
+    void *self;
+    mp_capability capability;
+} mp_loader;
+
+typedef struct mp_model_ops {
+    mp_status (*engine)(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
+    /* May this call be served, and what will it cost? Fills result sizes (embed width). Any thread. FORMAT never; the
+     * caller's mistakes are INVALID_ARGUMENT, CONTEXT_OVERFLOW, UNSUPPORTED. */
+    mp_status (*check)(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+    /* The files are still there and whole. */
+    bool (*healthy)(const mp_model *model);
+    uint64_t (*bytes)(const mp_model *model); /* anonymous memory held */
+    void (*destroy)(mp_model *model);         /* after the last engine */
+} mp_model_ops;
+struct mp_model {
+    const mp_model_ops *ops;
+};
+
+#endif
