@@ -36,7 +36,8 @@ void mp_cond_broadcast(mp_cond *cond);
 
 /* --- threads --- */
 typedef struct mp_thread { pthread_t os; bool started; } mp_thread;
-/* name: at most 15 characters, shown by the system's tools. All signals are blocked in the new thread. */
+/* name: at most 15 characters, shown by the system's tools. Every signal is blocked in the new thread, except those that
+ * a fault of the thread itself raises (SIGBUS on a mapped file must reach its handler). SPAWN_FAILED when refused. */
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error);
 void mp_thread_join(mp_thread *thread); /* legal on one that never started */
 /* Counts since the process began: created == joined after a clean shutdown. */
@@ -48,18 +49,21 @@ void mp_unpark_all(_Atomic uint32_t *word);
 
 /* --- raw memory; use base/alloc.h instead --- */
 void *mp_sys_alloc(size_t bytes, size_t alignment); /* NULL when refused; not zeroed */
-void mp_sys_free(void *memory, size_t bytes);
+void mp_sys_free(void *memory, size_t bytes);        /* bytes: as they were asked for */
+/* Whether a block of this size comes from mp_sys_alloc filled with zeros. */
+bool mp_sys_alloc_is_zero(size_t bytes);
 
 /* --- files --- */
 typedef struct mp_file_id { /* enough to notice that a path now names another content */
     uint64_t device, inode, size, mtime_ns;
 } mp_file_id;
-/* Open a regular file for reading (O_CLOEXEC, O_NONBLOCK so that a FIFO cannot hang it). FORMAT when it is not one. */
+/* Open a regular file for reading (O_CLOEXEC, O_NONBLOCK so that a FIFO cannot hang it). FORMAT when it is not one: a
+ * device is not even opened. IO with the system's words otherwise. id may be NULL. */
 mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error);
 void mp_sys_close(int fd);
 /* Read exactly bytes at offset, through EINTR and short reads. IO when the file ends first. */
 mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const char *path, mp_error *error);
-/* Map read-only and shared. */
+/* Map read-only and shared. FORMAT when bytes is 0. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
 enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE };
@@ -78,6 +82,11 @@ typedef struct mp_sys_calls {
     void *(*mmap)(size_t bytes, int fd);
     int (*madvise)(void *data, size_t bytes, int advice);
     int (*cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns); /* 0 or ETIMEDOUT */
+    void (*cond_wake)(pthread_cond_t *cond, bool all);
+    void (*mutex_lock)(pthread_mutex_t *mutex);
+    void (*mutex_unlock)(pthread_mutex_t *mutex);
+    void (*thread_join)(pthread_t thread);
+    void (*sleep_ns)(uint64_t ns);
 } mp_sys_calls;
 extern const mp_sys_calls mp_sys_real;
 extern mp_sys_calls mp_sys_table;

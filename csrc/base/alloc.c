@@ -1,0 +1,128 @@
+/* alloc.c: see alloc.h.
+ *
+ *   | header, 64 bytes: size, tag, mark | the caller's block, 64-byte aligned ... |
+ */
+#include "base/alloc.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/sanitize.h"
+#include "base/sys.h"
+
+enum { ALIGNMENT = 64, HEADER = 64 };
+static const uint32_t LIVE = 0x6D706F6Fu, DEAD = 0xDEADB10Cu;
+
+typedef struct header {
+    size_t bytes;
+    uint32_t tag, mark;
+} header;
+_Static_assert(sizeof(header) <= HEADER, "the header fits before the block");
+
+/* guarded by: atomics, one line pair each so that threads with different tags do not share one */
+static struct {
+    _Alignas(128) _Atomic uint64_t bytes;
+} live[MP_TAG_COUNT];
+
+static const char *const tag_names[MP_TAG_COUNT] = {
+    [MP_TAG_MISC] = "misc",       [MP_TAG_SPEC] = "spec",       [MP_TAG_WEIGHTS] = "weights", [MP_TAG_KV] = "kv",
+    [MP_TAG_SCRATCH] = "scratch", [MP_TAG_REQUEST] = "request", [MP_TAG_POOL] = "pool",
+};
+
+const char *mp_tag_name(mp_tag tag) { return (unsigned)tag < MP_TAG_COUNT ? tag_names[tag] : "unknown"; }
+
+uint64_t mp_alloc_bytes(mp_tag tag) {
+    assert((unsigned)tag < MP_TAG_COUNT);
+    return atomic_load_explicit(&live[tag].bytes, memory_order_relaxed);
+}
+
+static header *header_of(void *memory) {
+    header *head = (header *)((uint8_t *)memory - HEADER);
+    MP_UNGUARD(head, HEADER);
+    assert(head->mark == LIVE && "not a live block of mp_alloc");
+    return head;
+}
+
+void *mp_alloc(size_t bytes, mp_tag tag) {
+    assert((unsigned)tag < MP_TAG_COUNT);
+    size_t total;
+    if (__builtin_add_overflow(bytes, (size_t)HEADER, &total) || total > PTRDIFF_MAX)
+        return NULL;
+    header *head = mp_sys_alloc(total, ALIGNMENT);
+    if (!head)
+        return NULL;
+    *head = (header){.bytes = bytes, .tag = (uint32_t)tag, .mark = LIVE};
+    MP_GUARD(head, HEADER);
+    atomic_fetch_add_explicit(&live[tag].bytes, bytes, memory_order_relaxed);
+    return (uint8_t *)head + HEADER;
+}
+
+void *mp_alloc_zeroed(size_t bytes, mp_tag tag) {
+    void *memory = mp_alloc(bytes, tag);
+    if (memory && !mp_sys_alloc_is_zero(bytes + HEADER))
+        memset(memory, 0, bytes);
+    return memory;
+}
+
+void *mp_alloc_array(size_t count, size_t size, mp_tag tag) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes))
+        return NULL;
+    return mp_alloc_zeroed(bytes, tag);
+}
+
+void *mp_realloc(void *memory, size_t bytes, mp_tag tag) {
+    if (!memory)
+        return mp_alloc(bytes, tag);
+    header *head = header_of(memory);
+    size_t old = head->bytes;
+    MP_GUARD(head, HEADER);
+    void *moved = mp_alloc(bytes, tag);
+    if (!moved)
+        return NULL;
+    memcpy(moved, memory, old < bytes ? old : bytes);
+    mp_free(memory);
+    return moved;
+}
+
+char *mp_strdup(const char *text, mp_tag tag) {
+    size_t bytes = strlen(text) + 1;
+    char *copy = mp_alloc(bytes, tag);
+    if (copy)
+        memcpy(copy, text, bytes);
+    return copy;
+}
+
+void mp_free(void *memory) {
+    if (!memory)
+        return;
+    header *head = header_of(memory);
+    atomic_fetch_sub_explicit(&live[head->tag].bytes, head->bytes, memory_order_relaxed);
+    head->mark = DEAD;
+    mp_sys_free(head, head->bytes + HEADER);
+}
+
+mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what) {
+    if (bytes < 1000000)
+        return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %s needs %llu bytes", what,
+                       (unsigned long long)bytes);
+    return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %s needs %.1f MB", what, (double)bytes / 1e6);
+}
+
+bool mp_budget_take(mp_budget *budget, uint64_t bytes) {
+    uint64_t used = atomic_load_explicit(&budget->used, memory_order_relaxed);
+    do {
+        uint64_t limit = atomic_load_explicit(&budget->limit, memory_order_relaxed);
+        if (used > limit || bytes > limit - used)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&budget->used, &used, used + bytes, memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+void mp_budget_give(mp_budget *budget, uint64_t bytes) {
+    uint64_t before = atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_acq_rel);
+    assert(before >= bytes && "more given back than was taken");
+    (void)before;
+}

@@ -1,0 +1,451 @@
+/* sys.c: see sys.h. Each real_ function is one row of the table that the seam build replaces. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/sys.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/sanitize.h"
+
+#if defined(__linux__)
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#endif
+
+#ifdef MP_SEAM
+#define SYS(name) mp_sys_table.name
+#else
+#define SYS(name) real_##name
+#endif
+
+/* --- time --- */
+
+static const uint64_t SECOND = 1000000000u;
+
+static struct timespec to_timespec(uint64_t ns) {
+    return (struct timespec){.tv_sec = (time_t)(ns / SECOND), .tv_nsec = (long)(ns % SECOND)};
+}
+
+static uint64_t real_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
+}
+
+static void real_sleep_ns(uint64_t ns) {
+    struct timespec left = to_timespec(ns);
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+uint64_t mp_sys_now_ns(void) { return SYS(now_ns)(); }
+
+void mp_sys_sleep_ns(uint64_t ns) { SYS(sleep_ns)(ns); }
+
+uint64_t mp_sys_random(void) {
+    uint64_t value = 0;
+#if defined(__linux__)
+    if (getrandom(&value, sizeof(value), GRND_NONBLOCK) == (ssize_t)sizeof(value))
+        return value;
+#endif
+    /* Early boot or a sandbox without the call: distinct is enough for a seed nobody asked to choose. */
+    static _Atomic uint64_t count;
+    value = real_now_ns() ^ ((uint64_t)getpid() << 32) ^ (uint64_t)(uintptr_t)&value;
+    value += 0x9E3779B97F4A7C15u * (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) + 1);
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+    return value ^ (value >> 31);
+}
+
+/* --- locks --- */
+
+static void check(int result) {
+    assert(result == 0);
+    (void)result;
+}
+
+static void real_mutex_lock(pthread_mutex_t *mutex) { check(pthread_mutex_lock(mutex)); }
+static void real_mutex_unlock(pthread_mutex_t *mutex) { check(pthread_mutex_unlock(mutex)); }
+
+static int real_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns) {
+    if (!deadline_ns)
+        return pthread_cond_wait(cond, mutex);
+    struct timespec deadline = to_timespec(deadline_ns);
+    return pthread_cond_timedwait(cond, mutex, &deadline);
+}
+
+static void real_cond_wake(pthread_cond_t *cond, bool all) {
+    check(all ? pthread_cond_broadcast(cond) : pthread_cond_signal(cond));
+}
+
+void mp_mutex_init(mp_mutex *mutex) {
+    pthread_mutexattr_t attr;
+    check(pthread_mutexattr_init(&attr));
+#ifndef NDEBUG
+    check(pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK));
+#endif
+    check(pthread_mutex_init(&mutex->os, &attr));
+    check(pthread_mutexattr_destroy(&attr));
+}
+
+void mp_mutex_deinit(mp_mutex *mutex) { check(pthread_mutex_destroy(&mutex->os)); }
+void mp_mutex_lock(mp_mutex *mutex) { SYS(mutex_lock)(&mutex->os); }
+void mp_mutex_unlock(mp_mutex *mutex) { SYS(mutex_unlock)(&mutex->os); }
+
+void mp_cond_init(mp_cond *cond) {
+    pthread_condattr_t attr;
+    check(pthread_condattr_init(&attr));
+#if !defined(__APPLE__)
+    check(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC));
+#endif
+    check(pthread_cond_init(&cond->os, &attr));
+    check(pthread_condattr_destroy(&attr));
+}
+
+void mp_cond_deinit(mp_cond *cond) { check(pthread_cond_destroy(&cond->os)); }
+
+bool mp_cond_wait(mp_cond *cond, mp_mutex *mutex, uint64_t deadline_ns) {
+    int result = SYS(cond_wait)(&cond->os, &mutex->os, deadline_ns);
+    assert(result == 0 || result == ETIMEDOUT);
+    return result != ETIMEDOUT;
+}
+
+void mp_cond_signal(mp_cond *cond) { SYS(cond_wake)(&cond->os, false); }
+void mp_cond_broadcast(mp_cond *cond) { SYS(cond_wake)(&cond->os, true); }
+
+/* --- threads --- */
+
+static _Atomic uint64_t threads_created, threads_joined;
+
+typedef struct thread_start {
+    void (*body)(void *);
+    void *arg;
+    char name[16];
+} thread_start;
+
+static void *thread_main(void *arg) {
+    thread_start start = *(thread_start *)arg;
+    mp_free(arg);
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), start.name);
+#endif
+    start.body(start.arg);
+    return NULL;
+}
+
+static int real_thread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg) {
+    return pthread_create(thread, attr, body, arg);
+}
+
+static void real_thread_join(pthread_t thread) { check(pthread_join(thread, NULL)); }
+
+mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error) {
+    thread->started = false;
+    thread_start *start = mp_alloc_zeroed(sizeof(*start), MP_TAG_POOL);
+    if (!start)
+        return mp_fail_memory(error, sizeof(*start), "a thread's start record");
+    start->body = body;
+    start->arg = arg;
+    strncpy(start->name, name, sizeof(start->name) - 1);
+
+    /* The new thread inherits the mask: set before, so that no signal finds it open. */
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+        sigdelset(&blocked, faults[i]);
+    check(pthread_sigmask(SIG_SETMASK, &blocked, &before));
+    int result = SYS(thread_create)(&thread->os, NULL, thread_main, start);
+    check(pthread_sigmask(SIG_SETMASK, &before, NULL));
+
+    if (result != 0) {
+        mp_free(start);
+        mp_error cause;
+        mp_fail_errno(&cause, result, NULL, "the system refused a thread");
+        return mp_fail(error, MP_SPAWN_FAILED, "thread %s: %s", name, cause.message);
+    }
+    thread->started = true;
+    atomic_fetch_add_explicit(&threads_created, 1, memory_order_relaxed);
+    return MP_OK;
+}
+
+void mp_thread_join(mp_thread *thread) {
+    if (!thread->started)
+        return;
+    SYS(thread_join)(thread->os);
+    thread->started = false;
+    atomic_fetch_add_explicit(&threads_joined, 1, memory_order_relaxed);
+}
+
+void mp_thread_counts(uint64_t *created, uint64_t *joined) {
+    *joined = atomic_load_explicit(&threads_joined, memory_order_relaxed);
+    *created = atomic_load_explicit(&threads_created, memory_order_relaxed);
+}
+
+/* --- parking --- */
+
+void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
+#if defined(__linux__)
+    struct timespec timeout = to_timespec(timeout_ns);
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT_PRIVATE, expected, timeout_ns ? &timeout : NULL, NULL, 0);
+#else
+    if (atomic_load_explicit(word, memory_order_acquire) == expected)
+        real_sleep_ns(timeout_ns && timeout_ns < 50000 ? timeout_ns : 50000);
+#endif
+}
+
+void mp_unpark_all(_Atomic uint32_t *word) {
+#if defined(__linux__)
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+#else
+    (void)word;
+#endif
+}
+
+/* --- raw memory --- */
+
+/* From this size a block is a mapping of its own, so that freeing it returns its pages to the system: malloc raises its
+ * threshold and would keep blocks of up to 32 MB. Sanitizers need malloc for their red zones. */
+static const size_t MAPPED_FROM = 256 * 1024;
+static const size_t HUGE_PAGE = 2 * 1024 * 1024;
+
+static bool is_mapped(size_t bytes) {
+#ifdef MP_SANITIZED
+    (void)bytes;
+    return false;
+#else
+    return bytes >= MAPPED_FROM;
+#endif
+}
+
+static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+static void *map_anonymous(size_t bytes) {
+    size_t page = page_size(), slack = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 0, whole;
+    if (__builtin_add_overflow(bytes, page - 1, &whole))
+        return NULL;
+    whole &= ~(page - 1);
+    if (whole > SIZE_MAX - slack)
+        return NULL;
+    uint8_t *map = mmap(NULL, whole + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED)
+        return NULL;
+    if (!slack)
+        return map;
+    /* Large blocks start on a huge page, so that MP_ADVISE_HUGE can use whole ones. */
+    size_t head = (size_t)(-(uintptr_t)map & (slack - 1));
+    if (head)
+        munmap(map, head);
+    if (slack - head)
+        munmap(map + head + whole, slack - head);
+    return map + head;
+}
+
+static void *real_alloc(size_t bytes, size_t alignment) {
+    if (is_mapped(bytes) && alignment <= page_size())
+        return map_anonymous(bytes);
+    void *memory = NULL;
+    return posix_memalign(&memory, alignment, bytes ? bytes : 1) == 0 ? memory : NULL;
+}
+
+static void real_free(void *memory, size_t bytes) {
+    if (memory && is_mapped(bytes)) {
+        size_t page = page_size();
+        munmap(memory, (bytes + page - 1) & ~(page - 1));
+        return;
+    }
+    free(memory);
+}
+
+void *mp_sys_alloc(size_t bytes, size_t alignment) { return SYS(alloc)(bytes, alignment); }
+void mp_sys_free(void *memory, size_t bytes) { SYS(free)(memory, bytes); }
+
+bool mp_sys_alloc_is_zero(size_t bytes) {
+#ifdef MP_SEAM
+    (void)bytes; /* a test's allocator promises nothing */
+    return false;
+#else
+    return is_mapped(bytes);
+#endif
+}
+
+/* --- files --- */
+
+static int real_open(const char *path, int flags) { return open(path, flags); }
+
+static int64_t real_pread(int fd, void *to, size_t bytes, int64_t offset) { return pread(fd, to, bytes, (off_t)offset); }
+
+static void *real_mmap(size_t bytes, int fd) { return mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0); }
+
+static int real_madvise(void *data, size_t bytes, int advice) { return madvise(data, bytes, advice); }
+
+static mp_status require_regular(const struct stat *info, const char *path, mp_error *error) {
+    if (S_ISREG(info->st_mode))
+        return MP_OK;
+    const char *kind = S_ISDIR(info->st_mode)    ? "a directory"
+                       : S_ISFIFO(info->st_mode) ? "a FIFO"
+                       : S_ISSOCK(info->st_mode) ? "a socket"
+                       : S_ISCHR(info->st_mode)  ? "a character device"
+                       : S_ISBLK(info->st_mode)  ? "a block device"
+                                                 : "of an unknown kind";
+    return mp_fail_file(error, MP_FORMAT, path, -1, "the path", "a regular file", "%s", kind);
+}
+
+mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error) {
+    struct stat info;
+    *fd = -1;
+    if (stat(path, &info) == 0)
+        MP_TRY(require_regular(&info, path, error)); /* opening some devices already does something */
+    int opened;
+    do {
+        opened = SYS(open)(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    } while (opened < 0 && errno == EINTR);
+    if (opened < 0)
+        return mp_fail_errno(error, errno, path, "cannot be opened");
+    mp_status status = MP_OK;
+    if (fstat(opened, &info) != 0)
+        status = mp_fail_errno(error, errno, path, "cannot be examined");
+    else
+        status = require_regular(&info, path, error);
+    if (status != MP_OK) {
+        close(opened);
+        return status;
+    }
+    if (id)
+        *id = (mp_file_id){
+            .device = (uint64_t)info.st_dev,
+            .inode = (uint64_t)info.st_ino,
+            .size = (uint64_t)info.st_size,
+#if defined(__APPLE__)
+            .mtime_ns = (uint64_t)info.st_mtimespec.tv_sec * SECOND + (uint64_t)info.st_mtimespec.tv_nsec,
+#else
+            .mtime_ns = (uint64_t)info.st_mtim.tv_sec * SECOND + (uint64_t)info.st_mtim.tv_nsec,
+#endif
+        };
+    *fd = opened;
+    return MP_OK;
+}
+
+void mp_sys_close(int fd) {
+    if (fd >= 0)
+        close(fd); /* not again on EINTR: Linux has closed it */
+}
+
+mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const char *path, mp_error *error) {
+    uint64_t end;
+    if (__builtin_add_overflow(offset, (uint64_t)bytes, &end) || end > INT64_MAX)
+        return mp_fail_file(error, MP_FORMAT, path, -1, "the offset", "below 2^63", "%llu", (unsigned long long)offset);
+    static const size_t AT_ONCE = (size_t)1 << 30; /* systems refuse or cut larger ones */
+    size_t done = 0;
+    while (done < bytes) {
+        size_t ask = bytes - done < AT_ONCE ? bytes - done : AT_ONCE;
+        int64_t got = SYS(pread)(fd, (uint8_t *)to + done, ask, (int64_t)(offset + done));
+        if (got < 0) {
+            if (errno == EINTR)
+                continue;
+            return mp_fail_errno(error, errno, path, "cannot be read");
+        }
+        if (got == 0) {
+            mp_fail(error, MP_IO, "%s: the file ends at byte %llu, %zu more bytes were expected", path,
+                    (unsigned long long)(offset + done), bytes - done);
+            if (error)
+                error->offset = (int64_t)(offset + done);
+            return MP_IO;
+        }
+        done += (size_t)got;
+    }
+    return MP_OK;
+}
+
+mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error) {
+    *data = NULL;
+    if (bytes == 0)
+        return mp_fail_file(error, MP_FORMAT, path, -1, "the size", "at least 1 byte", "0 bytes");
+    void *map = SYS(mmap)(bytes, fd);
+    if (map == MAP_FAILED)
+        return mp_fail_errno(error, errno, path, "cannot be mapped");
+    *data = map;
+    return MP_OK;
+}
+
+void mp_sys_unmap(void *data, size_t bytes) {
+    if (data)
+        munmap(data, bytes);
+}
+
+void mp_sys_advise(void *data, size_t bytes, int advice) {
+    int native;
+    switch (advice) {
+    case MP_ADVISE_WILLNEED:
+        native = MADV_WILLNEED;
+        break;
+    case MP_ADVISE_DONTNEED:
+        native = MADV_DONTNEED;
+        break;
+#ifdef MADV_HUGEPAGE
+    case MP_ADVISE_HUGE:
+        native = MADV_HUGEPAGE;
+        break;
+#endif
+    default:
+        return;
+    }
+    uintptr_t page = page_size(), begin, end;
+    if (__builtin_add_overflow((uintptr_t)data, page - 1, &begin) ||
+        __builtin_add_overflow((uintptr_t)data, bytes, &end))
+        return;
+    begin &= ~(page - 1);
+    end &= ~(page - 1);
+    if (begin < end)
+        SYS(madvise)((void *)begin, end - begin, native);
+}
+
+#ifdef MP_SEAM
+const mp_sys_calls mp_sys_real = {
+    .alloc = real_alloc,
+    .free = real_free,
+    .thread_create = real_thread_create,
+    .now_ns = real_now_ns,
+    .open = real_open,
+    .pread = real_pread,
+    .mmap = real_mmap,
+    .madvise = real_madvise,
+    .cond_wait = real_cond_wait,
+    .cond_wake = real_cond_wake,
+    .mutex_lock = real_mutex_lock,
+    .mutex_unlock = real_mutex_unlock,
+    .thread_join = real_thread_join,
+    .sleep_ns = real_sleep_ns,
+};
+
+mp_sys_calls mp_sys_table = {
+    .alloc = real_alloc,
+    .free = real_free,
+    .thread_create = real_thread_create,
+    .now_ns = real_now_ns,
+    .open = real_open,
+    .pread = real_pread,
+    .mmap = real_mmap,
+    .madvise = real_madvise,
+    .cond_wait = real_cond_wait,
+    .cond_wake = real_cond_wake,
+    .mutex_lock = real_mutex_lock,
+    .mutex_unlock = real_mutex_unlock,
+    .thread_join = real_thread_join,
+    .sleep_ns = real_sleep_ns,
+};
+#endif
