@@ -1,0 +1,116 @@
+/* registry.h: the sole header that the binding needs. Keys, the entries behind them, calls and their tickets.
+ *
+ * Nothing here knows a model: a loader (models/engine.h) makes one, engines take steps.
+ *
+ * Life of a call: the binding makes an mp_call and submits it -> the entry is pinned, the call checked against the model
+ * (loading it first if need be), queued or refused -> a worker admits, plans, leases cores, steps -> the ticket gets its
+ * one terminal state, waiters are woken -> the caller reads the call's result and lets go.
+ *
+ * Threads: every function may be called from any thread, without the GIL. */
+#ifndef MP_REGISTRY_REGISTRY_H
+#define MP_REGISTRY_REGISTRY_H
+
+#include "models/engine.h"
+
+typedef struct mp_registry mp_registry;
+typedef struct mp_ticket mp_ticket;
+typedef struct mp_notifier mp_notifier;
+
+typedef struct mp_registry_config { /* 0 = default */
+    int lanes;                    /* compute threads in all; default: the CPUs this process may use */
+    uint64_t memory_limit;        /* bytes; default: governor's rule */
+    uint64_t step_budget_ns;      /* default 25 ms */
+    uint64_t spin_ns;
+    uint64_t shutdown_grace_ns;   /* default 5 s */
+    uint64_t load_timeout_ns;     /* default 30 s since the last sign of progress */
+    int queue_capacity[MP_CAPABILITY_COUNT]; /* calls waiting a model; default: capabilities.def */
+} mp_registry_config;
+
+mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry, mp_error *error);
+/* Refuse new calls from now on (SHUTTING_DOWN). Idempotent. */
+void mp_registry_begin_shutdown(mp_registry *registry);
+/* begin_shutdown, drain for the grace, cancel the rest, join every thread. Every ticket gets its terminal state. */
+void mp_registry_destroy(mp_registry *registry);
+/* In the child after fork: the parent's threads are gone; forget them so that first use starts new ones. Calls that were in
+ * flight in the parent fail in the child as CANCELLED. */
+void mp_registry_after_fork(mp_registry *registry);
+
+/* ---- entries ----------------------------------------------------------------------------------------------------- */
+
+/* Takes the loader. A key that exists is INVALID_ARGUMENT unless replace, which switches new calls to the new model once
+ * it is loaded; the old one drains. */
+mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace, mp_error *error);
+/* Refuse new calls to the key, let the running ones finish, free everything. UNKNOWN_MODEL. Returns when gone from memory
+ * or at the deadline (TIMEOUT; it goes on in the background). */
+mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
+/* Load now, wait until a worker is ready; single flight. pin: never evicted. */
+mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error);
+/* Free the model but keep the key. Waits for running calls until the deadline. */
+mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
+
+typedef struct mp_entry_info {
+    char key[256];
+    mp_capability capability;
+    const char *state;     /* "cold", "loading", "ready", "busy", "evicting", "failed" */
+    int workers, queued, running;
+    bool pinned;
+    uint64_t model_bytes, engine_bytes, calls, errors, idle_ns;
+    const mp_model *model; /* pinned while the visitor runs, or NULL */
+} mp_entry_info;
+/* Visits a snapshot of the entries in order of key. */
+void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_entry_info *info), void *arg);
+
+typedef struct mp_registry_stats {
+    uint64_t memory_limit, memory_used, bytes_by_tag[MP_TAG_COUNT];
+    int lanes, lanes_leased;
+    uint64_t total_requests, errors, timeouts, cancelled, queue_full_rejections, steps;
+    uint64_t threads_created, threads_joined;
+} mp_registry_stats;
+void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+typedef struct mp_submit_options {
+    uint64_t deadline_ns;  /* absolute, monotonic; 0 = none */
+    uint8_t priority, lane;
+    uint32_t tenant;
+    bool fail_fast;        /* a full queue is OVERLOADED at once; else submit waits until the deadline */
+    const _Atomic int *interrupt; /* raised by another thread to give up waiting for room; or NULL */
+} mp_submit_options;
+
+/* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by the entry's
+ * own thread, and a load that fails ends the ticket with its cause. */
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
+                             mp_ticket **ticket, mp_error *error);
+
+/* The caller's reference. Letting go of a ticket that is not done cancels it. */
+void mp_ticket_release(mp_ticket *ticket);
+mp_ticket *mp_ticket_pin(mp_ticket *ticket); /* a further caller's reference */
+/* Wait until done or progress exceeds `seen`, or the deadline. Returns false at the deadline. *progress receives a counter
+ * that rises with every published piece of result; it is UINT64_MAX once done. */
+bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
+bool mp_ticket_done(mp_ticket *ticket);
+/* The terminal status; the error of a failed one is copied out. Asserts done. */
+mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error);
+/* Ask to stop: queued at once, running within a layer or a token. Never blocks. The ticket still gets its terminal state. */
+void mp_ticket_cancel(mp_ticket *ticket);
+/* The call with its result; valid while the reference is held. */
+mp_call *mp_ticket_call(mp_ticket *ticket);
+/* Times of the monotonic clock, 0 = not yet: submitted, first step started, terminal. */
+void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns);
+/* Calls ahead in the queue, -1 once running or done. */
+int mp_ticket_position(mp_ticket *ticket);
+
+/* ---- asyncio: one notifier an event loop --------------------------------------------------------------------------- */
+
+/* An eventfd and a list. A ticket bound to it adds `id` to the list when it is done or has new progress (coalesced: once
+ * until taken) and makes the fd readable. */
+mp_status mp_notifier_create(mp_notifier **notifier, mp_error *error);
+void mp_notifier_destroy(mp_notifier *notifier); /* reference-counted by the tickets bound to it */
+int mp_notifier_fd(const mp_notifier *notifier);
+/* Move up to `capacity` ids out; clears the fd when the list is empty. */
+int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity);
+/* Before or after completion: one that is done already is listed at once. */
+void mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id);
+
+#endif

@@ -1,0 +1,136 @@
+"""The C core, as Python sees it. Private: everything a user needs is in :mod:`mpool`.
+
+Conventions: ids are int32, offsets int64, C-contiguous numpy arrays; a deadline is seconds from now (``None`` = none).
+Every function that waits releases the GIL once, wakes for signals within 50 ms, and cancels what it started when a signal
+handler raises. Errors are the classes of :mod:`mpool.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+
+def status_table() -> list[tuple[int, str, str, str, str]]:
+    """Rows of status.def: number, name, text, Python class, built-in base."""
+
+def architectures() -> list[tuple[str, str]]:
+    """Rows of archs.def: name, capability."""
+
+def capabilities() -> list[tuple[str, int, str]]:
+    """Rows of capabilities.def: name, queue capacity, policy."""
+
+def options() -> list[tuple[str, str, str, str]]:
+    """Rows of options.def: variable, value in use, default, meaning."""
+
+def config() -> dict[str, Any]:
+    """What show_config prints: cpu (name, level, features), kernels {slot: variant}, blas (core, why), lanes,
+    memory_bytes, compiler, version, sanitizer."""
+
+def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:
+    """n items of a stored row as float32 (n,)."""
+
+def drain_log() -> list[tuple[int, str]]:
+    """Records of the core's log ring: (logging level, text), oldest first; clears it."""
+
+def set_log_level(level: int) -> None: ...
+
+class GgufFile:
+    """A parsed GGUF header. ``kv`` maps keys to values (str, int, float, bool, or lists of them; strings that are not UTF-8
+    come as bytes, and a list of strings with one such comes as a list of bytes). ``tensors`` has (name, dtype, shape
+    outermost first, file index, offset, nbytes). ``files`` are the paths (more than one when split)."""
+
+    kv: dict[str, Any]
+    tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
+    files: list[str]
+    architecture: str
+    def spec(self) -> Spec:
+        """A new spec with all of it, to which more can be added before it is registered. Quicker than rebuilding it."""
+
+def read_gguf(path: str) -> GgufFile: ...
+
+class Spec:
+    """A model spec under construction (csrc/files/spec.h)."""
+
+    def __init__(self, architecture: str) -> None: ...
+    def add_file(self, path: str) -> None: ...
+    def set(self, key: str, value: Any) -> None:
+        """bool, int, float, str or a list of one kind."""
+    def add_tensor(self, name: str, dtype: str, shape: Sequence[int], file: int, offset: int, nbytes: int) -> None: ...
+    def set_tokens(self, data: bytes, offsets: NDArray[np.int64], control: bytes, eog: Sequence[int]) -> None: ...
+
+class Notifier:
+    """One per event loop (csrc/registry/registry.h)."""
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int: ...
+    def take(self) -> list[int]: ...
+    def close(self) -> None: ...
+
+class Ticket:
+    """A call in flight. Dropping the last reference cancels it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until done; False when the timeout passes first (the call goes on)."""
+    def wait_progress(self, seen: int, timeout: float | None = None) -> int:
+        """Until the progress counter exceeds ``seen``; returns it (2**64 - 1 once done)."""
+    def done(self) -> bool: ...
+    def cancel(self) -> None: ...
+    def check(self) -> None:
+        """Raise the call's error if it failed. Must be done."""
+    def bind(self, notifier: Notifier, id: int) -> None: ...
+    def times(self) -> tuple[float, float, float]:
+        """Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."""
+    def position(self) -> int: ...
+    # text_embedding
+    def vectors(self) -> NDArray[np.float32]:
+        """(n_texts, width) or (n_tokens, width); the array owns the call's buffer, no copy. Raises the call's error."""
+    def texts_done(self) -> int: ...
+    # text_to_text
+    def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:
+        """Decided text from byte ``start`` on, tokens so far, finish (0 none, 1 stop, 2 length, 3 eos, 4 cancelled), stop index."""
+    def tokens(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint32]]:
+        """ids, logprobs, byte_end of the tokens so far (copies)."""
+    def top_logprobs(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """(tokens, k) ids and logprobs."""
+    def usage(self) -> tuple[int, int, int, float, float, float]:
+        """prompt tokens, generated tokens of all choices, cached tokens; seconds: queued, prompt, generation."""
+    def prompt_logits(self) -> NDArray[np.float32]:
+        """(n_prompt, vocab) when asked for."""
+
+class Registry:
+    def __init__(self, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = 0.0, spin: float = -1.0,
+                 shutdown_grace: float = 5.0, load_timeout: float = 30.0,
+                 queue_capacity: dict[str, int] | None = None) -> None: ...
+    def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False) -> None: ...
+    def remove(self, key: str, timeout: float | None = None) -> None: ...
+    def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None: ...
+    def evict(self, key: str, timeout: float | None = None) -> None: ...
+    def entries(self) -> list[dict[str, Any]]:
+        """One dict an entry: key, capability, state, workers, queued, running, pinned, model_bytes, engine_bytes, calls,
+        errors, idle_seconds, and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
+        parameters, weight_bytes) once loaded."""
+    def stats(self) -> dict[str, Any]: ...
+    def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
+                     skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
+                     output: int = 0, timeout: float | None = None, priority: int = 2, lane: int = 0, tenant: int = 0,
+                     fail_fast: bool = False) -> Ticket: ...
+    def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
+              skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
+              timeout: float | None = None, priority: int = 2, lane: int = 0, tenant: int = 0,
+              fail_fast: bool = False) -> NDArray[np.float32]:
+        """submit_embed, wait and vectors() in one call: the GIL is released once."""
+    def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
+                    min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
+                    seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
+                    stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
+                    prompt_logits: bool = False, timeout: float | None = None, priority: int = 2, lane: int = 0,
+                    tenant: int = 0, fail_fast: bool = False) -> Ticket: ...
+    def begin_shutdown(self) -> None: ...
+    def close(self) -> None:
+        """Drain and join; idempotent; from any thread."""
+    def after_fork(self) -> None: ...
