@@ -1,0 +1,58 @@
+/* dispatch.c: fills the table of kernels, the best supported variant of each slot last. */
+#include <assert.h>
+
+#include "base/cpu.h"
+#include "kernels/variants.h"
+
+static mp_kernel_table g_table;
+
+static const char *const g_slots[MP_SLOT_COUNT] = {
+#define MP_KERNEL(slot, ret, params) #slot,
+#include "kernels/kernels.def"
+#undef MP_KERNEL
+};
+
+void mp_kernels_init(void) {
+    mp_kernel_table t = {0};
+    mp_ref_dense(&t);
+    mp_ref_quant(&t);
+    mp_ref_rows(&t);
+    mp_ref_attention(&t);
+#if defined(__x86_64__)
+    const uint32_t features = mp_cpu_features();
+    if (features & MP_CPU_AVX2) {
+        mp_avx2_dense(&t);
+        mp_avx2_quant(&t);
+        mp_avx2_rows(&t);
+        mp_avx2_attention(&t);
+    }
+    if (features & MP_CPU_AVX512) {
+        mp_avx512_dense(&t, features);
+        mp_avx512_quant(&t, features);
+        mp_avx512_rows(&t, features);
+        mp_avx512_attention(&t, features);
+    }
+#endif
+    for (int i = 0; i < MP_SLOT_COUNT; i++)
+        assert(t.variant[i] && "ref must have every slot");
+    g_table = t;
+}
+
+const mp_kernels *mp_kernels_get(void) {
+    assert(g_table.variant[0] && "mp_kernels_init has not run");
+    return &g_table.call;
+}
+
+int mp_kernels_count(void) {
+    return MP_SLOT_COUNT;
+}
+
+const char *mp_kernels_slot(int index) {
+    assert(0 <= index && index < MP_SLOT_COUNT);
+    return g_slots[index];
+}
+
+const char *mp_kernels_variant(int index) {
+    assert(0 <= index && index < MP_SLOT_COUNT);
+    return g_table.variant[index];
+}
