@@ -46,8 +46,8 @@ static size_t utf8_length(uint8_t lead) {
     return 0;
 }
 
-/* Drop an unfinished character from the end. Bytes that are no UTF-8 at all are left: names in files may hold any. */
-static void trim_tail(char *text) {
+/* Bytes that are no UTF-8 at all are left: names in files may hold any. */
+void mp_text_trim(char *text) {
     size_t length = strlen(text);
     for (size_t back = 1; back <= 3 && back <= length; back++) {
         uint8_t byte = (uint8_t)text[length - back];
@@ -65,7 +65,7 @@ static void copy_text(char *to, size_t size, const char *from) {
         length = size - 1;
     memcpy(to, from, length);
     to[length] = 0;
-    trim_tail(to);
+    mp_text_trim(to);
 }
 
 /* A path that does not fit loses its beginning: the file's name says more than its root. */
@@ -93,7 +93,7 @@ void mp_error_clear(mp_error *error) {
 static void format_text(char *to, size_t size, mp_status code, const char *format, va_list args) {
     if (vsnprintf(to, size, format, args) < 0)
         copy_text(to, size, mp_status_find(code)->text);
-    trim_tail(to);
+    mp_text_trim(to);
 }
 
 mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) {
@@ -132,7 +132,7 @@ mp_status mp_fail_file(mp_error *error, mp_status code, const char *file, int64_
         snprintf(at, sizeof(at), " at byte %lld", (long long)offset);
     snprintf(made.message, sizeof(made.message), "%s%s%s%s%s%s%s%s", path, at, path[0] || at[0] ? ": " : "", made.field,
              made.got[0] ? " is " : "", made.got, made.allowed[0] ? ", allowed: " : "", made.allowed);
-    trim_tail(made.message);
+    mp_text_trim(made.message);
     *error = made;
     return code;
 }

@@ -48,6 +48,8 @@ mp_status mp_fail_file(mp_error *error, mp_status code, const char *file, int64_
 mp_status mp_fail_errno(mp_error *error, int errnum, const char *file, const char *what);
 /* Reset to MP_OK, offset -1, empty strings. */
 void mp_error_clear(mp_error *error);
+/* Drop an unfinished UTF-8 character from the end of a text that was cut. */
+void mp_text_trim(char *text);
 
 /* Return a failing status to the caller. The error was filled where it arose. */
 #define MP_TRY(call)                          \

@@ -7,7 +7,7 @@
 typedef struct mp_options {
 #define MP_OPTION_INT(field) int64_t field;
 #define MP_OPTION_TEXT(field) char field[256];
-#define MP_OPTION(kind, field, variable, def, meaning) MP_OPTION_##kind(field)
+#define MP_OPTION(kind, field, variable, def, least, most, meaning) MP_OPTION_##kind(field)
 #include "base/options.def"
 #undef MP_OPTION
 #undef MP_OPTION_INT
@@ -15,7 +15,8 @@ typedef struct mp_options {
 } mp_options;
 
 typedef struct mp_option_row {
-    const char *variable, *meaning, *def;
+    const char *variable, *meaning, *def; /* def: the default as text */
+    int64_t least, most;                  /* of the value, or of a text's length in bytes */
     bool is_text;
 } mp_option_row;
 

@@ -18,7 +18,6 @@
 #endif
 
 #ifdef MP_ASAN
-#undef MP_SANITIZED
 #define MP_SANITIZED 1
 #include <sanitizer/asan_interface.h>
 #define MP_GUARD(address, bytes) __asan_poison_memory_region(address, bytes)
@@ -26,6 +25,9 @@
 #else
 #define MP_GUARD(address, bytes) ((void)(address))
 #define MP_UNGUARD(address, bytes) ((void)(address))
+#endif
+#ifndef MP_SANITIZED
+#define MP_SANITIZED 0
 #endif
 
 #endif

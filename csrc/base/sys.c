@@ -223,14 +223,7 @@ void mp_unpark_all(_Atomic uint32_t *word) {
 static const size_t MAPPED_FROM = 256 * 1024;
 static const size_t HUGE_PAGE = 2 * 1024 * 1024;
 
-static bool is_mapped(size_t bytes) {
-#ifdef MP_SANITIZED
-    (void)bytes;
-    return false;
-#else
-    return bytes >= MAPPED_FROM;
-#endif
-}
+static bool is_mapped(size_t bytes) { return !MP_SANITIZED && bytes >= MAPPED_FROM; }
 
 static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 

@@ -1,0 +1,219 @@
+/* cpu.c: see cpu.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/cpu.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/cgroup.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* One row a level, lowest first. Each level has all features of those below it on the same architecture. */
+static const struct level {
+    const char *name;
+    uint32_t features;
+} levels[] = {
+    {"ref", 0},
+#if defined(__x86_64__)
+    {"avx2", MP_CPU_AVX2},
+    {"avx512", MP_CPU_AVX2 | MP_CPU_AVX512},
+    {"avx512vnni", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI},
+    {"avx512bf16", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI | MP_CPU_AVX512_BF16},
+#elif defined(__aarch64__)
+    {"neon", MP_CPU_NEON},
+#endif
+};
+
+enum { LEVEL_COUNT = sizeof(levels) / sizeof(levels[0]) };
+
+static pthread_once_t detected = PTHREAD_ONCE_INIT;
+/* written once under `detected` */
+static int machine_level;
+static char machine_name[64];
+/* index into levels, or -1 while no mask was set: then the machine's own */
+static _Atomic int masked_level = -1;
+
+#if defined(__x86_64__)
+static uint64_t xgetbv0(void) {
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+static uint32_t machine_features(void) {
+    enum {
+        XMM_YMM = 0x06,     /* bits of XCR0: the system saves these registers */
+        ZMM = 0xE0,         /* opmask, upper halves, upper sixteen */
+        OSXSAVE = 1 << 27,  /* leaf 1 ecx */
+        AVX = 1 << 28,
+        FMA = 1 << 12,
+        F16C = 1 << 29,
+        AVX2 = 1 << 5,      /* leaf 7 ebx */
+        F = 1 << 16,
+        DQ = 1 << 17,
+        BW = 1 << 30,
+        VNNI = 1 << 11,     /* leaf 7 ecx */
+        BF16 = 1 << 5,      /* leaf 7.1 eax */
+    };
+    const uint32_t VL = 1u << 31; /* leaf 7 ebx; no int */
+    uint32_t a, b, c, d, features = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE))
+        return 0;
+    uint64_t saved = xgetbv0();
+    if ((c & (AVX | FMA | F16C)) != (AVX | FMA | F16C) || (saved & XMM_YMM) != XMM_YMM ||
+        !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & AVX2))
+        return 0;
+    features |= MP_CPU_AVX2;
+    const uint32_t avx512 = F | DQ | BW | VL;
+    if ((saved & ZMM) != ZMM || (b & avx512) != avx512)
+        return features;
+    features |= MP_CPU_AVX512;
+    if (c & VNNI)
+        features |= MP_CPU_AVX512_VNNI;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & BF16))
+        features |= MP_CPU_AVX512_BF16;
+    return features;
+}
+
+static void read_name(char *name, size_t size) {
+    uint32_t words[12];
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t *w = words + 4 * i;
+        if (!__get_cpuid(0x80000002u + i, &w[0], &w[1], &w[2], &w[3]))
+            return;
+    }
+    char text[sizeof(words) + 1];
+    memcpy(text, words, sizeof(words));
+    text[sizeof(words)] = 0;
+    char *begin = text + strspn(text, " ");
+    size_t length = strlen(begin);
+    while (length && begin[length - 1] == ' ')
+        begin[--length] = 0;
+    if (length)
+        snprintf(name, size, "%s", begin);
+}
+#elif defined(__aarch64__)
+static uint32_t machine_features(void) { return MP_CPU_NEON; }
+static void read_name(char *name, size_t size) { snprintf(name, size, "aarch64"); }
+#else
+static uint32_t machine_features(void) { return 0; }
+static void read_name(char *name, size_t size) { (void)name, (void)size; }
+#endif
+
+static void detect(void) {
+    uint32_t features = machine_features();
+    for (int i = 0; i < LEVEL_COUNT; i++)
+        if ((levels[i].features & features) == levels[i].features)
+            machine_level = i;
+    snprintf(machine_name, sizeof(machine_name), "unknown CPU");
+    read_name(machine_name, sizeof(machine_name));
+}
+
+static const struct level *level_in_use(void) {
+    pthread_once(&detected, detect);
+    int masked = atomic_load_explicit(&masked_level, memory_order_relaxed);
+    return &levels[masked >= 0 ? masked : machine_level];
+}
+
+mp_status mp_cpu_init(const char *mask, mp_error *error) {
+    pthread_once(&detected, detect);
+    if (!mask || !*mask) {
+        atomic_store_explicit(&masked_level, -1, memory_order_relaxed);
+        return MP_OK;
+    }
+    char allowed[128] = "";
+    for (int i = 0; i <= machine_level; i++) {
+        size_t used = strlen(allowed);
+        snprintf(allowed + used, sizeof(allowed) - used, "%s%s", i ? ", " : "", levels[i].name);
+    }
+    for (int i = 0; i < LEVEL_COUNT; i++) {
+        if (strcmp(levels[i].name, mask) != 0)
+            continue;
+        if (i > machine_level)
+            return mp_fail(error, MP_UNSUPPORTED,
+                           "MPOOL_CPU is \"%s\", which this CPU (%s) does not have; allowed here: %s", mask,
+                           machine_name, allowed);
+        atomic_store_explicit(&masked_level, i, memory_order_relaxed);
+        return MP_OK;
+    }
+    return mp_fail(error, MP_INVALID_ARGUMENT, "MPOOL_CPU is \"%.32s\"; allowed here: %s; correct or unset it", mask,
+                   allowed);
+}
+
+uint32_t mp_cpu_features(void) { return level_in_use()->features; }
+const char *mp_cpu_level(void) { return level_in_use()->name; }
+
+const char *mp_cpu_name(void) {
+    pthread_once(&detected, detect);
+    return machine_name;
+}
+
+static int affinity_count(void) {
+#if defined(__linux__)
+    /* The kernel refuses a set smaller than its own: grow until it fits. */
+    for (int cpus = 1024; cpus <= 1 << 18; cpus *= 4) {
+        size_t bytes = CPU_ALLOC_SIZE(cpus);
+        cpu_set_t *set = mp_alloc_zeroed(bytes, MP_TAG_MISC);
+        if (!set)
+            break;
+        int count = sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
+        mp_free(set);
+        if (count > 0)
+            return count;
+    }
+#endif
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+
+int mp_cpu_lanes(void) {
+    int lanes = affinity_count();
+    mp_cgroup limits = mp_cgroup_read("");
+    if (limits.cpus > 0 && limits.cpus < lanes)
+        lanes = (int)limits.cpus; /* rounded down: a lane with half a CPU holds the others up */
+    return lanes > 0 ? lanes : 1;
+}
+
+uint64_t mp_cpu_memory_bytes(void) {
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    uint64_t bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
+    uint64_t limit = mp_cgroup_read("").memory_bytes;
+    return limit < bytes ? limit : bytes;
+}
+
+uint32_t mp_cpu_flush_denormals(void) {
+#if defined(__x86_64__)
+    uint32_t control = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(control | 0x8040u); /* FTZ, DAZ */
+    return control;
+#elif defined(__aarch64__)
+    uint64_t control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    __asm__ volatile("msr fpcr, %0" : : "r"(control | (1u << 24))); /* FZ */
+    return (uint32_t)control;
+#else
+    return 0;
+#endif
+}
+
+void mp_cpu_restore_float(uint32_t control) {
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(control);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)control));
+#else
+    (void)control;
+#endif
+}

@@ -1,0 +1,55 @@
+/* trace.h: log records, and a flight recorder for finding out afterwards what happened when.
+ *
+ * The core never writes to a file descriptor. mp_log puts a record into a bounded ring, from which one thread of the
+ * binding takes it to Python's logging. A full ring drops the record and counts it. Recording takes no lock. */
+#ifndef MP_BASE_TRACE_H
+#define MP_BASE_TRACE_H
+
+#include "base/error.h"
+
+enum { /* numbers of Python's logging */
+    MP_LOG_DEBUG = 10,
+    MP_LOG_INFO = 20,
+    MP_LOG_WARNING = 30,
+    MP_LOG_ERROR = 40,
+    MP_LOG_OFF = 100,
+};
+
+typedef struct mp_log_record {
+    uint64_t time_ns; /* of mp_sys_now_ns */
+    int level;
+    char text[480]; /* cut to fit, never inside a UTF-8 character */
+} mp_log_record;
+
+/* Record, unless level is below what is enabled. Any thread. */
+void mp_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Lowest level that is recorded from now on; MP_LOG_WARNING at the start. */
+void mp_log_set_level(int level);
+/* For a caller that would spend time on the arguments. */
+bool mp_log_enabled(int level);
+/* Hand every waiting record to take, oldest first, and return how many. One thread at a time; take may call mp_log. */
+int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg);
+/* Records dropped since the process began. */
+uint64_t mp_log_dropped(void);
+/* Called by the recording thread after each record, so that whoever drains can be woken; must not block. NULL: none. Set
+ * before other threads run. */
+void mp_log_set_wake(void (*wake)(void *arg), void *arg);
+
+/* --- flight recorder: option MPOOL_TRACE says how many events are kept; 0 = off and nearly free --- */
+
+typedef struct mp_trace_event {
+    uint64_t time_ns;
+    uint64_t order;   /* 0, 1, 2, ... over the process */
+    const char *what; /* a string constant */
+    uint64_t id, value;
+} mp_trace_event;
+
+/* Room for `events` (rounded up to a power of two; 0 turns it off). Before other threads run. */
+mp_status mp_trace_init(int64_t events, mp_error *error);
+void mp_trace_deinit(void);
+/* Any thread. what must be a string constant; the oldest event is overwritten. */
+void mp_trace(const char *what, uint64_t id, uint64_t value);
+/* Hand the kept events to take, oldest first, and return how many; one that is being overwritten meanwhile is left out. */
+int mp_trace_read(void (*take)(const mp_trace_event *event, void *arg), void *arg);
+
+#endif
