@@ -141,8 +141,12 @@ void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const f
 /* ---- attention ------------------------------------------------------------------------------------------------- */
 
 /* Full attention of one sequence and one head, as encoders use it: no cache, softmax over all T keys at once.
- * score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d]); softmax by the row tree; out[r, d] = (chain over t
- * ascending of p[t] * v[t, d]) * (1 / sum). */
+ * score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d]); softmax by the row tree (lane = t mod 16 over the
+ * visible t); out[r, d] = (chain over the visible t ascending of p[t] * v[t, d]) * (1 / sum), a chain that ends in a zero
+ * ending in +0. q, k and v are finite: a masked v counts as 0 * v.
+ *
+ * Rows [row0, row1) of one head may be split between lanes, each with a scratch of its own: a call first copies the K and
+ * V that its rows can see into scratch in the kernel's order (K by columns), so calls want tens of rows, not one. */
 typedef struct mp_attn_full {
     const float *q, *k, *v; /* [T, ld] each, at this head's first column; rows are tokens */
     int64_t ld;
@@ -154,7 +158,7 @@ typedef struct mp_attn_full {
     int window;             /* 0 = none; else |r - t| <= window / 2 (bidirectional) or r - t < window (causal) */
     const float *bias;      /* [T, T] added to the scaled score, or NULL */
 } mp_attn_full;
-size_t mp_attn_full_scratch(int T, int D); /* bytes, 64-aligned memory; reusable between calls */
+size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; may be reused, holds nothing between calls */
 
 /* Attention over a paged cache. Blocks hold MP_KV_BLOCK tokens of one layer and one KV head:
  *   K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)     V block: [MP_KV_BLOCK][v_dim]
@@ -162,10 +166,12 @@ size_t mp_attn_full_scratch(int T, int D); /* bytes, 64-aligned memory; reusable
  *
  * A block's partial for a row: s[t] = scale * (chain over d ascending of q[d] * k[d, t]), t masked when its position is not
  * visible; m = max s; p[t] = exp(s[t] - m) (0 when masked); l = tree sum of the 64 p; o[d] = chain over t ascending of
- * p[t] * v[t, d] (masked t are skipped or add +0: blocks are finite). Partials are merged in ascending block order:
+ * p[t] * v[t, d], a chain that ends in a zero ending in +0 (masked t are skipped or add 0 * v: blocks are finite). A row
+ * that sees nothing of a block has m = -inf, l = 0, o = 0. Partials are merged in ascending block order:
  *   M = max(m_state, m);  a = exp(m_state - M);  b = exp(m - M);  l = l_state * a + l * b;  o = o_state * a + o * b
- * (each product rounded, then one fp32 add), the first block being taken as it is. So who computes which block, and in how
- * many chunks the rows came, changes no bit. */
+ * (each product rounded, then one fp32 add); while l_state is 0 the partial is taken as it is, and a partial with l = 0 is
+ * left out. NaN and overflowed scores end as NaN in l and o, never as a row that sees nothing. So who computes which
+ * block, and in how many chunks the rows came, changes no bit. */
 typedef struct mp_attn_kv {
     const float *q;            /* [rows, group, k_dim] through the strides below */
     int64_t ldq, ldq_group;    /* elements between rows, and between the query heads that share this KV head */
@@ -184,19 +190,28 @@ typedef struct mp_attn_partial {
     float *m, *l;   /* [rows * group]; m = -inf and l = 0 for a row that sees nothing of the block */
     float *o;       /* [rows * group, v_dim] */
 } mp_attn_partial;
-/* attn_block computes the partial of one block; attn_merge folds it into the state (state->m = -inf, l = 0, o = 0 at the
- * start). The caller divides: out = o * (1 / l). */
+/* attn_block computes the partial of one block; attn_merge folds it into the state, its `rows` being rows * group
+ * (mp_attn_begin at the start). The caller divides: out = o * (1 / l).
+ * attn_kv does both for blocks [block0, block1), quicker: the same bits as attn_block and attn_merge, block by block. A
+ * range may be cut into several calls on one state, ascending. Blocks that no row sees may be in the range. */
+void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state); /* m = -inf, l = 0, o = 0 for `rows` partial rows */
+size_t mp_attn_kv_scratch(int k_dim, int v_dim); /* bytes, of 64-byte aligned memory, for attn_kv; holds nothing after */
 
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
-/* rms_norm    y = x * (1 / sqrt(mean(x^2) + eps)) * weight; y may be x. Sum by the tree, in fp32.
- * layer_norm  mean by the tree; variance by the tree of (x - mean)^2; y = (x - mean) * rstd * weight + bias (FMA). y may be x.
+/* The tree's lanes start at +0 and take elements by FMA where there is a product; sums are divided by (float)n.
+ * rms_norm    y = (x * (1 / sqrt(mean(x^2) + eps))) * weight; y may be x. Sum by the tree, in fp32.
+ * layer_norm  mean by the tree; variance by the tree of (x - mean)^2; y = fma((x - mean) * rstd, weight, bias), without the
+ *             addition when bias is NULL. y may be x.
  * add         y += x
  * gated       y = act(gate) * up; y may be gate or up
- * activate    x = act(x)
- * softmax     x = exp(x - max) in place, returns the sum (not divided)
+ * activate    x = act(x). GELU is x * Phi(x), the exact form (not less precise for negative x); see math_const.h
+ * softmax     x = exp(x - max) in place, returns the sum (not divided). A NaN or +inf, or nothing but -inf, gives NaN.
+ * max         NaN never wins; -inf when there is nothing else
  * exp_sum     out = exp(x - max), returns the tree sum; out may be NULL or x
- * argmax      lowest index of the largest; NaN never wins
+ * argmax      lowest index of the largest; NaN never wins; 0 when there is nothing else
  * dot         tree of FMAs
+ * all_finite  no NaN, no inf
+ * exp(x)      0 where the result would be below the smallest normal float, so that flush-to-zero changes nothing
  * rope        x [dim]: pairs (i, i + dim/2) when neox, else (2i, 2i + 1); cos_sin [dim/2][2]
  *             (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos))
  * kv_store    one token's k [k_dim], v [v_dim] into slot [0, MP_KV_BLOCK) of a pair of blocks, rounded to nearest even */

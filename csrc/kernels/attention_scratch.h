@@ -1,0 +1,59 @@
+/* attention_scratch.h: what lies where in the scratch of attn_full and attn_kv (internal to kernels/).
+ *
+ * attn_full   | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32] |
+ * attn_kv     | one block unpacked to fp32, or a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each |
+ *
+ * Every part is a multiple of 64 bytes. */
+#ifndef MP_KERNELS_ATTENTION_SCRATCH_H
+#define MP_KERNELS_ATTENTION_SCRATCH_H
+
+#include <stddef.h>
+
+#include "kernels/kernels.h"
+
+enum {
+    MP_ATTN_PANEL = 32,            /* keys in a panel of K */
+    MP_ATTN_FULL_ROWS = 48,        /* most rows whose scores are kept at a time: a multiple of every row tile (6, 8) */
+    MP_ATTN_FULL_MIN_ROWS = 24,    /* and the least */
+    MP_ATTN_SCORES = 48 * 1024,    /* floats of scores that sit well in L2 */
+};
+
+static inline int mp_round_up(int n, int step) {
+    return (n + step - 1) / step * step;
+}
+
+typedef struct mp_attn_full_layout {
+    int keys;    /* T rounded up to a panel */
+    int v_ld;    /* D rounded up to 16 */
+    int rows;    /* query rows whose scores are kept */
+    size_t v, scores, bytes; /* offsets in bytes; K is at 0 */
+} mp_attn_full_layout;
+
+static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
+    mp_attn_full_layout p;
+    p.keys = mp_round_up(T, MP_ATTN_PANEL);
+    p.v_ld = mp_round_up(D, 16);
+    p.rows = (size_t)p.keys * MP_ATTN_FULL_ROWS <= MP_ATTN_SCORES ? MP_ATTN_FULL_ROWS : MP_ATTN_FULL_MIN_ROWS;
+    p.v = sizeof(float) * (size_t)p.keys * (size_t)D;
+    p.scores = p.v + sizeof(float) * (size_t)p.keys * (size_t)p.v_ld;
+    p.bytes = p.scores + sizeof(float) * (size_t)p.keys * (size_t)p.rows;
+    return p;
+}
+
+typedef struct mp_attn_kv_layout {
+    size_t p, m, l, a, b, bytes; /* offsets in bytes; the block or o is at 0 */
+} mp_attn_kv_layout;
+
+static inline mp_attn_kv_layout mp_attn_kv_plan(int k_dim, int v_dim) {
+    const size_t row = sizeof(float) * MP_ATTN_ROWS;
+    mp_attn_kv_layout s;
+    s.p = row * (size_t)(k_dim > v_dim ? k_dim : v_dim);
+    s.m = s.p + row * MP_KV_BLOCK;
+    s.l = s.m + row;
+    s.a = s.l + row;
+    s.b = s.a + row;
+    s.bytes = s.b + row;
+    return s;
+}
+
+#endif

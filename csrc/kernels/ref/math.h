@@ -1,0 +1,124 @@
+/* math.h: exp, tanh, sigmoid, GELU and rounding to half for one number. The truth that the vector templates are held
+ * to: the same operations in the same order as simd/vmath_tmpl.h, written on their own. */
+#ifndef MP_KERNELS_REF_MATH_H
+#define MP_KERNELS_REF_MATH_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+#include "kernels/math_const.h"
+
+static inline uint32_t mp_ref_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float mp_ref_float(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* The greater; b when either is NaN (as x86's MAXPS). */
+static inline float mp_ref_max(float a, float b) {
+    return a > b ? a : b;
+}
+
+static inline float mp_ref_exp(float x) {
+    if (!(x <= MP_EXP_HI))
+        return x + INFINITY; /* +inf, or the NaN that came in */
+    if (x < MP_EXP_LO)
+        return 0.0f;
+    float t = fmaf(x, MP_LOG2E, MP_ROUND_MAGIC);
+    float n = t - MP_ROUND_MAGIC;
+    float r = fmaf(n, -MP_LN2_HI, x);
+    r = fmaf(n, -MP_LN2_LO, r);
+    float p = MP_EXP_C6;
+    p = fmaf(p, r, MP_EXP_C5);
+    p = fmaf(p, r, MP_EXP_C4);
+    p = fmaf(p, r, MP_EXP_C3);
+    p = fmaf(p, r, MP_EXP_C2);
+    p = fmaf(p * r, r, r) + 1.0f;
+    return mp_ref_float(mp_ref_bits(p) + (mp_ref_bits(t) << 23)); /* t's low bits hold n */
+}
+
+static inline float mp_ref_sigmoid(float x) {
+    float e = mp_ref_exp(-fabsf(x));
+    return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+
+static inline float mp_ref_tanh(float x) {
+    float a = fabsf(x);
+    if (a < MP_TANH_SPLIT) {
+        float s = x * x;
+        float p = MP_TANH_T4;
+        p = fmaf(p, s, MP_TANH_T3);
+        p = fmaf(p, s, MP_TANH_T2);
+        p = fmaf(p, s, MP_TANH_T1);
+        p = fmaf(p, s, MP_TANH_T0);
+        return fmaf(p * s, x, x);
+    }
+    float y = 1.0f - 2.0f / (mp_ref_exp(a + a) + 1.0f);
+    return copysignf(y, x);
+}
+
+static inline float mp_ref_gelu(float x) {
+    float t = fabsf(x);
+    float q = MP_GELU_G10;
+    q = fmaf(q, t, MP_GELU_G9);
+    q = fmaf(q, t, MP_GELU_G8);
+    q = fmaf(q, t, MP_GELU_G7);
+    q = fmaf(q, t, MP_GELU_G6);
+    q = fmaf(q, t, MP_GELU_G5);
+    q = fmaf(q, t, MP_GELU_G4);
+    q = fmaf(q, t, MP_GELU_G3);
+    q = fmaf(q, t, MP_GELU_G2);
+    q = fmaf(q, t, MP_GELU_G1);
+    q = fmaf(q, t, MP_GELU_G0);
+    float tail = mp_ref_exp(q);
+    return x * (x >= 0.0f ? 1.0f - tail : tail);
+}
+
+static inline float mp_ref_gelu_tanh(float x) {
+    float u = MP_GELU_TANH_A * fmaf(MP_GELU_TANH_B * x, x * x, x);
+    return x * mp_ref_sigmoid(u);
+}
+
+static inline float mp_ref_activate(mp_act act, float x) {
+    switch (act) {
+    case MP_ACT_NONE: return x;
+    case MP_ACT_GELU: return mp_ref_gelu(x);
+    case MP_ACT_GELU_TANH: return mp_ref_gelu_tanh(x);
+    case MP_ACT_RELU: return x < 0.0f ? 0.0f : x; /* NaN goes through */
+    case MP_ACT_SILU: return x * mp_ref_sigmoid(x);
+    case MP_ACT_TANH: return mp_ref_tanh(x);
+    case MP_ACT_SIGMOID: return mp_ref_sigmoid(x);
+    }
+    return x;
+}
+
+/* To half, rounded to nearest even; too large becomes inf. */
+static inline uint16_t mp_ref_to_f16(float x) {
+    uint32_t u = mp_ref_bits(x), sign = u >> 16 & 0x8000u;
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u | (u >> 13 & 0x3ffu));
+    if (u >= 0x477ff000u) /* 65520, halfway to the next after the largest */
+        return (uint16_t)(sign | 0x7c00u);
+    if (u < 0x38800000u) { /* below 2^-14: multiples of 2^-24 */
+        if (u < 0x33000000u)
+            return (uint16_t)sign;
+        uint32_t shift = 126 - (u >> 23), mantissa = (u & 0x7fffffu) | 0x800000u;
+        uint32_t half = 1u << (shift - 1), rest = mantissa & ((1u << shift) - 1);
+        mantissa >>= shift;
+        mantissa += rest > half || (rest == half && (mantissa & 1u));
+        return (uint16_t)(sign | mantissa);
+    }
+    u += 0xfffu + (u >> 13 & 1u);
+    return (uint16_t)(sign | ((u >> 13) - (112u << 10)));
+}
+
+#endif

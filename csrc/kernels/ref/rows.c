@@ -1,0 +1,134 @@
+/* rows.c: what the row kernels mean, one number at a time. Slow, and right by definition. */
+#include <assert.h>
+
+#include "kernels/ref/math.h"
+#include "kernels/variants.h"
+
+enum { LANES = 16 };
+
+/* The fixed tree over the 16 lanes. Destroys them. */
+static float tree_sum(float *lane) {
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++)
+            lane[l] += lane[l + width];
+    return lane[0];
+}
+
+static float ref_max(const float *x, int64_t n) {
+    float lane[LANES];
+    for (int l = 0; l < LANES; l++)
+        lane[l] = -INFINITY;
+    for (int64_t i = 0; i < n; i++)
+        lane[i % LANES] = mp_ref_max(x[i], lane[i % LANES]);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++)
+            lane[l] = mp_ref_max(lane[l + width], lane[l]);
+    return lane[0];
+}
+
+static void ref_rms_norm(const float *x, const float *weight, float eps, int n, float *y) {
+    assert(n > 0);
+    float lane[LANES] = {0};
+    for (int i = 0; i < n; i++)
+        lane[i % LANES] = fmaf(x[i], x[i], lane[i % LANES]);
+    float scale = 1.0f / sqrtf(tree_sum(lane) / (float)n + eps);
+    for (int i = 0; i < n; i++)
+        y[i] = x[i] * scale * weight[i];
+}
+
+static void ref_layer_norm(const float *x, const float *weight, const float *bias, float eps, int n, float *y) {
+    assert(n > 0);
+    float lane[LANES] = {0};
+    for (int i = 0; i < n; i++)
+        lane[i % LANES] += x[i];
+    float mean = tree_sum(lane) / (float)n;
+    memset(lane, 0, sizeof lane);
+    for (int i = 0; i < n; i++) {
+        float d = x[i] - mean;
+        lane[i % LANES] = fmaf(d, d, lane[i % LANES]);
+    }
+    float scale = 1.0f / sqrtf(tree_sum(lane) / (float)n + eps);
+    for (int i = 0; i < n; i++) {
+        float d = (x[i] - mean) * scale;
+        y[i] = bias ? fmaf(d, weight[i], bias[i]) : d * weight[i];
+    }
+}
+
+static void ref_add(const float *x, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] += x[i];
+}
+
+static void ref_gated(mp_act act, const float *gate, const float *up, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = mp_ref_activate(act, gate[i]) * up[i];
+}
+
+static void ref_activate(mp_act act, int64_t n, float *x) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = mp_ref_activate(act, x[i]);
+}
+
+static float ref_exp_sum(const float *x, int64_t n, float max, float *out) {
+    float lane[LANES] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        float e = mp_ref_exp(x[i] - max);
+        lane[i % LANES] += e;
+        if (out)
+            out[i] = e;
+    }
+    return tree_sum(lane);
+}
+
+static float ref_softmax(float *x, int n) {
+    assert(n > 0);
+    return ref_exp_sum(x, n, ref_max(x, n), x);
+}
+
+static int64_t ref_argmax(const float *x, int64_t n) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < n; i++)
+        if (x[i] == x[i] && (best < 0 || x[i] > x[best]))
+            best = i;
+    return best < 0 ? 0 : best;
+}
+
+static float ref_dot(const float *a, const float *b, int64_t n) {
+    float lane[LANES] = {0};
+    for (int64_t i = 0; i < n; i++)
+        lane[i % LANES] = fmaf(a[i], b[i], lane[i % LANES]);
+    return tree_sum(lane);
+}
+
+static bool ref_all_finite(const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if ((mp_ref_bits(x[i]) & 0x7f800000u) == 0x7f800000u)
+            return false;
+    return true;
+}
+
+static void ref_rope(float *x, const float *cos_sin, int dim, bool neox) {
+    assert(dim % 2 == 0);
+    int half = dim / 2;
+    for (int i = 0; i < half; i++) {
+        float *pa = neox ? x + i : x + 2 * i, *pb = neox ? x + i + half : x + 2 * i + 1;
+        float a = *pa, b = *pb, c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+        *pa = fmaf(a, c, -(b * s));
+        *pb = fmaf(a, s, b * c);
+    }
+}
+
+void mp_ref_rows(mp_kernel_table *table) {
+    MP_SET(table, rms_norm, ref_rms_norm, "ref");
+    MP_SET(table, layer_norm, ref_layer_norm, "ref");
+    MP_SET(table, add, ref_add, "ref");
+    MP_SET(table, gated, ref_gated, "ref");
+    MP_SET(table, activate, ref_activate, "ref");
+    MP_SET(table, softmax, ref_softmax, "ref");
+    MP_SET(table, max, ref_max, "ref");
+    MP_SET(table, argmax, ref_argmax, "ref");
+    MP_SET(table, exp_sum, ref_exp_sum, "ref");
+    MP_SET(table, dot, ref_dot, "ref");
+    MP_SET(table, all_finite, ref_all_finite, "ref");
+    MP_SET(table, rope, ref_rope, "ref");
+}
