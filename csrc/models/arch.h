@@ -1,0 +1,46 @@
+/* arch.h: what a row of archs.def says, and what a family's loader gets. */
+#ifndef MP_MODELS_ARCH_H
+#define MP_MODELS_ARCH_H
+
+#include "files/weights.h"
+#include "models/model.h"
+
+enum { /* flags of a row; a fixture fails when one of them is flipped */
+    MP_ARCH_LEARNED_POSITIONS = 1 << 0, /* a table of positions is added to the embeddings */
+    MP_ARCH_TOKEN_TYPES = 1 << 1,       /* row 0 of the token-type table is added */
+    MP_ARCH_POST_NORM = 1 << 2,         /* layer norm after the residual sum, and after the embeddings */
+    MP_ARCH_BIAS = 1 << 3,              /* every linear layer has a bias */
+    MP_ARCH_QKV_BIAS = 1 << 4,          /* the query, key and value projections have a bias */
+    MP_ARCH_ROPE_NEOX = 1 << 5,         /* rotary pairs are (i, i + d/2), not (2i, 2i + 1) */
+};
+
+typedef struct mp_load_args {
+    mp_spec *spec;
+    uint32_t flags;       /* of the row */
+    mp_compute compute;   /* as asked for */
+    mp_lease *lease;
+    mp_budget *budget;
+    mp_progress *progress;
+} mp_load_args;
+
+typedef struct mp_arch {
+    const char *name;
+    mp_capability capability;
+    mp_status (*load)(const mp_load_args *args, mp_model **model, mp_error *error);
+    void (*footprint)(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
+    uint32_t flags;
+} mp_arch;
+
+/* The families. */
+mp_status mp_encoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
+mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
+void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
+void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
+
+/* What every model carries behind mp_model; a family's struct starts with it. */
+typedef struct mp_model_base {
+    mp_model base;
+    mp_model_facts facts;
+} mp_model_base;
+
+#endif

@@ -1,0 +1,254 @@
+#include "models/layers/linear.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+typedef struct mp_build_job {
+    mp_linear *linear;  /* a matrix: part `part` of linear */
+    int part;
+    float **vector;     /* a vector, or a slice of a layer's bias */
+    int64_t n, at;      /* vector: length; offset within *vector when `append` */
+    bool append;
+    char name[MP_BUILDER_NAME];
+    mp_tensor tensor;
+    size_t offset;      /* in the slab */
+} mp_build_job;
+
+void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute) {
+    *builder = (mp_builder){.weights = weights, .compute = compute};
+}
+
+void mp_builder_deinit(mp_builder *builder) {
+    mp_free(builder->jobs);
+    mp_free(builder->slab);
+    builder->jobs = NULL;
+    builder->slab = NULL;
+}
+
+static mp_status add_job(mp_builder *builder, const mp_build_job *job, mp_error *error) {
+    if (builder->count == builder->capacity) {
+        int capacity = builder->capacity ? 2 * builder->capacity : 256;
+        mp_build_job *grown = mp_realloc(builder->jobs, (size_t)capacity * sizeof *grown, MP_TAG_MISC);
+        if (!grown)
+            return mp_fail_memory(error, (uint64_t)capacity * sizeof *grown, "the list of tensors");
+        builder->jobs = grown;
+        builder->capacity = capacity;
+    }
+    builder->jobs[builder->count++] = *job;
+    return MP_OK;
+}
+
+static size_t reserve(mp_builder *builder, size_t bytes) {
+    size_t at = builder->slab_bytes;
+    builder->slab_bytes += mp_arena_cost(bytes);
+    return at;
+}
+
+static mp_status add_vector(mp_builder *builder, float **out, const char *name, int64_t n, int64_t at, bool append,
+                            mp_error *error) {
+    mp_build_job job = {.vector = out, .n = n, .at = at, .append = append};
+    if (strlen(name) >= sizeof job.name)
+        return mp_fail(error, MP_INTERNAL, "tensor name %s is too long", name);
+    strcpy(job.name, name);
+    int64_t shape[1] = {n};
+    MP_TRY(mp_weights_get(builder->weights, name, 1, shape, &job.tensor, error));
+    builder->parameters += n;
+    if (!append)
+        job.offset = reserve(builder, (size_t)n * sizeof(float));
+    return add_job(builder, &job, error);
+}
+
+mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error) {
+    return add_vector(builder, out, name, n, 0, false, error);
+}
+
+mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
+                            int32_t K, mp_error *error) {
+    assert(linear->parts < MP_LINEAR_PARTS);
+    int part = linear->parts;
+    mp_build_job job = {.linear = linear, .part = part};
+    int64_t shape[2] = {N, K};
+    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    mp_wkind kind;
+    if (!mp_wmat_kind_for(job.tensor.dtype, builder->compute, &kind))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which cannot be computed in the class asked for",
+                       name, mp_dtype_get(job.tensor.dtype)->name);
+    mp_wmat_init(&linear->w[part], kind, N, K);
+    linear->acts[part] = (uint8_t)mp_wmat_acts(kind);
+    linear->column[part] = linear->N;
+    linear->K = K;
+    job.offset = reserve(builder, mp_wmat_bytes(&linear->w[part]));
+    builder->parameters += (int64_t)N * K;
+    MP_TRY(add_job(builder, &job, error));
+    if (bias_name)
+        MP_TRY(add_vector(builder, &linear->bias, bias_name, N, linear->N, true, error));
+    linear->N += N;
+    linear->parts++;
+    return MP_OK;
+}
+
+/* Small matrices are dealt out whole through one counter. */
+typedef struct pack_run {
+    mp_builder *builder;
+    mp_progress *progress;
+    _Atomic int job;
+} pack_run;
+
+static void pack_body(const mp_lane *lane, void *arg) {
+    (void)lane;
+    pack_run *run = arg;
+    for (;;) {
+        int i = atomic_fetch_add_explicit(&run->job, 1, memory_order_relaxed);
+        if (i >= run->builder->count)
+            return;
+        mp_build_job *job = &run->builder->jobs[i];
+        if (!job->linear)
+            continue;
+        mp_wmat *w = &job->linear->w[job->part];
+        mp_wmat_pack(w, &job->tensor, 0, w->panels);
+        mp_weights_release(run->builder->weights, &job->tensor);
+        mp_progress_set(run->progress, "packing", (uint32_t)(100 * (int64_t)i / run->builder->count));
+    }
+}
+
+/* A matrix large enough to keep every lane busy by itself is packed by all of them. */
+enum { SPLIT_BYTES = 4 << 20 };
+
+typedef struct split_run {
+    mp_wmat *w;
+    const mp_tensor *tensor;
+} split_run;
+
+static void split_body(const mp_lane *lane, void *arg) {
+    split_run *run = arg;
+    int64_t begin, end;
+    mp_lane_split(lane, run->w->panels, 1, &begin, &end);
+    if (begin < end)
+        mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
+}
+
+mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                            mp_error *error) {
+    for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts stand in one vector */
+        mp_build_job *job = &builder->jobs[i];
+        if (job->vector && job->append && job->at == 0) {
+            int64_t n = 0;
+            for (int k = i; k < builder->count; k++)
+                if (builder->jobs[k].vector == job->vector)
+                    n += builder->jobs[k].n;
+            job->offset = reserve(builder, (size_t)n * sizeof(float));
+        }
+    }
+    size_t bytes = builder->slab_bytes + MP_WMAT_SLACK;
+    if (!mp_budget_take(budget, bytes))
+        return mp_fail_memory(error, bytes, "the packed weights");
+    builder->slab = mp_alloc(bytes, MP_TAG_WEIGHTS);
+    if (!builder->slab) {
+        mp_budget_give(budget, bytes);
+        return mp_fail_memory(error, bytes, "the packed weights");
+    }
+    builder->slab_bytes = bytes;
+    mp_sys_advise(builder->slab, bytes, MP_ADVISE_HUGE);
+    mp_progress_set(progress, "packing", 0);
+    for (int i = 0; i < builder->count; i++) {
+        mp_build_job *job = &builder->jobs[i];
+        if (job->linear) {
+            job->linear->w[job->part].data = builder->slab + job->offset;
+            continue;
+        }
+        if (!job->append || job->at == 0)
+            *job->vector = (float *)(builder->slab + job->offset);
+        mp_dequantize_row(job->tensor.dtype, job->tensor.data, job->n, *job->vector + job->at);
+    }
+    for (int i = 0; i < builder->count; i++) {
+        mp_build_job *job = &builder->jobs[i];
+        if (!job->linear || job->tensor.nbytes < SPLIT_BYTES)
+            continue;
+        split_run run = {&job->linear->w[job->part], &job->tensor};
+        mp_lease_run(lease, split_body, &run);
+        mp_weights_release(builder->weights, &job->tensor);
+        mp_progress_set(progress, "packing", 0);
+        job->linear = NULL; /* done */
+    }
+    pack_run run = {.builder = builder, .progress = progress};
+    mp_lease_run(lease, pack_body, &run);
+    if (mp_weights_poisoned(builder->weights)) {
+        mp_free(builder->slab);
+        builder->slab = NULL;
+        mp_budget_give(budget, bytes);
+        return mp_fail(error, MP_IO, "a weight file became shorter while it was loaded");
+    }
+    return MP_OK;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* Parts usually want the same form of activations; each distinct one is prepared once. */
+static bool first_of_kind(const mp_linear *linear, int part) {
+    for (int i = 0; i < part; i++)
+        if (linear->acts[i] == linear->acts[part])
+            return false;
+    return true;
+}
+
+size_t mp_linear_scratch(const mp_linear *linear, int M) {
+    size_t bytes = 0;
+    for (int p = 0; p < linear->parts; p++)
+        if (first_of_kind(linear, p))
+            bytes += mp_arena_cost(mp_acts_bytes(linear->acts[p], M, linear->K));
+    return bytes;
+}
+
+void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
+                       void *private_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
+    bool alone = private_scratch && M <= MP_PRIVATE_ROWS;
+    uint8_t *memory = alone ? private_scratch : scratch;
+    int64_t row0 = 0, row1 = M;
+    if (!alone)
+        mp_lane_split(lane, M, 1, &row0, &row1);
+    mp_acts acts[MP_LINEAR_PARTS];
+    bool shared = false;
+    for (int p = 0; p < linear->parts; p++) {
+        if (!first_of_kind(linear, p)) {
+            for (int i = 0; i < p; i++)
+                if (linear->acts[i] == linear->acts[p]) {
+                    acts[p] = acts[i];
+                    break;
+                }
+            continue;
+        }
+        mp_akind kind = linear->acts[p];
+        mp_acts_init(&acts[p], kind, M, linear->K, memory);
+        memory += mp_arena_cost(mp_acts_bytes(kind, M, linear->K));
+        mp_acts_fill(&acts[p], x, ldx, (int)row0, (int)row1);
+        shared |= kind != MP_A_F32;
+    }
+    if (shared && !alone)
+        mp_lane_sync(lane);
+
+    /* one contiguous range of panels a lane, over all parts, balanced by bytes of weights */
+    uint64_t total = 0;
+    for (int p = 0; p < linear->parts; p++)
+        total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
+    uint64_t begin = total * (uint64_t)lane->index / (uint64_t)lane->count;
+    uint64_t end = total * (uint64_t)(lane->index + 1) / (uint64_t)lane->count;
+    uint64_t at = 0;
+    for (int p = 0; p < linear->parts; p++) {
+        const mp_wmat *w = &linear->w[p];
+        /* panel i of this part belongs to the lane in whose range its first byte lies */
+        uint64_t size = w->panel_bytes;
+        uint64_t from = begin <= at ? 0 : (begin - at + size - 1) / size;
+        uint64_t to = end <= at ? 0 : (end - at + size - 1) / size;
+        at += (uint64_t)w->panels * size;
+        if (to > (uint64_t)w->panels)
+            to = (uint64_t)w->panels;
+        if (from >= to)
+            continue;
+        mp_epilogue part = ep ? *ep : (mp_epilogue){0};
+        part.bias = linear->bias ? linear->bias + linear->column[p] : NULL;
+        if (part.residual)
+            part.residual += linear->column[p];
+        mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
+    }
+}

@@ -1,0 +1,62 @@
+/* linear.h: linear layers over packed weights, and the builder that loads them.
+ *
+ * A linear layer may have several parts that share their input (query, key and value; gate and up): their outputs stand
+ * side by side, and activations are prepared once for all. */
+#ifndef MP_MODELS_LAYERS_LINEAR_H
+#define MP_MODELS_LAYERS_LINEAR_H
+
+#include "base/arena.h"
+#include "base/team.h"
+#include "files/weights.h"
+#include "kernels/kernels.h"
+#include "models/engine.h"
+
+enum { MP_LINEAR_PARTS = 3, MP_BUILDER_NAME = 72 };
+
+typedef struct mp_linear {
+    int parts;
+    mp_wmat w[MP_LINEAR_PARTS];
+    int32_t column[MP_LINEAR_PARTS]; /* first output column of each part */
+    float *bias;                     /* [N] or NULL */
+    int32_t N, K;
+    uint8_t acts[MP_LINEAR_PARTS];   /* mp_akind of each part */
+} mp_linear;
+
+/* ---- building ---------------------------------------------------------------------------------------------------- */
+
+/* Collects what a model needs, then allocates one slab for all of it and packs on every lane of the lease. */
+typedef struct mp_builder {
+    const mp_weights *weights;
+    mp_compute compute;
+    struct mp_build_job *jobs;
+    int count, capacity;
+    uint8_t *slab;       /* after finish: the model's, to be freed with mp_free */
+    size_t slab_bytes;
+    int64_t parameters;
+} mp_builder;
+
+void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
+void mp_builder_deinit(mp_builder *builder); /* frees the list, and the slab if finish was not reached or failed */
+/* One part of a linear layer: tensor `name` [N, K]; bias_name NULL = no bias. Parts of one layer are added in order, all
+ * with or all without a bias. Pointers must stay valid until finish. */
+mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
+                            int32_t K, mp_error *error);
+/* A vector of n floats, converted. */
+mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
+/* Allocate (charging the budget), pack, hand source pages back. On success the caller owns builder->slab. */
+mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                            mp_error *error);
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* Scratch for the prepared activations of up to M rows; shared by all lanes. */
+size_t mp_linear_scratch(const mp_linear *linear, int M);
+/* y [M, ldy] = x [M, ldx] W^T (+ bias, act, residual by ep; ep->bias is set from the layer and must be NULL on entry).
+ * All lanes of the region call it with the same arguments; each computes a contiguous range of outputs. Begins with x
+ * complete (after a barrier) and ends WITHOUT a barrier. There is one barrier inside, except when nothing is shared to
+ * prepare or M <= MP_PRIVATE_ROWS and private_scratch is given, where each lane prepares all rows by itself. */
+enum { MP_PRIVATE_ROWS = 4 };
+void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
+                       void *private_scratch, const mp_epilogue *ep, float *y, int64_t ldy);
+
+#endif

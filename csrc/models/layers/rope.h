@@ -1,0 +1,21 @@
+/* rope.h: rotary position tables. Angle of pair i at position p: p * freq_base^(-2i / dim), adjusted by the scaling that
+ * the model was trained with ("RoFormer", arXiv:2104.09864; Llama 3's scaling as published with its weights). */
+#ifndef MP_MODELS_LAYERS_ROPE_H
+#define MP_MODELS_LAYERS_ROPE_H
+
+#include "files/spec.h"
+
+typedef struct mp_rope {
+    int dim;          /* rotated components of a head, even */
+    bool neox;
+    double *inverse;  /* [dim / 2] angle per position */
+    float attention_scale; /* factor on cos and sin; 1 without YaRN */
+} mp_rope;
+
+/* Reads {arch}.rope.* ; inverse is allocated. FORMAT for a scaling type that is not known. */
+mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool neox, mp_error *error);
+void mp_rope_deinit(mp_rope *rope);
+/* cos and sin of one position: out [dim / 2][2]. Computed in double, rounded once: the same in every chunk. */
+void mp_rope_row(const mp_rope *rope, int64_t position, float *out);
+
+#endif

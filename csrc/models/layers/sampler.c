@@ -1,0 +1,228 @@
+#include "models/layers/sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
+
+double mp_random_at(uint64_t seed, uint32_t choice, uint32_t position) {
+    uint32_t c[4] = {position, choice, 0, 0};
+    uint32_t k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k[0], (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k[1],
+                            (uint32_t)p0};
+        memcpy(c, next, sizeof c);
+        k[0] += 0x9E3779B9u;
+        k[1] += 0xBB67AE85u;
+    }
+    uint64_t bits = ((uint64_t)c[0] << 32 | c[1]) >> 11;
+    return (double)bits * 0x1p-53;
+}
+
+/* ---- history ----------------------------------------------------------------------------------------------------- */
+
+static struct mp_history_slot *history_slot(struct mp_history_slot *slots, uint32_t capacity, int32_t id) {
+    uint32_t at = (uint32_t)id * 2654435761u & (capacity - 1);
+    while (slots[at].id != -1 && slots[at].id != id)
+        at = (at + 1) & (capacity - 1);
+    return &slots[at];
+}
+
+mp_status mp_history_add(mp_history *history, int32_t id, bool prompt, mp_error *error) {
+    if (2 * (history->count + 1) > history->capacity) {
+        uint32_t capacity = history->capacity ? 2 * history->capacity : 256;
+        struct mp_history_slot *slots = mp_alloc(capacity * sizeof *slots, MP_TAG_REQUEST);
+        if (!slots)
+            return mp_fail_memory(error, capacity * sizeof *slots, "the token history");
+        for (uint32_t i = 0; i < capacity; i++)
+            slots[i] = (struct mp_history_slot){.id = -1};
+        for (uint32_t i = 0; i < history->capacity; i++)
+            if (history->slots[i].id != -1)
+                *history_slot(slots, capacity, history->slots[i].id) = history->slots[i];
+        mp_free(history->slots);
+        history->slots = slots;
+        history->capacity = capacity;
+    }
+    struct mp_history_slot *slot = history_slot(history->slots, history->capacity, id);
+    if (slot->id == -1) {
+        slot->id = id;
+        history->count++;
+    }
+    if (prompt)
+        slot->prompt = true;
+    else
+        slot->output++;
+    return MP_OK;
+}
+
+void mp_history_deinit(mp_history *history) {
+    mp_free(history->slots);
+    *history = (mp_history){0};
+}
+
+/* ---- candidates -------------------------------------------------------------------------------------------------- */
+
+/* Larger logit first, then lower id: a total order, so that every selection is unique. */
+static bool before(mp_candidate a, mp_candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+static void sift(mp_candidate *heap, int n, int i) { /* the worst on top */
+    for (;;) {
+        int worst = i, left = 2 * i + 1, right = left + 1;
+        if (left < n && before(heap[worst], heap[left]))
+            worst = left;
+        if (right < n && before(heap[worst], heap[right]))
+            worst = right;
+        if (worst == i)
+            return;
+        mp_candidate t = heap[i];
+        heap[i] = heap[worst];
+        heap[worst] = t;
+        i = worst;
+    }
+}
+
+/* The k best of logits, best first, into out[k]; skips -inf. Returns how many. */
+static int select_best(const float *logits, int32_t vocab, int k, mp_candidate *out) {
+    int n = 0;
+    int32_t id = 0;
+    for (; id < vocab && n < k; id++)
+        if (logits[id] > -INFINITY)
+            out[n++] = (mp_candidate){logits[id], id};
+    for (int i = n / 2 - 1; i >= 0; i--)
+        sift(out, n, i);
+    for (; n > 0 && id < vocab; id++) {
+        mp_candidate c = {logits[id], id};
+        if (c.logit > out[0].logit) { /* ids rise, so an equal logit never comes before */
+            out[0] = c;
+            sift(out, n, 0);
+        }
+    }
+    for (int m = n; m > 1; m--) { /* heap sort: the worst goes to the end */
+        mp_candidate t = out[0];
+        out[0] = out[m - 1];
+        out[m - 1] = t;
+        sift(out, m - 1, 0);
+    }
+    return n;
+}
+
+/* ---- sampling ---------------------------------------------------------------------------------------------------- */
+
+static void penalize(const mp_draw *draw, float *logits, int32_t vocab) {
+    const mp_sampling *s = draw->sampling;
+    for (int i = 0; i < draw->n_bias; i++)
+        logits[draw->bias_ids[i]] += draw->bias[i];
+    if (draw->history)
+        for (uint32_t i = 0; i < draw->history->capacity; i++) {
+            const struct mp_history_slot *slot = &draw->history->slots[i];
+            if (slot->id < 0 || slot->id >= vocab)
+                continue;
+            float x = logits[slot->id];
+            x = x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty;
+            if (slot->output > 0)
+                x = x - s->presence_penalty - s->frequency_penalty * (float)slot->output;
+            logits[slot->id] = x;
+        }
+    for (int i = 0; i < draw->n_barred; i++)
+        if (draw->barred[i] >= 0 && draw->barred[i] < vocab)
+            logits[draw->barred[i]] = -INFINITY;
+}
+
+/* How many of the n sorted candidates top_p keeps: the fewest whose probability reaches it, at least one. `total` is the
+ * sum of weights of all candidates, weight = exp(logit - best). */
+static int nucleus(const mp_candidate *sorted, int n, double total, float top_p, bool *reached) {
+    double sum = 0, goal = (double)top_p * total, best = sorted[0].logit;
+    for (int i = 0; i < n; i++) {
+        sum += exp((double)sorted[i].logit - best);
+        if (sum >= goal) {
+            *reached = true;
+            return i + 1;
+        }
+    }
+    *reached = false;
+    return n;
+}
+
+int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidate *candidates) {
+    const mp_sampling *s = draw->sampling;
+    const mp_kernels *call = mp_kernels_get();
+    penalize(draw, logits, vocab);
+    int64_t best = call->argmax(logits, vocab);
+    if (best < 0 || !(logits[best] > -INFINITY) || !(logits[best] < INFINITY))
+        return -1;
+    if (s->temperature <= 0)
+        return (int32_t)best;
+    for (int32_t i = 0; i < vocab; i++)
+        logits[i] /= s->temperature;
+
+    double u = mp_random_at(s->seed, draw->choice, draw->position);
+    double top = logits[best];
+    bool by_rank = (s->top_k > 0 && s->top_k < vocab) || s->top_p < 1;
+    double floor = s->min_p > 0 ? top + log((double)s->min_p) : -INFINITY;
+    if (!by_rank) { /* nothing needs an order: draw along the ids */
+        double total = 0, sum = 0;
+        for (int32_t i = 0; i < vocab; i++)
+            if (logits[i] >= floor)
+                total += exp(logits[i] - top);
+        int32_t last = (int32_t)best;
+        for (int32_t i = 0; i < vocab; i++)
+            if (logits[i] >= floor && logits[i] > -INFINITY) {
+                sum += exp(logits[i] - top);
+                last = i;
+                if (sum > u * total)
+                    return i;
+            }
+        return last;
+    }
+
+    int want = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab;
+    int n, keep;
+    if (want == vocab) { /* top_p alone: the nucleus is nearly always small; widen until it is inside */
+        double total = 0;
+        for (int32_t i = 0; i < vocab; i++)
+            total += exp(logits[i] - top);
+        for (int k = 256;; k = k < vocab / 8 ? 8 * k : vocab) {
+            bool reached;
+            n = select_best(logits, vocab, k < vocab ? k : vocab, candidates);
+            keep = nucleus(candidates, n, total, s->top_p, &reached);
+            if (reached || k >= vocab)
+                break;
+        }
+    } else {
+        double total = 0;
+        bool reached;
+        n = select_best(logits, vocab, want, candidates);
+        for (int i = 0; i < n; i++)
+            total += exp((double)candidates[i].logit - top);
+        keep = s->top_p < 1 ? nucleus(candidates, n, total, s->top_p, &reached) : n;
+    }
+    while (keep > 1 && candidates[keep - 1].logit < floor)
+        keep--;
+    double total = 0, sum = 0;
+    for (int i = 0; i < keep; i++)
+        total += exp((double)candidates[i].logit - top);
+    for (int i = 0; i < keep; i++) {
+        sum += exp((double)candidates[i].logit - top);
+        if (sum > u * total)
+            return candidates[i].id;
+    }
+    return candidates[keep - 1].id;
+}
+
+void mp_logprobs(const float *logits, int32_t vocab, int32_t token, int k, float *logprob, int32_t *top_ids, float *top,
+                 mp_candidate *candidates) {
+    const mp_kernels *call = mp_kernels_get();
+    float max = call->max(logits, vocab);
+    float log_total = logf(call->exp_sum(logits, vocab, max, NULL));
+    *logprob = logits[token] - max - log_total;
+    if (k <= 0)
+        return;
+    int n = select_best(logits, vocab, k, candidates);
+    for (int i = 0; i < k; i++) {
+        top_ids[i] = i < n ? candidates[i].id : -1;
+        top[i] = i < n ? candidates[i].logit - max - log_total : -INFINITY;
+    }
+}

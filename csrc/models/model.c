@@ -1,0 +1,105 @@
+#include "models/model.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "models/arch.h"
+
+static const mp_arch archs[] = {
+#define MP_ARCH(name, CAPABILITY, family, flags) \
+    {#name, MP_##CAPABILITY, mp_##family##_load, mp_##family##_footprint, flags},
+#include "models/archs.def"
+#undef MP_ARCH
+};
+enum { ARCH_COUNT = sizeof archs / sizeof *archs };
+
+int mp_arch_count(void) {
+    return ARCH_COUNT;
+}
+
+const mp_arch_info *mp_arch_at(int index) {
+    static const mp_arch_info infos[] = {
+#define MP_ARCH(name, CAPABILITY, family, flags) {#name, MP_##CAPABILITY},
+#include "models/archs.def"
+#undef MP_ARCH
+    };
+    return index >= 0 && index < ARCH_COUNT ? &infos[index] : NULL;
+}
+
+static const mp_arch *arch_find(const char *name) {
+    for (int i = 0; i < ARCH_COUNT; i++)
+        if (strcmp(archs[i].name, name) == 0)
+            return &archs[i];
+    return NULL;
+}
+
+static mp_status fail_unknown_arch(const char *name, mp_error *error) {
+    char known[96] = "";
+    size_t used = 0;
+    for (int i = 0; i < ARCH_COUNT; i++) {
+        size_t length = strlen(archs[i].name);
+        if (used + length + 3 >= sizeof known)
+            break;
+        if (i > 0) {
+            memcpy(known + used, ", ", 2);
+            used += 2;
+        }
+        memcpy(known + used, archs[i].name, length);
+        used += length;
+        known[used] = 0;
+    }
+    return mp_fail_file(error, MP_FORMAT, "", -1, "general.architecture", known, "%s", name[0] ? name : "missing");
+}
+
+typedef struct spec_loader {
+    mp_spec *spec;
+    const mp_arch *arch;
+    mp_compute compute;
+} spec_loader;
+
+static mp_status spec_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
+                           mp_error *error) {
+    spec_loader *loader = self;
+    mp_load_args args = {loader->spec, loader->arch->flags, loader->compute, lease, budget, progress};
+    bool neox;
+    bool neox_default = (loader->arch->flags & MP_ARCH_ROPE_NEOX) != 0;
+    /* GGUF files hold some families' query and key rows permuted for adjacent pairs; folders hold them as trained. */
+    MP_TRY(mp_spec_bool(loader->spec, "mpool.rope_neox", &neox_default, &neox, error));
+    args.flags = neox ? args.flags | MP_ARCH_ROPE_NEOX : args.flags & ~(uint32_t)MP_ARCH_ROPE_NEOX;
+    MP_TRY(loader->arch->load(&args, model, error));
+    ((mp_model_base *)*model)->facts.architecture = loader->arch->name;
+    return MP_OK;
+}
+
+static void spec_footprint(void *self, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    spec_loader *loader = self;
+    loader->arch->footprint(loader->spec, loader->compute, model_bytes, engine_bytes);
+}
+
+static void spec_destroy(void *self) {
+    spec_loader *loader = self;
+    if (!loader)
+        return;
+    mp_spec_unpin(loader->spec);
+    mp_free(loader);
+}
+
+static const mp_loader_ops spec_loader_ops = {spec_load, spec_footprint, spec_destroy};
+
+mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *out, mp_error *error) {
+    const mp_arch *arch = arch_find(mp_spec_architecture(spec));
+    if (!arch)
+        return fail_unknown_arch(mp_spec_architecture(spec), error);
+    spec_loader *loader = mp_alloc_zeroed(sizeof *loader, MP_TAG_SPEC);
+    if (!loader)
+        return mp_fail_memory(error, sizeof *loader, "a model loader");
+    loader->spec = mp_spec_pin(spec);
+    loader->arch = arch;
+    loader->compute = compute;
+    *out = (mp_loader){&spec_loader_ops, loader, arch->capability};
+    return MP_OK;
+}
+
+void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
+    *facts = ((const mp_model_base *)model)->facts;
+}
