@@ -1,0 +1,233 @@
+/* dequantize.c: stored rows to fp32, bit for bit as the `gguf` package (gguf-py, quants.py) computes them.
+ *
+ * The layouts are facts of the GGUF format; the order of the fp32 roundings is gguf-py's: (d * sc) * q - dmin * m. */
+#include "kernels/dequantize.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "kernels/half.h"
+
+/* ---- blocks of 32 ---------------------------------------------------------------------------------------------- */
+
+/* 16 bytes: item k is the low nibble of byte k, item 16 + k its high nibble. */
+static void read_nibbles(const uint8_t *src, int8_t *q) {
+    for (int k = 0; k < 16; k++) {
+        q[k] = (int8_t)(src[k] & 15);
+        q[16 + k] = (int8_t)(src[k] >> 4);
+    }
+}
+
+static uint32_t load_u32(const uint8_t *from) {
+    return (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+}
+
+/* Bit k of `bits` is bit 4 of item k. */
+static void add_fifth_bits(uint32_t bits, int8_t *q) {
+    for (int k = 0; k < 32; k++)
+        q[k] = (int8_t)(q[k] | (int8_t)((bits >> k & 1) << 4));
+}
+
+static void add_offset(int8_t *q, int n, int offset) {
+    for (int k = 0; k < n; k++)
+        q[k] = (int8_t)(q[k] + offset);
+}
+
+static void read_q4_0(const uint8_t *src, mp_stored_block *block) {
+    block->scale[0] = mp_half_load(src);
+    read_nibbles(src + 2, block->q);
+    add_offset(block->q, 32, -8);
+}
+
+static void read_q4_1(const uint8_t *src, mp_stored_block *block) {
+    block->scale[0] = mp_half_load(src);
+    block->min[0] = mp_half_load(src + 2);
+    read_nibbles(src + 4, block->q);
+}
+
+static void read_q5_0(const uint8_t *src, mp_stored_block *block) {
+    block->scale[0] = mp_half_load(src);
+    read_nibbles(src + 6, block->q);
+    add_fifth_bits(load_u32(src + 2), block->q);
+    add_offset(block->q, 32, -16);
+}
+
+static void read_q5_1(const uint8_t *src, mp_stored_block *block) {
+    block->scale[0] = mp_half_load(src);
+    block->min[0] = mp_half_load(src + 2);
+    read_nibbles(src + 8, block->q);
+    add_fifth_bits(load_u32(src + 4), block->q);
+}
+
+static void read_q8_0(const uint8_t *src, mp_stored_block *block) {
+    block->scale[0] = mp_half_load(src);
+    memcpy(block->q, src + 2, 32);
+}
+
+static void read_by_table(const uint8_t *src, const int8_t table[16], int8_t *q) {
+    read_nibbles(src, q);
+    for (int k = 0; k < 32; k++)
+        q[k] = table[q[k]];
+}
+
+static void read_iq4_nl(const uint8_t *src, mp_stored_block *block) {
+    static const int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    block->scale[0] = mp_half_load(src);
+    read_by_table(src + 2, values, block->q);
+}
+
+static void read_mxfp4(const uint8_t *src, mp_stored_block *block) {
+    /* E2M1 values doubled, so the scale is half of the E8M0 one */
+    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    uint32_t bits = src[0] < 2 ? 0x00200000u << src[0] : (uint32_t)(src[0] - 1) << 23;
+    memcpy(&block->scale[0], &bits, sizeof bits);
+    read_by_table(src + 1, values, block->q);
+}
+
+/* ---- superblocks of 256 ---------------------------------------------------------------------------------------- */
+
+static void read_q2_k(const uint8_t *src, mp_stored_block *block) {
+    const uint8_t *scales = src, *qs = src + 16;
+    float d = mp_half_load(src + 80), dmin = mp_half_load(src + 82);
+    for (int g = 0; g < 16; g++) {
+        block->scale[g] = d * (float)(scales[g] & 15);
+        block->min[g] = -(dmin * (float)(scales[g] >> 4));
+    }
+    for (int half = 0; half < 2; half++)
+        for (int part = 0; part < 4; part++)
+            for (int k = 0; k < 32; k++)
+                block->q[half * 128 + part * 32 + k] = (int8_t)(qs[half * 32 + k] >> (2 * part) & 3);
+}
+
+static void read_q3_k(const uint8_t *src, mp_stored_block *block) {
+    const uint8_t *high = src, *qs = src + 32, *scales = src + 96;
+    float d = mp_half_load(src + 108);
+    for (int g = 0; g < 16; g++) {
+        int low = scales[g & 7] >> (g < 8 ? 0 : 4) & 15;
+        int two = scales[8 + (g & 3)] >> (2 * (g >> 2)) & 3;
+        block->scale[g] = d * (float)((low | two << 4) - 32);
+    }
+    for (int half = 0; half < 2; half++)
+        for (int part = 0; part < 4; part++)
+            for (int k = 0; k < 32; k++) {
+                int low = qs[half * 32 + k] >> (2 * part) & 3;
+                int bit = high[k] >> (4 * half + part) & 1; /* set: nothing is taken off */
+                block->q[half * 128 + part * 32 + k] = (int8_t)(low - (bit ? 0 : 4));
+            }
+}
+
+/* The 12 bytes of 6-bit scales and minima that Q4_K and Q5_K share, and their d and dmin before them. */
+static void read_k_scales(const uint8_t *src, mp_stored_block *block) {
+    float d = mp_half_load(src), dmin = mp_half_load(src + 2);
+    const uint8_t *s = src + 4;
+    for (int g = 0; g < 8; g++) {
+        int sc = g < 4 ? s[g] & 63 : (s[4 + g] & 15) | (s[g - 4] >> 6) << 4;
+        int mn = g < 4 ? s[4 + g] & 63 : s[4 + g] >> 4 | (s[g] >> 6) << 4;
+        block->scale[g] = d * (float)sc;
+        block->min[g] = -(dmin * (float)mn);
+    }
+}
+
+/* 32 bytes hold two groups: their low nibbles, then their high ones. */
+static void read_k_nibbles(const uint8_t *qs, int8_t *q) {
+    for (int pair = 0; pair < 4; pair++)
+        for (int k = 0; k < 32; k++) {
+            q[pair * 64 + k] = (int8_t)(qs[pair * 32 + k] & 15);
+            q[pair * 64 + 32 + k] = (int8_t)(qs[pair * 32 + k] >> 4);
+        }
+}
+
+static void read_q4_k(const uint8_t *src, mp_stored_block *block) {
+    read_k_scales(src, block);
+    read_k_nibbles(src + 16, block->q);
+}
+
+static void read_q5_k(const uint8_t *src, mp_stored_block *block) {
+    const uint8_t *high = src + 16;
+    read_k_scales(src, block);
+    read_k_nibbles(src + 48, block->q);
+    for (int g = 0; g < 8; g++)
+        for (int k = 0; k < 32; k++)
+            block->q[g * 32 + k] = (int8_t)(block->q[g * 32 + k] | (high[k] >> g & 1) << 4);
+}
+
+static void read_q6_k(const uint8_t *src, mp_stored_block *block) {
+    const uint8_t *low = src, *high = src + 128, *scales = src + 192;
+    float d = mp_half_load(src + 208);
+    for (int g = 0; g < 16; g++)
+        block->scale[g] = d * (float)(int8_t)scales[g];
+    for (int half = 0; half < 2; half++)
+        for (int part = 0; part < 4; part++)
+            for (int k = 0; k < 32; k++) {
+                int four = low[half * 64 + (part & 1) * 32 + k] >> (part < 2 ? 0 : 4) & 15;
+                int two = high[half * 32 + k] >> (2 * part) & 3;
+                block->q[half * 128 + part * 32 + k] = (int8_t)((four | two << 4) - 32);
+            }
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------ */
+
+typedef struct reader {
+    void (*read)(const uint8_t *src, mp_stored_block *block);
+    int group;
+    bool mins;
+} reader;
+
+static const reader readers[MP_DTYPE_COUNT] = {
+    [MP_Q4_0] = {read_q4_0, 32, false}, [MP_Q4_1] = {read_q4_1, 32, true},     [MP_Q5_0] = {read_q5_0, 32, false},
+    [MP_Q5_1] = {read_q5_1, 32, true},  [MP_Q8_0] = {read_q8_0, 32, false},    [MP_Q2_K] = {read_q2_k, 16, true},
+    [MP_Q3_K] = {read_q3_k, 16, false}, [MP_Q4_K] = {read_q4_k, 32, true},     [MP_Q5_K] = {read_q5_k, 32, true},
+    [MP_Q6_K] = {read_q6_k, 16, false}, [MP_IQ4_NL] = {read_iq4_nl, 32, false}, [MP_MXFP4] = {read_mxfp4, 32, false},
+};
+
+int mp_stored_block_group(mp_dtype dtype, bool *mins) {
+    assert(dtype < MP_DTYPE_COUNT);
+    *mins = readers[dtype].mins;
+    return readers[dtype].group;
+}
+
+void mp_stored_block_read(mp_dtype dtype, const uint8_t *src, mp_stored_block *block) {
+    assert(dtype < MP_DTYPE_COUNT && readers[dtype].read);
+    readers[dtype].read(src, block);
+}
+
+static void scale_group(const int8_t *q, float scale, const float *min, int n, float *out) {
+    if (min) {
+        float m = *min;
+        for (int k = 0; k < n; k++)
+            out[k] = scale * (float)q[k] + m;
+    } else {
+        for (int k = 0; k < n; k++)
+            out[k] = scale * (float)q[k];
+    }
+}
+
+void mp_dequantize_row(mp_dtype dtype, const void *src, int64_t n, float *out) {
+    const uint8_t *from = src;
+    if (dtype == MP_F32) {
+        memcpy(out, from, (size_t)n * sizeof(float));
+        return;
+    }
+    if (dtype == MP_F16) {
+        for (int64_t k = 0; k < n; k++)
+            out[k] = mp_half_load(from + 2 * k);
+        return;
+    }
+    if (dtype == MP_BF16) {
+        for (int64_t k = 0; k < n; k++) {
+            uint32_t bits = (uint32_t)from[2 * k] << 16 | (uint32_t)from[2 * k + 1] << 24;
+            memcpy(out + k, &bits, sizeof bits);
+        }
+        return;
+    }
+    const mp_dtype_row *row = mp_dtype_get(dtype);
+    const reader *reader = &readers[dtype];
+    assert(reader->read && n % row->items == 0);
+    mp_stored_block block;
+    for (int64_t k = 0; k < n; k += row->items, from += row->bytes) {
+        reader->read(from, &block);
+        for (int i = 0; i < row->items; i += reader->group)
+            scale_group(block.q + i, block.scale[i / reader->group],
+                        reader->mins ? &block.min[i / reader->group] : NULL, reader->group, out + k + i);
+    }
+}

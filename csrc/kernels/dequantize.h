@@ -1,0 +1,20 @@
+/* dequantize.h: a stored block taken apart into integers, scales and minima. For mp_dequantize_row and the packers. */
+#ifndef MP_KERNELS_DEQUANTIZE_H
+#define MP_KERNELS_DEQUANTIZE_H
+
+#include "kernels/kernels.h"
+
+/* item k = scale[k / group] * q[k]                         types without minima
+ *        = scale[k / group] * q[k] + min[k / group]        types with them
+ * each operation rounded to fp32, which is what the `gguf` package computes. */
+typedef struct mp_stored_block {
+    int8_t q[256];
+    float scale[16], min[16]; /* one per group of 16 or 32 items */
+} mp_stored_block;
+
+/* Items per scale (16 or 32), and whether the type has minima; 0 for types that are not quantised. */
+int mp_stored_block_group(mp_dtype dtype, bool *mins);
+/* Take one block of a quantised dtype apart; min stays unwritten for types without. */
+void mp_stored_block_read(mp_dtype dtype, const uint8_t *src, mp_stored_block *block);
+
+#endif

@@ -1,0 +1,31 @@
+/* half.h: half precision to single, one value at a time, without instructions that a CPU may lack.
+ *
+ * Exact for every input, NaNs made quiet as the hardware does, and blind to flush-to-zero: a subnormal half is a normal
+ * float. Written without branches so that loops over it vectorise. */
+#ifndef MP_KERNELS_HALF_H
+#define MP_KERNELS_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float mp_half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
+    uint32_t rest = half & 0x7fffu;
+    float subnormal = (float)(int32_t)rest * 0x1p-24f;
+    uint32_t subnormal_bits;
+    memcpy(&subnormal_bits, &subnormal, sizeof subnormal_bits);
+    uint32_t normal_bits = (rest << 13) + (112u << 23);
+    uint32_t special_bits = (rest << 13) | 0x7f800000u | (rest > 0x7c00u ? 0x400000u : 0u);
+    uint32_t bits = rest < 0x400u ? subnormal_bits : rest < 0x7c00u ? normal_bits : special_bits;
+    bits |= sign;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The half stored at any address, little-endian as GGUF has it. */
+static inline float mp_half_load(const uint8_t *from) {
+    return mp_half_to_float((uint16_t)(from[0] | from[1] << 8));
+}
+
+#endif

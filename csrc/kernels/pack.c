@@ -1,0 +1,499 @@
+/* pack.c: stored quantised rows to interleaved panels, and back one value at a time. The layouts are in pack.h.
+ *
+ * Packing moves bits and never computes on values, but for ANY16's scales. It works on four outputs at once in 128-bit
+ * vectors of the compiler's own kind, which every CPU has: one 4x4 transposition turns 16 bytes of four rows into a
+ * quarter of four lines. That is faster than memory, so packing needs no variants per instruction set. */
+#include "kernels/pack.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "kernels/dequantize.h"
+#include "kernels/half.h"
+
+/* ---- sizes ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    BLOCK_Q4 = MP_PACK_NIBBLES,
+    BLOCK_Q5 = MP_PACK_NIBBLES + MP_PACK_BITS,
+    BLOCK_Q6 = MP_PACK_NIBBLES + MP_PACK_PAIRS,
+};
+
+static const mp_pack_layout layouts[MP_W_KIND_COUNT] = {
+    [MP_W_Q4_0] = {32, BLOCK_Q4 + MP_PACK_HALVES, 0, 0, 0},
+    [MP_W_Q4_1] = {32, BLOCK_Q4 + 2 * MP_PACK_HALVES, 0, 0, 0},
+    [MP_W_Q5_0] = {32, BLOCK_Q5 + MP_PACK_HALVES, 0, 0, 0},
+    [MP_W_Q5_1] = {32, BLOCK_Q5 + 2 * MP_PACK_HALVES, 0, 0, 0},
+    [MP_W_Q8_0] = {32, MP_PACK_BYTES + MP_PACK_HALVES, 0, 0, 0},
+    [MP_W_Q4_K] = {256, BLOCK_Q4 + 2 * MP_PACK_SMALL, 8, 2 * MP_PACK_HALVES, 0},
+    [MP_W_Q5_K] = {256, BLOCK_Q5 + 2 * MP_PACK_SMALL, 8, 2 * MP_PACK_HALVES, 0},
+    [MP_W_Q6_K] = {256, BLOCK_Q6 + 2 * MP_PACK_SMALL, 8, MP_PACK_HALVES, 0},
+    [MP_W_ANY16] = {32, MP_PACK_ANY16_BLOCK_MINS, 0, 0, MP_PACK_LINE},
+};
+
+const mp_pack_layout *mp_pack_layout_get(mp_wkind kind) {
+    assert(kind < MP_W_KIND_COUNT && layouts[kind].inputs != 0);
+    return &layouts[kind];
+}
+
+size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K) {
+    const mp_pack_layout *layout = mp_pack_layout_get(kind);
+    assert(K % layout->inputs == 0);
+    size_t blocks = (size_t)K / 32;
+    size_t heads = layout->per_head ? blocks / (size_t)layout->per_head * (size_t)layout->head : 0;
+    return (size_t)layout->start + heads + blocks * (size_t)layout->block;
+}
+
+/* Byte at which block b starts in a panel, its head before it. ANY16: with minima or without. */
+static size_t block_at(mp_wkind kind, int b, bool mins) {
+    const mp_pack_layout *layout = mp_pack_layout_get(kind);
+    size_t block = (size_t)layout->block;
+    if (kind == MP_W_ANY16 && !mins)
+        block = MP_PACK_ANY16_BLOCK;
+    size_t heads = layout->per_head ? (size_t)(b / layout->per_head + 1) * (size_t)layout->head : 0;
+    return (size_t)layout->start + heads + (size_t)b * block;
+}
+
+/* ---- four outputs at a time ------------------------------------------------------------------------------------ */
+
+typedef uint32_t v4 __attribute__((vector_size(16)));
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shufflevector(a, b, i0, i1, i2, i3)
+#else
+#define SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shuffle(a, b, (v4){i0, i1, i2, i3})
+#endif
+
+static inline v4 load4(const uint8_t *from) {
+    v4 value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline void store4(uint8_t *to, v4 value) { memcpy(to, &value, sizeof value); }
+
+/* lanes[i][j] -> lanes[j][i] */
+static inline void transpose4(v4 *lanes) {
+    v4 a = SHUFFLE(lanes[0], lanes[1], 0, 4, 1, 5), b = SHUFFLE(lanes[0], lanes[1], 2, 6, 3, 7);
+    v4 c = SHUFFLE(lanes[2], lanes[3], 0, 4, 1, 5), d = SHUFFLE(lanes[2], lanes[3], 2, 6, 3, 7);
+    lanes[0] = SHUFFLE(a, c, 0, 1, 4, 5);
+    lanes[1] = SHUFFLE(a, c, 2, 3, 6, 7);
+    lanes[2] = SHUFFLE(b, d, 0, 1, 4, 5);
+    lanes[3] = SHUFFLE(b, d, 2, 3, 6, 7);
+}
+
+/* Four lanes as the same lanes of four lines. */
+static inline void store_lines(v4 *lanes, uint8_t *lines) {
+    transpose4(lanes);
+    for (int j = 0; j < 4; j++)
+        store4(lines + j * MP_PACK_LINE, lanes[j]);
+}
+
+/* Exchange the bits of x that `mask` selects with those `shift` above them. */
+static inline v4 swap_bits(v4 x, int shift, uint32_t mask) {
+    v4 t = ((x >> shift) ^ x) & mask;
+    return x ^ t ^ (t << shift);
+}
+
+/* Exchange the bits of b that `mask` selects with the bits of a that stand `shift` above them: one step of transposing a
+ * square of bits held in several words. */
+static inline void swap_across(v4 *a, v4 *b, int shift, uint32_t mask) {
+    v4 t = ((*a >> shift) ^ *b) & mask;
+    *b ^= t;
+    *a ^= t << shift;
+}
+
+/* Where output o's lane is in the first line of a part that has `lines` lines for each half. */
+static inline size_t lane_at(int o, int lines) {
+    return (size_t)(o / 16) * (size_t)lines * MP_PACK_LINE + (size_t)(o % 16) * 4;
+}
+
+/* The 32 rows of a panel. Rows past the last output read one block of zeros over and over. */
+typedef struct rows {
+    const uint8_t *at[MP_PANEL_N];
+    size_t step[MP_PANEL_N]; /* bytes to the next stored block, or 0 */
+} rows;
+
+static inline const uint8_t *block_of(const rows *rows, int o, int b) {
+    return rows->at[o] + (size_t)b * rows->step[o];
+}
+
+static inline void copy_halves(const rows *rows, int b, int offset, uint8_t *to) {
+    for (int o = 0; o < MP_PANEL_N; o++)
+        memcpy(to + 2 * o, block_of(rows, o, b) + offset, 2);
+}
+
+/* ---- blocks of 32 ---------------------------------------------------------------------------------------------- */
+
+static inline void pack_nibbles(const rows *rows, int b, int offset, uint8_t *to) {
+    for (int o = 0; o < MP_PANEL_N; o += 4) {
+        v4 lanes[4];
+        for (int i = 0; i < 4; i++)
+            lanes[i] = load4(block_of(rows, o + i, b) + offset);
+        store_lines(lanes, to + lane_at(o, 4));
+    }
+}
+
+/* Bit 4 g + i of each word to bit g of its byte i: the index of a bit is (g2 g1 g0 i1 i0) and becomes (i1 i0 g2 g1 g0), in
+ * four exchanges of two index bits. */
+static inline v4 spread_bits(v4 x) {
+    x = swap_bits(x, 14, 0x0000ccccu);
+    x = swap_bits(x, 7, 0x00aa00aau);
+    x = swap_bits(x, 2, 0x0c0c0c0cu);
+    return swap_bits(x, 1, 0x22222222u);
+}
+
+static inline void pack_bits(const rows *rows, int b, int offset, uint8_t *to) {
+    for (int o = 0; o < MP_PANEL_N; o += 4) {
+        uint32_t bits[4];
+        for (int i = 0; i < 4; i++)
+            memcpy(&bits[i], block_of(rows, o + i, b) + offset, 4);
+        store4(to + lane_at(o, 1), spread_bits((v4){bits[0], bits[1], bits[2], bits[3]}));
+    }
+}
+
+static void pack_q4_0(const rows *rows, int b, uint8_t *to) {
+    pack_nibbles(rows, b, 2, to);
+    copy_halves(rows, b, 0, to + BLOCK_Q4);
+}
+
+static void pack_q4_1(const rows *rows, int b, uint8_t *to) {
+    pack_nibbles(rows, b, 4, to);
+    copy_halves(rows, b, 0, to + BLOCK_Q4);
+    copy_halves(rows, b, 2, to + BLOCK_Q4 + MP_PACK_HALVES);
+}
+
+static void pack_q5_0(const rows *rows, int b, uint8_t *to) {
+    pack_nibbles(rows, b, 6, to);
+    pack_bits(rows, b, 2, to + MP_PACK_NIBBLES);
+    copy_halves(rows, b, 0, to + BLOCK_Q5);
+}
+
+static void pack_q5_1(const rows *rows, int b, uint8_t *to) {
+    pack_nibbles(rows, b, 8, to);
+    pack_bits(rows, b, 4, to + MP_PACK_NIBBLES);
+    copy_halves(rows, b, 0, to + BLOCK_Q5);
+    copy_halves(rows, b, 2, to + BLOCK_Q5 + MP_PACK_HALVES);
+}
+
+static void pack_q8_0(const rows *rows, int b, uint8_t *to) {
+    for (int o = 0; o < MP_PANEL_N; o += 4)
+        for (int half = 0; half < 2; half++) {
+            v4 lanes[4];
+            for (int i = 0; i < 4; i++)
+                lanes[i] = load4(block_of(rows, o + i, b) + 2 + 16 * half) ^ 0x80808080u;
+            store_lines(lanes, to + lane_at(o, 8) + (size_t)half * 4 * MP_PACK_LINE);
+        }
+    copy_halves(rows, b, 0, to + MP_PACK_BYTES);
+}
+
+/* ---- superblocks: `to` is the head ----------------------------------------------------------------------------- */
+
+/* Q4_K and Q5_K: the 12 bytes of 6-bit numbers, unpacked four to a word as the format lays them out. */
+static inline void pack_k_scales(const rows *rows, int b, uint8_t *to, size_t block, size_t at) {
+    uint32_t sc[2][MP_PANEL_N], mn[2][MP_PANEL_N];
+    for (int o = 0; o < MP_PANEL_N; o++) {
+        uint32_t s[3];
+        memcpy(s, block_of(rows, o, b) + 4, sizeof s);
+        sc[0][o] = s[0] & 0x3f3f3f3fu;
+        mn[0][o] = s[1] & 0x3f3f3f3fu;
+        sc[1][o] = (s[2] & 0x0f0f0f0fu) | (s[0] >> 2 & 0x30303030u);
+        mn[1][o] = (s[2] >> 4 & 0x0f0f0f0fu) | (s[1] >> 2 & 0x30303030u);
+    }
+    for (int s = 0; s < 8; s++) {
+        uint8_t *small = to + 2 * MP_PACK_HALVES + (size_t)s * block + at;
+        for (int o = 0; o < MP_PANEL_N; o++) {
+            small[o] = (uint8_t)(sc[s / 4][o] >> (8 * (s % 4)));
+            small[MP_PACK_SMALL + o] = (uint8_t)(mn[s / 4][o] >> (8 * (s % 4)));
+        }
+    }
+}
+
+/* 32 bytes hold two blocks, low nibbles and high; a packed block pairs its own inputs k and k + 16 instead. */
+static inline void repair_nibbles(v4 first, v4 second, v4 *low, v4 *high) {
+    *low = (first & 0x0f0f0f0fu) | (second << 4 & 0xf0f0f0f0u);
+    *high = (first >> 4 & 0x0f0f0f0fu) | (second & 0xf0f0f0f0u);
+}
+
+static inline void pack_k_nibbles(const rows *rows, int b, int offset, uint8_t *blocks, size_t block) {
+    for (int pair = 0; pair < 4; pair++)
+        for (int o = 0; o < MP_PANEL_N; o += 4) {
+            v4 low[4], high[4];
+            for (int i = 0; i < 4; i++) {
+                const uint8_t *from = block_of(rows, o + i, b) + offset + pair * 32;
+                repair_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
+            }
+            uint8_t *to = blocks + (size_t)(2 * pair) * block + lane_at(o, 4);
+            store_lines(low, to);
+            store_lines(high, to + block);
+        }
+}
+
+static void pack_q4_k(const rows *rows, int b, uint8_t *to) {
+    const size_t block = BLOCK_Q4 + 2 * MP_PACK_SMALL;
+    copy_halves(rows, b, 0, to);
+    copy_halves(rows, b, 2, to + MP_PACK_HALVES);
+    pack_k_nibbles(rows, b, 16, to + 2 * MP_PACK_HALVES, block);
+    pack_k_scales(rows, b, to, block, BLOCK_Q4);
+}
+
+static void pack_q5_k(const rows *rows, int b, uint8_t *to) {
+    const size_t block = BLOCK_Q5 + 2 * MP_PACK_SMALL;
+    uint8_t *blocks = to + 2 * MP_PACK_HALVES;
+    copy_halves(rows, b, 0, to);
+    copy_halves(rows, b, 2, to + MP_PACK_HALVES);
+    pack_k_nibbles(rows, b, 48, blocks, block);
+    pack_k_scales(rows, b, to, block, BLOCK_Q5);
+    for (int o = 0; o < MP_PANEL_N; o += 4) {
+        /* word[g], byte i, bit s: bit 4 of input 4 g + i of block s. Transposed: word[s], byte i, bit g. */
+        v4 word[8];
+        for (int i = 0; i < 4; i++) {
+            const uint8_t *from = block_of(rows, o + i, b) + 16;
+            word[i] = load4(from);
+            word[4 + i] = load4(from + 16);
+        }
+        transpose4(word);
+        transpose4(word + 4);
+        for (int g = 0; g < 4; g++)
+            swap_across(&word[g], &word[g + 4], 4, 0x0f0f0f0fu);
+        for (int g = 0; g < 8; g++)
+            if (!(g & 2))
+                swap_across(&word[g], &word[g + 2], 2, 0x33333333u);
+        for (int g = 0; g < 8; g += 2)
+            swap_across(&word[g], &word[g + 1], 1, 0x55555555u);
+        for (int s = 0; s < 8; s++)
+            store4(blocks + (size_t)s * block + MP_PACK_NIBBLES + lane_at(o, 1), word[s]);
+    }
+}
+
+static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
+    const size_t block = BLOCK_Q6 + 2 * MP_PACK_SMALL;
+    uint8_t *blocks = to + MP_PACK_HALVES;
+    copy_halves(rows, b, 208, to);
+    for (int half = 0; half < 2; half++)
+        for (int o = 0; o < MP_PANEL_N; o += 4) {
+            /* bytes 0-31 of the half: low nibbles of its block 0 and, high, of its block 2; bytes 32-63: of 1 and 3 */
+            for (int part = 0; part < 2; part++) {
+                v4 low[4], high[4];
+                for (int i = 0; i < 4; i++) {
+                    const uint8_t *from = block_of(rows, o + i, b) + half * 64 + part * 32;
+                    repair_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
+                }
+                uint8_t *at = blocks + (size_t)(half * 4 + part) * block + lane_at(o, 4);
+                store_lines(low, at);
+                store_lines(high, at + 2 * block);
+            }
+            /* word[t], byte i, pair r: bits 4, 5 of input 4 t + i of block r of the half. Transposed: word[r], pair t. */
+            for (int h = 0; h < 2; h++) {
+                v4 word[4];
+                for (int i = 0; i < 4; i++)
+                    word[i] = load4(block_of(rows, o + i, b) + 128 + half * 32 + h * 16);
+                transpose4(word);
+                swap_across(&word[0], &word[2], 4, 0x0f0f0f0fu);
+                swap_across(&word[1], &word[3], 4, 0x0f0f0f0fu);
+                swap_across(&word[0], &word[1], 2, 0x33333333u);
+                swap_across(&word[2], &word[3], 2, 0x33333333u);
+                for (int r = 0; r < 4; r++)
+                    store4(blocks + (size_t)(half * 4 + r) * block + MP_PACK_NIBBLES + lane_at(o, 2) +
+                               (size_t)h * MP_PACK_LINE, word[r]);
+            }
+        }
+    for (int o = 0; o < MP_PANEL_N; o++) {
+        const uint8_t *scales = block_of(rows, o, b) + 192;
+        for (int s = 0; s < 8; s++) {
+            uint8_t *small = blocks + (size_t)s * block + BLOCK_Q6;
+            small[o] = scales[2 * s];
+            small[MP_PACK_SMALL + o] = scales[2 * s + 1];
+        }
+    }
+}
+
+/* ---- the general path ------------------------------------------------------------------------------------------ */
+
+static void pack_any16(const rows *rows, mp_dtype dtype, int32_t K, uint8_t *panel) {
+    bool mins;
+    const int group = mp_stored_block_group(dtype, &mins), items = mp_dtype_get(dtype)->items;
+    const size_t block = mins ? MP_PACK_ANY16_BLOCK_MINS : MP_PACK_ANY16_BLOCK;
+    const int32_t head = mins;
+    memset(panel, 0, MP_PACK_LINE);
+    memcpy(panel, &head, sizeof head);
+    mp_stored_block stored;
+    for (int b = 0; b < K / items; b++)
+        for (int o = 0; o < MP_PANEL_N; o++) {
+            mp_stored_block_read(dtype, block_of(rows, o, b), &stored);
+            for (int part = 0; part < items / 32; part++) {
+                uint8_t *to = panel + MP_PACK_LINE + ((size_t)b * (size_t)(items / 32) + (size_t)part) * block;
+                for (int g = 0; g < 8; g++) {
+                    uint32_t lane;
+                    memcpy(&lane, stored.q + part * 32 + g * 4, 4);
+                    lane ^= 0x80808080u;
+                    memcpy(to + lane_at(o, 8) + (size_t)g * MP_PACK_LINE, &lane, 4);
+                }
+                for (int h = 0; h < 2; h++) {
+                    int from = (part * 32 + h * 16) / group;
+                    uint8_t *floats = to + MP_PACK_BYTES + (size_t)h * MP_PACK_FLOATS + (size_t)o * 4;
+                    memcpy(floats, &stored.scale[from], 4);
+                    if (mins)
+                        memcpy(floats + 2 * MP_PACK_FLOATS, &stored.min[from], 4);
+                }
+            }
+        }
+}
+
+/* ---- panels ---------------------------------------------------------------------------------------------------- */
+
+static bool takes(mp_wkind kind, mp_dtype dtype) {
+    mp_wkind own;
+    return mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &own) && own == kind;
+}
+
+void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
+    static const uint8_t zeros[256];
+    const mp_dtype_row *row = mp_dtype_get(src->dtype);
+    assert(takes(w->kind, src->dtype) && row->bytes <= (int)sizeof zeros);
+    void (*pack)(const rows *rows, int b, uint8_t *to) = NULL;
+    switch (w->kind) {
+    case MP_W_Q4_0: pack = pack_q4_0; break;
+    case MP_W_Q4_1: pack = pack_q4_1; break;
+    case MP_W_Q5_0: pack = pack_q5_0; break;
+    case MP_W_Q5_1: pack = pack_q5_1; break;
+    case MP_W_Q8_0: pack = pack_q8_0; break;
+    case MP_W_Q4_K: pack = pack_q4_k; break;
+    case MP_W_Q5_K: pack = pack_q5_k; break;
+    case MP_W_Q6_K: pack = pack_q6_k; break;
+    default: break;
+    }
+    const mp_pack_layout *layout = mp_pack_layout_get(w->kind);
+    const size_t stride = (size_t)layout->head + (size_t)layout->block * (size_t)(row->items / 32);
+    for (int p = panel0; p < panel1; p++) {
+        rows rows;
+        for (int o = 0; o < MP_PANEL_N; o++) {
+            const int64_t n = (int64_t)p * MP_PANEL_N + o;
+            rows.at[o] = n < w->N ? mp_tensor_row(src, n) : zeros;
+            rows.step[o] = n < w->N ? (size_t)row->bytes : 0;
+        }
+        uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
+        if (!pack) {
+            pack_any16(&rows, src->dtype, w->K, panel);
+            continue;
+        }
+        for (int b = 0; b < w->K / row->items; b++)
+            pack(&rows, b, panel + (size_t)layout->start + (size_t)b * stride);
+    }
+}
+
+/* ---- reading back ---------------------------------------------------------------------------------------------- */
+
+static void view_nibbles(const uint8_t *block, int o, int32_t *q) {
+    const uint8_t *lane = block + lane_at(o, 4);
+    for (int k = 0; k < 16; k++) {
+        uint8_t byte = lane[k / 4 * MP_PACK_LINE + k % 4];
+        q[k] = byte & 15;
+        q[16 + k] = byte >> 4;
+    }
+}
+
+static void view_bits(const uint8_t *bits, int o, int32_t *q) {
+    const uint8_t *lane = bits + lane_at(o, 1);
+    for (int k = 0; k < 32; k++)
+        q[k] |= (lane[k % 4] >> (k / 4) & 1) << 4;
+}
+
+static void view_pairs(const uint8_t *pairs, int o, int32_t *q) {
+    const uint8_t *lane = pairs + lane_at(o, 2);
+    for (int k = 0; k < 32; k++)
+        q[k] |= (lane[k / 16 * MP_PACK_LINE + k % 4] >> (2 * (k / 4 % 4)) & 3) << 4;
+}
+
+static void view_bytes(const uint8_t *bytes, int o, int32_t *q) {
+    const uint8_t *lane = bytes + lane_at(o, 8);
+    for (int k = 0; k < 32; k++)
+        q[k] = lane[k / 4 * MP_PACK_LINE + k % 4] - 128;
+}
+
+static void view_floats(const uint8_t *floats, int o, float *out) {
+    for (int h = 0; h < 2; h++)
+        memcpy(out + h, floats + (size_t)h * MP_PACK_FLOATS + (size_t)o * 4, 4);
+}
+
+static void subtract(int32_t *q, int offset) {
+    for (int k = 0; k < 32; k++)
+        q[k] -= offset;
+}
+
+void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pack_view *view) {
+    int32_t any16_mins = 0;
+    if (kind == MP_W_ANY16)
+        memcpy(&any16_mins, panel, sizeof any16_mins);
+    const mp_pack_layout *layout = mp_pack_layout_get(kind);
+    const uint8_t *block = panel + block_at(kind, b, any16_mins != 0);
+    const uint8_t *head = layout->per_head
+                              ? block - (size_t)(b % layout->per_head) * (size_t)layout->block - layout->head : NULL;
+    view->group = kind == MP_W_Q6_K || kind == MP_W_ANY16 ? 16 : 32;
+    view->mins = false;
+    switch (kind) {
+    case MP_W_Q4_0:
+        view_nibbles(block, o, view->q);
+        subtract(view->q, 8);
+        view->scale[0] = mp_half_load(block + BLOCK_Q4 + 2 * o);
+        break;
+    case MP_W_Q5_0:
+        view_nibbles(block, o, view->q);
+        view_bits(block + MP_PACK_NIBBLES, o, view->q);
+        subtract(view->q, 16);
+        view->scale[0] = mp_half_load(block + BLOCK_Q5 + 2 * o);
+        break;
+    case MP_W_Q8_0:
+        view_bytes(block, o, view->q);
+        view->scale[0] = mp_half_load(block + MP_PACK_BYTES + 2 * o);
+        break;
+    case MP_W_Q4_1:
+    case MP_W_Q5_1: {
+        const uint8_t *halves = block + (kind == MP_W_Q4_1 ? BLOCK_Q4 : BLOCK_Q5);
+        view_nibbles(block, o, view->q);
+        if (kind == MP_W_Q5_1)
+            view_bits(block + MP_PACK_NIBBLES, o, view->q);
+        view->mins = true;
+        view->scale[0] = mp_half_load(halves + 2 * o);
+        view->min[0] = mp_half_load(halves + MP_PACK_HALVES + 2 * o);
+        break;
+    }
+    case MP_W_Q4_K:
+    case MP_W_Q5_K: {
+        const uint8_t *small = block + (kind == MP_W_Q4_K ? BLOCK_Q4 : BLOCK_Q5);
+        view_nibbles(block, o, view->q);
+        if (kind == MP_W_Q5_K)
+            view_bits(block + MP_PACK_NIBBLES, o, view->q);
+        view->mins = true;
+        view->scale[0] = mp_half_load(head + 2 * o) * (float)small[o];
+        view->min[0] = -(mp_half_load(head + MP_PACK_HALVES + 2 * o) * (float)small[MP_PACK_SMALL + o]);
+        break;
+    }
+    case MP_W_Q6_K:
+        view_nibbles(block, o, view->q);
+        view_pairs(block + MP_PACK_NIBBLES, o, view->q);
+        subtract(view->q, 32);
+        for (int h = 0; h < 2; h++)
+            view->scale[h] = mp_half_load(head + 2 * o) * (float)(int8_t)block[BLOCK_Q6 + h * MP_PACK_SMALL + o];
+        break;
+    default:
+        view_bytes(block, o, view->q);
+        view->mins = any16_mins != 0;
+        view_floats(block + MP_PACK_BYTES, o, view->scale);
+        if (view->mins)
+            view_floats(block + MP_PACK_BYTES + 2 * MP_PACK_FLOATS, o, view->min);
+        break;
+    }
+}
+
+void mp_pack_quant_row(const mp_wmat *w, int32_t n, float *out) {
+    const uint8_t *panel = w->data + (size_t)(n / MP_PANEL_N) * w->panel_bytes;
+    mp_pack_view view;
+    for (int b = 0; b < w->K / 32; b++) {
+        mp_pack_view_block(w->kind, panel, b, n % MP_PANEL_N, &view);
+        for (int k = 0; k < 32; k++) {
+            float scaled = view.scale[k / view.group] * (float)view.q[k];
+            out[b * 32 + k] = view.mins ? scaled + view.min[k / view.group] : scaled;
+        }
+    }
+}

@@ -1,0 +1,76 @@
+/* pack.h: the packed layouts of the quantised kinds, and how to read them one value at a time.
+ *
+ * A panel is 32 outputs, o = 0 ... 31, in two halves v = o / 16 of 16 lanes each: one 512-bit vector of four-byte lanes,
+ * or two 256-bit ones. A block is 32 inputs of all 32 outputs. The inputs of a block form 8 groups g of four, k = 4 g + i;
+ * a lane is one output's group, its byte i is input 4 g + i, which is what a four-byte dot product eats. A line is 64
+ * bytes: 16 lanes. Blocks follow one another by ascending k; everything is a multiple of 64 bytes.
+ *
+ *   nibbles   [v][j = 0..3] lines, 512 bytes: low nibble = group j, high nibble = group j + 4
+ *   bits      [v] lines, 128 bytes: bit g of byte i = bit 4 of input 4 g + i                         (Q5)
+ *   pairs     [v][h = 0..1] lines, 256 bytes: bits 2 t, 2 t + 1 of byte i = bits 4, 5 of input 4 (4 h + t) + i    (Q6)
+ *   bytes     [v][g = 0..7] lines, 1024 bytes: the signed value with its top bit flipped, so value + 128 unsigned
+ *   halves    [o] f16, 64 bytes         floats  [o] fp32, 128 bytes         small  [o] one byte, 32 bytes
+ *
+ *            one block                                                    bytes    bits a weight
+ *   Q4_0     nibbles  d halves                                              576    4.5
+ *   Q4_1     nibbles  d halves  m halves                                    640    5
+ *   Q5_0     nibbles  bits  d halves                                        704    5.5
+ *   Q5_1     nibbles  bits  d halves  m halves                              768    6
+ *   Q8_0     bytes    d halves                                             1088    8.5
+ *            a head each 8 blocks (a superblock), then the 8 blocks
+ *   Q4_K     d halves  dmin halves | nibbles  sc small  mn small            128 + 8 x 576    4.625
+ *   Q5_K     d halves  dmin halves | nibbles  bits  sc small  mn small      128 + 8 x 704    5.625
+ *   Q6_K     d halves | nibbles  pairs  sc small (int8) of inputs 0-15, of inputs 16-31      64 + 8 x 832    6.5625
+ *            a head a panel: int32 1 when the blocks have minima, else 0, 60 bytes of padding
+ *   ANY16    bytes  s floats of inputs 0-15, of inputs 16-31  [m floats, the same]   1280 or 1536    10 or 12
+ *
+ * d, dmin, m, sc, mn are the stored ones, to the bit; ANY16's s and m are the products that dequantising makes. A panel of
+ * ANY16 has room for minima whether or not it has them. */
+#ifndef MP_KERNELS_PACK_H
+#define MP_KERNELS_PACK_H
+
+#include "kernels/kernels.h"
+
+enum { /* bytes of the parts */
+    MP_PACK_LINE = 64,
+    MP_PACK_NIBBLES = 512,
+    MP_PACK_BITS = 128,
+    MP_PACK_PAIRS = 256,
+    MP_PACK_BYTES = 1024,
+    MP_PACK_HALVES = 64,
+    MP_PACK_SMALL = 32,
+    MP_PACK_FLOATS = 128,
+    MP_PACK_ANY16_BLOCK = MP_PACK_BYTES + 2 * MP_PACK_FLOATS,
+    MP_PACK_ANY16_BLOCK_MINS = MP_PACK_BYTES + 4 * MP_PACK_FLOATS,
+};
+
+/* Sizes of a kind. A panel of K inputs is `start` bytes and K / 32 blocks, with a head before each `per_head` of them. */
+typedef struct mp_pack_layout {
+    int32_t inputs;   /* K is a multiple of it */
+    int32_t block;    /* bytes of a block of 32 inputs, its head not counted */
+    int32_t per_head; /* blocks after one head; 0: no heads */
+    int32_t head;     /* bytes of a head */
+    int32_t start;    /* bytes before the first block or head of a panel */
+} mp_pack_layout;
+
+/* Asserts a quantised kind. ANY16: with minima. */
+const mp_pack_layout *mp_pack_layout_get(mp_wkind kind);
+size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);
+
+/* Pack panels [panel0, panel1) of a quantised w from src [N, K]. */
+void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
+
+/* Block b of output o (0 ... 31) of a packed panel, in plain numbers: input k is scale[k / group] * q[k] (+ min[k / group]
+ * when mins), with the products rounded as the formulas of kernels.h and dequantising have them. */
+typedef struct mp_pack_view {
+    int32_t q[32];
+    int group; /* 16 or 32 */
+    bool mins;
+    float scale[2], min[2];
+} mp_pack_view;
+void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pack_view *view);
+
+/* Row n of a packed quantised matrix as floats [K], equal to the dequantised source. */
+void mp_pack_quant_row(const mp_wmat *w, int32_t n, float *out);
+
+#endif

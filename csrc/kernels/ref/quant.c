@@ -1,0 +1,87 @@
+/* quant.c: the plain truth of quantised products, one output at a time over the packed layout, and of quantising
+ * activations. Every other variant gives these bits. */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/epilogue.h"
+#include "kernels/pack.h"
+#include "kernels/variants.h"
+
+enum { ROWS = 16 }; /* rows that share one look at a block */
+
+/* One block of 32 inputs into the accumulator of output (m, n), as kernels.h has it. */
+static float add_block(const mp_pack_view *w, const mp_acts *x, int m, int b, float f) {
+    const int8_t *q = x->q + (int64_t)m * x->ldq + b * 32;
+    const int32_t *sum16 = x->sum + (int64_t)m * (x->K / 16) + b * 2;
+    const float sa = x->scale[(int64_t)m * (x->K / 32) + b];
+    for (int g = 0; g < 32 / w->group; g++) {
+        int32_t dot = 0;
+        for (int k = g * w->group; k < (g + 1) * w->group; k++)
+            dot += w->q[k] * q[k];
+        f = fmaf((float)dot, w->scale[g] * sa, f);
+        if (w->mins) {
+            int32_t sum = w->group == 32 ? sum16[0] + sum16[1] : sum16[g];
+            f = fmaf(w->min[g], sa * (float)sum, f);
+        }
+    }
+    return f;
+}
+
+static void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                 float *y, int64_t ldy) {
+    assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);
+    float tile[ROWS * MP_PANEL_N];
+    mp_pack_view view;
+    for (int p = panel0; p < panel1; p++) {
+        const uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
+        const int n0 = p * MP_PANEL_N, n1 = n0 + MP_PANEL_N < w->N ? n0 + MP_PANEL_N : w->N;
+        for (int m = m0; m < m1; m += ROWS) {
+            const int rows = m1 - m < ROWS ? m1 - m : ROWS;
+            memset(tile, 0, sizeof tile);
+            for (int o = 0; o < n1 - n0; o++)
+                for (int b = 0; b < w->K / 32; b++) {
+                    mp_pack_view_block(w->kind, panel, b, o, &view);
+                    for (int r = 0; r < rows; r++)
+                        tile[r * MP_PANEL_N + o] = add_block(&view, x, m + r, b, tile[r * MP_PANEL_N + o]);
+                }
+            mp_epilogue_apply(ep, m, m + rows, n0, n1, tile, MP_PANEL_N);
+            for (int r = 0; r < rows; r++)
+                memcpy(y + (int64_t)(m + r) * ldy + n0, tile + r * MP_PANEL_N, (size_t)(n1 - n0) * sizeof *y);
+        }
+    }
+}
+
+/* A block whose largest value is so small (below 4e-37) that 127 / max overflows counts as zeros. */
+static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum16) {
+    assert(K % 32 == 0);
+    for (int b = 0; b < K / 32; b++, x += 32, q += 32, sum16 += 2) {
+        float max = 0.0f;
+        bool finite = true;
+        for (int k = 0; k < 32; k++) {
+            finite = finite && isfinite(x[k]);
+            max = fabsf(x[k]) > max ? fabsf(x[k]) : max;
+        }
+        const float inverse = 127.0f / max;
+        const bool zero = !finite || !isfinite(inverse);
+        scale[b] = !finite ? NAN : zero ? 0.0f : max / 127.0f;
+        sum16[0] = sum16[1] = 0;
+        for (int k = 0; k < 32; k++) {
+            q[k] = zero ? 0 : (int8_t)(int32_t)rintf(x[k] * inverse);
+            sum16[k / 16] += q[k];
+        }
+    }
+}
+
+void mp_ref_quant(mp_kernel_table *table) {
+    MP_SET(table, acts_q8, acts_q8, "ref");
+    MP_SET(table, gemm_q4_0, gemm, "ref");
+    MP_SET(table, gemm_q4_1, gemm, "ref");
+    MP_SET(table, gemm_q5_0, gemm, "ref");
+    MP_SET(table, gemm_q5_1, gemm, "ref");
+    MP_SET(table, gemm_q8_0, gemm, "ref");
+    MP_SET(table, gemm_q4_k, gemm, "ref");
+    MP_SET(table, gemm_q5_k, gemm, "ref");
+    MP_SET(table, gemm_q6_k, gemm, "ref");
+    MP_SET(table, gemm_any16, gemm, "ref");
+}
