@@ -1,8 +1,10 @@
 /* file_map.h: one read-only shared mapping of a regular file, reference-counted.
  *
- * A page that can no longer be read (the file was cut short under us) does not kill the process: the SIGBUS handler maps a
- * zero page there, marks the mapping poisoned and lets the thread go on; whoever computes with it asks
- * mp_file_map_poisoned afterwards and fails the step. The handler passes every other SIGBUS on to who was there before. */
+ * A page that can no longer be read (the file was cut short under us) does not kill the process: the SIGBUS handler
+ * maps a zero page there, marks the mapping poisoned and lets the thread go on; whoever computes with it asks
+ * mp_file_map_poisoned afterwards and fails the step. The handler passes every other SIGBUS on to who was there before;
+ * a handler that is installed after ours and does not pass SIGBUS on takes this protection away. Threads must not block
+ * SIGBUS. */
 #ifndef MP_FILES_FILE_MAP_H
 #define MP_FILES_FILE_MAP_H
 

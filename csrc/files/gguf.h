@@ -1,7 +1,9 @@
 /* gguf.h: GGUF version 2 and 3 into a spec (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
  *
  * The whole header is checked before anything is sized from it; tensor data is never touched. A split file
- * (name-00001-of-00003.gguf) is read with its siblings, which must lie in the same folder. */
+ * (name-00001-of-00003.gguf) is read with its siblings, which must lie in the same folder; give its first file. A
+ * tensor type that the format has and dtype.def has not is UNSUPPORTED. Header strings are bytes: only keys (ASCII) and
+ * tensor names (UTF-8, no NUL) are checked. */
 #ifndef MP_FILES_GGUF_H
 #define MP_FILES_GGUF_H
 
@@ -14,12 +16,15 @@ enum { /* caps; beyond them the answer is LIMIT, naming the cap */
     MP_GGUF_MAX_KEY = 65535,
     MP_GGUF_MAX_NAME = 64,
     MP_GGUF_MAX_ALIGNMENT = 65536,
-    MP_GGUF_MAX_SPLITS = 1024
+    MP_GGUF_MAX_SPLITS = 1024,
+    MP_GGUF_MAX_ELEMENTS = 1 << 24, /* of one array */
+    MP_GGUF_MAX_HEADER = 128 << 20  /* bytes before the tensors' data */
 };
 
 /* A new, unfrozen spec with files, values (all keys, tokenizer included), tensors and architecture. */
 mp_status mp_gguf_read(const char *path, mp_spec **spec, mp_error *error);
-/* The same over bytes in memory, for fuzzing and tests: one file of `size` bytes called `name`; split files are refused. */
+/* The same over bytes in memory, for fuzzing and tests: one file of `size` bytes called `name`; split files are
+ * refused. */
 mp_status mp_gguf_parse(const uint8_t *data, uint64_t size, const char *name, mp_spec **spec, mp_error *error);
 
 #endif

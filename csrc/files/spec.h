@@ -1,6 +1,6 @@
-/* spec.h: a model spec, everything that loading needs, in memory: files, one flat typed key-value table in GGUF naming, a
- * tensor table, and the tokens' bytes. Python fills it (or gguf.c does from a file); afterwards it is frozen, shared by
- * reference count, and loads, evictions and reloads need nothing else.
+/* spec.h: a model spec, everything that loading needs, in memory: files, one flat typed key-value table in GGUF
+ * naming, a tensor table, and the tokens' bytes. Python fills it (or gguf.c does from a file); afterwards it is frozen,
+ * shared by reference count, and loads, evictions and reloads need nothing else.
  *
  * Not thread-safe until frozen; then read-only and usable from any thread. */
 #ifndef MP_FILES_SPEC_H
@@ -9,6 +9,14 @@
 #include "tensor/tensor.h"
 
 typedef struct mp_spec mp_spec;
+
+enum { /* what a spec holds at most, whatever the file format was */
+    MP_SPEC_MAX_KEY = 65535,         /* bytes of a key */
+    MP_SPEC_MAX_NAME = 255,          /* bytes of a tensor's name */
+    MP_SPEC_MAX_ARCHITECTURE = 64,   /* bytes */
+    MP_SPEC_MAX_TOKENS = 1 << 20,
+    MP_SPEC_MAX_TOKEN_BYTES = 65536  /* of one token */
+};
 
 typedef enum mp_value_type {
     MP_VALUE_BOOL,
@@ -61,8 +69,8 @@ mp_spec *mp_spec_create(void);       /* NULL when memory is refused */
 mp_spec *mp_spec_pin(mp_spec *spec);
 void mp_spec_unpin(mp_spec *spec);   /* NULL is legal; the last one frees */
 
-/* Building. Strings and arrays are copied. FORMAT for a duplicate key or tensor name (hashed: linear time), a name longer
- * than its limit, NUL inside a name. */
+/* Building. Strings and arrays are copied. FORMAT for a duplicate key or tensor name (hashed: linear time), a name
+ * longer than its limit, a tensor that is wrong by itself (shape, size). A failed call leaves the spec as it was. */
 mp_status mp_spec_set_architecture(mp_spec *spec, const char *name, mp_error *error);
 mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error);
 mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_error *error);

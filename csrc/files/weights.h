@@ -8,8 +8,8 @@
 
 typedef struct mp_weights mp_weights;
 
-/* Keeps a reference to the spec. FORMAT for a tensor outside its file, a byte count that does not follow from dtype and
- * shape, a misaligned float; IO when a file is gone. */
+/* Keeps a reference to the spec and freezes it. FORMAT for a tensor outside its file, a byte count that does not follow
+ * from dtype and shape, a misaligned float; IO when a file is gone. */
 mp_status mp_weights_open(mp_spec *spec, mp_weights **weights, mp_error *error);
 void mp_weights_close(mp_weights *weights); /* NULL is legal; views die with it */
 const mp_spec *mp_weights_spec(const mp_weights *weights);

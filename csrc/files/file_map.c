@@ -1,0 +1,208 @@
+#define _GNU_SOURCE
+#include "files/file_map.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+
+/* What the signal handler may look at: static, lock-free, never freed. `turn` is odd while a slot changes hands, so
+ * that a handler on another thread never pairs the begin of one mapping with the end of the next. */
+typedef struct map_slot {
+    _Atomic uint32_t taken;
+    _Atomic uint32_t turn;
+    _Atomic uintptr_t begin, end; /* begin == end: empty */
+    _Atomic uint32_t poisoned;
+} map_slot;
+
+enum { MAX_MAPS = 4096 };
+
+static map_slot slots[MAX_MAPS];
+static _Atomic int slots_used; /* slots at or above were never taken */
+static _Atomic int installed;
+static struct sigaction previous;
+static uintptr_t page_mask;
+
+struct mp_file_map {
+    _Atomic uint32_t references;
+    map_slot *slot;
+    void *data;
+    char *path;
+    mp_file_id id;
+};
+
+static void slot_write(map_slot *slot, uintptr_t begin, uintptr_t end) {
+    atomic_fetch_add(&slot->turn, 1);
+    atomic_store(&slot->begin, begin);
+    atomic_store(&slot->end, end);
+    atomic_fetch_add(&slot->turn, 1);
+}
+
+static map_slot *slot_take(const void *data, uint64_t bytes) {
+    for (int i = 0; i < MAX_MAPS; i++) {
+        uint32_t free_mark = 0;
+        if (!atomic_compare_exchange_strong(&slots[i].taken, &free_mark, 1))
+            continue;
+        int used = atomic_load(&slots_used);
+        while (used < i + 1 && !atomic_compare_exchange_weak(&slots_used, &used, i + 1)) {
+        }
+        atomic_store(&slots[i].poisoned, 0);
+        slot_write(&slots[i], (uintptr_t)data, (uintptr_t)data + (uintptr_t)bytes);
+        return &slots[i];
+    }
+    return NULL;
+}
+
+static void slot_give(map_slot *slot) {
+    slot_write(slot, 0, 0);
+    atomic_store(&slot->taken, 0);
+}
+
+/* Async-signal-safe: atomics and one system call. The thread that faults holds a pin, so its own slot stands still. */
+static map_slot *slot_find(uintptr_t address) {
+    int used = atomic_load(&slots_used);
+    for (int i = 0; i < used; i++) {
+        map_slot *slot = &slots[i];
+        uint32_t turn = atomic_load(&slot->turn);
+        uintptr_t begin = atomic_load(&slot->begin), end = atomic_load(&slot->end);
+        /* The last page reaches past the end of the file. */
+        if (address >= begin && address < ((end + ~page_mask) & page_mask) && !(turn & 1) &&
+            turn == atomic_load(&slot->turn))
+            return slot;
+    }
+    return NULL;
+}
+
+static void pass_on(int number, siginfo_t *info, void *context) {
+    if (previous.sa_flags & SA_SIGINFO) {
+        previous.sa_sigaction(number, info, context);
+        return;
+    }
+    if (previous.sa_handler == SIG_IGN && info->si_code <= 0)
+        return; /* sent by someone, and whoever was here before ignored it */
+    if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+        previous.sa_handler(number);
+        return;
+    }
+    signal(number, SIG_DFL);
+    raise(number); /* blocked until this handler returns */
+}
+
+static void on_sigbus(int number, siginfo_t *info, void *context) {
+    int saved = errno;
+    uintptr_t address = (uintptr_t)info->si_addr;
+    map_slot *slot = info->si_code > 0 ? slot_find(address) : NULL;
+    if (slot) {
+        atomic_store(&slot->poisoned, 1);
+        /* Not through the seam: a handler may call nothing that a test could have replaced. */
+        void *page = mmap((void *)(address & page_mask), (size_t)(~page_mask + 1), PROT_READ,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        if (page != MAP_FAILED) {
+            errno = saved;
+            return;
+        }
+    }
+    errno = saved;
+    pass_on(number, info, context);
+}
+
+void mp_file_map_init(void) {
+    int expected = 0;
+    if (!atomic_compare_exchange_strong(&installed, &expected, 1))
+        return;
+    page_mask = ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = on_sigbus;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    /* Read first: a fault between the two calls must find `previous` filled. */
+    sigaction(SIGBUS, NULL, &previous);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error) {
+    mp_status status = MP_OK;
+    int fd = -1;
+    *out = NULL;
+    mp_file_map *map = mp_alloc_zeroed(sizeof *map, MP_TAG_SPEC);
+    if (!map)
+        return mp_fail_memory(error, sizeof *map, "a file mapping");
+    map->path = mp_strdup(path, MP_TAG_SPEC);
+    if (!map->path) {
+        status = mp_fail_memory(error, strlen(path) + 1, "a file's path");
+        goto cleanup;
+    }
+    MP_TRY_GOTO(mp_sys_open(path, &fd, &map->id, error));
+    if (map->id.size == 0) {
+        status = mp_fail_file(error, MP_FORMAT, path, 0, "file size", "at least 1 byte", "an empty file");
+        goto cleanup;
+    }
+    if (map->id.size > SIZE_MAX / 2) {
+        status = mp_fail_file(error, MP_FORMAT, path, 0, "file size", "what fits the address space", "%llu bytes",
+                              (unsigned long long)map->id.size);
+        goto cleanup;
+    }
+    MP_TRY_GOTO(mp_sys_map(fd, (size_t)map->id.size, path, &map->data, error));
+    map->slot = slot_take(map->data, map->id.size);
+    if (!map->slot) {
+        status = mp_fail_file(error, MP_LIMIT, path, -1, "mapped files", "4096 at a time; close models first",
+                              "one more");
+        goto cleanup;
+    }
+    atomic_store(&map->references, 1);
+    *out = map;
+    map = NULL;
+cleanup:
+    if (fd >= 0)
+        mp_sys_close(fd);
+    if (map) {
+        if (map->data)
+            mp_sys_unmap(map->data, (size_t)map->id.size);
+        mp_free(map->path);
+        mp_free(map);
+    }
+    return status;
+}
+
+mp_file_map *mp_file_map_pin(mp_file_map *map) {
+    atomic_fetch_add(&map->references, 1);
+    return map;
+}
+
+void mp_file_map_unpin(mp_file_map *map) {
+    if (!map || atomic_fetch_sub(&map->references, 1) != 1)
+        return;
+    slot_give(map->slot); /* before the address can belong to another mapping */
+    mp_sys_unmap(map->data, (size_t)map->id.size);
+    mp_free(map->path);
+    mp_free(map);
+}
+
+const uint8_t *mp_file_map_data(const mp_file_map *map) { return map->data; }
+uint64_t mp_file_map_size(const mp_file_map *map) { return map->id.size; }
+const char *mp_file_map_path(const mp_file_map *map) { return map->path; }
+const mp_file_id *mp_file_map_id(const mp_file_map *map) { return &map->id; }
+bool mp_file_map_poisoned(const mp_file_map *map) { return atomic_load(&map->slot->poisoned) != 0; }
+
+bool mp_file_map_unchanged(const mp_file_map *map) {
+    int fd;
+    mp_file_id now;
+    if (mp_sys_open(map->path, &fd, &now, NULL) != MP_OK)
+        return false;
+    mp_sys_close(fd);
+    return now.device == map->id.device && now.inode == map->id.inode && now.size == map->id.size &&
+           now.mtime_ns == map->id.mtime_ns;
+}
+
+void mp_file_map_release(const mp_file_map *map, uint64_t offset, uint64_t bytes) {
+    if (offset >= map->id.size)
+        return;
+    if (bytes > map->id.size - offset)
+        bytes = map->id.size - offset;
+    mp_sys_advise((uint8_t *)map->data + offset, (size_t)bytes, MP_ADVISE_DONTNEED);
+}

@@ -1,0 +1,604 @@
+#include "files/gguf.h"
+
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "files/cursor.h"
+#include "files/file_map.h"
+#include "files/spec_build.h"
+
+enum { /* value types of the format */
+    G_U8, G_I8, G_U16, G_I16, G_U32, G_I32, G_F32, G_BOOL, G_STRING, G_ARRAY, G_U64, G_I64, G_F64, G_TYPES
+};
+static const uint8_t type_bytes[G_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}; /* 0: of no fixed size */
+
+enum {
+    HEADER_BYTES = 24,
+    MIN_VALUE_RECORD = 8 + 1 + 4 + 1,          /* key length, key, type, one byte */
+    MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8, /* name length, name, dimensions, one of them, type, offset */
+    DEFAULT_ALIGNMENT = 32
+};
+
+/* Types of the format that dtype.def does not have, so that the error can say what they are. */
+static const struct { int32_t id; const char *name; } foreign_types[] = {
+    {9, "Q8_1"},     {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"}, {21, "IQ3_S"},
+    {22, "IQ2_S"},   {23, "IQ4_XS"}, {29, "IQ1_M"},  {34, "TQ1_0"},  {35, "TQ2_0"},   {40, "NVFP4"},
+    {41, "Q1_0"},
+};
+
+typedef struct reader {
+    mp_cursor c;
+    mp_spec *spec;
+    int file; /* index in the spec */
+    uint64_t value_count, tensor_count, alignment;
+    uint64_t data_bytes; /* of the tensors read so far, each padded; then of all but the last one's padding */
+    uint64_t last_end;   /* end of the last tensor, its padding not counted */
+} reader;
+
+/* Errors of this file: `at` is where the field lies. */
+#define REFUSE_AT(code, at, field, allowed, ...) \
+    mp_fail_file(error, code, r->c.file, (int64_t)(at), field, allowed, __VA_ARGS__)
+#define REFUSE(at, field, allowed, ...) REFUSE_AT(MP_FORMAT, at, field, allowed, __VA_ARGS__)
+#define LL(x) ((unsigned long long)(x))
+
+static mp_status no_memory(mp_error *error, uint64_t bytes) {
+    return mp_fail_memory(error, bytes, "the header of a GGUF file");
+}
+
+/* Strict: no overlong forms, no surrogates, nothing above U+10FFFF. */
+static bool is_utf8(const uint8_t *text, uint64_t length) {
+    for (uint64_t i = 0; i < length;) {
+        uint8_t lead = text[i];
+        uint64_t more = lead < 0x80 ? 0 : lead >= 0xC2 && lead < 0xE0 ? 1 : (lead & 0xF0) == 0xE0 ? 2
+                        : lead >= 0xF0 && lead < 0xF5 ? 3 : 4;
+        if (more == 4 || more > length - i - 1)
+            return false;
+        uint32_t code = more ? lead & (0x3Fu >> more) : lead;
+        for (uint64_t j = 1; j <= more; j++) {
+            if ((text[i + j] & 0xC0) != 0x80)
+                return false;
+            code = code << 6 | (text[i + j] & 0x3Fu);
+        }
+        if ((more == 2 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) ||
+            (more == 3 && (code < 0x10000 || code > 0x10FFFF)))
+            return false;
+        i += more + 1;
+    }
+    return true;
+}
+
+/* A length and that many bytes, borrowed. */
+static mp_status read_string(reader *r, const char *field, const uint8_t **bytes, uint64_t *length, mp_error *error) {
+    uint64_t at = r->c.at;
+    MP_TRY(mp_cursor_u64(&r->c, field, length, error));
+    if (*length > mp_cursor_left(&r->c)) {
+        uint64_t left = mp_cursor_left(&r->c);
+        r->c.at = at;
+        return REFUSE(at, field, "a string that ends within the file", "%llu bytes long where %llu are left",
+                      LL(*length), LL(left));
+    }
+    if (*length > MP_GGUF_MAX_STRING)
+        return REFUSE_AT(MP_LIMIT, at, field, "at most 16777216 bytes (MP_GGUF_MAX_STRING)", "%llu bytes long",
+                         LL(*length));
+    return mp_cursor_take(&r->c, *length, field, bytes, error);
+}
+
+/* --- header --- */
+
+static mp_status read_header(reader *r, mp_error *error) {
+    if (r->c.size < HEADER_BYTES)
+        return REFUSE(0, "header", "at least 24 bytes", "%llu bytes", LL(r->c.size));
+    const uint8_t *magic;
+    uint32_t version;
+    MP_TRY(mp_cursor_take(&r->c, 4, "magic", &magic, error));
+    if (memcmp(magic, "GGUF", 4) != 0)
+        return REFUSE(0, "magic", "GGUF (47 47 55 46); is this another kind of file?", "%02x %02x %02x %02x", magic[0],
+                      magic[1], magic[2], magic[3]);
+    MP_TRY(mp_cursor_u32(&r->c, "version", &version, error));
+    if (version != 2 && version != 3) {
+        uint32_t swapped = __builtin_bswap32(version);
+        if (swapped == 2 || swapped == 3)
+            return REFUSE(4, "version", "2 or 3, little-endian; convert the file", "%u, big-endian", swapped);
+        return REFUSE(4, "version", version == 1 ? "2 or 3; convert the model again" : "2 or 3", "%u", version);
+    }
+    MP_TRY(mp_cursor_u64(&r->c, "tensor_count", &r->tensor_count, error));
+    MP_TRY(mp_cursor_u64(&r->c, "kv_count", &r->value_count, error));
+    uint64_t left = mp_cursor_left(&r->c);
+    if (r->tensor_count > left / MIN_TENSOR_RECORD)
+        return REFUSE(8, "tensor_count", "what the rest of the file can hold", "%llu, with %llu bytes left",
+                      LL(r->tensor_count), LL(left));
+    if (r->value_count > (left - r->tensor_count * MIN_TENSOR_RECORD) / MIN_VALUE_RECORD)
+        return REFUSE(16, "kv_count", "what the rest of the file can hold", "%llu, with %llu bytes left",
+                      LL(r->value_count), LL(left));
+    if (r->tensor_count > MP_GGUF_MAX_TENSORS)
+        return REFUSE_AT(MP_LIMIT, 8, "tensor_count", "at most 65536 (MP_GGUF_MAX_TENSORS)", "%llu",
+                         LL(r->tensor_count));
+    if (r->value_count > MP_GGUF_MAX_KEYS)
+        return REFUSE_AT(MP_LIMIT, 16, "kv_count", "at most 65536 (MP_GGUF_MAX_KEYS)", "%llu", LL(r->value_count));
+    return MP_OK;
+}
+
+/* --- values --- */
+
+static mp_status read_key(reader *r, const char **key, uint32_t *key_length, mp_error *error) {
+    uint64_t at = r->c.at, length;
+    const uint8_t *bytes;
+    MP_TRY(mp_cursor_u64(&r->c, "key length", &length, error));
+    if (length == 0 || length > MP_GGUF_MAX_KEY || length > mp_cursor_left(&r->c))
+        return REFUSE(at, "key length", "1 to 65535, and no more than the bytes left", "%llu, with %llu bytes left",
+                      LL(length), LL(mp_cursor_left(&r->c)));
+    MP_TRY(mp_cursor_take(&r->c, length, "key", &bytes, error));
+    char *copy = mp_spec_memory(r->spec, length + 1);
+    if (!copy)
+        return no_memory(error, length + 1);
+    memcpy(copy, bytes, length);
+    copy[length] = 0;
+    for (uint64_t i = 0; i < length; i++)
+        if (copy[i] < 0x20 || copy[i] > 0x7E)
+            return REFUSE(at + 8 + i, "key", "printable ASCII", "byte %02x", (uint8_t)copy[i]);
+    if (mp_spec_has_key(r->spec, copy, (uint32_t)length))
+        return REFUSE(at, "key", "each key once", "there twice: %s", copy);
+    *key = copy;
+    *key_length = (uint32_t)length;
+    return MP_OK;
+}
+
+static int64_t integer_at(uint32_t type, const uint8_t *p, bool *good) {
+    union { uint16_t u16; int16_t i16; uint32_t u32; int32_t i32; uint64_t u64; int64_t i64; } x;
+    x.u64 = 0;
+    memcpy(&x, p, type_bytes[type]);
+    switch (type) {
+    case G_U8: return p[0];
+    case G_I8: return (int8_t)p[0];
+    case G_U16: return x.u16;
+    case G_I16: return x.i16;
+    case G_U32: return x.u32;
+    case G_I32: return x.i32;
+    case G_U64:
+        if (x.u64 > INT64_MAX)
+            *good = false;
+        return x.i64;
+    default: return x.i64;
+    }
+}
+
+static double real_at(uint32_t type, const uint8_t *p) {
+    float single;
+    double real;
+    if (type == G_F32) {
+        memcpy(&single, p, 4);
+        return single;
+    }
+    memcpy(&real, p, 8);
+    return real;
+}
+
+static mp_value_type kind_of(uint32_t type) {
+    return type == G_BOOL                     ? MP_VALUE_BOOL
+           : type == G_STRING                 ? MP_VALUE_STRING
+           : type == G_F32 || type == G_F64   ? MP_VALUE_FLOAT
+                                              : MP_VALUE_INT;
+}
+
+static mp_status refuse_integer(reader *r, uint64_t at, const char *key, int64_t value, mp_error *error) {
+    return REFUSE(at, key, "an integer below 2^63", "%llu", LL(value));
+}
+
+static mp_status refuse_bool(reader *r, uint64_t at, const char *key, uint8_t value, mp_error *error) {
+    return REFUSE(at, key, "0 or 1", "a bool of value %u", value);
+}
+
+static mp_status read_scalar(reader *r, const char *key, uint32_t type, mp_value *value, mp_error *error) {
+    uint64_t at = r->c.at;
+    const uint8_t *bytes;
+    bool good = true;
+    value->type = kind_of(type);
+    value->count = 1;
+    if (type == G_STRING) {
+        MP_TRY(read_string(r, key, &bytes, &value->count, error));
+        char *copy = mp_spec_memory(r->spec, value->count + 1);
+        if (!copy)
+            return no_memory(error, value->count + 1);
+        memcpy(copy, bytes, value->count);
+        copy[value->count] = 0;
+        value->as.string = copy;
+        return MP_OK;
+    }
+    MP_TRY(mp_cursor_take(&r->c, type_bytes[type], key, &bytes, error));
+    if (value->type == MP_VALUE_FLOAT) {
+        value->as.real = real_at(type, bytes);
+        return MP_OK;
+    }
+    value->as.integer = type == G_BOOL ? bytes[0] : integer_at(type, bytes, &good);
+    if (!good)
+        return refuse_integer(r, at, key, value->as.integer, error);
+    if (type == G_BOOL && value->as.integer > 1)
+        return refuse_bool(r, at, key, (uint8_t)value->as.integer, error);
+    return MP_OK;
+}
+
+/* Two passes: sizes, then bytes. The file may be written to between them, so the second trusts nothing of the first but
+ * the size of the memory. */
+static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_error *error) {
+    uint64_t start = r->c.at, length, total = 0;
+    const uint8_t *bytes;
+    for (uint64_t i = 0; i < value->count; i++) {
+        MP_TRY(read_string(r, key, &bytes, &length, error));
+        total += length; /* every one lies in the file, behind the one before */
+    }
+    uint64_t *offsets = mp_spec_memory(r->spec, (value->count + 1) * sizeof *offsets);
+    char *copy = mp_spec_memory(r->spec, total + 1);
+    if (!offsets || !copy)
+        return no_memory(error, total + value->count * sizeof *offsets);
+    r->c.at = start;
+    uint64_t used = 0;
+    offsets[0] = 0;
+    for (uint64_t i = 0; i < value->count; i++) {
+        uint64_t at = r->c.at;
+        MP_TRY(read_string(r, key, &bytes, &length, error));
+        if (length > total - used)
+            return REFUSE(at, key, "a file that nobody writes to", "changed while it was read");
+        memcpy(copy + used, bytes, length);
+        used += length;
+        offsets[i + 1] = used;
+    }
+    copy[used] = 0;
+    value->as.strings.bytes = copy;
+    value->as.strings.offsets = offsets;
+    return MP_OK;
+}
+
+static mp_status read_array(reader *r, const char *key, mp_value *value, mp_error *error) {
+    uint64_t at = r->c.at, bytes;
+    uint32_t type;
+    MP_TRY(mp_cursor_u32(&r->c, key, &type, error));
+    MP_TRY(mp_cursor_u64(&r->c, key, &value->count, error));
+    if (type == G_ARRAY)
+        return REFUSE(at, key, "an array of numbers, bools or strings", "an array of arrays");
+    if (type >= G_TYPES)
+        return REFUSE(at, key, "an element type from 0 to 12", "an array of type %u", type);
+    uint64_t each = type == G_STRING ? 8 : type_bytes[type], left = mp_cursor_left(&r->c);
+    if (__builtin_mul_overflow(value->count, each, &bytes) || bytes > left)
+        return REFUSE(at + 4, key, "an array that ends within the file",
+                      "%llu elements of at least %llu bytes where %llu are left", LL(value->count), LL(each), LL(left));
+    if (value->count > MP_GGUF_MAX_ELEMENTS)
+        return REFUSE_AT(MP_LIMIT, at + 4, key, "at most 16777216 elements (MP_GGUF_MAX_ELEMENTS)", "%llu elements",
+                         LL(value->count));
+    value->gguf_type = (int32_t)type;
+    value->type = (mp_value_type)(MP_VALUE_BOOLS + (kind_of(type) - MP_VALUE_BOOL));
+    if (type == G_STRING)
+        return read_strings(r, key, value, error);
+
+    uint64_t start = r->c.at, wide = type == G_BOOL ? 1 : 8;
+    const uint8_t *data;
+    MP_TRY(mp_cursor_take(&r->c, bytes, key, &data, error));
+    void *copy = mp_spec_memory(r->spec, value->count * wide);
+    if (!copy)
+        return no_memory(error, value->count * wide);
+    value->as.bools = copy;
+    if (value->type == MP_VALUE_BOOLS) {
+        memcpy(copy, data, bytes);
+        for (uint64_t i = 0; i < value->count; i++)
+            if (((uint8_t *)copy)[i] > 1)
+                return refuse_bool(r, start + i, key, ((uint8_t *)copy)[i], error);
+    } else if (value->type == MP_VALUE_FLOATS) {
+        for (uint64_t i = 0; i < value->count; i++)
+            ((double *)copy)[i] = real_at(type, data + i * each);
+    } else {
+        bool good = true;
+        for (uint64_t i = 0; i < value->count; i++) {
+            ((int64_t *)copy)[i] = integer_at(type, data + i * each, &good);
+            if (!good)
+                return refuse_integer(r, start + i * each, key, ((int64_t *)copy)[i], error);
+        }
+    }
+    return MP_OK;
+}
+
+static mp_status read_value(reader *r, mp_error *error) {
+    const char *key = NULL;
+    uint32_t key_length = 0, type;
+    mp_value value;
+    memset(&value, 0, sizeof value);
+    MP_TRY(read_key(r, &key, &key_length, error));
+    uint64_t at = r->c.at;
+    MP_TRY(mp_cursor_u32(&r->c, key, &type, error));
+    if (type >= G_TYPES)
+        return REFUSE(at, key, "a value type from 0 to 12", "of type %u", type);
+    if (strcmp(key, "general.alignment") == 0 && type != G_U32)
+        return REFUSE(at, key, "a 32-bit unsigned integer (type 4)", "of type %u", type);
+    value.gguf_type = (int32_t)type;
+    MP_TRY(type == G_ARRAY ? read_array(r, key, &value, error) : read_scalar(r, key, type, &value, error));
+    if (r->c.at > MP_GGUF_MAX_HEADER)
+        return REFUSE_AT(MP_LIMIT, at, key, "a header of at most 134217728 bytes (MP_GGUF_MAX_HEADER)",
+                         "%llu bytes into the file", LL(r->c.at));
+    if (strcmp(key, "general.alignment") == 0) {
+        uint64_t alignment = (uint64_t)value.as.integer;
+        if (alignment == 0 || (alignment & (alignment - 1)))
+            return REFUSE(at + 4, key, "a power of two", "%llu", LL(alignment));
+        if (alignment > MP_GGUF_MAX_ALIGNMENT)
+            return REFUSE_AT(MP_LIMIT, at + 4, key, "at most 65536 (MP_GGUF_MAX_ALIGNMENT)", "%llu", LL(alignment));
+        r->alignment = alignment;
+    }
+    return mp_spec_adopt(r->spec, key, key_length, &value, error);
+}
+
+/* --- tensors --- */
+
+static mp_status read_name(reader *r, char *name, mp_error *error) {
+    uint64_t at = r->c.at, length;
+    const uint8_t *bytes;
+    MP_TRY(mp_cursor_u64(&r->c, "tensor name", &length, error));
+    if (length == 0 || length > MP_GGUF_MAX_NAME || length > mp_cursor_left(&r->c))
+        return REFUSE(at, "tensor name", "1 to 64 bytes, and no more than the bytes left", "%llu bytes long",
+                      LL(length));
+    MP_TRY(mp_cursor_take(&r->c, length, "tensor name", &bytes, error));
+    memcpy(name, bytes, length);
+    name[length] = 0;
+    if (memchr(name, 0, length) || !is_utf8((const uint8_t *)name, length))
+        return REFUSE(at, "tensor name", "UTF-8 without NUL", "other bytes");
+    if (mp_spec_has_tensor(r->spec, name, (uint32_t)length))
+        return REFUSE(at, "tensor name", "each tensor once", "there twice: %s", name);
+    return MP_OK;
+}
+
+static mp_status read_type(reader *r, const char *name, const char *field, mp_dtype *dtype, mp_error *error) {
+    uint64_t at = r->c.at;
+    uint32_t id;
+    MP_TRY(mp_cursor_u32(&r->c, field, &id, error));
+    if (mp_dtype_from_ggml(id, dtype))
+        return MP_OK;
+    for (size_t i = 0; i < sizeof foreign_types / sizeof *foreign_types; i++)
+        if (foreign_types[i].id == (int32_t)id)
+            return mp_fail(error, MP_UNSUPPORTED,
+                           "%s: the tensor %s is stored as %s, which mpool does not compute with; take another "
+                           "quantisation of the model, such as Q4_K_M, Q8_0 or F16",
+                           r->c.file, name, foreign_types[i].name);
+    return REFUSE(at, field, "a type of the GGUF format", "%d", (int32_t)id);
+}
+
+static mp_status read_tensor(reader *r, mp_error *error) {
+    char name[MP_GGUF_MAX_NAME + 1], field[MP_GGUF_MAX_NAME + 24], text[96];
+    mp_tensor_entry entry;
+    memset(&entry, 0, sizeof entry);
+    MP_TRY(read_name(r, name, error));
+#define FIELD(part) (snprintf(field, sizeof field, "%s: %s", name, part), field)
+    uint64_t at = r->c.at, shape_at, row_bytes, padded, next;
+    uint32_t ndim;
+    MP_TRY(mp_cursor_u32(&r->c, FIELD("dimensions"), &ndim, error));
+    if (ndim < 1 || ndim > MP_MAX_DIMS)
+        return REFUSE(at, field, "1 to 4", "%u", ndim);
+    shape_at = r->c.at;
+    for (uint32_t i = 0; i < ndim; i++) {
+        uint64_t size;
+        MP_TRY(mp_cursor_u64(&r->c, FIELD("shape"), &size, error));
+        if (size < 1 || size > INT64_MAX)
+            return REFUSE(r->c.at - 8, field, "sizes from 1 to 2^63 - 1", "%lld", (long long)size);
+        entry.shape[ndim - 1 - i] = (int64_t)size; /* the file has the innermost first */
+    }
+    entry.name = name;
+    entry.ndim = (int32_t)ndim;
+    entry.file = r->file;
+    int64_t items;
+    if (!mp_shape_items(entry.ndim, entry.shape, &items)) {
+        mp_shape_text(entry.ndim, entry.shape, text, sizeof text);
+        return REFUSE(shape_at, FIELD("shape"), "sizes whose product is below 2^63", "%s", text);
+    }
+    MP_TRY(read_type(r, name, FIELD("type"), &entry.dtype, error));
+    const mp_dtype_row *row = mp_dtype_get(entry.dtype);
+    int64_t columns = entry.shape[ndim - 1];
+    if (columns % row->items) {
+        snprintf(text, sizeof text, "multiples of %d, the block of %s", (int)row->items, row->name);
+        return REFUSE(shape_at, FIELD("row"), text, "%lld elements", (long long)columns);
+    }
+    if (!mp_dtype_row_bytes(entry.dtype, columns, &row_bytes) ||
+        __builtin_mul_overflow(row_bytes, (uint64_t)(items / columns), &entry.nbytes))
+        return REFUSE(shape_at, FIELD("size"), "below 2^63 bytes", "%lld elements of %s", (long long)items, row->name);
+    if (__builtin_add_overflow(entry.nbytes, r->alignment - 1, &padded))
+        return REFUSE(shape_at, FIELD("size"), "below 2^63 bytes with its padding", "%llu bytes", LL(entry.nbytes));
+    padded &= ~(r->alignment - 1);
+
+    at = r->c.at;
+    MP_TRY(mp_cursor_u64(&r->c, FIELD("offset"), &entry.offset, error));
+    if (entry.offset & (r->alignment - 1)) {
+        snprintf(text, sizeof text, "multiples of %llu", LL(r->alignment));
+        return REFUSE(at, field, text, "%llu", LL(entry.offset));
+    }
+    if (entry.offset != r->data_bytes) {
+        snprintf(text, sizeof text, "%llu, the end of the tensor before", LL(r->data_bytes));
+        return REFUSE(at, field, text, "%llu", LL(entry.offset));
+    }
+    /* Also against the whole file: offset and size are checked again once the start of the data is known. */
+    if (__builtin_add_overflow(r->data_bytes, padded, &next) || next > INT64_MAX ||
+        entry.offset + entry.nbytes > r->c.size)
+        return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes from %llu, the file has %llu",
+                      LL(entry.nbytes), LL(entry.offset), LL(r->c.size));
+    r->last_end = entry.offset + entry.nbytes;
+    r->data_bytes = next;
+    return mp_spec_add_tensor(r->spec, &entry, error);
+#undef FIELD
+}
+
+/* Turns offsets within the data into offsets within the file, now that the start of the data is known. */
+static mp_status place_tensors(reader *r, int first, mp_error *error) {
+    uint64_t end = r->c.at, start, padded_end;
+    if (__builtin_add_overflow(end, r->alignment - 1, &start))
+        return REFUSE(end, "header", "an end below 2^63", "%llu", LL(end));
+    start &= ~(r->alignment - 1);
+    int count = mp_spec_tensor_count(r->spec);
+    for (int i = first; i < count; i++) {
+        mp_tensor_entry *entry = mp_spec_tensor_edit(r->spec, i);
+        uint64_t tensor_end;
+        if (__builtin_add_overflow(entry->offset, start, &entry->offset) ||
+            __builtin_add_overflow(entry->offset, entry->nbytes, &tensor_end) || tensor_end > r->c.size) {
+            char field[MP_GGUF_MAX_NAME + 24];
+            snprintf(field, sizeof field, "%s: size", entry->name);
+            return REFUSE(end, field, "an end within the file", "%llu bytes from %llu, the file has %llu",
+                          LL(entry->nbytes), LL(entry->offset), LL(r->c.size));
+        }
+    }
+    /* Neither the header of a file without tensors nor the last tensor must be padded, but may be. */
+    if (__builtin_add_overflow(start, r->data_bytes, &padded_end))
+        return REFUSE(end, "file size", "below 2^63", "more");
+    if (r->c.size > padded_end)
+        return REFUSE(padded_end, "file size", "an end after the last tensor and its padding", "%llu bytes more",
+                      LL(r->c.size - padded_end));
+    return MP_OK;
+}
+
+/* --- files --- */
+
+/* One file into the spec, whose file `file` it is. */
+static mp_status parse(const uint8_t *data, uint64_t size, const char *name, int file, mp_spec *spec,
+                       mp_error *error) {
+    reader state = {.c = {.data = data, .size = size, .file = name},
+                    .spec = spec,
+                    .file = file,
+                    .alignment = DEFAULT_ALIGNMENT};
+    reader *r = &state;
+    int first = mp_spec_tensor_count(spec);
+    MP_TRY(read_header(r, error));
+    for (uint64_t i = 0; i < r->value_count; i++)
+        MP_TRY(read_value(r, error));
+    for (uint64_t i = 0; i < r->tensor_count; i++)
+        MP_TRY(read_tensor(r, error));
+    return place_tensors(r, first, error);
+}
+
+static mp_status set_architecture(mp_spec *spec, mp_error *error) {
+    const char *architecture;
+    MP_TRY(mp_spec_string(spec, "general.architecture", NULL, &architecture, error));
+    return mp_spec_set_architecture(spec, architecture, error);
+}
+
+static mp_status fill(const uint8_t *data, uint64_t size, const char *name, mp_spec **spec, mp_error *error) {
+    mp_status status = MP_OK;
+    mp_spec *made = mp_spec_create();
+    if (!made)
+        return mp_fail_memory(error, 1024, "a model spec");
+    MP_TRY_GOTO(mp_spec_add_file(made, name, error));
+    MP_TRY_GOTO(parse(data, size, name, 0, made, error));
+    *spec = made;
+    made = NULL;
+cleanup:
+    mp_spec_unpin(made);
+    return status;
+}
+
+/* A mapped file into a new spec. */
+static mp_status read_one(const char *path, mp_spec **spec, mp_error *error) {
+    mp_file_map *map;
+    MP_TRY(mp_file_map_open(path, &map, error));
+    mp_status status = fill(mp_file_map_data(map), mp_file_map_size(map), path, spec, error);
+    if (mp_file_map_poisoned(map)) { /* zeros were read in place of what is gone: nothing holds */
+        if (status == MP_OK) {
+            mp_spec_unpin(*spec);
+            *spec = NULL;
+        }
+        status = mp_fail(error, MP_IO, "%s: the file was cut short while it was read", path);
+    }
+    mp_file_map_unpin(map);
+    return status;
+}
+
+static mp_status split_key(const mp_spec *spec, const char *key, int64_t low, int64_t high, mp_status above,
+                           const int64_t *def, int64_t *value, mp_error *error) {
+    return (above == MP_LIMIT ? mp_spec_int_capped : mp_spec_int)(spec, key, low, high, def, value, error);
+}
+
+/* "...-00001-of-00003.gguf": writes the number of file `index` into a copy of the path. */
+enum { SPLIT_TAIL = 20 }; /* characters of "-00001-of-00003.gguf" */
+
+static bool split_name(char *path, size_t length, int64_t index, int64_t count, bool check) {
+    char tail[32];
+    snprintf(tail, sizeof tail, "-%05d-of-%05d.gguf", (int)index + 1, (int)count);
+    if (length <= SPLIT_TAIL || strlen(tail) != SPLIT_TAIL)
+        return false;
+    if (check)
+        return memcmp(path + length - SPLIT_TAIL, tail, SPLIT_TAIL) == 0;
+    memcpy(path + length - SPLIT_TAIL, tail, SPLIT_TAIL);
+    return true;
+}
+
+/* Tensors of file `index` of `count` into the spec of the first. */
+static mp_status read_sibling(mp_spec *spec, const char *path, int64_t index, int64_t count, mp_error *error) {
+    mp_status status = MP_OK;
+    mp_spec *other = NULL;
+    int64_t number;
+    MP_TRY_GOTO(read_one(path, &other, error));
+    MP_TRY_GOTO(mp_spec_int(other, "split.count", count, count, NULL, &number, error));
+    MP_TRY_GOTO(mp_spec_int(other, "split.no", index, index, NULL, &number, error));
+    MP_TRY_GOTO(mp_spec_add_file(spec, path, error));
+    for (int i = 0; i < mp_spec_tensor_count(other); i++) {
+        mp_tensor_entry entry = *mp_spec_tensor_at(other, i);
+        entry.file = (int32_t)index;
+        MP_TRY_GOTO(mp_spec_add_tensor(spec, &entry, error));
+    }
+cleanup:
+    mp_spec_unpin(other);
+    return status;
+}
+
+static mp_status read_splits(mp_spec *spec, const char *path, mp_error *error) {
+    static const int64_t whole = 0;
+    int64_t count, number, tensors;
+    size_t length = strlen(path);
+    MP_TRY(split_key(spec, "split.count", 0, MP_GGUF_MAX_SPLITS, MP_LIMIT, &whole, &count, error));
+    if (count <= 1) /* 0 is what merging tools leave behind */
+        return MP_OK;
+    MP_TRY(split_key(spec, "split.no", 0, count - 1, MP_FORMAT, NULL, &number, error));
+    MP_TRY(split_key(spec, "split.tensors.count", 0, (int64_t)MP_GGUF_MAX_TENSORS, MP_LIMIT, NULL, &tensors, error));
+    char *name = mp_strdup(path, MP_TAG_SPEC);
+    if (!name)
+        return mp_fail_memory(error, length + 1, "a file's path");
+    mp_status status = MP_OK;
+    char allowed[64];
+    if (!split_name(name, length, number, count, true)) {
+        snprintf(allowed, sizeof allowed, "a name that ends in -%05d-of-%05d.gguf", (int)number + 1, (int)count);
+        status = mp_fail_file(error, MP_FORMAT, path, -1, "file name", allowed, "another");
+    } else if (number != 0) {
+        status = mp_fail_file(error, MP_FORMAT, path, -1, "split.no", "0: open the first file of the split model",
+                              "%lld", (long long)number);
+    }
+    for (int64_t i = 1; status == MP_OK && i < count; i++) {
+        split_name(name, length, i, count, false);
+        status = read_sibling(spec, name, i, count, error);
+    }
+    mp_free(name);
+    if (status == MP_OK && mp_spec_tensor_count(spec) != tensors) {
+        snprintf(allowed, sizeof allowed, "%d, the tensors of all files", mp_spec_tensor_count(spec));
+        status = mp_fail_file(error, MP_FORMAT, path, -1, "split.tensors.count", allowed, "%lld", (long long)tensors);
+    }
+    return status;
+}
+
+mp_status mp_gguf_read(const char *path, mp_spec **out, mp_error *error) {
+    mp_status status = MP_OK;
+    mp_spec *spec = NULL;
+    *out = NULL;
+    MP_TRY_GOTO(read_one(path, &spec, error));
+    MP_TRY_GOTO(set_architecture(spec, error));
+    MP_TRY_GOTO(read_splits(spec, path, error));
+    *out = spec;
+    spec = NULL;
+cleanup:
+    mp_spec_unpin(spec);
+    return status;
+}
+
+mp_status mp_gguf_parse(const uint8_t *data, uint64_t size, const char *name, mp_spec **out, mp_error *error) {
+    static const int64_t whole = 0;
+    mp_status status = MP_OK;
+    mp_spec *spec = NULL;
+    int64_t count;
+    *out = NULL;
+    MP_TRY_GOTO(fill(data, size, name, &spec, error));
+    MP_TRY_GOTO(set_architecture(spec, error));
+    MP_TRY_GOTO(mp_spec_int(spec, "split.count", 0, 1, &whole, &count, error));
+    *out = spec;
+    spec = NULL;
+cleanup:
+    mp_spec_unpin(spec);
+    return status;
+}

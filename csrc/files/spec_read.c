@@ -1,0 +1,188 @@
+/* spec_read.c: the typed readers of spec.h. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+
+#include "files/spec.h"
+
+typedef struct key_name {
+    char text[MP_SPEC_MAX_ARCHITECTURE + 256];
+} key_name;
+
+static const char *spec_file(const mp_spec *spec) {
+    return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "model spec";
+}
+
+/* Replaces a leading "{arch}" and looks the key up. *value is NULL when it is absent. */
+static mp_status look_up(const mp_spec *spec, const char *key, key_name *name, const mp_value **value,
+                         mp_error *error) {
+    static const char mark[] = "{arch}";
+    const char *head = "", *tail = key;
+    if (strncmp(key, mark, sizeof mark - 1) == 0) {
+        head = mp_spec_architecture(spec);
+        tail = key + sizeof mark - 1;
+        if (!head[0])
+            return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "general.architecture",
+                                "the name of an architecture", "missing");
+    }
+    size_t head_bytes = strlen(head), tail_bytes = strlen(tail);
+    if (tail_bytes >= sizeof name->text - MP_SPEC_MAX_ARCHITECTURE)
+        return mp_fail(error, MP_INTERNAL, "the name of a hyper-parameter has %zu bytes", tail_bytes);
+    memcpy(name->text, head, head_bytes);
+    memcpy(name->text + head_bytes, tail, tail_bytes + 1);
+    *value = mp_spec_find(spec, name->text);
+    return MP_OK;
+}
+
+static const char *type_name(const mp_value *value) {
+    static const char *const names[] = {"a bool",         "an integer",           "a float",
+                                        "a string",       "an array of bools",    "an array of integers",
+                                        "an array of floats", "an array of strings"};
+    return names[value->type];
+}
+
+static mp_status missing(const mp_spec *spec, const key_name *name, const char *allowed, mp_error *error) {
+    return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, name->text, allowed, "missing");
+}
+
+static mp_status wrong_type(const mp_spec *spec, const key_name *name, const mp_value *value, const char *allowed,
+                            mp_error *error) {
+    return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, name->text, allowed, "%s", type_name(value));
+}
+
+static void int_range(char *to, size_t size, int64_t low, int64_t high) {
+    if (high == INT64_MAX)
+        snprintf(to, size, "an integer of at least %lld", (long long)low);
+    else if (low == high)
+        snprintf(to, size, "the integer %lld", (long long)low);
+    else
+        snprintf(to, size, "an integer from %lld to %lld", (long long)low, (long long)high);
+}
+
+static mp_status read_int(const mp_spec *spec, const char *key, int64_t low, int64_t high, mp_status above,
+                          const int64_t *def, int64_t *out, mp_error *error) {
+    key_name name;
+    const mp_value *value;
+    char allowed[96];
+    MP_TRY(look_up(spec, key, &name, &value, error));
+    int_range(allowed, sizeof allowed, low, high);
+    if (!value) {
+        if (!def)
+            return missing(spec, &name, allowed, error);
+        *out = *def;
+        return MP_OK;
+    }
+    if (value->type != MP_VALUE_INT)
+        return wrong_type(spec, &name, value, allowed, error);
+    if (value->as.integer < low || value->as.integer > high) {
+        mp_status code = value->as.integer > high ? above : MP_FORMAT;
+        return mp_fail_file(error, code, spec_file(spec), -1, name.text, allowed, "%lld",
+                            (long long)value->as.integer);
+    }
+    *out = value->as.integer;
+    return MP_OK;
+}
+
+mp_status mp_spec_int(const mp_spec *spec, const char *key, int64_t low, int64_t high, const int64_t *def, int64_t *out,
+                      mp_error *error) {
+    return read_int(spec, key, low, high, MP_FORMAT, def, out, error);
+}
+
+mp_status mp_spec_int_capped(const mp_spec *spec, const char *key, int64_t low, int64_t cap, const int64_t *def,
+                             int64_t *out, mp_error *error) {
+    return read_int(spec, key, low, cap, MP_LIMIT, def, out, error);
+}
+
+mp_status mp_spec_ints(const mp_spec *spec, const char *key, int count, int64_t low, int64_t high, const int64_t *def,
+                       int64_t *out, mp_error *error) {
+    key_name name;
+    const mp_value *value;
+    char range[64], allowed[96];
+    MP_TRY(look_up(spec, key, &name, &value, error));
+    int_range(range, sizeof range, low, high);
+    snprintf(allowed, sizeof allowed, "%s, or an array of %d", range, count);
+    if (!value && !def)
+        return missing(spec, &name, allowed, error);
+    if (value && value->type != MP_VALUE_INT && value->type != MP_VALUE_INTS)
+        return wrong_type(spec, &name, value, allowed, error);
+    if (value && value->type == MP_VALUE_INTS && value->count != (uint64_t)count)
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, name.text, allowed, "an array of %llu",
+                            (unsigned long long)value->count);
+    for (int i = 0; i < count; i++) {
+        int64_t one = !value ? *def : value->type == MP_VALUE_INT ? value->as.integer : value->as.integers[i];
+        if (value && (one < low || one > high))
+            return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, name.text, range,
+                                value->type == MP_VALUE_INT ? "%lld" : "%lld at place %d", (long long)one, i);
+        out[i] = one;
+    }
+    return MP_OK;
+}
+
+mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double high, const double *def, double *out,
+                        mp_error *error) {
+    key_name name;
+    const mp_value *value;
+    char allowed[96];
+    MP_TRY(look_up(spec, key, &name, &value, error));
+    bool open_above = high >= FLT_MAX, positive = low > 0 && low <= FLT_MIN;
+    if (positive && open_above)
+        snprintf(allowed, sizeof allowed, "a finite number above 0");
+    else if (positive)
+        snprintf(allowed, sizeof allowed, "a number above 0, up to %g", high);
+    else if (open_above)
+        snprintf(allowed, sizeof allowed, low <= -FLT_MAX ? "a finite number" : "a finite number of at least %g", low);
+    else
+        snprintf(allowed, sizeof allowed, "a number from %g to %g", low, high);
+    if (!value) {
+        if (!def)
+            return missing(spec, &name, allowed, error);
+        *out = *def;
+        return MP_OK;
+    }
+    /* JSON writes 10000.0 as 10000; GGUF says which it is. */
+    bool whole = value->type == MP_VALUE_INT && value->gguf_type == -1;
+    if (value->type != MP_VALUE_FLOAT && !whole)
+        return wrong_type(spec, &name, value, allowed, error);
+    double real = whole ? (double)value->as.integer : value->as.real;
+    if (!isfinite(real) || real < low || real > high)
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, name.text, allowed, "%g", real);
+    *out = real;
+    return MP_OK;
+}
+
+mp_status mp_spec_bool(const mp_spec *spec, const char *key, const bool *def, bool *out, mp_error *error) {
+    key_name name;
+    const mp_value *value;
+    MP_TRY(look_up(spec, key, &name, &value, error));
+    if (!value) {
+        if (!def)
+            return missing(spec, &name, "true or false", error);
+        *out = *def;
+        return MP_OK;
+    }
+    if (value->type != MP_VALUE_BOOL)
+        return wrong_type(spec, &name, value, "true or false", error);
+    *out = value->as.integer != 0;
+    return MP_OK;
+}
+
+mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, const char **out, mp_error *error) {
+    key_name name;
+    const mp_value *value;
+    MP_TRY(look_up(spec, key, &name, &value, error));
+    if (!value) {
+        if (!def)
+            return missing(spec, &name, "a string", error);
+        *out = def;
+        return MP_OK;
+    }
+    if (value->type != MP_VALUE_STRING)
+        return wrong_type(spec, &name, value, "a string", error);
+    const char *zero = value->count ? memchr(value->as.string, 0, value->count) : NULL;
+    if (zero)
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, name.text, "a string without NUL", "NUL at byte %zu",
+                            (size_t)(zero - value->as.string));
+    *out = value->as.string;
+    return MP_OK;
+}

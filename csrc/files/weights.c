@@ -1,0 +1,166 @@
+#include "files/weights.h"
+
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "files/spec_build.h"
+
+struct mp_weights {
+    mp_spec *spec; /* pinned */
+    int map_count;
+    mp_file_map *maps[]; /* [map_count], in the order of the spec's files */
+};
+
+/* What its first byte must be a multiple of: kernels read floats as floats, and blocks hold 16-bit scales. */
+static uint64_t alignment_of(mp_dtype dtype) {
+    const mp_dtype_row *row = mp_dtype_get(dtype);
+    return row->items == 1 ? (uint64_t)row->bytes : row->bytes % 2 ? 1 : 2;
+}
+
+static mp_status check_bounds(const mp_weights *weights, const mp_tensor_entry *entry, mp_error *error) {
+    MP_TRY(mp_spec_check_tensor(weights->spec, entry, error));
+    const mp_file_map *map = weights->maps[entry->file];
+    uint64_t size = mp_file_map_size(map), end;
+    char field[96], allowed[64];
+    snprintf(field, sizeof field, "%.70s: offset", entry->name);
+    if (__builtin_add_overflow(entry->offset, entry->nbytes, &end) || end > size) {
+        snprintf(allowed, sizeof allowed, "an end within the file's %llu bytes", (unsigned long long)size);
+        return mp_fail_file(error, MP_FORMAT, mp_file_map_path(map), -1, field, allowed,
+                            "%llu, with %llu bytes from there",
+                            (unsigned long long)entry->offset, (unsigned long long)entry->nbytes);
+    }
+    uint64_t align = alignment_of(entry->dtype);
+    if (entry->offset % align) {
+        snprintf(allowed, sizeof allowed, "multiples of %llu for %s", (unsigned long long)align,
+                 mp_dtype_get(entry->dtype)->name);
+        return mp_fail_file(error, MP_FORMAT, mp_file_map_path(map), -1, field, allowed, "%llu",
+                            (unsigned long long)entry->offset);
+    }
+    return MP_OK;
+}
+
+mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
+    mp_status status = MP_OK;
+    int files = mp_spec_file_count(spec), tensors = mp_spec_tensor_count(spec);
+    *out = NULL;
+    mp_spec_freeze(spec); /* what is checked here must stay what it is */
+    size_t bytes = sizeof(mp_weights) + (size_t)files * sizeof(mp_file_map *);
+    mp_weights *weights = mp_alloc_zeroed(bytes, MP_TAG_SPEC);
+    if (!weights)
+        return mp_fail_memory(error, bytes, "a model's files");
+    weights->spec = mp_spec_pin(spec);
+    weights->map_count = files;
+    for (int i = 0; i < files; i++)
+        MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
+    for (int i = 0; i < tensors; i++)
+        MP_TRY_GOTO(check_bounds(weights, mp_spec_tensor_at(spec, i), error));
+    *out = weights;
+    weights = NULL;
+cleanup:
+    mp_weights_close(weights);
+    return status;
+}
+
+void mp_weights_close(mp_weights *weights) {
+    if (!weights)
+        return;
+    for (int i = 0; i < weights->map_count; i++)
+        mp_file_map_unpin(weights->maps[i]);
+    mp_spec_unpin(weights->spec);
+    mp_free(weights);
+}
+
+const mp_spec *mp_weights_spec(const mp_weights *weights) { return weights->spec; }
+
+bool mp_weights_has(const mp_weights *weights, const char *name) {
+    return mp_spec_find_tensor(weights->spec, name) != NULL;
+}
+
+/* The file that an error about a tensor names. */
+static const char *file_of(const mp_weights *weights, const mp_tensor_entry *entry) {
+    if (entry)
+        return mp_file_map_path(weights->maps[entry->file]);
+    return weights->map_count ? mp_file_map_path(weights->maps[0]) : "model spec";
+}
+
+static mp_status find(const mp_weights *weights, const char *name, const char *allowed, const mp_tensor_entry **entry,
+                      mp_error *error) {
+    *entry = mp_spec_find_tensor(weights->spec, name);
+    if (*entry)
+        return MP_OK;
+    return mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, name, allowed, "missing");
+}
+
+/* "[*, 64]": -1 is any size. */
+static void wanted_text(int ndim, const int64_t *shape, char *to, size_t size) {
+    size_t at = (size_t)snprintf(to, size, "a tensor of shape [");
+    for (int i = 0; i < ndim && at < size; i++)
+        at += (size_t)(shape[i] < 0 ? snprintf(to + at, size - at, "%s*", i ? ", " : "")
+                                    : snprintf(to + at, size - at, "%s%lld", i ? ", " : "", (long long)shape[i]));
+    if (at < size)
+        snprintf(to + at, size - at, "]");
+}
+
+mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
+                         mp_error *error) {
+    char wanted[96], got[96];
+    const mp_tensor_entry *entry = mp_spec_find_tensor(weights->spec, name);
+    bool good = entry && entry->ndim == ndim;
+    for (int i = 0; good && i < ndim; i++)
+        good = shape[i] == -1 || shape[i] == entry->shape[i];
+    if (!good) {
+        wanted_text(ndim, shape, wanted, sizeof wanted);
+        MP_TRY(find(weights, name, wanted, &entry, error));
+        mp_shape_text(entry->ndim, entry->shape, got, sizeof got);
+        return mp_fail_file(error, MP_FORMAT, file_of(weights, entry), (int64_t)entry->offset, name, wanted,
+                            "of shape %s", got);
+    }
+    *tensor = (mp_tensor){.dtype = entry->dtype,
+                          .ndim = entry->ndim,
+                          .data = mp_file_map_data(weights->maps[entry->file]) + entry->offset,
+                          .nbytes = entry->nbytes};
+    memcpy(tensor->shape, entry->shape, sizeof tensor->shape);
+    return MP_OK;
+}
+
+mp_status mp_weights_floats(const mp_weights *weights, const char *name, int64_t n, mp_convert convert, float *out,
+                            mp_error *error) {
+    const mp_tensor_entry *entry;
+    char allowed[64];
+    int64_t items = 0;
+    snprintf(allowed, sizeof allowed, "a tensor of %lld elements", (long long)n);
+    MP_TRY(find(weights, name, allowed, &entry, error));
+    if (!mp_shape_items(entry->ndim, entry->shape, &items) || items != n)
+        return mp_fail_file(error, MP_FORMAT, file_of(weights, entry), (int64_t)entry->offset, name, allowed,
+                            "%lld elements", (long long)items);
+    if (entry->dtype >= MP_I8 && entry->dtype <= MP_I64)
+        return mp_fail_file(error, MP_FORMAT, file_of(weights, entry), (int64_t)entry->offset, name,
+                            "a tensor of floats", "of type %s", mp_dtype_get(entry->dtype)->name);
+    convert(entry->dtype, mp_file_map_data(weights->maps[entry->file]) + entry->offset, n, out);
+    return MP_OK;
+}
+
+void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor) {
+    for (int i = 0; i < weights->map_count; i++) {
+        const uint8_t *data = mp_file_map_data(weights->maps[i]);
+        if (tensor->data >= data && tensor->data < data + mp_file_map_size(weights->maps[i])) {
+            mp_file_map_release(weights->maps[i], (uint64_t)(tensor->data - data), tensor->nbytes);
+            return;
+        }
+    }
+}
+
+bool mp_weights_poisoned(const mp_weights *weights) {
+    for (int i = 0; i < weights->map_count; i++)
+        if (mp_file_map_poisoned(weights->maps[i]))
+            return true;
+    return false;
+}
+
+bool mp_weights_unchanged(const mp_weights *weights) {
+    for (int i = 0; i < weights->map_count; i++)
+        if (!mp_file_map_unchanged(weights->maps[i]))
+            return false;
+    return true;
+}
