@@ -1,0 +1,97 @@
+/* acts.c: activations in the form that a kind of weight wants: the memory's layout, and rows through the slots. */
+#include <assert.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+/* Memory of one mp_acts, each part starting on 64 bytes:
+ *
+ *   BF16:  bf16 [M, ldq]     pairs swapped: x[k + 1], x[k]; see pack_dense.h
+ *   Q8:    q [M, ldq] | scale [M, K / 32] | sum [M, K / 16]
+ *   I8:    q [M, ldq] | scale [M]         | sum [M] */
+typedef struct acts_layout {
+    int64_t ldq;
+    size_t scale, sum, bytes; /* offsets and the whole */
+} acts_layout;
+
+static size_t align64(size_t n) {
+    return (n + 63) & ~(size_t)63;
+}
+
+static acts_layout layout_of(mp_akind kind, int32_t M, int32_t K) {
+    acts_layout l = {0};
+    const size_t m = (size_t)M, k = (size_t)K;
+    if (kind == MP_A_F32)
+        return l;
+    const size_t item = kind == MP_A_BF16 ? sizeof(uint16_t) : sizeof(int8_t);
+    size_t row = align64(kind == MP_A_BF16 ? k * item : align64(k));
+    /* rows a multiple of 2 KiB apart would share few sets of a 4 KiB-indexed L1: a tile's rows would evict one another */
+    if (row % 2048 == 0)
+        row += 64;
+    l.ldq = (int64_t)(row / item);
+    l.scale = align64(m * row);
+    l.sum = l.scale;
+    l.bytes = l.scale;
+    if (kind == MP_A_Q8) {
+        l.sum = l.scale + align64(m * (k / 32) * sizeof(float));
+        l.bytes = l.sum + align64(m * (k / 16) * sizeof(int32_t));
+    } else if (kind == MP_A_I8) {
+        l.sum = l.scale + align64(m * sizeof(float));
+        l.bytes = l.sum + align64(m * sizeof(int32_t));
+    }
+    return l;
+}
+
+size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K) {
+    assert(M >= 0 && K >= 0);
+    return layout_of(kind, M, K).bytes;
+}
+
+void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory) {
+    assert(M >= 0 && K >= 0);
+    assert(kind != MP_A_Q8 || K % 32 == 0);
+    assert(((uintptr_t)memory & 63) == 0);
+    const acts_layout l = layout_of(kind, M, K);
+    uint8_t *base = memory;
+    *x = (mp_acts){.kind = kind, .M = M, .K = K, .ldq = l.ldq};
+    if (kind == MP_A_F32)
+        return;
+    assert(base || l.bytes == 0);
+    if (kind == MP_A_BF16) {
+        x->bf16 = (uint16_t *)base;
+        return;
+    }
+    x->q = (int8_t *)base;
+    x->scale = (float *)(base + l.scale);
+    x->sum = (int32_t *)(base + l.sum);
+}
+
+void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
+    const mp_kernels *k = mp_kernels_get();
+    const int K = x->K;
+    assert(0 <= row0 && row0 <= row1 && row1 <= x->M && ld >= K);
+    switch (x->kind) {
+    case MP_A_F32:
+        x->f32 = in;
+        x->ld_f32 = ld;
+        return;
+    case MP_A_BF16:
+        for (int m = row0; m < row1; m++)
+            k->acts_bf16(in + m * ld, K, x->bf16 + m * x->ldq);
+        return;
+    case MP_A_Q8:
+        for (int m = row0; m < row1; m++) {
+            int8_t *q = x->q + m * x->ldq;
+            k->acts_q8(in + m * ld, K, q, x->scale + (int64_t)m * (K / 32), x->sum + (int64_t)m * (K / 16));
+            memset(q + K, 0, align64((size_t)K) - (size_t)K);
+        }
+        return;
+    case MP_A_I8:
+        for (int m = row0; m < row1; m++) {
+            int8_t *q = x->q + m * x->ldq;
+            k->acts_i8(in + m * ld, K, q, x->scale + m, x->sum + m);
+            memset(q + K, 0, align64((size_t)K) - (size_t)K);
+        }
+        return;
+    }
+}

@@ -1,0 +1,222 @@
+/* blas.c: the only file that knows OpenBLAS.
+ *
+ * The library initialises itself while it is being opened: it chooses its kernels and starts its threads then, from
+ * environment variables. So it is never linked; it is opened on first need with both choices made: the kernels whose
+ * bits equal ours (by itself it takes Haswell's on some CPUs that have AVX-512), and no threads of its own, which would
+ * spin beside ours. What it computes is believed only after a self-test. */
+#include "kernels/blas.h"
+
+#include <assert.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/cpu.h"
+#include "base/sys.h"
+
+typedef void (*cblas_sgemm_function)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
+                                     int lda, const float *b, int ldb, float beta, float *c, int ldc);
+typedef char *(*corename_function)(void);
+typedef void (*set_num_threads_function)(int);
+
+enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+enum { UNLOADED, SERVING, REFUSED };
+
+/* At or below this M*N*K of one call OpenBLAS takes its small-matrix kernels, which add in another order; one row or one
+ * column it may hand to gemv, which does too. */
+static const int64_t g_min_work = 1000000;
+enum { MIN_SIDE = 3 };
+
+static struct {
+    mp_mutex lock;
+    char path[1024];  /* guarded by lock; "" = none */
+    _Atomic int state;
+    /* written before state leaves UNLOADED, read only after */
+    cblas_sgemm_function sgemm;
+    char core[64], why[256];
+} g_blas = {.lock = {PTHREAD_MUTEX_INITIALIZER}};
+
+void mp_blas_set_path(const char *path) {
+    mp_mutex_lock(&g_blas.lock);
+    snprintf(g_blas.path, sizeof g_blas.path, "%s", path ? path : "");
+    atomic_store(&g_blas.state, UNLOADED);
+    mp_mutex_unlock(&g_blas.lock);
+}
+
+static void call(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
+                 int64_t ldy) {
+    g_blas.sgemm(ROW_MAJOR, NO_TRANS, TRANS, M, N, K, 1.0f, x, (int)ldx, w, (int)ldw, add ? 1.0f : 0.0f, y, (int)ldy);
+}
+
+/* ---- self-test ------------------------------------------------------------------------------------------------- */
+
+/* Odd sizes on every side, each just above g_min_work; both ways of starting. Fixed numbers: the answer must not depend
+ * on the run. */
+static bool self_test(const char **problem) {
+    static const struct { int M, N, K; } shapes[] = {
+        {3, 901, 384}, {7, 383, 377}, {37, 101, 384}, {65, 47, 384}, {100, 129, 83}, {300, 301, 16}, {64, 64, 256},
+    };
+    enum { ITEMS = 384 * 901, OUTPUTS = 300 * 304 };
+    float *memory = mp_alloc(sizeof(float) * (2 * ITEMS + 2 * OUTPUTS), MP_TAG_SCRATCH);
+    *problem = "no memory for its self-test";
+    if (!memory)
+        return false;
+    float *x = memory, *w = x + ITEMS, *theirs = w + ITEMS, *ours = theirs + OUTPUTS;
+    uint32_t seed = 12345;
+    for (int i = 0; i < 2 * ITEMS; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        memory[i] = (float)(int32_t)seed * 0x1p-31f;
+    }
+    bool equal = true;
+    for (size_t s = 0; equal && s < sizeof shapes / sizeof *shapes; s++) {
+        const int M = shapes[s].M, N = shapes[s].N, K = shapes[s].K, ldy = N + 3;
+        assert(M * K <= ITEMS && N * K <= ITEMS && M * ldy <= OUTPUTS && (int64_t)M * N * K > g_min_work);
+        memset(theirs, 0, sizeof(float) * OUTPUTS);
+        memset(ours, 0, sizeof(float) * OUTPUTS);
+        call(M, N, K, x, K, w, K, false, theirs, ldy);
+        call(M, N, K, x, K, w, K, true, theirs, ldy);
+        mp_gemm_f32_own(M, N, K, x, K, w, K, ours, ldy);
+        for (int m = 0; m < M; m++)
+            for (int n = 0; n < N; n++)
+                ours[m * ldy + n] += ours[m * ldy + n];
+        equal = memcmp(theirs, ours, sizeof(float) * (size_t)(M * ldy)) == 0;
+        for (int i = 0; equal && i < 64; i++) { /* and both against the definition, here and there */
+            const int m = i * 7919 % M, n = i * 104729 % N;
+            float chain = 0.0f;
+            for (int k = 0; k < K; k++)
+                chain = fmaf(x[m * K + k], w[n * K + k], chain);
+            chain += chain;
+            equal = memcmp(&chain, &theirs[m * ldy + n], sizeof chain) == 0;
+        }
+    }
+    mp_free(memory);
+    *problem = "its sums differ from ours in the last bits";
+    return equal;
+}
+
+/* ---- loading --------------------------------------------------------------------------------------------------- */
+
+typedef struct saved_variable {
+    const char *name;
+    char *old; /* NULL: was not set */
+} saved_variable;
+
+static void set_variable(saved_variable *v, const char *name, const char *value) {
+    const char *old = getenv(name);
+    *v = (saved_variable){name, old ? mp_strdup(old, MP_TAG_MISC) : NULL};
+    setenv(name, value, 1);
+}
+
+static void restore_variable(saved_variable *v) {
+    if (v->old)
+        setenv(v->name, v->old, 1);
+    else
+        unsetenv(v->name);
+    mp_free(v->old);
+}
+
+static void *open_library(const char *path, const char *core) {
+    saved_variable threads, coretype = {0};
+    set_variable(&threads, "OPENBLAS_NUM_THREADS", "1");
+    if (core)
+        set_variable(&coretype, "OPENBLAS_CORETYPE", core);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (core)
+        restore_variable(&coretype);
+    restore_variable(&threads);
+    return library;
+}
+
+/* scipy's build prefixes its symbols, a distribution's does not. */
+static void *find(void *library, const char *name) {
+    char prefixed[64];
+    snprintf(prefixed, sizeof prefixed, "scipy_%s", name);
+    void *symbol = dlsym(library, prefixed);
+    return symbol ? symbol : dlsym(library, name);
+}
+
+__attribute__((format(printf, 2, 3))) static int refuse(void *library, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(g_blas.why, sizeof g_blas.why, format, args);
+    va_end(args);
+    if (library)
+        dlclose(library);
+    g_blas.core[0] = 0;
+    return REFUSED;
+}
+
+/* Called once a path, with the lock held. */
+static int load(void) {
+    const uint32_t features = mp_cpu_features();
+    const char *core = features & MP_CPU_AVX512 ? "SkylakeX" : features & MP_CPU_AVX2 ? "Haswell" : NULL;
+    const char *path = strcmp(g_blas.path, "system") == 0 ? "libopenblas.so.0" : g_blas.path;
+    const char *problem;
+    if (path[0] == 0 || strcmp(path, "none") == 0)
+        return refuse(NULL, "own kernels: %s", path[0] ? "OpenBLAS is turned off" : "no OpenBLAS was named");
+    void *library = open_library(path, core);
+    if (!library) {
+        const char *reason = dlerror();
+        return refuse(NULL, "own kernels: OpenBLAS did not open: %s", reason ? reason : path);
+    }
+    cblas_sgemm_function sgemm;
+    corename_function corename;
+    set_num_threads_function set_num_threads;
+    void *symbols[3] = {find(library, "cblas_sgemm"), find(library, "openblas_get_corename"),
+                        find(library, "openblas_set_num_threads")};
+    memcpy(&sgemm, &symbols[0], sizeof sgemm); /* ISO C has no cast from object to function pointers */
+    memcpy(&corename, &symbols[1], sizeof corename);
+    memcpy(&set_num_threads, &symbols[2], sizeof set_num_threads);
+    if (!sgemm || !corename || !set_num_threads)
+        return refuse(library, "own kernels: %s is not an OpenBLAS", path);
+    set_num_threads(1); /* a library that someone opened before us may have threads already */
+    g_blas.sgemm = sgemm;
+    snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());
+    if (!self_test(&problem)) {
+        char rejected[sizeof g_blas.core];
+        memcpy(rejected, g_blas.core, sizeof rejected);
+        return refuse(library, "own kernels: OpenBLAS (%s) is not used, %s", rejected, problem);
+    }
+    snprintf(g_blas.why, sizeof g_blas.why, "OpenBLAS (%s) for large unpacked fp32 products: the same bits as ours",
+             g_blas.core);
+    return SERVING;
+}
+
+static int ensure(void) {
+    int state = atomic_load_explicit(&g_blas.state, memory_order_acquire);
+    if (state != UNLOADED)
+        return state;
+    mp_mutex_lock(&g_blas.lock);
+    state = atomic_load_explicit(&g_blas.state, memory_order_relaxed);
+    if (state == UNLOADED) {
+        state = load();
+        atomic_store_explicit(&g_blas.state, state, memory_order_release);
+    }
+    mp_mutex_unlock(&g_blas.lock);
+    return state;
+}
+
+bool mp_blas_sgemm(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
+                   int64_t ldy) {
+    assert(K <= MP_K_CHUNK);
+    if (M < MIN_SIDE || N < MIN_SIDE || (int64_t)M * N * K <= g_min_work)
+        return false;
+    if (ldx > INT32_MAX || ldw > INT32_MAX || ldy > INT32_MAX)
+        return false;
+    if (ensure() != SERVING)
+        return false;
+    call(M, N, K, x, ldx, w, ldw, add, y, ldy);
+    return true;
+}
+
+const char *mp_blas_core(const char **why) {
+    ensure();
+    if (why)
+        *why = g_blas.why;
+    return g_blas.core;
+}

@@ -1,0 +1,145 @@
+/* pack_dense.c: packing of the dense kinds; layouts are drawn in pack_dense.h. */
+#include "kernels/pack_dense.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+/* Inputs dequantised at a time: a multiple of every block. 32 outputs of them stay in L1. */
+enum { PIECE = 256 };
+
+typedef float piece_rows[MP_PANEL_N][PIECE];
+
+static int steps_of(mp_wkind kind, int32_t K) {
+    return kind == MP_W_F32 ? K : kind == MP_W_BF16 ? (K + 1) / 2 : (K + 3) / 4;
+}
+
+size_t mp_pack_dense_panel_bytes(mp_wkind kind, int32_t K) {
+    assert(kind == MP_W_F32 || kind == MP_W_BF16 || kind == MP_W_I8);
+    const size_t step = MP_PANEL_N * 4;
+    return (size_t)steps_of(kind, K) * step + (kind == MP_W_I8 ? MP_PANEL_N * sizeof(float) : 0);
+}
+
+/* Items [k, k + n) of row n of src, as floats. */
+static void load_row(const mp_tensor *src, int64_t row, int k, int n, float *out) {
+    const mp_dtype_row *type = mp_dtype_get(src->dtype);
+    const uint8_t *from = mp_tensor_row(src, row) + (size_t)(k / type->items) * (size_t)type->bytes;
+    mp_dequantize_row(src->dtype, from, n, out);
+}
+
+/* The [cols, n] piece of src at output n0, input k; outputs beyond cols stay as they are. */
+static void load_piece(const mp_tensor *src, int64_t n0, int cols, int k, int n, piece_rows rows) {
+    for (int j = 0; j < cols; j++)
+        load_row(src, n0 + j, k, n, rows[j]);
+}
+
+static void put_f32(const piece_rows rows, int n, float *to) {
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < MP_PANEL_N; j++)
+            to[i * MP_PANEL_N + j] = rows[j][i];
+}
+
+static void put_bf16(const piece_rows rows, int n, uint16_t *to) {
+    for (int i = 0; i < n; i += 2)
+        for (int j = 0; j < MP_PANEL_N; j++) {
+            to[(i / 2 * MP_PANEL_N + j) * 2] = i + 1 < n ? mp_bf16_from_f32(rows[j][i + 1]) : 0;
+            to[(i / 2 * MP_PANEL_N + j) * 2 + 1] = mp_bf16_from_f32(rows[j][i]);
+        }
+}
+
+/* q = nearest even of w * (127 / max|w|). A max so small that 127 / max overflows counts as 0: such a row is zeros to
+ * every fp32 sum it could enter with normal activations. */
+static float i8_inverse(float max) {
+    const float inverse = 127.0f / max;
+    return max > 0 && inverse <= 3.402823466e38f ? inverse : 0.0f;
+}
+
+static void put_i8(const piece_rows rows, const float *inverse, int n, uint8_t *to) {
+    for (int i = 0; i < n; i += 4)
+        for (int j = 0; j < MP_PANEL_N; j++)
+            for (int b = 0; b < 4; b++) {
+                const float v = i + b < n ? rows[j][i + b] * inverse[j] : 0.0f;
+                /* v is NaN or Inf only in rows whose scale is NaN */
+                to[(i / 4 * MP_PANEL_N + j) * 4 + b] = (uint8_t)(128 + (fabsf(v) <= 128.0f ? (int)lrintf(v) : 0));
+            }
+}
+
+static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uint8_t *panel, piece_rows rows) {
+    float *scale = (float *)(panel + (size_t)steps_of(MP_W_I8, K) * MP_PANEL_N * 4);
+    float inverse[MP_PANEL_N] = {0};
+    for (int j = 0; j < MP_PANEL_N; j++) {
+        float max = 0;
+        bool finite = true;
+        for (int k = 0; j < cols && k < K; k += PIECE) {
+            const int n = K - k < PIECE ? K - k : PIECE;
+            load_row(src, n0 + j, k, n, rows[0]);
+            for (int i = 0; i < n; i++) {
+                const float a = fabsf(rows[0][i]);
+                finite = finite && isfinite(a);
+                max = a > max ? a : max;
+            }
+        }
+        inverse[j] = finite ? i8_inverse(max) : 0.0f;
+        scale[j] = !finite ? NAN : inverse[j] > 0 ? max / 127.0f : 0.0f;
+    }
+    memset(rows, 0, sizeof(piece_rows));
+    for (int k = 0; k < K; k += PIECE) {
+        const int n = K - k < PIECE ? K - k : PIECE;
+        load_piece(src, n0, cols, k, n, rows);
+        put_i8(rows, inverse, n, panel + (size_t)k * MP_PANEL_N);
+    }
+}
+
+void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
+    _Alignas(64) piece_rows rows;
+    const int K = w->K;
+    assert(src->ndim >= 1 && src->shape[src->ndim - 1] == K);
+    assert(0 <= panel0 && panel0 <= panel1 && panel1 <= w->panels);
+    assert(w->panel_bytes == mp_pack_dense_panel_bytes(w->kind, K));
+    for (int p = panel0; p < panel1; p++) {
+        uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
+        const int n0 = p * MP_PANEL_N;
+        const int cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
+        memset(rows, 0, sizeof rows); /* outputs beyond N */
+        if (w->kind == MP_W_I8) {
+            pack_i8_panel(src, n0, cols, K, panel, rows);
+            continue;
+        }
+        for (int k = 0; k < K; k += PIECE) {
+            const int n = K - k < PIECE ? K - k : PIECE;
+            load_piece(src, n0, cols, k, n, rows);
+            if (w->kind == MP_W_F32)
+                put_f32(rows, n, (float *)panel + (size_t)k * MP_PANEL_N);
+            else
+                put_bf16(rows, n, (uint16_t *)panel + (size_t)k * MP_PANEL_N);
+        }
+    }
+}
+
+void mp_pack_dense_f32(const float *w, int64_t ldw, int cols, int K, float *panel) {
+    for (int k = 0; k < K; k++)
+        for (int j = 0; j < MP_PANEL_N; j++)
+            panel[k * MP_PANEL_N + j] = j < cols ? w[j * ldw + k] : 0.0f;
+}
+
+void mp_pack_dense_row(const mp_wmat *w, int32_t n, float *out) {
+    const uint8_t *panel = w->data + (size_t)(n / MP_PANEL_N) * w->panel_bytes;
+    const int j = n % MP_PANEL_N;
+    assert(0 <= n && n < w->N);
+    switch (w->kind) {
+    case MP_W_F32:
+        for (int k = 0; k < w->K; k++)
+            out[k] = ((const float *)panel)[k * MP_PANEL_N + j];
+        return;
+    case MP_W_BF16:
+        for (int k = 0; k < w->K; k++)
+            out[k] = mp_bf16_to_f32(((const uint16_t *)panel)[(k / 2 * MP_PANEL_N + j) * 2 + 1 - k % 2]);
+        return;
+    default: {
+        const float scale = ((const float *)(panel + (size_t)steps_of(MP_W_I8, w->K) * MP_PANEL_N * 4))[j];
+        for (int k = 0; k < w->K; k++)
+            out[k] = (float)((int)panel[(k / 4 * MP_PANEL_N + j) * 4 + k % 4] - 128) * scale;
+        return;
+    }
+    }
+}

@@ -1,0 +1,113 @@
+/* ref/dense.c: the plain truth of the dense gemm and activation slots; every other variant is tested against this file.
+ * Layouts are drawn in pack_dense.h, orders of rounding in kernels.h. */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/epilogue.h"
+#include "kernels/pack_dense.h"
+#include "kernels/variants.h"
+
+/* The end of one row's 32 sums: epilogue, then the columns that exist. */
+static void finish(const mp_wmat *w, const mp_epilogue *ep, int m, int panel, float *sums, float *y, int64_t ldy) {
+    const int n0 = panel * MP_PANEL_N;
+    const int cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
+    mp_epilogue_apply(ep, m, m + 1, n0, n0 + cols, sums, cols);
+    memcpy(y + m * ldy + n0, sums, sizeof(float) * (size_t)cols);
+}
+
+static void gemm_f32(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                     float *y, int64_t ldy) {
+    for (int p = panel0; p < panel1; p++) {
+        const float *panel = (const float *)(w->data + (size_t)p * w->panel_bytes);
+        for (int m = m0; m < m1; m++) {
+            const float *a = x->f32 + m * x->ld_f32;
+            float sums[MP_PANEL_N] = {0};
+            for (int j = 0; j < MP_PANEL_N; j++)
+                for (int k = 0; k < w->K; k += MP_K_CHUNK) {
+                    const int end = w->K - k < MP_K_CHUNK ? w->K : k + MP_K_CHUNK;
+                    float chain = 0.0f;
+                    for (int i = k; i < end; i++)
+                        chain = fmaf(a[i], panel[i * MP_PANEL_N + j], chain);
+                    sums[j] = k == 0 ? chain : sums[j] + chain;
+                }
+            finish(w, ep, m, p, sums, y, ldy);
+        }
+    }
+}
+
+static void gemm_bf16(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                      float *y, int64_t ldy) {
+    const int steps = (w->K + 1) / 2;
+    for (int p = panel0; p < panel1; p++) {
+        const uint16_t *panel = (const uint16_t *)(w->data + (size_t)p * w->panel_bytes);
+        for (int m = m0; m < m1; m++) {
+            const uint16_t *a = x->bf16 + m * x->ldq;
+            float sums[MP_PANEL_N] = {0};
+            for (int j = 0; j < MP_PANEL_N; j++)
+                for (int s = 0; s < steps; s++) {
+                    const uint16_t *pair = panel + (s * MP_PANEL_N + j) * 2;
+                    sums[j] = fmaf(mp_bf16_to_f32(a[2 * s + 1]), mp_bf16_to_f32(pair[1]), sums[j]);
+                    sums[j] = fmaf(mp_bf16_to_f32(a[2 * s]), mp_bf16_to_f32(pair[0]), sums[j]);
+                }
+            finish(w, ep, m, p, sums, y, ldy);
+        }
+    }
+}
+
+static void gemm_i8(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                    float *y, int64_t ldy) {
+    const int steps = (w->K + 3) / 4;
+    for (int p = panel0; p < panel1; p++) {
+        const uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
+        const float *scale = (const float *)(panel + (size_t)steps * MP_PANEL_N * 4);
+        for (int m = m0; m < m1; m++) {
+            const int8_t *a = x->q + m * x->ldq;
+            float sums[MP_PANEL_N];
+            for (int j = 0; j < MP_PANEL_N; j++) {
+                int32_t dot = 0;
+                for (int k = 0; k < w->K; k++)
+                    dot += a[k] * ((int32_t)panel[(k / 4 * MP_PANEL_N + j) * 4 + k % 4] - 128);
+                sums[j] = (float)dot * (scale[j] * x->scale[m]);
+            }
+            finish(w, ep, m, p, sums, y, ldy);
+        }
+    }
+}
+
+/* Pairs swapped (x[k + 1], x[k]), nearest even, NaN stays NaN; an odd K gets a zero partner. */
+static void acts_bf16(const float *x, int K, uint16_t *out) {
+    for (int k = 0; k < K; k += 2) {
+        out[k] = k + 1 < K ? mp_bf16_from_f32(x[k + 1]) : 0;
+        out[k + 1] = mp_bf16_from_f32(x[k]);
+    }
+}
+
+/* One scale a row: max|x| / 127; q = nearest even of x * (127 / max|x|). A row whose 127 / max|x| overflows counts as
+ * zeros with scale 0; a row with NaN or Inf gets scale NaN and q = 0. */
+static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
+    float max = 0;
+    bool finite = true;
+    for (int k = 0; k < K; k++) {
+        const float a = fabsf(x[k]);
+        finite = finite && isfinite(a);
+        max = a > max ? a : max;
+    }
+    float inverse = max > 0 ? 127.0f / max : 0.0f;
+    if (!finite || isinf(inverse))
+        inverse = 0.0f;
+    *scale = !finite ? NAN : inverse > 0 ? max / 127.0f : 0.0f;
+    *sum = 0;
+    for (int k = 0; k < K; k++) {
+        q[k] = (int8_t)(inverse > 0 ? lrintf(x[k] * inverse) : 0);
+        *sum += q[k];
+    }
+}
+
+void mp_ref_dense(mp_kernel_table *table) {
+    MP_SET(table, gemm_f32, gemm_f32, "ref");
+    MP_SET(table, gemm_bf16, gemm_bf16, "ref");
+    MP_SET(table, gemm_i8, gemm_i8, "ref");
+    MP_SET(table, acts_bf16, acts_bf16, "ref");
+    MP_SET(table, acts_i8, acts_i8, "ref");
+}

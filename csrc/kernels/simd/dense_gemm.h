@@ -1,0 +1,231 @@
+/* simd/dense_gemm.h: the body of a dense gemm, for one kind of weight and one instruction set.
+ *
+ * Included inside a target region, once a kind. All dense kinds have the same shape (pack_dense.h): a step is 128 bytes
+ * of a panel and one 4-byte word of each row. A tile is R rows times P panels of V vectors, held in registers over the
+ * steps of a chunk:
+ *
+ *            panel p          panel p + 1
+ *            [  V vectors  ]  [  V vectors  ]     outputs -> lanes
+ *   row m    acc acc ..       acc acc ..          one word of row m, broadcast
+ *   row m+1  acc acc ..       acc acc ..
+ *
+ * The includer defines (and this file undefines, all but D_LANES and the v_ functions):
+ *   D(name)             the name with this kind's prefix
+ *   D_LANES             floats in a vector; v_load, v_store, v_add, v_zero work on v_float
+ *   D_W, D_A, D_ACC     what D(load) reads from a panel, D(splat) from a row, and what D(dot) accumulates in
+ *   D_STEPS(K)          steps of a row of K inputs;  D_CHUNK steps of one chain
+ *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (AVX2 has 16 registers)
+ *   D_MAX_ROWS          rows of the tallest tile, at most 14
+ *   D_PANELS(R)         panels that a tile of R rows spans: several when R alone would leave the latency exposed
+ *   D_ROW(x, m)         row m of the activations, as const uint8_t *;  D_ROW_STRIDE(x): bytes between rows
+ *   D_SCALED            1: D(result) wants the scales of int8
+ * and, static MP_INLINE,
+ *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
+ *   D_W D(load)(const uint8_t *w)        V = 32 / D_HALVES / D_LANES vectors lie one after another
+ *   D_A D(splat)(const uint8_t *a)
+ *   D_ACC D(dot)(D_ACC acc, D_W w, D_A a)
+ *   v_float D(result)(D_ACC acc, const float *sw, float sa) */
+
+#ifndef MP_DENSE_TILE
+#define MP_DENSE_TILE
+/* A tile's arguments, the same for every kind. */
+typedef struct dense_tile {
+    const uint8_t *w;      /* first step of the first panel (plus half a step for its second half) */
+    size_t panel_bytes;
+    const uint8_t *a;      /* first row */
+    int64_t a_stride;      /* bytes */
+    int steps;
+    int64_t prefetch;      /* bytes ahead of w; 0 = what is being read anyway */
+    const int32_t *sum;    /* int8: [rows] sums of q */
+    const float *sa;       /* int8: [rows] scales */
+    const float *bias;     /* [P * 32 / D_HALVES] or NULL */
+    const float *residual; /* [rows, ld_residual] or NULL */
+    int64_t ld_residual;
+    float *out;            /* [rows, ld] */
+    int64_t ld;
+} dense_tile;
+enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192 };
+#endif
+
+#define D_V (MP_PANEL_N / D_HALVES / D_LANES)
+
+/* `count` steps of the tile; count is a constant of at most 4 where it matters. */
+static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
+                               const uint8_t *a, D_ACC *acc) {
+    MP_UNROLL
+    for (int u = 0; u < count; u++) {
+        D_W wv[8];
+        MP_UNROLL
+        for (int p = 0; p < P; p++) {
+            const uint8_t *from = w + (size_t)p * t->panel_bytes + u * DENSE_STEP;
+            MP_UNROLL
+            for (int line = 0; line < 2 / D_HALVES; line++)
+                _mm_prefetch((const char *)from + line * 64 + t->prefetch, _MM_HINT_T0);
+            MP_UNROLL
+            for (int v = 0; v < D_V; v++)
+                wv[p * D_V + v] = D(load)(from + v * D_LANES * 4);
+        }
+        MP_UNROLL
+        for (int r = 0; r < R; r++) {
+            const D_A av = D(splat)(a + r * t->a_stride + u * 4);
+            MP_UNROLL
+            for (int i = 0; i < P * D_V; i++)
+                acc[r * P * D_V + i] = D(dot)(acc[r * P * D_V + i], wv[i], av);
+        }
+    }
+}
+
+static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
+    D_ACC acc[28], run[28];
+    const uint8_t *w = t->w, *a = t->a;
+    int left = t->steps;
+    bool first = true;
+    for (;;) {
+        int n = left < D_CHUNK ? left : D_CHUNK;
+        left -= n;
+        MP_UNROLL
+        for (int i = 0; i < R * P * D_V; i++)
+            acc[i] = D(start)(D_SCALED ? t->sum[i / (P * D_V)] : 0);
+        for (; n >= 4; n -= 4, w += 4 * DENSE_STEP, a += 16)
+            D(steps)(R, P, 4, t, w, a, acc);
+        for (; n > 0; n--, w += DENSE_STEP, a += 4)
+            D(steps)(R, P, 1, t, w, a, acc);
+#if D_SCALED
+        (void)run, (void)first;
+        break;
+#else
+        if (!first) {
+            MP_UNROLL
+            for (int i = 0; i < R * P * D_V; i++)
+                acc[i] = v_add(run[i], acc[i]);
+        }
+        if (left == 0)
+            break;
+        MP_UNROLL
+        for (int i = 0; i < R * P * D_V; i++)
+            run[i] = acc[i];
+        first = false;
+#endif
+    }
+    MP_UNROLL
+    for (int r = 0; r < R; r++) {
+        MP_UNROLL
+        for (int i = 0; i < P * D_V; i++) {
+            const int column = i / D_V * MP_PANEL_N + i % D_V * D_LANES; /* P > 1 goes with D_HALVES 1 */
+            const float *sw = NULL;
+            if (D_SCALED) /* scales lie behind the last step of their panel; w began half a step in for a second half */
+                sw = (const float *)(t->w + (size_t)(i / D_V) * t->panel_bytes + (size_t)t->steps * DENSE_STEP) +
+                     i % D_V * D_LANES;
+            v_float f = D(result)(acc[r * P * D_V + i], sw, D_SCALED ? t->sa[r] : 0.0f);
+            if (t->bias)
+                f = v_add(f, v_load(t->bias + column));
+            if (t->residual)
+                f = v_add(f, v_load(t->residual + r * t->ld_residual + column));
+            v_store(t->out + r * t->ld + column, f);
+        }
+    }
+}
+
+#define D_TILE(R)                                                     \
+    static void D(one_##R)(const dense_tile *t) { D(tile)(R, 1, t); } \
+    static void D(wide_##R)(const dense_tile *t) { D(tile)(R, D_PANELS(R), t); }
+D_TILE(1)
+D_TILE(2)
+D_TILE(3)
+D_TILE(4)
+D_TILE(5)
+D_TILE(6)
+#if D_MAX_ROWS > 6
+D_TILE(7)
+D_TILE(8)
+D_TILE(9)
+D_TILE(10)
+D_TILE(11)
+D_TILE(12)
+#endif
+#undef D_TILE
+
+static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                    float *y, int64_t ldy) {
+    typedef void (*tile_function)(const dense_tile *);
+    static const tile_function tiles[2][D_MAX_ROWS] = {
+        {D(one_1), D(one_2), D(one_3), D(one_4), D(one_5), D(one_6),
+#if D_MAX_ROWS > 6
+         D(one_7), D(one_8), D(one_9), D(one_10), D(one_11), D(one_12)
+#endif
+        },
+        {D(wide_1), D(wide_2), D(wide_3), D(wide_4), D(wide_5), D(wide_6),
+#if D_MAX_ROWS > 6
+         D(wide_7), D(wide_8), D(wide_9), D(wide_10), D(wide_11), D(wide_12)
+#endif
+        },
+    };
+    _Alignas(64) float buffer[D_MAX_ROWS * MP_PANEL_N * 4];
+    _Alignas(64) float bias[MP_PANEL_N * 4];
+    const int rows = m1 - m0;
+    const int count = (rows + D_MAX_ROWS - 1) / D_MAX_ROWS; /* tiles, of nearly equal height */
+    const mp_act act = ep ? ep->act : MP_ACT_NONE;
+    const int wide = count == 1 ? D_PANELS(rows) : 1;
+    dense_tile t = {.panel_bytes = w->panel_bytes, .a_stride = D_ROW_STRIDE(x), .steps = D_STEPS(w->K)};
+    /* what is left of the epilogue once the tile has added the bias */
+    const mp_epilogue rest = {.act = act, .residual = ep ? ep->residual : NULL, .ld_residual = ep ? ep->ld_residual : 0};
+    t.ld_residual = rest.ld_residual;
+
+    for (int p = panel0, P; p < panel1; p += P) {
+        P = panel1 - p >= wide ? wide : 1;
+        for (int half = 0; half < D_HALVES; half++) {
+            const int width = P * MP_PANEL_N / D_HALVES;
+            const int n0 = p * MP_PANEL_N + half * width;
+            const int cols = w->N - n0 < width ? w->N - n0 : width;
+            if (cols <= 0)
+                break;
+            const bool direct = cols == width && act == MP_ACT_NONE;
+            t.w = w->data + (size_t)p * w->panel_bytes + (size_t)half * (DENSE_STEP / D_HALVES);
+            t.bias = ep && ep->bias ? ep->bias + n0 : NULL;
+            if (t.bias && cols < width) {
+                memset(bias, 0, sizeof bias);
+                memcpy(bias, t.bias, sizeof(float) * (size_t)cols);
+                t.bias = bias;
+            }
+            for (int i = 0; i < count; i++) {
+                const int r0 = m0 + (int)((int64_t)rows * i / count);
+                const int r1 = m0 + (int)((int64_t)rows * (i + 1) / count);
+                const tile_function tile = tiles[P > 1][r1 - r0 - 1];
+                t.a = D_ROW(x, r0);
+                t.prefetch = i == 0 ? DENSE_AHEAD : 0;
+#if D_SCALED
+                t.sum = x->sum + r0;
+                t.sa = x->scale + r0;
+#endif
+                if (direct) {
+                    t.residual = rest.residual ? rest.residual + r0 * t.ld_residual + n0 : NULL;
+                    t.out = y + r0 * ldy + n0;
+                    t.ld = ldy;
+                    tile(&t);
+                    continue;
+                }
+                t.out = buffer;
+                t.ld = width;
+                tile(&t);
+                for (int r = 1; cols < width && r < r1 - r0; r++) /* close up, so that outputs beyond N are gone */
+                    memmove(buffer + r * cols, buffer + r * width, sizeof(float) * (size_t)cols);
+                mp_epilogue_apply(&rest, r0, r1, n0, n0 + cols, buffer, cols);
+                for (int r = r0; r < r1; r++)
+                    memcpy(y + r * ldy + n0, buffer + (r - r0) * cols, sizeof(float) * (size_t)cols);
+            }
+        }
+    }
+}
+
+#undef D_V
+#undef D
+#undef D_W
+#undef D_A
+#undef D_ACC
+#undef D_STEPS
+#undef D_CHUNK
+#undef D_MAX_ROWS
+#undef D_PANELS
+#undef D_ROW
+#undef D_ROW_STRIDE
+#undef D_SCALED

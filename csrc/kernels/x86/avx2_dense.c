@@ -1,0 +1,201 @@
+/* x86/avx2_dense.c: dense gemm and activations in 256 bits. A tile is half a panel wide: 6 rows times 2 vectors are 12
+ * accumulators of the 16 registers. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/epilogue.h"
+#include "kernels/simd/target.h"
+#include "kernels/variants.h"
+
+typedef int32_t any_word __attribute__((may_alias, aligned(1)));
+
+#define D_LANES 8
+#define D_HALVES 2
+#define v_float __m256
+#define v_load _mm256_loadu_ps
+#define v_store _mm256_storeu_ps
+#define v_add _mm256_add_ps
+
+MP_TARGET_AVX2_BEGIN
+/* ---- F32 ------------------------------------------------------------------------------------------------------- */
+#define D(name) f32_##name
+#define D_W __m256
+#define D_A __m256
+#define D_ACC __m256
+#define D_STEPS(K) (K)
+#define D_CHUNK MP_K_CHUNK
+#define D_MAX_ROWS 6
+#define D_PANELS(R) 1
+#define D_ROW(x, m) ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
+#define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
+#define D_SCALED 0
+static MP_INLINE __m256 f32_start(int32_t sum) {
+    (void)sum;
+    return _mm256_setzero_ps();
+}
+static MP_INLINE __m256 f32_load(const uint8_t *w) {
+    return _mm256_load_ps((const float *)(const void *)w);
+}
+static MP_INLINE __m256 f32_splat(const uint8_t *a) {
+    return _mm256_broadcast_ss((const float *)(const void *)a);
+}
+static MP_INLINE __m256 f32_dot(__m256 acc, __m256 w, __m256 a) {
+    return _mm256_fmadd_ps(a, w, acc);
+}
+static MP_INLINE __m256 f32_result(__m256 acc, const float *sw, float sa) {
+    (void)sw, (void)sa;
+    return acc;
+}
+#include "kernels/simd/dense_gemm.h"
+
+/* ---- BF16 by fp32 FMAs: the same bits as ref ------------------------------------------------------------------- */
+typedef struct bf16_pair {
+    __m256 first, second; /* inputs k and k + 1 as fp32 */
+} bf16_pair;
+
+static MP_INLINE bf16_pair bf16_split(__m256i pairs) {
+    const __m256i odd = _mm256_set1_epi32((int)0xffff0000u);
+    return (bf16_pair){_mm256_castsi256_ps(_mm256_and_si256(pairs, odd)), _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
+}
+#define D(name) bf16_##name
+#define D_W bf16_pair
+#define D_A bf16_pair
+#define D_ACC __m256
+#define D_STEPS(K) (((K) + 1) / 2)
+#define D_CHUNK INT32_MAX
+#define D_MAX_ROWS 6
+#define D_PANELS(R) 1
+#define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
+#define D_SCALED 0
+#define bf16_start f32_start
+#define bf16_result f32_result
+static MP_INLINE bf16_pair bf16_load(const uint8_t *w) {
+    return bf16_split(_mm256_load_si256((const __m256i *)(const void *)w));
+}
+static MP_INLINE bf16_pair bf16_splat(const uint8_t *a) {
+    return bf16_split(_mm256_set1_epi32(*(const any_word *)a));
+}
+static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
+    return _mm256_fmadd_ps(a.second, w.second, _mm256_fmadd_ps(a.first, w.first, acc));
+}
+#include "kernels/simd/dense_gemm.h"
+
+/* ---- I8 -------------------------------------------------------------------------------------------------------- */
+/* vpmaddubsw saturates for u8 = q + 128, so the weights are brought back to q and the sign of the activation is moved
+ * onto them: |a| * sign(q, a), two products of at most 127 * 127 in an int16. The accumulators start at 0 then. */
+#define D(name) i8_##name
+#define D_W __m256i
+#define D_A __m256i
+#define D_ACC __m256i
+#define D_STEPS(K) (((K) + 3) / 4)
+#define D_CHUNK INT32_MAX
+#define D_MAX_ROWS 6
+#define D_PANELS(R) 1
+#define D_ROW(x, m) ((const uint8_t *)((x)->q + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x) ((x)->ldq)
+#define D_SCALED 1
+static MP_INLINE __m256i i8_start(int32_t sum) {
+    (void)sum;
+    return _mm256_setzero_si256();
+}
+static MP_INLINE __m256i i8_load(const uint8_t *w) {
+    return _mm256_xor_si256(_mm256_load_si256((const __m256i *)(const void *)w), _mm256_set1_epi8((char)-128));
+}
+static MP_INLINE __m256i i8_splat(const uint8_t *a) {
+    return _mm256_set1_epi32(*(const any_word *)a);
+}
+static MP_INLINE __m256i i8_dot(__m256i acc, __m256i w, __m256i a) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static MP_INLINE __m256 i8_result(__m256i acc, const float *sw, float sa) {
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_mul_ps(_mm256_loadu_ps(sw), _mm256_set1_ps(sa)));
+}
+#include "kernels/simd/dense_gemm.h"
+
+/* ---- activations ----------------------------------------------------------------------------------------------- */
+
+/* 8 floats to 4 words of swapped pairs; integer rounding, as in the other variants. */
+static MP_INLINE __m128i bf16_words(__m256 x) {
+    const __m256i u = _mm256_castps_si256(x);
+    const __m256i even = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i r = _mm256_blendv_epi8(rounded, quiet, nan);
+    /* each 64 bits hold x[2p] low, x[2p + 1] high; wanted: high half of x[2p] above high half of x[2p + 1] */
+    const __m256i first = _mm256_and_si256(r, _mm256_set1_epi64x(0xffff0000));
+    const __m256i words = _mm256_or_si256(first, _mm256_srli_epi64(r, 48));
+    return _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)));
+}
+
+static void acts_bf16(const float *x, int K, uint16_t *out) {
+    int k = 0;
+    for (; k + 8 <= K; k += 8)
+        _mm_storeu_si128((__m128i *)(void *)(out + k), bf16_words(_mm256_loadu_ps(x + k)));
+    if (k < K) {
+        float tail[8] = {0};
+        uint16_t words[8];
+        memcpy(tail, x + k, sizeof(float) * (size_t)(K - k));
+        _mm_storeu_si128((__m128i *)(void *)words, bf16_words(_mm256_loadu_ps(tail)));
+        memcpy(out + k, words, sizeof(uint32_t) * (size_t)((K - k + 1) / 2));
+    }
+}
+
+/* Lane i of the mask is set when i < n. */
+static MP_INLINE __m256i first_lanes(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i top = _mm256_setzero_si256(); /* magnitudes order as integers do, NaN and Inf above all */
+    for (int k = 0; k < K; k += 8) {
+        const __m256 v = _mm256_maskload_ps(x + k, first_lanes(K - k));
+        top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v), magnitude));
+    }
+    int32_t lanes[8];
+    _mm256_storeu_si256((__m256i *)(void *)lanes, top);
+    int32_t bits = 0;
+    for (int i = 0; i < 8; i++)
+        bits = lanes[i] > bits ? lanes[i] : bits;
+    const bool finite = bits <= 0x7f7fffff;
+    float max = 0.0f;
+    if (finite)
+        memcpy(&max, &bits, sizeof max);
+    float inverse = max > 0 ? 127.0f / max : 0.0f;
+    if (inverse > 3.402823466e38f)
+        inverse = 0.0f;
+    *scale = !finite ? __builtin_nanf("") : inverse > 0 ? max / 127.0f : 0.0f;
+    if (inverse == 0.0f) { /* x * 0 would be NaN where x is not finite */
+        memset(q, 0, (size_t)K);
+        *sum = 0;
+        return;
+    }
+    __m256i total = _mm256_setzero_si256();
+    for (int k = 0; k < K; k += 8) {
+        const __m256 v = _mm256_mul_ps(_mm256_maskload_ps(x + k, first_lanes(K - k)), _mm256_set1_ps(inverse));
+        const __m256i i = _mm256_cvtps_epi32(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+        int8_t bytes[16];
+        _mm_storeu_si128((__m128i *)(void *)bytes, _mm_packs_epi16(words, words));
+        memcpy(q + k, bytes, (size_t)(K - k < 8 ? K - k : 8));
+        total = _mm256_add_epi32(total, i);
+    }
+    _mm256_storeu_si256((__m256i *)(void *)lanes, total);
+    *sum = 0;
+    for (int i = 0; i < 8; i++)
+        *sum += lanes[i];
+}
+MP_TARGET_END
+
+void mp_avx2_dense(mp_kernel_table *table) {
+    MP_SET(table, gemm_f32, f32_gemm, "avx2");
+    MP_SET(table, gemm_bf16, bf16_gemm, "avx2");
+    MP_SET(table, gemm_i8, i8_gemm, "avx2");
+    MP_SET(table, acts_bf16, acts_bf16, "avx2");
+    MP_SET(table, acts_i8, acts_i8, "avx2");
+}
+#endif

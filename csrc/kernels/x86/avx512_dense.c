@@ -1,0 +1,221 @@
+/* x86/avx512_dense.c: dense gemm and activations in 512 bits. A panel is two vectors wide. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "kernels/epilogue.h"
+#include "kernels/simd/target.h"
+#include "kernels/variants.h"
+
+typedef int32_t any_word __attribute__((may_alias, aligned(1)));
+
+#define D_LANES 16
+#define D_HALVES 1
+#define v_float __m512
+#define v_load _mm512_loadu_ps
+#define v_store _mm512_storeu_ps
+#define v_add _mm512_add_ps
+
+/* ---- F32 ------------------------------------------------------------------------------------------------------- */
+MP_TARGET_AVX512_BEGIN
+#define D(name) f32_##name
+#define D_W __m512
+#define D_A __m512
+#define D_ACC __m512
+#define D_STEPS(K) (K)
+#define D_CHUNK MP_K_CHUNK
+#define D_MAX_ROWS 12
+#define D_PANELS(R) ((R) <= 3 ? 4 : (R) <= 6 ? 2 : 1)
+#define D_ROW(x, m) ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
+#define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
+#define D_SCALED 0
+static MP_INLINE __m512 f32_start(int32_t sum) {
+    (void)sum;
+    return _mm512_setzero_ps();
+}
+static MP_INLINE __m512 f32_load(const uint8_t *w) {
+    return _mm512_load_ps(w);
+}
+static MP_INLINE __m512 f32_splat(const uint8_t *a) {
+    return _mm512_set1_ps(*(const float *)(const void *)a);
+}
+static MP_INLINE __m512 f32_dot(__m512 acc, __m512 w, __m512 a) {
+    return _mm512_fmadd_ps(a, w, acc);
+}
+static MP_INLINE __m512 f32_result(__m512 acc, const float *sw, float sa) {
+    (void)sw, (void)sa;
+    return acc;
+}
+#include "kernels/simd/dense_gemm.h"
+
+/* ---- BF16 by fp32 FMAs: for CPUs without vdpbf16ps; the same bits as ref ------------------------------------------- */
+typedef struct bf16_pair {
+    __m512 first, second; /* inputs k and k + 1 as fp32 */
+} bf16_pair;
+
+static MP_INLINE bf16_pair bf16_split(__m512i pairs) {
+    const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
+    return (bf16_pair){_mm512_castsi512_ps(_mm512_and_si512(pairs, odd)), _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+}
+#define D(name) bf16_fma_##name
+#define D_W bf16_pair
+#define D_A bf16_pair
+#define D_ACC __m512
+#define D_STEPS(K) (((K) + 1) / 2)
+#define D_CHUNK INT32_MAX
+#define D_MAX_ROWS 12
+#define D_PANELS(R) ((R) <= 4 ? 2 : 1)
+#define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
+#define D_SCALED 0
+#define bf16_fma_start f32_start
+#define bf16_fma_result f32_result
+static MP_INLINE bf16_pair bf16_fma_load(const uint8_t *w) {
+    return bf16_split(_mm512_load_si512(w));
+}
+static MP_INLINE bf16_pair bf16_fma_splat(const uint8_t *a) {
+    return bf16_split(_mm512_set1_epi32(*(const any_word *)a));
+}
+static MP_INLINE __m512 bf16_fma_dot(__m512 acc, bf16_pair w, bf16_pair a) {
+    return _mm512_fmadd_ps(a.second, w.second, _mm512_fmadd_ps(a.first, w.first, acc));
+}
+#include "kernels/simd/dense_gemm.h"
+
+/* ---- activations ----------------------------------------------------------------------------------------------- */
+
+/* 16 floats to 8 words of swapped pairs. Integer rounding, not vcvtneps2bf16, which flushes denormals. */
+static MP_INLINE __m256i bf16_words(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    const __m512i even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
+    const __m512i r = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+    /* each 64 bits hold x[2p] low, x[2p + 1] high; wanted: high half of x[2p] above high half of x[2p + 1] */
+    const __m512i first = _mm512_and_si512(r, _mm512_set1_epi64(0xffff0000));
+    return _mm512_cvtepi64_epi32(_mm512_or_si512(first, _mm512_srli_epi64(r, 48)));
+}
+
+static void acts_bf16(const float *x, int K, uint16_t *out) {
+    int k = 0;
+    for (; k + 16 <= K; k += 16)
+        _mm256_storeu_si256((__m256i *)(void *)(out + k), bf16_words(_mm512_loadu_ps(x + k)));
+    if (k < K) {
+        const __m512 tail = _mm512_maskz_loadu_ps((__mmask16)((1u << (K - k)) - 1), x + k);
+        const __mmask8 words = (__mmask8)((1u << ((K - k + 1) / 2)) - 1);
+        _mm256_mask_storeu_epi32(out + k, words, bf16_words(tail));
+    }
+}
+
+static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
+    const __m512i largest = _mm512_set1_epi32(0x7f7fffff); /* the largest finite float, as an integer */
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i top = _mm512_setzero_si512(); /* magnitudes order as integers do, NaN and Inf above all */
+    for (int k = 0; k < K; k += 16) {
+        const __mmask16 here = (__mmask16)(K - k >= 16 ? 0xffff : (1u << (K - k)) - 1);
+        const __m512i u = _mm512_and_si512(_mm512_castps_si512(_mm512_maskz_loadu_ps(here, x + k)), magnitude);
+        top = _mm512_max_epi32(top, u);
+    }
+    const bool finite = _mm512_cmpgt_epi32_mask(top, largest) == 0;
+    const float max = finite ? _mm512_reduce_max_ps(_mm512_castsi512_ps(top)) : 0.0f;
+    float inverse = max > 0 ? 127.0f / max : 0.0f;
+    if (inverse > 3.402823466e38f)
+        inverse = 0.0f;
+    *scale = !finite ? __builtin_nanf("") : inverse > 0 ? max / 127.0f : 0.0f;
+    if (inverse == 0.0f) { /* x * 0 would be NaN where x is not finite */
+        memset(q, 0, (size_t)K);
+        *sum = 0;
+        return;
+    }
+    __m512i total = _mm512_setzero_si512();
+    for (int k = 0; k < K; k += 16) {
+        const __mmask16 here = (__mmask16)(K - k >= 16 ? 0xffff : (1u << (K - k)) - 1);
+        const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + k), _mm512_set1_ps(inverse));
+        const __m512i i = _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm512_mask_cvtepi32_storeu_epi8(q + k, here, i);
+        total = _mm512_add_epi32(total, i);
+    }
+    *sum = _mm512_reduce_add_epi32(total);
+}
+MP_TARGET_END
+
+/* ---- I8 -------------------------------------------------------------------------------------------------------- */
+MP_TARGET_AVX512_VNNI_BEGIN
+#define D(name) i8_##name
+#define D_W __m512i
+#define D_A __m512i
+#define D_ACC __m512i
+#define D_STEPS(K) (((K) + 3) / 4)
+#define D_CHUNK INT32_MAX
+#define D_MAX_ROWS 12
+#define D_PANELS(R) ((R) <= 3 ? 4 : (R) <= 6 ? 2 : 1)
+#define D_ROW(x, m) ((const uint8_t *)((x)->q + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x) ((x)->ldq)
+#define D_SCALED 1
+static MP_INLINE __m512i i8_start(int32_t sum) {
+    return _mm512_set1_epi32(-128 * sum);
+}
+static MP_INLINE __m512i i8_load(const uint8_t *w) {
+    return _mm512_load_si512(w);
+}
+static MP_INLINE __m512i i8_splat(const uint8_t *a) {
+    return _mm512_set1_epi32(*(const any_word *)a);
+}
+static MP_INLINE __m512i i8_dot(__m512i acc, __m512i w, __m512i a) {
+#if defined(__clang__)
+    return _mm512_dpbusd_epi32(acc, w, a);
+#else /* gcc 12 spills accumulators of the intrinsic that live across a loop */
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
+    return acc;
+#endif
+}
+static MP_INLINE __m512 i8_result(__m512i acc, const float *sw, float sa) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(acc), _mm512_mul_ps(_mm512_loadu_ps(sw), _mm512_set1_ps(sa)));
+}
+#include "kernels/simd/dense_gemm.h"
+MP_TARGET_END
+
+/* ---- BF16 ------------------------------------------------------------------------------------------------------ */
+MP_TARGET_AVX512_BF16_BEGIN
+#define D(name) bf16_##name
+#define D_W __m512i
+#define D_A __m512i
+#define D_ACC __m512
+#define D_STEPS(K) (((K) + 1) / 2)
+#define D_CHUNK INT32_MAX
+#define D_MAX_ROWS 12
+#define D_PANELS(R) ((R) <= 3 ? 4 : (R) <= 6 ? 2 : 1)
+#define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
+#define D_SCALED 0
+static MP_INLINE __m512 bf16_start(int32_t sum) {
+    (void)sum;
+    return _mm512_setzero_ps();
+}
+static MP_INLINE __m512i bf16_load(const uint8_t *w) {
+    return _mm512_load_si512(w);
+}
+static MP_INLINE __m512i bf16_splat(const uint8_t *a) {
+    return _mm512_set1_epi32(*(const any_word *)a);
+}
+static MP_INLINE __m512 bf16_dot(__m512 acc, __m512i w, __m512i a) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)a);
+}
+static MP_INLINE __m512 bf16_result(__m512 acc, const float *sw, float sa) {
+    (void)sw, (void)sa;
+    return acc;
+}
+#include "kernels/simd/dense_gemm.h"
+MP_TARGET_END
+
+void mp_avx512_dense(mp_kernel_table *table, uint32_t features) {
+    MP_SET(table, gemm_f32, f32_gemm, "avx512");
+    MP_SET(table, gemm_bf16, bf16_fma_gemm, "avx512");
+    MP_SET(table, acts_bf16, acts_bf16, "avx512");
+    MP_SET(table, acts_i8, acts_i8, "avx512");
+    if (features & MP_CPU_AVX512_VNNI)
+        MP_SET(table, gemm_i8, i8_gemm, "avx512vnni");
+    if (features & MP_CPU_AVX512_BF16)
+        MP_SET(table, gemm_bf16, bf16_gemm, "avx512bf16");
+}
+#endif
