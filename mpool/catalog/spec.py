@@ -65,6 +65,8 @@ class EmbeddingSettings:
     ``pooling`` is a list of one or more of ``cls, mean, max, mean_sqrt_len, weightedmean, lasttoken``; several are
     concatenated in that order, as sentence-transformers does. ``dimensions`` lists the Matryoshka sizes that the
     model is documented to hold up at, or is empty when any prefix is as good as any other (none known).
+    ``truncate_dim`` is the size to which the model's authors cut the output unless the caller asks for another; the
+    cut is the last step, after normalisation.
     """
 
     max_tokens: int
@@ -77,6 +79,7 @@ class EmbeddingSettings:
     default_prompt_name: str | None = None
     similarity: str = "cosine"
     dimensions: tuple[int, ...] = ()
+    truncate_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,12 @@ class GenerationSettings:
 @dataclass(frozen=True)
 class TokenizerSource:
     """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or ``gguf``:
-    the ``tokenizer.*`` keys of a GGUF file."""
+    the ``tokenizer.*`` keys of a GGUF file.
+
+    ``config`` holds the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand (special
+    tokens as text), without the chat template and the added tokens, and ``mpool.lower_case`` = True if text is to be
+    lower-cased first although the tokenizer does not.
+    """
 
     json_path: str | None = None
     gguf: Mapping[str, Any] | None = None

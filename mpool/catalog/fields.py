@@ -1,0 +1,144 @@
+"""Typed, checked access to the objects of a JSON file (or of any other table of named values).
+
+Each getter either returns a value of the type it promises, within the range it was given, or raises
+:class:`~mpool.errors.FormatError` naming file, field, what was found and what was allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator, Mapping, NoReturn, Sequence
+
+from ..errors import FormatError
+from .json_strict import shorten
+
+#: Marks a field that must be present.
+REQUIRED: Any = object()
+
+
+class Fields:
+    """A mapping of named values together with where it came from.
+
+    ``null`` counts as absent wherever a default exists, as it does for the libraries that write these files.
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, file: str, at: str = "") -> None:
+        self.values, self.file, self.at = values, file, at
+
+    @classmethod
+    def of(cls, value: Any, *, file: str, at: str = "") -> "Fields":
+        """Wraps ``value``, which must be an object."""
+        if not isinstance(value, dict):
+            raise FormatError(file=file, offset=None, field=at or "JSON", got=kind(value), allowed="an object")
+        return cls(value, file=file, at=at)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def name(self, key: str) -> str:
+        return f"{self.at}.{key}" if self.at else key
+
+    def fail(self, key: str, got: object, allowed: object, hint: str | None = None) -> NoReturn:
+        """Raises the :class:`~mpool.errors.FormatError` for one field."""
+        raise FormatError(file=self.file, field=self.name(key), got=got, allowed=allowed, hint=hint)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it stands, unchecked; ``default`` if absent."""
+        return self.values.get(key, default)
+
+    def _pick(self, key: str, default: Any, allowed: str) -> tuple[Any, bool]:
+        value = self.values.get(key)
+        if value is None:
+            if default is REQUIRED:
+                self.fail(key, "null" if key in self.values else "missing", allowed)
+            return default, True
+        return value, False
+
+    def int(self, key: str, default: Any = REQUIRED, *, low: int = -(1 << 63), high: int = (1 << 63) - 1) -> Any:
+        """An integer from ``low`` to ``high`` (a boolean or ``1.0`` is not one), or ``default``."""
+        allowed = f"an integer from {low} to {high}"
+        value, absent = self._pick(key, default, allowed)
+        if absent:
+            return value
+        if type(value) is not int or not low <= value <= high:
+            self.fail(key, describe(value), allowed)
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED, *, above: float | None = None) -> Any:
+        """A finite number greater than ``above``, as a float, or ``default``."""
+        allowed = "a finite number" if above is None else f"a finite number above {above:g}"
+        value, absent = self._pick(key, default, allowed)
+        if absent:
+            return value
+        if type(value) not in (int, float) or not math.isfinite(value) or (above is not None and not value > above):
+            self.fail(key, describe(value), allowed)
+        return float(value)
+
+    def bool(self, key: str, default: Any = REQUIRED) -> Any:
+        """``true`` or ``false``, or ``default``."""
+        value, absent = self._pick(key, default, "true or false")
+        if not absent and type(value) is not bool:
+            self.fail(key, describe(value), "true or false")
+        return value
+
+    def str(self, key: str, default: Any = REQUIRED, *, choices: Sequence[str] | None = None,
+            limit: int = 4096) -> Any:
+        """Text of at most ``limit`` characters, one of ``choices`` if given, or ``default``."""
+        allowed = "text" if choices is None else "one of " + ", ".join(choices)
+        value, absent = self._pick(key, default, allowed)
+        if absent:
+            return value
+        if type(value) is not str or (choices is not None and value not in choices):
+            self.fail(key, describe(value), allowed)
+        if len(value) > limit:
+            self.fail(key, f"{len(value)} characters", f"at most {limit}")
+        return value
+
+    def list(self, key: str, default: Any = REQUIRED, *, of: type | None = None, limit: int = 1 << 20) -> Any:
+        """A list of at most ``limit`` values, all of type ``of`` if given, or ``default``."""
+        value, absent = self._pick(key, default, "a list")
+        if absent:
+            return value
+        if type(value) is not list:
+            self.fail(key, describe(value), "a list")
+        if len(value) > limit:
+            self.fail(key, f"{len(value)} values", f"at most {limit}")
+        if of is not None:
+            for i, item in enumerate(value):
+                if type(item) is not of:
+                    self.fail(f"{key}[{i}]", describe(item), _NAMES.get(of, of.__name__))
+        return value
+
+    def section(self, key: str, default: Any = REQUIRED) -> Any:
+        """An object, as :class:`Fields` of its own, or ``default``."""
+        value, absent = self._pick(key, default, "an object")
+        if absent:
+            return value
+        return Fields.of(value, file=self.file, at=self.name(key))
+
+    def only(self, allowed: Sequence[str] | set[str] | frozenset[str]) -> None:
+        """Refuses any key that is not in ``allowed``."""
+        for key in self.values:
+            if key not in allowed:
+                self.fail(shorten(key), describe(self.values[key]), "no such key; known: " + ", ".join(sorted(allowed)))
+
+
+_NAMES: dict[type, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false",
+                           dict: "an object", list: "a list"}
+
+
+def kind(value: Any) -> str:
+    """What a JSON value is, in words."""
+    return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
+
+
+def describe(value: Any) -> str:
+    """A value for an error message: scalars as they stand, containers by kind."""
+    if value is None or isinstance(value, (dict, list, bytes)):
+        return kind(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return shorten(repr(value))

@@ -1,0 +1,216 @@
+"""A GGUF file as a model: its keys checked and completed, its tokenizer, template and ends of generation found.
+
+The C core parses the file (``mpool._core.read_gguf``); here its tables are given meaning, by the same rows as a
+transformers folder. Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Mapping, Sequence
+
+from ..errors import FormatError, LimitError, Unsupported
+from . import architectures
+from .architectures import Architecture
+from .fields import Fields, describe
+from .spec import (EmbeddingSettings, GenerationSettings, ModelDescription, ModelSpec, TensorEntry, TokenizerSource,
+                   Value)
+
+log = logging.getLogger("mpool.catalog")
+
+#: Largest chat template, in characters.
+MAX_TEMPLATE = 1 << 20
+
+#: ``pooling_type`` -> pooling here (0 is "none", 4 is "rank").
+_POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
+
+#: Keys below the architecture's that would change the computation -> values under which they do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "expert_count": (0,), "expert_used_count": (0,), "expert_shared_count": (0,), "attention.scale": (),
+    "attention.clamp_kqv": (0.0,), "attention.max_alibi_bias": (0.0,), "logit_scale": (1.0,),
+    "residual_scale": (1.0,), "embedding_scale": (1.0,), "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,), "use_parallel_residual": (False,), "rope.scale_linear": (1.0,),
+    "rope.scaling.attn_factor": (1.0,), "rope.scaling.yarn_log_multiplier": (0.0,), "interleave_moe_layer_step": (),
+}
+
+#: Texts of control tokens that end a turn in the common families, whatever ``eos_token_id`` says.
+_END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+                          "<|eom_id|>", "<EOT>", "<|endofturn|>"})
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def _read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tuple[str, ...]]:
+    """Tables of a GGUF file (and of its further splits): keys, tensors, absolute paths. The only call into the core."""
+    from .. import _core  # type: ignore[attr-defined]
+
+    table = _core.read_gguf(path)
+    tensors = tuple(TensorEntry(name, dtype, tuple(shape), file, offset, nbytes)
+                    for name, dtype, shape, file, offset, nbytes in table.tensors)
+    return table.kv, tensors, tuple(table.files)
+
+
+def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
+    """A model from a GGUF file; for a split model, its first file.
+
+    Args:
+        path: the file.
+        key, ref: stored in the result.
+
+    Raises:
+        FormatError: the file is malformed, or lacks a key or tensor of its architecture.
+        Unsupported: it asks for a computation that mpool does not have.
+        LimitError: a size beyond mpool's caps.
+    """
+    path = os.path.abspath(path)
+    raw, tensors, files = _read_gguf(path)
+    return describe_tables(raw, tensors, files, key=key, ref=ref)
+
+
+def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], files: Sequence[str], *, key: str,
+                    ref: str) -> ModelDescription:
+    """As :func:`describe_gguf`, from tables that were already read."""
+    path = files[0]
+    table = Fields(raw, file=path)
+    row = architectures.find(table.str("general.architecture"), file=path, field="general.architecture")
+    kv = {name: value for name, value in raw.items() if name.startswith(row.name + ".")}
+    shapes = {entry.name: entry.shape for entry in tensors}
+    kv[f"{row.name}.vocab_size"] = _vocabulary(table, row, shapes, path)
+    types = shapes.get("token_types.weight", (0,))[0]
+    _complete(table, row, kv)
+    size = architectures.sizes(row, kv, file=path, token_types=types)
+    if row.name == "bert":
+        # a file may come without the table of token types
+        size["T"] = types
+    architectures.check_gguf(row, size, tuple(tensors), tuple(files))
+    known = architectures.expected(row, size)
+    used = tuple(entry for entry in tensors if entry.name in known)
+    tokens = _tokens(table)
+    embedding = generation = None
+    if row.capability == "text_embedding":
+        embedding = _embedding(table, row, kv, size)
+    else:
+        generation = _generation(table, row, tokens, size)
+    return ModelDescription(
+        key=key, ref=ref, capability=row.capability,
+        spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
+        tokenizer=TokenizerSource(gguf={name: value for name, value in raw.items() if name.startswith("tokenizer.")}),
+        chat_template=template(table.get("tokenizer.chat_template"), file=path, field="tokenizer.chat_template"),
+        embedding=embedding, generation=generation, license=_license(table))
+
+
+def _vocabulary(table: Fields, row: Architecture, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
+    """Rows of the embedding. ``vocab_size`` may be missing, and files exist in which it counts tokens, not rows."""
+    shape = shapes.get("token_embd.weight")
+    if shape is None:
+        raise architectures.missing(["token_embd.weight"], file=path)
+    stated = table.int(f"{row.name}.vocab_size", shape[0], low=1)
+    tokens = table.list("tokenizer.ggml.tokens")
+    for what, count in ((f"{row.name}.vocab_size", stated), ("tokenizer.ggml.tokens", len(tokens))):
+        if count > shape[0]:
+            table.fail(what, count, f"at most {shape[0]}, the rows of token_embd.weight")
+    if not tokens:
+        table.fail("tokenizer.ggml.tokens", "empty", "at least one token")
+    return shape[0]
+
+
+def _complete(table: Fields, row: Architecture, kv: dict[str, Value]) -> None:
+    """Adds what the file leaves to convention, and refuses what would be computed wrongly."""
+    a = row.name
+    for name in kv:
+        neutral = _NEUTRAL.get(name[len(a) + 1:])
+        if neutral is not None and kv[name] not in neutral:
+            raise Unsupported(f"{table.file}: {name} is {describe(kv[name])}; mpool's {a} is without it")
+    kv["mpool.activation"] = row.activation
+    if not row.rope:
+        if table.bool(f"{a}.attention.causal", False):
+            raise Unsupported(f"{table.file}: {a}.attention.causal is true; mpool's {a} looks both ways")
+        kv[f"{a}.attention.causal"] = False
+        return
+    if not table.bool(f"{a}.attention.causal", True) or table.int(f"{a}.pooling_type", 0) != 0:
+        raise Unsupported(f"{table.file}: a {a} model for embeddings; mpool computes {a} as a text generator")
+    kv["mpool.rope_neox"] = row.gguf_rope_neox
+    kv.setdefault(f"{a}.rope.freq_base", 10000.0)
+    scaling = table.str(f"{a}.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        raise Unsupported(f"{table.file}: {a}.rope.scaling.type is {describe(scaling)}; mpool computes none and linear")
+    if scaling == "linear":
+        table.number(f"{a}.rope.scaling.factor", above=0.0)
+    window = table.int(f"{a}.attention.sliding_window", 0, low=0)
+    if 0 < window < table.int(f"{a}.context_length", low=1):
+        raise Unsupported(f"{table.file}: {a}.attention.sliding_window is {window}; mpool's {a} attends to all "
+                          "positions")
+
+
+def _tokens(table: Fields) -> list[Any]:
+    tokens = table.list("tokenizer.ggml.tokens", limit=1 << 40)
+    if len(tokens) > architectures.MAX_VOCABULARY:
+        raise LimitError(f"{table.file}: tokenizer.ggml.tokens has {len(tokens)} entries, mpool takes at most "
+                         f"{architectures.MAX_VOCABULARY}")
+    return tokens
+
+
+def _embedding(table: Fields, row: Architecture, kv: dict[str, Value], size: Mapping[str, int]) -> EmbeddingSettings:
+    kind = table.int(f"{row.name}.pooling_type", 0, low=0)
+    if kind == 4:
+        raise Unsupported(f"{table.file}: {row.name}.pooling_type is 4, a reranker; mpool computes embeddings")
+    if kind and kind not in _POOLING:
+        table.fail(f"{row.name}.pooling_type", kind, "0 (none), 1 (mean), 2 (cls) or 3 (last)")
+    if not kind:
+        log.info("%s names no pooling: mean pooling is used", table.file)
+    pooling = _POOLING.get(kind, "mean")
+    kv["mpool.pooling"], kv["mpool.normalize"], kv["mpool.dense_count"] = [pooling], True, 0
+    return EmbeddingSettings(max_tokens=size["P"], hidden_size=size["D"], output_size=size["D"], pooling=(pooling,),
+                             normalize=True)
+
+
+def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: Mapping[str, int]) -> GenerationSettings:
+    ids: dict[str, int | None] = {}
+    for name in ("bos", "eos", "eot", "eom"):
+        ids[name] = table.int(f"tokenizer.ggml.{name}_token_id", None, low=0, high=len(tokens) - 1)
+    ends = {i for name, i in ids.items() if name != "bos" and i is not None}
+    kinds = table.list("tokenizer.ggml.token_type", None, of=int)
+    if kinds is not None and len(kinds) != len(tokens):
+        table.fail("tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(tokens)}, one a token")
+    for i, token in enumerate(tokens):
+        if token in _END_OF_TURN and (kinds is None or kinds[i] in (_CONTROL, _USER_DEFINED)):
+            ends.add(i)
+    if not ends:
+        log.info("%s names no token that ends a generation", table.file)
+    # what llama.cpp does for files that do not say: SentencePiece vocabularies start with BOS, byte-level ones do not
+    spm = table.str("tokenizer.ggml.model", "") == "llama"
+    add_bos = table.bool("tokenizer.ggml.add_bos_token", spm and ids["bos"] is not None)
+    if add_bos and ids["bos"] is None:
+        table.fail("tokenizer.ggml.bos_token_id", "missing", "a token id, because add_bos_token is true")
+    return GenerationSettings(context_length=size["P"], eog_token_ids=tuple(sorted(ends)), bos_token_id=ids["bos"],
+                              add_bos=add_bos)
+
+
+def _license(table: Fields) -> str | None:
+    value = table.get("general.license")
+    return value if isinstance(value, str) and len(value) <= 200 else None
+
+
+def template(value: Any, *, file: str, field: str) -> str | None:
+    """A chat template as text; a list of named ones gives that called ``default``, or the only one.
+
+    Raises:
+        LimitError: longer than 1 MiB.
+        FormatError: neither text nor a list of named texts.
+    """
+    if value is None:
+        return None
+    if isinstance(value, list):
+        named: dict[str, str] = {}
+        for i, item in enumerate(value):
+            entry = Fields.of(item, file=file, at=f"{field}[{i}]")
+            named[entry.str("name")] = entry.str("template", limit=1 << 30)
+        value = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
+        if value is None:
+            log.info("%s: none of the %d chat templates is called default; none is used", file, len(named))
+            return None
+    if not isinstance(value, str):
+        raise FormatError(file=file, field=field, got=describe(value), allowed="text")
+    if len(value) > MAX_TEMPLATE:
+        raise LimitError(f"{file}: {field} has {len(value)} characters, mpool takes at most {MAX_TEMPLATE}")
+    return value

@@ -1,0 +1,164 @@
+"""A folder of transformers or sentence-transformers as a model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from ..errors import FormatError, Unsupported
+from . import architectures, hf_config, safetensors_header, sentence_folder
+from .architectures import Architecture
+from .fields import Fields
+from .files import Folder, open_regular, refuse_pickle
+from .gguf_model import template
+from .spec import (EmbeddingSettings, GenerationSettings, ModelDescription, ModelSpec, TensorEntry, TokenizerSource,
+                   Value)
+
+log = logging.getLogger("mpool.catalog")
+
+CONFIG_NAME = "config.json"
+TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+#: Sampling settings of generation_config.json that are passed on as the model's defaults.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
+    """A model from a folder with ``config.json``, safetensors weights and ``tokenizer.json``.
+
+    Args:
+        path: the folder; with ``modules.json`` it is one of sentence-transformers.
+        key, ref: stored in the result.
+
+    Raises:
+        FormatError: a file is missing or malformed, names something outside the folder, or does not fit the others.
+        UnsafeFormat: only pickled weights, or a configuration that asks for code of its own to be run.
+        Unsupported: the model computes something that mpool does not.
+    """
+    folder = Folder(path)
+    encoder = sentence_folder.encoder_folder(folder)
+    if not encoder.has(CONFIG_NAME):
+        raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
+                          allowed="a folder of transformers or sentence-transformers, or a .gguf file")
+    config = encoder.fields(CONFIG_NAME)
+    row, kv, tied, types = hf_config.read_config(config)
+    if row.capability != "text_embedding" and folder.has(sentence_folder.MODULES_NAME):
+        raise Unsupported(f"{folder.path}: an embedding model on {row.name}; mpool computes embeddings with bert and "
+                          f"{row.name} as a text generator")
+    size = architectures.sizes(row, kv, file=config.file, token_types=types)
+    paths, tensors = _weights(encoder, row, size, tied)
+    tokenizer_config = encoder.fields(TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
+    hf_config.refuse_remote_code(tokenizer_config)
+    embedding = generation = None
+    lower_case = False
+    if row.capability == "text_embedding":
+        found = sentence_folder.read_modules(folder, size["D"])
+        kv |= found.kv
+        lower_case = found.do_lower_case
+        for entry, file in found.dense:
+            if file not in paths:
+                paths.append(file)
+            tensors.append(TensorEntry(entry.name, entry.dtype, entry.shape, paths.index(file), entry.offset,
+                                       entry.nbytes))
+        embedding = EmbeddingSettings(
+            max_tokens=sentence_folder.max_tokens(found, tokenizer_config.values, size["P"]), hidden_size=size["D"],
+            output_size=found.output_size, pooling=found.pooling, normalize=found.normalize,
+            include_prompt=found.include_prompt, prompts=found.prompts,
+            default_prompt_name=found.default_prompt_name, similarity=found.similarity,
+            dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
+            truncate_dim=found.truncate_dim)
+    else:
+        generation = _generation(encoder, config, tokenizer_config, size)
+    return ModelDescription(
+        key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
+        tokenizer=_tokenizer(encoder, tokenizer_config, lower_case), chat_template=_template(encoder, tokenizer_config),
+        embedding=embedding, generation=generation)
+
+
+def _weights(folder: Folder, row: Architecture, size: dict[str, int],
+             tied: bool) -> tuple[list[str], list[TensorEntry]]:
+    found = safetensors_header.read_folder(folder)
+    if found is None:
+        for name in folder.pickles():
+            refuse_pickle(folder.path, name)
+        raise FormatError(file=folder.path, field="weights", got="missing",
+                          allowed=f"{safetensors_header.SINGLE_NAME} or {safetensors_header.INDEX_NAME}")
+    paths, entries = found
+
+    def same(a: TensorEntry, b: TensorEntry) -> bool:
+        equal = a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b, paths)
+        if not equal:
+            log.warning("%s: config.json ties the output layer to the embedding, but both are stored and differ; both "
+                        "are used", folder.path)
+        return equal
+
+    tensors = architectures.map_folder(row, size, entries, paths, file=paths[0], tied=tied, same=same)
+    for entry in tensors:
+        safetensors_header.require_weight_dtype(entry, paths[entry.file])
+    return list(paths), tensors
+
+
+def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
+    first, _ = open_regular(paths[a.file])
+    try:
+        second, _ = open_regular(paths[b.file])
+        try:
+            chunk = 1 << 22
+            return all(os.pread(first, min(chunk, a.nbytes - at), a.offset + at)
+                       == os.pread(second, min(chunk, b.nbytes - at), b.offset + at)
+                       for at in range(0, a.nbytes, chunk))
+        finally:
+            os.close(second)
+    finally:
+        os.close(first)
+
+
+def _tokenizer(folder: Folder, config: Fields, lower_case: bool) -> TokenizerSource:
+    if not folder.has(TOKENIZER_NAME):
+        raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
+                          hint="AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it")
+    path = folder.path_of(TOKENIZER_NAME)
+    fd, _ = open_regular(path)
+    os.close(fd)
+    facts: dict[str, Any] = {name: value for name, value in config.values.items()
+                             if name not in ("chat_template", "added_tokens_decoder")}
+    special = folder.fields("special_tokens_map.json", missing_ok=True)
+    for name, value in special.values.items():
+        facts.setdefault(name, value)
+    for name, value in list(facts.items()):
+        # an added token, with its text under "content"
+        if name.endswith("_token") and isinstance(value, dict):
+            facts[name] = Fields(value, file=config.file, at=name).str("content")
+    if lower_case:
+        facts["mpool.lower_case"] = True
+    return TokenizerSource(json_path=path, config=facts)
+
+
+def _template(folder: Folder, config: Fields) -> str | None:
+    if folder.has("chat_template.jinja"):
+        return template(folder.text("chat_template.jinja"), file=os.path.join(folder.path, "chat_template.jinja"),
+                        field="template")
+    value = config.get("chat_template")
+    if value is None and folder.has("chat_template.json"):
+        value = folder.fields("chat_template.json").get("chat_template")
+    return template(value, file=config.file, field="chat_template")
+
+
+def _generation(folder: Folder, config: Fields, tokenizer: Fields, size: dict[str, int]) -> GenerationSettings:
+    generation = folder.fields("generation_config.json", missing_ok=True)
+    ends = {*hf_config.special_ids(generation, "eos_token_id", size["V"]),
+            *hf_config.special_ids(config, "eos_token_id", size["V"])}
+    starts = hf_config.special_ids(generation, "bos_token_id", size["V"]) \
+        or hf_config.special_ids(config, "bos_token_id", size["V"])
+    if not ends:
+        log.info("%s names no token that ends a generation", folder.path)
+    defaults: dict[str, Value] = {}
+    if generation.bool("do_sample", False):
+        for name in _SAMPLING:
+            value = generation.int(name, None, low=0) if name == "top_k" else generation.number(name, None)
+            if value is not None:
+                defaults[name] = value
+    return GenerationSettings(context_length=size["P"], eog_token_ids=tuple(sorted(ends)),
+                              bos_token_id=starts[0] if starts else None,
+                              add_bos=tokenizer.bool("add_bos_token", False), defaults=defaults)

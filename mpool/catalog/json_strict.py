@@ -1,0 +1,202 @@
+"""Strict JSON, in time linear in its length.
+
+The standard parser accepts duplicate keys, ``NaN``, lone surrogates and integers of any length, and recurses once for
+each level of nesting. Files that describe a model come from anywhere, so every one of these is refused here, with the
+byte where it stands. Whatever is accepted, ``json.loads`` reads the same way (https://www.rfc-editor.org/rfc/rfc8259).
+"""
+
+from __future__ import annotations
+
+import re
+from json.decoder import JSONDecodeError, scanstring
+from typing import Any, NoReturn
+
+from ..errors import FormatError
+
+#: What :func:`loads` returns.
+Json = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+MAX_BYTES = 64 << 20
+MAX_DEPTH = 64
+MAX_VALUES = 4_000_000
+MAX_NUMBER_LENGTH = 48
+MIN_INT = -(1 << 63)
+MAX_INT = (1 << 64) - 1
+
+_SPACE = re.compile(r"[ \t\n\r]*").match
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?").match
+_NUMBER_LIKE = re.compile(r"[-+.0-9A-Za-z]*").match
+_SURROGATE = re.compile("[\ud800-\udfff]").search
+_LITERALS: dict[str, tuple[str, Any]] = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
+
+
+class _Parser:
+    """State of one pass over one text: where it came from, and the containers that are still open."""
+
+    def __init__(self, text: str, file: str, base: int, max_depth: int, max_values: int, wide_ints: bool) -> None:
+        self.text, self.file, self.base = text, file, base
+        self.max_depth, self.max_values, self.wide_ints = max_depth, max_values, wide_ints
+        self.open: list[dict[str, Any] | list[Any]] = []
+        self.keys: list[str | None] = []
+
+    def fail(self, at: int, got: object, allowed: object) -> NoReturn:
+        offset = at if self.text.isascii() else len(self.text[:at].encode("utf-8"))
+        raise FormatError(file=self.file, offset=self.base + offset, field=self.path(), got=got, allowed=allowed)
+
+    def path(self) -> str:
+        """Name of the place that is being read, as in ``weights.data_offsets[1]``."""
+        parts: list[str] = []
+        for container, key in zip(self.open, self.keys):
+            if isinstance(container, list):
+                parts.append(f"[{len(container)}]")
+            elif key is not None:
+                parts.append(f".{shorten(key)}" if parts else shorten(key))
+            if len(parts) > 8:
+                parts.append("...")
+                break
+        return "".join(parts) or "JSON"
+
+    def number(self, at: int) -> tuple[int | float, int]:
+        match = _NUMBER(self.text, at)
+        if match is None:
+            self.fail(at, shorten(_NUMBER_LIKE(self.text, at).group()), "a number")
+        end = match.end()
+        if end - at > MAX_NUMBER_LENGTH:
+            self.fail(at, f"a number of {end - at} characters", f"at most {MAX_NUMBER_LENGTH}")
+        word = match.group()
+        if match.group(1) is None and match.group(2) is None:
+            value = int(word)
+            if not self.wide_ints and not MIN_INT <= value <= MAX_INT:
+                self.fail(at, word, "an integer of 64 bits")
+            return value, end
+        real = float(word)
+        if real in (float("inf"), float("-inf")):
+            self.fail(at, word, "a number that a double can hold")
+        return real, end
+
+    def string(self, at: int) -> tuple[str, int]:
+        try:
+            value, end = scanstring(self.text, at + 1, True)
+        except JSONDecodeError as error:
+            self.fail(min(error.pos, len(self.text)), error.msg, "a JSON string")
+        if not value.isascii() and _SURROGATE(value) is not None:
+            self.fail(at, "half of a surrogate pair", "Unicode characters")
+        return value, end
+
+    def scalar(self, at: int) -> tuple[Any, int]:
+        text = self.text
+        first = text[at:at + 1]
+        if first == '"':
+            return self.string(at)
+        if first == "-" or first.isdigit():
+            return self.number(at)
+        word, value = _LITERALS.get(first, ("", None))
+        if word and text.startswith(word, at):
+            return value, at + len(word)
+        if not first:
+            self.fail(at, "the end of the text", "a JSON value")
+        self.fail(at, shorten(_NUMBER_LIKE(text, at).group() or first), "a JSON value")
+
+    def key(self, at: int) -> int:
+        """Reads ``"key" :`` of the innermost object; returns where its value starts."""
+        text, container = self.text, self.open[-1]
+        if text[at:at + 1] != '"':
+            self.fail(at, shorten(text[at:at + 1]) or "the end of the text", "a key in double quotes")
+        name, end = self.string(at)
+        self.keys[-1] = name
+        if name in container:
+            self.fail(at, "a duplicate key", "each key once")
+        end = _SPACE(text, end).end()
+        if text[end:end + 1] != ":":
+            self.fail(end, shorten(text[end:end + 1]) or "the end of the text", "':' after the key")
+        return _SPACE(text, end + 1).end()
+
+    def run(self) -> tuple[Json, int]:
+        """Parses one value; returns it and where it ends. A loop with its own stack: depth costs no recursion."""
+        text, stack, keys = self.text, self.open, self.keys
+        values = 0
+        at = _SPACE(text, 0).end()
+        while True:
+            values += 1
+            if values > self.max_values:
+                self.fail(at, f"more than {self.max_values} values", f"at most {self.max_values}")
+            first = text[at:at + 1]
+            if first == "{" or first == "[":
+                if len(stack) >= self.max_depth:
+                    self.fail(at, f"nesting deeper than {self.max_depth}", f"at most {self.max_depth} levels")
+                value: Any = {} if first == "{" else []
+                after = _SPACE(text, at + 1).end()
+                if text[after:after + 1] != ("}" if first == "{" else "]"):
+                    stack.append(value)
+                    keys.append(None)
+                    at = self.key(after) if first == "{" else after
+                    continue
+                at = after + 1
+            else:
+                value, at = self.scalar(at)
+            while True:
+                if not stack:
+                    return value, at
+                container = stack[-1]
+                is_list = isinstance(container, list)
+                if is_list:
+                    container.append(value)
+                else:
+                    container[keys[-1]] = value
+                at = _SPACE(text, at).end()
+                mark = text[at:at + 1]
+                if mark == ",":
+                    at = _SPACE(text, at + 1).end()
+                    if not is_list:
+                        at = self.key(at)
+                    break
+                if mark != ("]" if is_list else "}"):
+                    self.fail(at, shorten(mark) or "the end of the text",
+                              "',' or ']'" if is_list else "',' or '}'")
+                value = stack.pop()
+                keys.pop()
+                at += 1
+
+
+def shorten(text: object, limit: int = 80) -> str:
+    """Text of a value for an error message, on one line and of at most ``limit`` characters."""
+    line = str(text)[:limit + 1].encode("unicode_escape").decode("ascii") if not str(text).isascii() else str(text)
+    line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line[:limit + 1])
+    return line if len(line) <= limit else line[:limit] + "..."
+
+
+def decode_utf8(data: bytes, *, file: str, offset: int = 0, field: str = "JSON") -> str:
+    """``data`` as text. Raises :class:`~mpool.errors.FormatError` at the first byte that is not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(file=file, offset=offset + error.start, field=field,
+                          got=f"byte 0x{data[error.start]:02x}", allowed="UTF-8") from None
+
+
+def loads(data: bytes, *, file: str, offset: int = 0, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH,
+          max_values: int = MAX_VALUES, wide_ints: bool = False) -> Json:
+    """The value of a JSON text.
+
+    Args:
+        data: the text, UTF-8 without a byte-order mark; white space may surround the value, nothing else.
+        file: path named in errors.
+        offset: byte of ``file`` where ``data`` starts, added to the offsets in errors.
+        max_bytes, max_depth, max_values: largest text, nesting and count of values taken.
+        wide_ints: take integers beyond 64 bits, of at most 48 digits (``tokenizer_config.json`` of transformers
+            writes 10**30 for "no limit").
+
+    Raises:
+        FormatError: not JSON, not UTF-8, a duplicate key, ``NaN`` or ``Infinity``, an integer beyond 64 bits, half of
+            a surrogate pair, or a limit exceeded. ``field`` names the place as in ``weights.data_offsets[1]``.
+    """
+    if len(data) > max_bytes:
+        raise FormatError(file=file, offset=offset, field="size", got=f"{len(data)} bytes",
+                          allowed=f"at most {max_bytes}")
+    text = decode_utf8(data, file=file, offset=offset)
+    parser = _Parser(text, file, offset, max_depth, max_values, wide_ints)
+    value, end = parser.run()
+    end = _SPACE(text, end).end()
+    if end != len(text):
+        parser.fail(end, shorten(text[end:end + 20]), "nothing after the value")
+    return value
