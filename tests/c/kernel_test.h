@@ -1,0 +1,181 @@
+/* kernel_test.h: what the tests of kernels share: every variant of a slot in turn, inputs that hurt, bit comparison.
+ *
+ *   MP_TEST(kernels_add_variants) {
+ *       kt_set ref = kt_ref();
+ *       for (kt_set v = {0}; kt_next(&v, MP_SLOT_add);) {     avx2, avx512, ... as far as this machine has them
+ *           ... ref.call.add(x, n, expected); v.call.add(x, n, got);
+ *           kt_same(&v, expected, got, n, "add n=%d", n);
+ *       }
+ *   }
+ *
+ * kt_next leaves the process at the mask of its set, so that functions that go through mp_kernels_get (mp_gemm,
+ * mp_acts_fill, epilogues) use that set too; after the last one it restores the machine's own level. */
+#ifndef MP_KERNEL_TEST_H
+#define MP_KERNEL_TEST_H
+
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include "base/cpu.h"
+#include "kernels/variants.h"
+#include "mp_test.h"
+
+typedef struct kt_set {
+    const char *mask;    /* the word for MPOOL_CPU */
+    const char *variant; /* of the slot asked for */
+    mp_kernels call;
+    int next;
+} kt_set;
+
+static const char *const kt_masks[] = {"ref", "avx2", "avx512", "avx512vnni", "avx512bf16"};
+enum { KT_MASKS = sizeof kt_masks / sizeof *kt_masks };
+
+/* Put the process at a mask; false when this machine has less. */
+static inline bool kt_use(const char *mask) {
+    mp_error error;
+    if (mp_cpu_init(mask, &error) != MP_OK)
+        return false;
+    mp_kernels_init();
+    return true;
+}
+
+static inline kt_set kt_ref(void) {
+    if (!kt_use("ref"))
+        MP_FAIL("the mask `ref` was refused");
+    return (kt_set){.mask = "ref", .variant = "ref", .call = *mp_kernels_get()};
+}
+
+/* The next set whose variant of the slot is new and not ref. */
+static inline bool kt_next(kt_set *set, int slot) {
+    const char *last = set->next ? set->variant : "ref";
+    int i = set->next ? set->next : 1;
+    for (; i < KT_MASKS; i++) {
+        if (!kt_use(kt_masks[i]))
+            continue;
+        const char *variant = mp_kernels_variant(slot);
+        if (strcmp(variant, last) == 0 || strcmp(variant, "ref") == 0)
+            continue;
+        *set = (kt_set){.mask = kt_masks[i], .variant = variant, .call = *mp_kernels_get(), .next = i + 1};
+        return true;
+    }
+    kt_use("");
+    return false;
+}
+
+/* ---- memory: 64-byte aligned, with guard bytes behind it ---- */
+
+enum { KT_GUARD = 64 };
+
+/* bytes rounded up to 64; kt_free checks that nothing was written behind `bytes`. */
+static inline void *kt_alloc(size_t bytes) {
+    const size_t whole = (bytes + KT_GUARD + 64 + 63) / 64 * 64;
+    uint8_t *memory = aligned_alloc(64, whole);
+    if (!memory)
+        MP_FAIL("no memory for a test of %zu bytes", bytes);
+    memcpy(memory, &bytes, sizeof bytes);
+    memset(memory + 64, 0, bytes);
+    memset(memory + 64 + bytes, 0xa5, whole - 64 - bytes);
+    return memory + 64;
+}
+
+static inline void kt_free(void *memory) {
+    if (!memory)
+        return;
+    uint8_t *start = (uint8_t *)memory - 64, *end;
+    size_t bytes;
+    memcpy(&bytes, start, sizeof bytes);
+    end = start + 64 + bytes;
+    for (int i = 0; i < KT_GUARD; i++)
+        if (end[i] != 0xa5)
+            MP_FAIL("byte %d behind a buffer of %zu bytes was written", i, bytes);
+    free(start);
+}
+
+/* ---- inputs ---- */
+
+/* Uniform in (-1, 1), with a zero of either sign now and then. */
+static inline void kt_random(mp_test_random *random, float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t pick = mp_test_random_u64(random) % 64;
+        x[i] = pick == 0 ? 0.0f : pick == 1 ? -0.0f : mp_test_random_float(random, -1.0f, 1.0f);
+    }
+}
+
+enum kt_extreme { KT_DENORMAL, KT_HUGE, KT_TINY, KT_INF, KT_NAN, KT_WIDE, KT_ZERO, KT_EXTREMES };
+static const char *const kt_extreme_names[KT_EXTREMES] = {"denormal", "huge", "tiny", "inf", "nan", "wide", "zero"};
+
+/* Ordinary numbers with the extreme strewn among them (WIDE: exponents from 2^-40 to 2^40; ZERO: zeros only). */
+static inline void kt_extreme(mp_test_random *random, enum kt_extreme kind, float *x, int64_t n) {
+    kt_random(random, x, n);
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t u = mp_test_random_u64(random);
+        const float sign = u & 1 ? -1.0f : 1.0f;
+        switch (kind) {
+        case KT_DENORMAL: x[i] *= u % 3 ? 0x1p-130f : 0x1p-70f; break;
+        case KT_HUGE: x[i] *= u % 5 ? 1.0f : 0x1p120f; break;
+        case KT_TINY: x[i] *= 0x1p-100f; break;
+        case KT_INF: x[i] = u % 97 ? x[i] : sign * INFINITY; break;
+        case KT_NAN: x[i] = u % 97 ? x[i] : NAN; break;
+        case KT_WIDE: x[i] = ldexpf(x[i], (int)(u >> 8 & 127) % 81 - 40); break;
+        default: x[i] = sign * 0.0f; break;
+        }
+    }
+}
+
+/* ---- comparison ---- */
+
+static inline uint32_t kt_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+/* Same bits, or both NaN (which NaN is no part of the contract). */
+static inline bool kt_equal(float a, float b) {
+    return kt_bits(a) == kt_bits(b) || (a != a && b != b);
+}
+
+/* Fail with a report unless got equals expected [rows, ld] in columns [0, cols). */
+__attribute__((format(printf, 7, 8))) static inline void kt_same_matrix(const kt_set *set, const float *expected,
+                                                                        const float *got, int rows, int cols,
+                                                                        int64_t ld, const char *format, ...) {
+    int64_t bad = 0, at = -1;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++)
+            if (!kt_equal(expected[r * ld + c], got[r * ld + c])) {
+                bad++;
+                at = at < 0 ? r * ld + c : at;
+            }
+    if (bad == 0)
+        return;
+    char what[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    MP_FAIL("%s under %s, %s: %lld of %lld differ, the first at [%lld, %lld]: got %.9g (%08x), expected %.9g (%08x)",
+            set->variant, set->mask, what, (long long)bad, (long long)rows * cols, (long long)(at / ld),
+            (long long)(at % ld), (double)got[at], kt_bits(got[at]), (double)expected[at], kt_bits(expected[at]));
+}
+
+#define kt_same(set, expected, got, n, ...) kt_same_matrix(set, expected, got, 1, (int)(n), (n) ? (n) : 1, __VA_ARGS__)
+
+/* The same for bytes (packed data, int8, bf16). */
+__attribute__((format(printf, 5, 6))) static inline void kt_same_bytes(const kt_set *set, const void *expected,
+                                                                       const void *got, size_t bytes,
+                                                                       const char *format, ...) {
+    const uint8_t *e = expected, *g = got;
+    size_t at = 0;
+    while (at < bytes && e[at] == g[at])
+        at++;
+    if (at == bytes)
+        return;
+    char what[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    MP_FAIL("%s under %s, %s: byte %zu of %zu is %u, expected %u", set->variant, set->mask, what, at, bytes, g[at], e[at]);
+}
+
+#endif
