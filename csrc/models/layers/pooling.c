@@ -1,0 +1,205 @@
+#include "models/layers/pooling.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+static const char *const mode_names[MP_POOL_COUNT] = {"cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken"};
+static const char mode_list[] = "cls, max, mean, mean_sqrt_len, weightedmean, lasttoken";
+
+static const struct {
+    const char *name;
+    mp_act act;
+} acts[] = {{"identity", MP_ACT_NONE}, {"tanh", MP_ACT_TANH}, {"gelu", MP_ACT_GELU}, {"gelu_tanh", MP_ACT_GELU_TANH},
+            {"relu", MP_ACT_RELU},     {"silu", MP_ACT_SILU}, {"sigmoid", MP_ACT_SIGMOID}};
+
+static const char *spec_name(const mp_spec *spec) {
+    return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "";
+}
+
+static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error) {
+    const mp_value *value = mp_spec_find(spec, "mpool.pooling");
+    if (!value) {
+        head->modes = 1;
+        head->mode[0] = MP_POOL_MEAN;
+        return MP_OK;
+    }
+    if (value->type != MP_VALUE_STRINGS || value->count < 1 || value->count > MP_POOL_COUNT)
+        return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, "mpool.pooling", "a list of 1 to 6 names", "%s",
+                            "something else");
+    for (uint64_t i = 0; i < value->count; i++) {
+        const char *name = value->as.strings.bytes + value->as.strings.offsets[i];
+        size_t length = value->as.strings.offsets[i + 1] - value->as.strings.offsets[i];
+        int mode = 0;
+        while (mode < MP_POOL_COUNT &&
+               (strlen(mode_names[mode]) != length || memcmp(mode_names[mode], name, length) != 0))
+            mode++;
+        if (mode == MP_POOL_COUNT)
+            return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, "mpool.pooling", mode_list, "%.*s", (int)length,
+                                name);
+        head->mode[head->modes++] = (mp_pooling_mode)mode;
+    }
+    return MP_OK;
+}
+
+static mp_status read_dense(mp_head *head, const mp_weights *weights, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(weights);
+    int64_t count, none = 0;
+    MP_TRY(mp_spec_int(spec, "mpool.dense_count", 0, MP_MAX_DENSE, &none, &count, error));
+    int64_t shapes[MP_MAX_DENSE][2];
+    size_t floats = 0;
+    int32_t in = head->pooled;
+    for (int i = 0; i < count; i++) {
+        char name[64], key[64];
+        snprintf(name, sizeof name, "dense.%d.weight", i);
+        snprintf(key, sizeof key, "mpool.dense.%d.activation", i);
+        mp_tensor tensor;
+        int64_t any[2] = {-1, in};
+        MP_TRY(mp_weights_get(weights, name, 2, any, &tensor, error));
+        if (tensor.shape[0] > 65536)
+            return mp_fail_file(error, MP_LIMIT, spec_name(spec), -1, name, "at most 65,536 outputs", "%lld",
+                                (long long)tensor.shape[0]);
+        const char *act;
+        MP_TRY(mp_spec_string(spec, key, "identity", &act, error));
+        size_t a = 0;
+        while (a < sizeof acts / sizeof *acts && strcmp(acts[a].name, act) != 0)
+            a++;
+        if (a == sizeof acts / sizeof *acts)
+            return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, key,
+                                "identity, tanh, gelu, gelu_tanh, relu, silu, sigmoid", "%s", act);
+        shapes[i][0] = tensor.shape[0];
+        shapes[i][1] = in;
+        head->dense[i] = (mp_dense){.in = in, .out = (int32_t)tensor.shape[0], .act = acts[a].act};
+        in = (int32_t)tensor.shape[0];
+        floats += (size_t)(shapes[i][0] * (shapes[i][1] + 1));
+    }
+    head->width = in;
+    head->dense_count = (int)count;
+    if (count == 0)
+        return MP_OK;
+    float *at = head->slab = mp_alloc(floats * sizeof(float), MP_TAG_WEIGHTS);
+    if (!at)
+        return mp_fail_memory(error, floats * sizeof(float), "the dense layers");
+    for (int i = 0; i < count; i++) {
+        mp_dense *dense = &head->dense[i];
+        char name[64];
+        snprintf(name, sizeof name, "dense.%d.weight", i);
+        mp_tensor tensor;
+        MP_TRY(mp_weights_get(weights, name, 2, shapes[i], &tensor, error));
+        for (int64_t row = 0; row < dense->out; row++)
+            mp_dequantize_row(tensor.dtype, mp_tensor_row(&tensor, row), dense->in, at + row * dense->in);
+        dense->weight = at;
+        at += (size_t)dense->out * (size_t)dense->in;
+        snprintf(name, sizeof name, "dense.%d.bias", i);
+        if (mp_weights_has(weights, name)) {
+            MP_TRY(mp_weights_floats(weights, name, dense->out, mp_dequantize_row, at, error));
+            dense->bias = at;
+            at += dense->out;
+        }
+    }
+    return MP_OK;
+}
+
+mp_status mp_head_init(mp_head *head, const mp_weights *weights, int32_t hidden, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(weights);
+    *head = (mp_head){.hidden = hidden};
+    mp_status status;
+    bool normalize_default = true;
+    MP_TRY_GOTO(read_modes(head, spec, error));
+    head->pooled = hidden * head->modes;
+    MP_TRY_GOTO(read_dense(head, weights, error));
+    MP_TRY_GOTO(mp_spec_bool(spec, "mpool.normalize", &normalize_default, &head->normalize, error));
+cleanup:
+    if (status != MP_OK)
+        mp_head_deinit(head);
+    return status;
+}
+
+void mp_head_deinit(mp_head *head) {
+    mp_free(head->slab);
+    head->slab = NULL;
+}
+
+size_t mp_head_scratch(const mp_head *head) {
+    size_t widest = (size_t)head->pooled;
+    for (int i = 0; i < head->dense_count; i++)
+        if ((size_t)head->dense[i].out > widest)
+            widest = (size_t)head->dense[i].out;
+    return 2 * ((widest + 15) & ~(size_t)15);
+}
+
+static void pool_sum(const float *tokens, int n, int skip, int d, bool weighted, float *out) {
+    memset(out, 0, (size_t)d * sizeof *out);
+    for (int t = skip; t < n; t++) {
+        const float *row = tokens + (size_t)t * (size_t)d;
+        float weight = weighted ? (float)(t + 1) : 1;
+        for (int i = 0; i < d; i++)
+            out[i] = weighted ? fmaf(row[i], weight, out[i]) : out[i] + row[i];
+    }
+}
+
+static void pool_one(mp_pooling_mode mode, const float *tokens, int n, int skip, int d, float *out) {
+    float divisor;
+    switch (mode) {
+    case MP_POOL_CLS:
+        memcpy(out, tokens, (size_t)d * sizeof *out);
+        return;
+    case MP_POOL_LAST_TOKEN:
+        memcpy(out, tokens + (size_t)(n - 1) * (size_t)d, (size_t)d * sizeof *out);
+        return;
+    case MP_POOL_MAX:
+        memcpy(out, tokens + (size_t)skip * (size_t)d, (size_t)d * sizeof *out);
+        for (int t = skip + 1; t < n; t++)
+            for (int i = 0; i < d; i++) {
+                float x = tokens[(size_t)t * (size_t)d + (size_t)i];
+                out[i] = x > out[i] || x != x ? x : out[i]; /* NaN shows */
+            }
+        return;
+    case MP_POOL_MEAN:
+        pool_sum(tokens, n, skip, d, false, out);
+        divisor = (float)(n - skip);
+        break;
+    case MP_POOL_MEAN_SQRT_LEN:
+        pool_sum(tokens, n, skip, d, false, out);
+        divisor = sqrtf((float)(n - skip));
+        break;
+    default:
+        assert(mode == MP_POOL_WEIGHTED_MEAN);
+        pool_sum(tokens, n, skip, d, true, out);
+        divisor = 0;
+        for (int t = skip; t < n; t++)
+            divisor += (float)(t + 1);
+        break;
+    }
+    for (int i = 0; i < d; i++)
+        out[i] /= divisor;
+}
+
+void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, int dimensions, bool normalize,
+                   float *scratch, float *out) {
+    const mp_kernels *call = mp_kernels_get();
+    float *in = scratch, *next = scratch + mp_head_scratch(head) / 2;
+    for (int i = 0; i < head->modes; i++)
+        pool_one(head->mode[i], tokens, n, skip, head->hidden, in + (size_t)i * (size_t)head->hidden);
+    for (int i = 0; i < head->dense_count; i++) {
+        const mp_dense *dense = &head->dense[i];
+        mp_gemm_f32_plain(1, dense->out, dense->in, in, dense->in, dense->weight, dense->in, next, dense->out);
+        if (dense->bias)
+            call->add(dense->bias, dense->out, next);
+        call->activate(dense->act, dense->out, next);
+        float *t = in;
+        in = next;
+        next = t;
+    }
+    memcpy(out, in, (size_t)dimensions * sizeof *out);
+    if (normalize) {
+        /* torch's normalize divides by max(norm, 1e-12) */
+        float norm = sqrtf(call->dot(out, out, dimensions));
+        norm = norm > 1e-12f || norm != norm ? norm : 1e-12f;
+        for (int i = 0; i < dimensions; i++)
+            out[i] /= norm;
+    }
+}

@@ -1,0 +1,49 @@
+/* pooling.h: from token vectors to one vector a text, as sentence-transformers' folders describe it: one or more poolings
+ * side by side, dense layers, normalisation. */
+#ifndef MP_MODELS_LAYERS_POOLING_H
+#define MP_MODELS_LAYERS_POOLING_H
+
+#include "files/weights.h"
+#include "kernels/kernels.h"
+
+typedef enum mp_pooling_mode {
+    MP_POOL_CLS,            /* the first token */
+    MP_POOL_MAX,            /* the largest of each component */
+    MP_POOL_MEAN,
+    MP_POOL_MEAN_SQRT_LEN,  /* sum / sqrt(count) */
+    MP_POOL_WEIGHTED_MEAN,  /* weights 1, 2, 3, ... by position */
+    MP_POOL_LAST_TOKEN,
+    MP_POOL_COUNT
+} mp_pooling_mode;
+
+enum { MP_MAX_DENSE = 8 };
+
+typedef struct mp_dense {
+    int32_t in, out;
+    const float *weight; /* [out, in], owned by the head */
+    const float *bias;   /* [out] or NULL */
+    mp_act act;
+} mp_dense;
+
+typedef struct mp_head {
+    int modes;
+    mp_pooling_mode mode[MP_POOL_COUNT];
+    int32_t hidden, pooled, width; /* of a token; after pooling; after the dense layers */
+    int dense_count;
+    mp_dense dense[MP_MAX_DENSE];
+    bool normalize;
+    float *slab;                   /* weights of the dense layers */
+} mp_head;
+
+/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.normalize and the dense tensors. */
+mp_status mp_head_init(mp_head *head, const mp_weights *weights, int32_t hidden, mp_error *error);
+void mp_head_deinit(mp_head *head);
+/* Floats of scratch that mp_head_apply wants. */
+size_t mp_head_scratch(const mp_head *head);
+/* tokens [n, hidden], n >= 1; the first `skip` (< n) are left out of mean-like poolings and of max. Writes
+ * out[dimensions], 1 <= dimensions <= head->width; normalised to length 1 after truncation when `normalize`.
+ * Sums run over tokens in ascending order, one fp32 chain a component. */
+void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, int dimensions, bool normalize,
+                   float *scratch, float *out);
+
+#endif
