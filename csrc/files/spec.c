@@ -465,6 +465,29 @@ mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_err
     return MP_OK;
 }
 
+mp_status mp_spec_copy(const mp_spec *spec, mp_spec **out, mp_error *error) {
+    mp_status status = MP_OK;
+    *out = NULL;
+    mp_spec *copy = mp_spec_create();
+    if (!copy)
+        return mp_fail_memory(error, sizeof *copy, "a model spec");
+    if (spec->architecture[0])
+        MP_TRY_GOTO(mp_spec_set_architecture(copy, spec->architecture, error));
+    for (int i = 0; i < spec->file_count; i++)
+        MP_TRY_GOTO(mp_spec_add_file(copy, spec->files[i], error));
+    for (uint32_t i = 0; i < spec->keys.count; i++)
+        MP_TRY_GOTO(mp_spec_set(copy, spec->keys.names[i].text, &spec->values[i], error));
+    for (uint32_t i = 0; i < spec->tensor_names.count; i++)
+        MP_TRY_GOTO(mp_spec_add_tensor(copy, &spec->tensors[i], error));
+    if (spec->has_tokens)
+        MP_TRY_GOTO(mp_spec_set_tokens(copy, &spec->tokens, error));
+    *out = copy;
+    copy = NULL;
+cleanup:
+    mp_spec_unpin(copy);
+    return status;
+}
+
 void mp_spec_freeze(mp_spec *spec) {
     if (!spec->frozen) /* a second freeze may come from any thread: it must not write */
         spec->frozen = true;

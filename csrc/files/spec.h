@@ -68,6 +68,8 @@ typedef struct mp_token_table { /* what a token adds to the text */
 mp_spec *mp_spec_create(void);       /* NULL when memory is refused */
 mp_spec *mp_spec_pin(mp_spec *spec);
 void mp_spec_unpin(mp_spec *spec);   /* NULL is legal; the last one frees */
+/* A new, unfrozen spec with all that is in spec. */
+mp_status mp_spec_copy(const mp_spec *spec, mp_spec **copy, mp_error *error);
 
 /* Building. Strings and arrays are copied. FORMAT for a duplicate key or tensor name (hashed: linear time), a name
  * longer than its limit, a tensor that is wrong by itself (shape, size). A failed call leaves the spec as it was. */

@@ -67,6 +67,8 @@ static mp_status read_int(const mp_spec *spec, const char *key, int64_t low, int
     char allowed[96];
     MP_TRY(look_up(spec, key, &name, &value, error));
     int_range(allowed, sizeof allowed, low, high);
+    if (above == MP_LIMIT)
+        strncat(allowed, " (a limit of mpool)", sizeof allowed - strlen(allowed) - 1);
     if (!value) {
         if (!def)
             return missing(spec, &name, allowed, error);
