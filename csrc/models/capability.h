@@ -133,5 +133,9 @@ typedef struct mp_text_args {
     int32_t vocab;            /* for prompt_logits */
 } mp_text_args;
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_error *error);
+/* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice, and
+ * prompt_logits when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD (3 bytes). Does
+ * nothing when it was done before (a call may be checked again after its model was replaced by one of the same table). */
+mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error);
 
 #endif
