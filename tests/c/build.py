@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""Builds the C core with its tests, in several variants, without make.
+
+    python tests/c/build.py asan --run                    # build and run everything under ASan + UBSan
+    python tests/c/build.py release --rooms base tensor --tests base --run -- --verbose
+    python tests/c/build.py tsan --run -- --only base_ --only pool_
+
+Each file is compiled again only when it, a header it includes or the flags changed. Everything goes below ``--out``
+(default ``build/c``): ``<out>/<variant>/runner`` and its objects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+TESTS = ROOT / "tests" / "c"
+
+# The flags that the extension is built with too (setup.py); -O and what a variant adds come after them.
+BASE_FLAGS = [
+    "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread",
+    "-Wall", "-Wextra", "-Werror",
+]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to build: a compiler and its flags."""
+
+    compiler: str
+    flags: list[str]
+    link: bool = True
+    """False: compile only."""
+    binding: bool = False
+    """Compile ``csrc/python`` too (never linked: it needs an interpreter)."""
+    wrapper: list[str] = field(default_factory=list)
+    """What the runner is started with."""
+
+
+VARIANTS: dict[str, Variant] = {
+    "release": Variant("gcc", ["-O3", "-DNDEBUG"], binding=True),
+    "debug": Variant("gcc", ["-O1", "-g"]),
+    "seam": Variant("gcc", ["-O1", "-g", "-DMP_SEAM"]),
+    "asan": Variant("gcc", ["-O1", "-g", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+                            "-fno-omit-frame-pointer"]),
+    # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
+    "tsan": Variant("gcc", ["-O1", "-g", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"]),
+    "clang": Variant("clang", ["-O1", "-DNDEBUG"], link=False, binding=True),
+    "clang-debug": Variant("clang", ["-O1", "-g", "-DMP_SEAM"], link=False),
+}
+
+
+class BuildError(Exception):
+    """A compiler or the linker failed; the message is what it printed."""
+
+
+def compiler_of(variant: Variant) -> str | None:
+    """The compiler's path, or None when it is not installed. ``CC`` replaces gcc."""
+    name = os.environ.get("CC", "gcc").split()[0] if variant.compiler == "gcc" else variant.compiler
+    return shutil.which(name)
+
+
+def binding_includes() -> list[str] | None:
+    """Include flags for ``csrc/python``, or None when the headers of Python or numpy are not there."""
+    include = sysconfig.get_path("include")
+    try:
+        import numpy
+    except ImportError:
+        return None
+    if not include or not (Path(include) / "Python.h").exists():
+        return None
+    return ["-isystem", include, "-isystem", numpy.get_include()]
+
+
+def sources(rooms: list[str] | None, tests: list[str] | None) -> tuple[list[Path], list[Path]]:
+    """Files of the core (without the binding) and of the tests.
+
+    Args:
+        rooms: folders of ``csrc`` to take, all when None.
+        tests: ``name`` takes ``tests/c/test_name*.c``, all when None. Files not called ``test_*`` are always taken.
+    """
+    core = sorted(path for path in CSRC.rglob("*.c")
+                  if (room := path.relative_to(CSRC).as_posix().rpartition("/")[0]).split("/")[0] != "python"
+                  and (rooms is None or any(room == r or room.startswith(r + "/") for r in rooms)))
+    chosen = sorted(path for path in TESTS.glob("*.c")
+                    if not path.name.startswith("test_")
+                    or tests is None or any(path.name.startswith(f"test_{name}") for name in tests))
+    return core, chosen
+
+
+def is_current(target: Path, depfile: Path) -> bool:
+    """Whether target is newer than everything its dependency file names."""
+    try:
+        made = target.stat().st_mtime_ns
+        names = depfile.read_text().partition(":")[2].replace("\\\n", " ").split("\n\n")[0]
+        needs = [name for name in shlex.split(names.replace("\n", " ")) if not name.endswith(":")]
+        return all(os.stat(name).st_mtime_ns < made for name in needs)
+    except (OSError, ValueError):
+        return False
+
+
+def compile_one(command: list[str], source: Path, target: Path) -> str | None:
+    """Compile unless current. Returns what the compiler said when it failed."""
+    depfile = target.with_suffix(".d")
+    if is_current(target, depfile):
+        return None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    run = subprocess.run([*command, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)],
+                         capture_output=True, text=True)
+    if run.returncode == 0:
+        return None
+    target.unlink(missing_ok=True)
+    return run.stderr + run.stdout
+
+
+def build(name: str, out: Path, *, rooms: list[str] | None = None, tests: list[str] | None = None,
+          jobs: int | None = None) -> Path:
+    """Build one variant.
+
+    Args:
+        name: a key of VARIANTS.
+        out: folder for the outputs; made when missing.
+        rooms, tests: see :func:`sources`.
+        jobs: compilers at once; default: the CPUs this process may use.
+
+    Returns:
+        The runner, or the folder of the objects when the variant only compiles.
+
+    Raises:
+        BuildError: a compiler failed.
+    """
+    variant = VARIANTS[name]
+    compiler = compiler_of(variant)
+    if compiler is None:
+        raise BuildError(f"{variant.compiler} is not installed")
+    flags = [*BASE_FLAGS, f"-I{CSRC}", f"-I{TESTS}", *variant.flags]
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build_locked(variant, compiler, flags, folder, rooms, tests, jobs)
+
+
+def _build_locked(variant: Variant, compiler: str, flags: list[str], folder: Path, rooms: list[str] | None,
+                  tests: list[str] | None, jobs: int | None) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    stamp = hashlib.sha256("\0".join([version, *flags]).encode()).hexdigest()
+    stamp_file = folder / ".flags"
+    if not stamp_file.exists() or stamp_file.read_text() != stamp:
+        for old in (*folder.rglob("*.o"), *folder.rglob("*.d")):
+            old.unlink()
+        stamp_file.write_text(stamp)
+
+    core, chosen = sources(rooms, tests)
+    work: list[tuple[list[str], Path, Path]] = []
+    for source in (*core, *chosen):
+        work.append(([compiler, *flags], source, folder / source.relative_to(ROOT).with_suffix(".o")))
+    linked = [target for _, _, target in work]
+    if variant.binding and rooms is None:
+        includes = binding_includes()
+        if includes is not None:
+            for source in sorted((CSRC / "python").rglob("*.c")):
+                # A table of functions casts between function types: that is how CPython's are made.
+                command = [compiler, *flags, *includes, "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+                work.append((command, source, folder / source.relative_to(ROOT).with_suffix(".o")))
+
+    jobs = jobs or len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        failures = [said for said in pool.map(lambda item: compile_one(*item), work) if said]
+    if failures:
+        raise BuildError("\n".join(failures))
+    if not variant.link:
+        return folder
+
+    runner = folder / "runner"
+    listing = "\n".join(map(str, linked))
+    listing_file = folder / ".linked"
+    current = (runner.exists() and listing_file.exists() and listing_file.read_text() == listing
+               and all(target.stat().st_mtime_ns < runner.stat().st_mtime_ns for target in linked))
+    if not current:
+        run = subprocess.run([compiler, *flags, *map(str, linked), "-lm", "-ldl", "-o", str(runner)],
+                             capture_output=True, text=True)
+        if run.returncode != 0:
+            runner.unlink(missing_ok=True)
+            raise BuildError(run.stderr)
+        listing_file.write_text(listing)
+    return runner
+
+
+def command_of(name: str, runner: Path) -> list[str]:
+    """How the runner of a variant is started. A sandbox may forbid the wrapper: then without."""
+    wrapper = VARIANTS[name].wrapper
+    if wrapper and shutil.which(wrapper[0]) and subprocess.run([*wrapper, "true"], capture_output=True).returncode == 0:
+        return [*wrapper, str(runner)]
+    return [str(runner)]
+
+
+def main() -> int:
+    """Command line: see the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variant", nargs="+", choices=[*VARIANTS, "all"])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "c", help="where outputs go")
+    parser.add_argument("--rooms", nargs="+", help="only these folders of csrc")
+    parser.add_argument("--tests", nargs="+", help="only tests/c/test_<name>*.c")
+    parser.add_argument("--jobs", type=int, help="compilers at once")
+    parser.add_argument("--run", action="store_true", help="run the tests; arguments after -- go to the runner")
+    own, rest = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, rest = own[:at], own[at + 1:]
+    args = parser.parse_args(own)
+    failed = False
+    for name in VARIANTS if "all" in args.variant else args.variant:
+        try:
+            made = build(name, args.out.resolve(), rooms=args.rooms, tests=args.tests, jobs=args.jobs)
+        except BuildError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = True
+            continue
+        print(f"{name}: {made}", flush=True)
+        if args.run and VARIANTS[name].link:
+            failed |= subprocess.run([*command_of(name, made), *rest]).returncode != 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

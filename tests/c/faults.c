@@ -1,0 +1,134 @@
+/* faults.c: failure injection through the seam of base/sys.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/alloc.h"
+#include "base/sys.h"
+#include "mp_test.h"
+
+#ifdef MP_SEAM
+
+static struct {
+    enum mp_test_fault fault;
+    _Atomic int64_t calls;
+    int64_t from, to; /* calls [from, to) fail, counted from 0 */
+} plan;
+
+static bool fails(enum mp_test_fault fault) {
+    if (plan.fault != fault)
+        return false;
+    int64_t call = atomic_fetch_add(&plan.calls, 1);
+    return call >= plan.from && call < plan.to;
+}
+
+static void *faulty_alloc(size_t bytes, size_t alignment) {
+    return fails(MP_FAULT_ALLOC) ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
+
+static int faulty_thread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg) {
+    return fails(MP_FAULT_THREAD) ? EAGAIN : mp_sys_real.thread_create(thread, attr, body, arg);
+}
+
+static int faulty_open(const char *path, int flags) {
+    if (!fails(MP_FAULT_OPEN))
+        return mp_sys_real.open(path, flags);
+    errno = EMFILE;
+    return -1;
+}
+
+static int64_t faulty_pread(int fd, void *to, size_t bytes, int64_t offset) {
+    if (!fails(MP_FAULT_READ))
+        return mp_sys_real.pread(fd, to, bytes, offset);
+    errno = EIO;
+    return -1;
+}
+
+static void *faulty_mmap(size_t bytes, int fd) {
+    if (!fails(MP_FAULT_MAP))
+        return mp_sys_real.mmap(bytes, fd);
+    errno = ENOMEM;
+    return MAP_FAILED;
+}
+
+static int faulty_madvise(void *data, size_t bytes, int advice) {
+    if (!fails(MP_FAULT_ADVISE))
+        return mp_sys_real.madvise(data, bytes, advice);
+    errno = EAGAIN;
+    return -1;
+}
+
+static uint64_t live_bytes(void) {
+    uint64_t bytes = 0;
+    for (int tag = 0; tag < MP_TAG_COUNT; tag++)
+        bytes += mp_alloc_bytes((mp_tag)tag);
+    return bytes;
+}
+
+/* One run with calls [from, to) failing; returns how many calls there were. The very first may leave memory behind: it
+ * fills what the process keeps. */
+static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool first, mp_test_sweep_body body, void *arg) {
+    mp_error error;
+    mp_error_clear(&error);
+    plan.fault = fault;
+    plan.from = from;
+    plan.to = to;
+    atomic_store(&plan.calls, 0);
+    uint64_t bytes = live_bytes(), created, joined, created_after, joined_after;
+    mp_thread_counts(&created, &joined);
+    mp_status status = body(arg, &error);
+    plan.from = plan.to = 0;
+    mp_thread_counts(&created_after, &joined_after);
+    long long n = (long long)from + 1;
+    if (status != MP_OK && from == to)
+        MP_FAIL("without a fault the body gave %s: %s", mp_status_find(status)->name, error.message);
+    if (status != MP_OK && !error.message[0])
+        MP_FAIL("call %lld failing (%s) gave %s without a message", n, to == INT64_MAX ? "and all after it" : "once",
+                mp_status_find(status)->name);
+    if (status != MP_OK && error.code != status)
+        MP_FAIL("call %lld failing gave %s, but the error says %s", n, mp_status_find(status)->name,
+                mp_status_find(error.code)->name);
+    if (live_bytes() != bytes && !first)
+        MP_FAIL("call %lld failing (%s) left %lld bytes", n, to == INT64_MAX ? "and all after it" : "once",
+                (long long)(live_bytes() - bytes));
+    if (created_after - created != joined_after - joined)
+        MP_FAIL("call %lld failing left %lld threads", n,
+                (long long)(created_after - created) - (long long)(joined_after - joined));
+    return atomic_load(&plan.calls);
+}
+
+int mp_test_fault_sweep(enum mp_test_fault fault, mp_test_sweep_body body, void *arg) {
+    mp_sys_table.alloc = faulty_alloc;
+    mp_sys_table.thread_create = faulty_thread_create;
+    mp_sys_table.open = faulty_open;
+    mp_sys_table.pread = faulty_pread;
+    mp_sys_table.mmap = faulty_mmap;
+    mp_sys_table.madvise = faulty_madvise;
+    run(fault, 0, 0, true, body, arg);
+    int64_t calls = run(fault, 0, 0, false, body, arg);
+    for (int64_t n = 0; n < calls; n++) {
+        run(fault, n, n + 1, false, body, arg);
+        run(fault, n, INT64_MAX, false, body, arg);
+    }
+    run(fault, 0, 0, false, body, arg);
+    mp_sys_table = mp_sys_real;
+    return (int)calls;
+}
+
+#else
+
+int mp_test_fault_sweep(enum mp_test_fault fault, mp_test_sweep_body body, void *arg) {
+    (void)fault, (void)body, (void)arg;
+    MP_SKIP("failure injection needs the seam build");
+}
+
+#endif
+
+void mp_test_alloc_sweep(mp_test_sweep_body body, void *arg) {
+    if (mp_test_fault_sweep(MP_FAULT_ALLOC, body, arg) == 0)
+        MP_FAIL("the body of the sweep allocates nothing");
+}

@@ -1,0 +1,119 @@
+/* mp_test.h: the C test runner.
+ *
+ *   #include "mp_test.h"
+ *   MP_TEST(queue_refuses_when_full) { ...; MP_CHECK(refused); }
+ *
+ * MP_TEST registers itself. Each test runs in a process of its own with a timeout of 20 s (MP_TEST_SECONDS: another).
+ * A failed check prints file:line and ends that test. A test that leaks fails in the sanitizer build. Names start with
+ * the room ("base_", "kernels_", "files_", "pool_", ...), which `--only` and the thread-sanitizer run go by. */
+#ifndef MP_TEST_H
+#define MP_TEST_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+
+typedef struct mp_test {
+    const char *name, *file;
+    void (*body)(void);
+    double seconds; /* timeout */
+    struct mp_test *next;
+} mp_test;
+
+void mp_test_add(mp_test *test);
+
+#define MP_TEST_SECONDS(test_name, timeout_seconds)                                      \
+    static void mp_test_body_##test_name(void);                                          \
+    __attribute__((constructor)) static void mp_test_add_##test_name(void) {             \
+        static mp_test test = {.name = #test_name,                                       \
+                               .file = __FILE__,                                         \
+                               .body = mp_test_body_##test_name,                         \
+                               .seconds = timeout_seconds};                              \
+        mp_test_add(&test);                                                              \
+    }                                                                                    \
+    static void mp_test_body_##test_name(void)
+#define MP_TEST(test_name) MP_TEST_SECONDS(test_name, 20)
+
+/* End the running test: failed, or skipped with a reason. From any thread of it. */
+_Noreturn void mp_test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+_Noreturn void mp_test_skip(const char *file, int line, const char *reason);
+
+#define MP_FAIL(...) mp_test_fail(__FILE__, __LINE__, __VA_ARGS__)
+#define MP_SKIP(reason) mp_test_skip(__FILE__, __LINE__, reason)
+#define MP_CHECK(condition)                   \
+    do {                                      \
+        if (!(condition))                     \
+            MP_FAIL("%s is false", #condition); \
+    } while (0)
+#define MP_CHECK_INT(got, expected)                                                                              \
+    do {                                                                                                         \
+        long long mp_got = (long long)(got), mp_expected = (long long)(expected);                                \
+        if (mp_got != mp_expected)                                                                               \
+            MP_FAIL("%s is %lld, expected %s = %lld", #got, mp_got, #expected, mp_expected);                     \
+    } while (0)
+#define MP_CHECK_STR(got, expected)                                                              \
+    do {                                                                                         \
+        const char *mp_got = (got), *mp_expected = (expected);                                   \
+        if (strcmp(mp_got, mp_expected) != 0)                                                    \
+            MP_FAIL("%s is \"%s\", expected \"%s\"", #got, mp_got, mp_expected);                 \
+    } while (0)
+#define MP_CHECK_HAS(text, part)                                                                 \
+    do {                                                                                         \
+        const char *mp_text = (text), *mp_part = (part);                                         \
+        if (!strstr(mp_text, mp_part))                                                           \
+            MP_FAIL("%s is \"%s\", which does not have \"%s\" in it", #text, mp_text, mp_part);  \
+    } while (0)
+/* Not further apart than `tolerance`; NaN fails. */
+#define MP_CHECK_NEAR(got, expected, tolerance)                                                          \
+    do {                                                                                                 \
+        double mp_got = (double)(got), mp_expected = (double)(expected);                                 \
+        if (!(fabs(mp_got - mp_expected) <= (double)(tolerance)))                                        \
+            MP_FAIL("%s is %.9g, expected %.9g within %.3g", #got, mp_got, mp_expected, (double)(tolerance)); \
+    } while (0)
+/* A call that fills `error` gives `expected`; a mismatch prints the error's message. */
+#define MP_CHECK_STATUS(call, expected, error)                                                             \
+    do {                                                                                                   \
+        mp_status mp_got = (call);                                                                         \
+        if (mp_got != (expected))                                                                          \
+            MP_FAIL("%s gave %s (%s), expected %s", #call, mp_status_find(mp_got)->name,                   \
+                    mp_got == MP_OK ? "" : (error)->message, mp_status_find(expected)->name);              \
+    } while (0)
+#define MP_CHECK_OK(call, error) MP_CHECK_STATUS(call, MP_OK, error)
+
+/* A directory of the running test's own, removed afterwards. */
+const char *mp_test_directory(void);
+/* The repository's tests/ directory (corpus, goldens). */
+const char *mp_test_root(void);
+/* Write a file (replacing it), for tests of readers. */
+void mp_test_write_file(const char *path, const void *data, size_t bytes);
+/* Deterministic random numbers: the same sequence in every run. Seed it with any number. */
+typedef struct mp_test_random {
+    uint64_t state;
+} mp_test_random;
+uint64_t mp_test_random_u64(mp_test_random *random);
+float mp_test_random_float(mp_test_random *random, float low, float high);
+
+/* --- failure injection: the seam build (build.py: seam, asan); elsewhere these skip the test --- */
+
+enum mp_test_fault { /* which call of the system is made to fail */
+    MP_FAULT_ALLOC,
+    MP_FAULT_THREAD,
+    MP_FAULT_OPEN,
+    MP_FAULT_READ,
+    MP_FAULT_MAP,
+    MP_FAULT_ADVISE,
+};
+/* What a sweep runs: set something up, use it, take it down, and return how that went. */
+typedef mp_status (*mp_test_sweep_body)(void *arg, mp_error *error);
+/* Run body once to count its calls of `fault`, then again and again with the n-th of them failing (once; and from the
+ * n-th on). Each run must give MP_OK or a typed error with a message, leave no byte of mp_alloc live and no thread
+ * unjoined; a last run without faults must give MP_OK. Returns the number of calls counted (0 checks nothing). */
+int mp_test_fault_sweep(enum mp_test_fault fault, mp_test_sweep_body body, void *arg);
+/* The same for allocations, and a body that allocates nothing is a failure. */
+void mp_test_alloc_sweep(mp_test_sweep_body body, void *arg);
+
+#endif

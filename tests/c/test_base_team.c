@@ -1,0 +1,308 @@
+/* test_base_team.c: base/team.h. */
+#include <float.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/cpu.h"
+#include "base/options.h"
+#include "base/team.h"
+#include "mp_test.h"
+
+enum { MOST = 4, APART = 16 };
+
+static mp_team *make_team(int helpers, const char *spin_us) {
+    mp_error error;
+    setenv("MPOOL_SPIN_US", spin_us, 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    mp_team *team;
+    MP_CHECK_OK(mp_team_create(helpers, &team, &error), &error);
+    MP_CHECK_INT(mp_team_size(team), helpers + 1);
+    return team;
+}
+
+typedef struct rounds {
+    int count;
+    int64_t cells[MOST * APART];
+    _Atomic int wrong;
+} rounds;
+
+/* Plain, unsynchronised cells: only the barrier orders the writes of one lane before the reads of the others. */
+static void step_together(const mp_lane *lane, void *arg) {
+    rounds *r = arg;
+    for (int i = 1; i <= r->count; i++) {
+        r->cells[lane->index * APART] = i;
+        mp_lane_sync(lane);
+        for (int k = 0; k < lane->count; k++)
+            if (r->cells[k * APART] != i)
+                atomic_fetch_add(&r->wrong, 1);
+        mp_lane_sync(lane);
+    }
+}
+
+static void check_barrier(int lanes, const char *spin_us, int count, int runs) {
+    mp_team *team = make_team(lanes - 1, spin_us);
+    mp_lease lease;
+    mp_team_lease(team, 99, &lease);
+    MP_CHECK_INT(lease.lanes, lanes);
+    rounds r = {.count = count};
+    for (int run = 0; run < runs; run++) {
+        memset(r.cells, 0, sizeof(r.cells));
+        mp_lease_run(&lease, step_together, &r);
+        MP_CHECK_INT(atomic_load(&r.wrong), 0);
+        for (int k = 0; k < lanes; k++)
+            MP_CHECK_INT(r.cells[k * APART], count);
+    }
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    uint64_t created, joined;
+    mp_thread_counts(&created, &joined);
+    MP_CHECK_INT(created, joined);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_POOL), 0);
+}
+
+MP_TEST(base_team_barrier_1_lane) { check_barrier(1, "100", 1000, 10); }
+MP_TEST(base_team_barrier_2_lanes) { check_barrier(2, "100", 5000, 4); }
+MP_TEST(base_team_barrier_3_lanes) { check_barrier(3, "20", 500, 4); }
+MP_TEST(base_team_barrier_4_lanes) { check_barrier(4, "20", 500, 4); }
+/* Spin 0: every wait goes through the futex. */
+MP_TEST(base_team_barrier_2_lanes_parked) { check_barrier(2, "0", 2000, 4); }
+MP_TEST(base_team_barrier_4_lanes_parked) { check_barrier(4, "0", 500, 4); }
+/* Many short regions: the hand-over between regions, not the barrier inside one. */
+MP_TEST(base_team_many_regions) { check_barrier(3, "5", 1, 2000); }
+
+static void add_index(const mp_lane *lane, void *arg) { atomic_fetch_add((_Atomic int *)arg, 1 << (8 * lane->index)); }
+
+MP_TEST(base_team_lease_takes_what_is_free) {
+    mp_team *team = make_team(3, "10");
+    mp_lease first, second, third, fourth;
+    mp_team_lease(team, 2, &first);
+    MP_CHECK_INT(first.lanes, 2);
+    mp_team_lease(team, 2, &second);
+    MP_CHECK_INT(second.lanes, 2);
+    mp_team_lease(team, 9, &third);
+    MP_CHECK_INT(third.lanes, 2);
+    mp_team_lease(team, 9, &fourth);
+    MP_CHECK_INT(fourth.lanes, 1);
+    mp_lease *leases[] = {&first, &second, &third, &fourth};
+    for (int i = 0; i < 4; i++) {
+        _Atomic int sum = 0;
+        mp_lease_run(leases[i], add_index, &sum);
+        MP_CHECK_INT(atomic_load(&sum), leases[i]->lanes == 2 ? 0x101 : 1);
+    }
+    mp_team_return(&second);
+    MP_CHECK_INT(second.lanes, 1);
+    mp_team_lease(team, 9, &fourth);
+    MP_CHECK_INT(fourth.lanes, 2);
+    _Atomic int sum = 0;
+    mp_lease_run(&fourth, add_index, &sum);
+    MP_CHECK_INT(atomic_load(&sum), 0x101);
+    mp_team_return(&first);
+    mp_team_return(&third);
+    mp_team_return(&fourth);
+    mp_team_lease(team, 9, &first);
+    MP_CHECK_INT(first.lanes, 4);
+    mp_team_return(&first);
+    mp_team_lease(team, 1, &first);
+    MP_CHECK_INT(first.lanes, 1);
+    mp_team_return(&first);
+    mp_team_destroy(team);
+    mp_team_destroy(NULL);
+}
+
+typedef struct worker {
+    mp_thread thread;
+    mp_team *team;
+    uint64_t seed;
+    _Atomic int *running, *most;
+    int wrong, lanes_seen;
+} worker;
+
+static void count_lane(const mp_lane *lane, void *arg) {
+    worker *w = arg;
+    int now = atomic_fetch_add(w->running, 1) + 1, most = atomic_load(w->most);
+    while (now > most && !atomic_compare_exchange_weak(w->most, &most, now)) {
+    }
+    mp_lane_sync(lane);
+    atomic_fetch_sub(w->running, 1);
+}
+
+static void lease_and_run(void *arg) {
+    worker *w = arg;
+    mp_test_random random = {w->seed};
+    for (int i = 0; i < 300; i++) {
+        mp_lease lease;
+        mp_team_lease(w->team, (int)(mp_test_random_u64(&random) % 4) + 1, &lease);
+        w->lanes_seen += lease.lanes;
+        for (int k = 0; k < 3; k++) {
+            mp_lease_run(&lease, count_lane, w);
+            rounds r = {.count = 2};
+            mp_lease_run(&lease, step_together, &r);
+            w->wrong += atomic_load(&r.wrong);
+        }
+        mp_team_return(&lease);
+    }
+}
+
+/* Three workers share three helpers: never more lanes at work than workers and helpers together. */
+MP_TEST(base_team_workers_share_helpers) {
+    mp_team *team = make_team(3, "5");
+    _Atomic int running = 0, most = 0;
+    worker workers[3];
+    for (int i = 0; i < 3; i++) {
+        workers[i] = (worker){.team = team, .seed = (uint64_t)i, .running = &running, .most = &most};
+        mp_error error;
+        MP_CHECK_OK(mp_thread_start(&workers[i].thread, "worker", lease_and_run, &workers[i], &error), &error);
+    }
+    for (int i = 0; i < 3; i++) {
+        mp_thread_join(&workers[i].thread);
+        MP_CHECK_INT(workers[i].wrong, 0);
+        MP_CHECK(workers[i].lanes_seen >= 300);
+    }
+    MP_CHECK_INT(atomic_load(&running), 0);
+    MP_CHECK(atomic_load(&most) <= 6);
+    mp_lease lease;
+    mp_team_lease(team, 99, &lease); /* every helper came back */
+    MP_CHECK_INT(lease.lanes, 4);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+}
+
+MP_TEST(base_team_more_lanes_than_cpus) {
+    enum { HELPERS = 23 };
+    mp_team *team = make_team(HELPERS, "50");
+    mp_lease lease;
+    mp_team_lease(team, 99, &lease);
+    MP_CHECK_INT(lease.lanes, HELPERS + 1);
+    _Atomic int running = 0, most = 0;
+    worker w = {.running = &running, .most = &most};
+    for (int i = 0; i < 50; i++) {
+        atomic_store(&most, 0);
+        mp_lease_run(&lease, count_lane, &w);
+        MP_CHECK_INT(atomic_load(&most), HELPERS + 1); /* the barrier holds all inside at once */
+    }
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+}
+
+MP_TEST(base_team_helpers_without_lease_use_no_cpu) {
+    mp_team *team = make_team(3, "1000000"); /* a spinning helper would show: it may spin for a second */
+    mp_lease lease;
+    mp_team_lease(team, 99, &lease);
+    _Atomic int sum = 0;
+    mp_lease_run(&lease, add_index, &sum);
+    mp_team_return(&lease);
+    mp_sys_sleep_ns(20 * 1000 * 1000);
+    struct timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    mp_sys_sleep_ns(200 * 1000 * 1000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    double used = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
+    MP_CHECK(used < 0.05);
+    mp_team_destroy(team);
+}
+
+static void divide_small(const mp_lane *lane, void *arg) {
+    volatile float tiny = FLT_MIN;
+    ((float *)arg)[lane->index] = tiny / 2;
+}
+
+MP_TEST(base_team_flushes_denormals_inside_regions_only) {
+#if !defined(__x86_64__) && !defined(__aarch64__)
+    MP_SKIP("no control of denormals here");
+#endif
+    volatile float tiny = FLT_MIN;
+    mp_team *team = make_team(1, "10");
+    for (int lanes = 1; lanes <= 2; lanes++) {
+        mp_lease lease;
+        mp_team_lease(team, lanes, &lease);
+        float results[2] = {1, 1};
+        mp_lease_run(&lease, divide_small, results);
+        for (int i = 0; i < lanes; i++)
+            MP_CHECK(results[i] == 0);
+        mp_team_return(&lease);
+        MP_CHECK(tiny / 2 > 0); /* the caller's own arithmetic is as before */
+    }
+    mp_team_destroy(team);
+}
+
+MP_TEST(base_team_poll_beats_and_sees_cancellation) {
+    mp_team *team = make_team(0, "10");
+    mp_lease lease;
+    mp_team_lease(team, 1, &lease);
+    uint64_t started = atomic_load(&lease.heartbeat);
+    MP_CHECK(started > 0);
+    mp_sys_sleep_ns(1000000);
+    MP_CHECK(!mp_lease_poll(&lease));
+    MP_CHECK(atomic_load(&lease.heartbeat) >= started + 1000000);
+    _Atomic int cancelled = 0;
+    lease.cancelled = &cancelled;
+    MP_CHECK(!mp_lease_poll(&lease));
+    atomic_store(&cancelled, 1);
+    MP_CHECK(mp_lease_poll(&lease));
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+}
+
+MP_TEST(base_team_split_covers_once_on_grain) {
+    static const int64_t sizes[] = {0, 1, 7, 8, 31, 32, 33, 1000, 4097};
+    static const int64_t grains[] = {1, 8, 16, 64};
+    for (int s = 0; s < 9; s++)
+        for (int g = 0; g < 4; g++)
+            for (int count = 1; count <= 7; count++) {
+                int64_t next = 0, least = INT64_MAX, most = 0;
+                for (int index = 0; index < count; index++) {
+                    mp_lane lane = {index, count, NULL};
+                    int64_t begin, end;
+                    mp_lane_split(&lane, sizes[s], grains[g], &begin, &end);
+                    MP_CHECK_INT(begin, next);
+                    MP_CHECK(end >= begin && end <= sizes[s]);
+                    if (end < sizes[s])
+                        MP_CHECK_INT(end % grains[g], 0);
+                    int64_t units = (end - begin + grains[g] - 1) / grains[g];
+                    least = units < least ? units : least;
+                    most = units > most ? units : most;
+                    next = end;
+                }
+                MP_CHECK_INT(next, sizes[s]);
+                MP_CHECK(most - least <= 1);
+            }
+    mp_lane huge = {1, 3, NULL};
+    int64_t begin, end;
+    mp_lane_split(&huge, INT64_MAX / 2, 64, &begin, &end);
+    MP_CHECK(begin > 0 && end > begin && begin % 64 == 0);
+}
+
+MP_TEST(base_team_refuses_impossible_sizes) {
+    mp_error error;
+    mp_team *team = (mp_team *)&error;
+    MP_CHECK_STATUS(mp_team_create(-1, &team, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK(team == NULL);
+    MP_CHECK_STATUS(mp_team_create(256, &team, &error), MP_INVALID_ARGUMENT, &error);
+    mp_lease lease;
+    mp_team_lease(NULL, 4, &lease); /* no team: the caller's own lane */
+    MP_CHECK_INT(lease.lanes, 1);
+    _Atomic int sum = 0;
+    mp_lease_run(&lease, add_index, &sum);
+    MP_CHECK_INT(atomic_load(&sum), 1);
+    mp_team_return(&lease);
+}
+
+static mp_status team_life(void *arg, mp_error *error) {
+    (void)arg;
+    mp_team *team;
+    MP_TRY(mp_team_create(3, &team, error));
+    mp_lease lease;
+    mp_team_lease(team, 4, &lease);
+    _Atomic int sum = 0;
+    mp_lease_run(&lease, add_index, &sum);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    return MP_OK;
+}
+
+MP_TEST(base_team_survives_refused_threads) {
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_THREAD, team_life, NULL), 3);
+}
+
+MP_TEST(base_team_survives_refused_memory) { mp_test_alloc_sweep(team_life, NULL); }

@@ -1,0 +1,200 @@
+/* test_base_trace.c: base/trace.h. */
+#include <stdatomic.h>
+
+#include "base/alloc.h"
+#include "base/sys.h"
+#include "base/trace.h"
+#include "mp_test.h"
+
+typedef struct collected {
+    int count;
+    char last[480];
+    int last_level;
+    uint64_t last_ns;
+    int next[4]; /* the next number expected of each writer */
+    int wrong;
+} collected;
+
+static void collect(const mp_log_record *record, void *arg) {
+    collected *c = arg;
+    c->count++;
+    c->last_level = record->level;
+    if (record->time_ns < c->last_ns && c->next[0] == 0)
+        c->wrong++;
+    c->last_ns = record->time_ns;
+    memcpy(c->last, record->text, sizeof(c->last));
+}
+
+MP_TEST(base_log_records_from_the_enabled_level_on) {
+    collected c = {0};
+    MP_CHECK(!mp_log_enabled(MP_LOG_INFO) && mp_log_enabled(MP_LOG_WARNING));
+    mp_log(MP_LOG_INFO, "not %s", "this");
+    MP_CHECK_INT(mp_log_drain(collect, &c), 0);
+    mp_log(MP_LOG_ERROR, "this %d", 1);
+    MP_CHECK_INT(mp_log_drain(collect, &c), 1);
+    MP_CHECK_STR(c.last, "this 1");
+    MP_CHECK_INT(c.last_level, MP_LOG_ERROR);
+    mp_log_set_level(MP_LOG_DEBUG);
+    mp_log(MP_LOG_DEBUG, "detail");
+    mp_log_set_level(MP_LOG_OFF);
+    mp_log(MP_LOG_ERROR, "nobody");
+    MP_CHECK_INT(mp_log_drain(collect, &c), 1);
+    MP_CHECK_STR(c.last, "detail");
+    MP_CHECK_INT(mp_log_dropped(), 0);
+}
+
+MP_TEST(base_log_cuts_between_characters) {
+    char text[1024] = "x";
+    while (strlen(text) < 900)
+        strcat(text, "\xE2\x82\xAC");
+    collected c = {0};
+    mp_log(MP_LOG_ERROR, "%s", text);
+    MP_CHECK_INT(mp_log_drain(collect, &c), 1);
+    MP_CHECK_INT(strlen(c.last) % 3, 1);
+    MP_CHECK(strlen(c.last) > 470 && strncmp(c.last, text, strlen(c.last)) == 0);
+}
+
+MP_TEST(base_log_full_drops_and_counts) {
+    collected c = {0};
+    for (int i = 0; i < 1000; i++)
+        mp_log(MP_LOG_ERROR, "%d", i);
+    uint64_t dropped = mp_log_dropped();
+    MP_CHECK(dropped > 0);
+    MP_CHECK_INT(mp_log_drain(collect, &c), 1000 - (int)dropped);
+    MP_CHECK_INT(c.wrong, 0);
+    for (int round = 0; round < 20; round++) { /* and works on, also past the end of the ring */
+        for (int i = 0; i < 100; i++)
+            mp_log(MP_LOG_ERROR, "round %d", round);
+        MP_CHECK_INT(mp_log_drain(collect, &c), 100);
+    }
+    MP_CHECK_INT(mp_log_dropped(), dropped);
+}
+
+static void log_again(const mp_log_record *record, void *arg) {
+    int *left = arg;
+    MP_CHECK_HAS(record->text, "again");
+    if (--*left > 0)
+        mp_log(MP_LOG_ERROR, "again %d", *left);
+}
+
+MP_TEST(base_log_may_be_called_while_draining) {
+    int left = 10;
+    mp_log(MP_LOG_ERROR, "again");
+    MP_CHECK_INT(mp_log_drain(log_again, &left), 10);
+}
+
+typedef struct writer {
+    mp_thread thread;
+    int index;
+    _Atomic int *finished;
+} writer;
+
+static _Atomic int wakes;
+
+static void count_wake(void *arg) { atomic_fetch_add((_Atomic int *)arg, 1); }
+
+static void write_records(void *arg) {
+    writer *w = arg;
+    for (int i = 0; i < 3000; i++)
+        mp_log(MP_LOG_ERROR, "%d %d", w->index, i);
+    atomic_fetch_add(w->finished, 1);
+}
+
+static void check_order(const mp_log_record *record, void *arg) {
+    collected *c = arg;
+    int index, number;
+    if (sscanf(record->text, "%d %d", &index, &number) != 2 || index < 0 || index > 3 || number < c->next[index]) {
+        c->wrong++;
+        return;
+    }
+    c->next[index] = number + 1; /* some were dropped, none comes twice or late */
+    c->count++;
+}
+
+MP_TEST(base_log_many_writers_one_reader) {
+    writer writers[4];
+    collected c = {0};
+    _Atomic int finished = 0;
+    mp_log_set_wake(count_wake, &wakes);
+    for (int i = 0; i < 4; i++) {
+        writers[i] = (writer){.index = i, .finished = &finished};
+        mp_error error;
+        MP_CHECK_OK(mp_thread_start(&writers[i].thread, "writer", write_records, &writers[i], &error), &error);
+    }
+    while (atomic_load(&finished) < 4)
+        mp_log_drain(check_order, &c);
+    for (int i = 0; i < 4; i++)
+        mp_thread_join(&writers[i].thread);
+    mp_log_drain(check_order, &c);
+    MP_CHECK_INT(c.wrong, 0);
+    MP_CHECK_INT((uint64_t)c.count + mp_log_dropped(), 4 * 3000);
+    MP_CHECK_INT(atomic_load(&wakes), c.count);
+}
+
+/* --- flight recorder --- */
+
+typedef struct events {
+    int count, wrong;
+    uint64_t first, last;
+} events;
+
+static void check_event(const mp_trace_event *event, void *arg) {
+    events *e = arg;
+    if (e->count == 0)
+        e->first = event->order;
+    else if (event->order <= e->last)
+        e->wrong++;
+    e->last = event->order;
+    if (event->value != event->id * 3 || strcmp(event->what, "step") != 0)
+        e->wrong++;
+    e->count++;
+}
+
+MP_TEST(base_trace_off_is_nothing) {
+    events e = {0};
+    mp_trace("step", 1, 3);
+    MP_CHECK_INT(mp_trace_read(check_event, &e), 0);
+}
+
+MP_TEST(base_trace_keeps_the_latest) {
+    mp_error error;
+    MP_CHECK_OK(mp_trace_init(100, &error), &error); /* rounded up to 128 */
+    for (uint64_t i = 0; i < 1000; i++)
+        mp_trace("step", i, i * 3);
+    events e = {0};
+    MP_CHECK_INT(mp_trace_read(check_event, &e), 128);
+    MP_CHECK_INT(e.wrong, 0);
+    MP_CHECK_INT(e.first, 1000 - 128);
+    MP_CHECK_INT(e.last, 999);
+    mp_trace_deinit();
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_MISC), 0);
+}
+
+static void write_events(void *arg) {
+    writer *w = arg;
+    for (uint64_t i = 0; i < 20000; i++)
+        mp_trace("step", i, i * 3);
+    atomic_fetch_add(w->finished, 1);
+}
+
+MP_TEST(base_trace_reads_whole_events_under_writers) {
+    mp_error error;
+    MP_CHECK_OK(mp_trace_init(4096, &error), &error);
+    writer writers[2];
+    _Atomic int finished = 0;
+    for (int i = 0; i < 2; i++) {
+        writers[i] = (writer){.index = i, .finished = &finished};
+        MP_CHECK_OK(mp_thread_start(&writers[i].thread, "writer", write_events, &writers[i], &error), &error);
+    }
+    while (atomic_load(&finished) < 2) {
+        events e = {0};
+        mp_trace_read(check_event, &e);
+        MP_CHECK_INT(e.wrong, 0);
+    }
+    for (int i = 0; i < 2; i++)
+        mp_thread_join(&writers[i].thread);
+    events e = {0};
+    MP_CHECK_INT(mp_trace_read(check_event, &e), 4096);
+    MP_CHECK_INT(e.wrong, 0);
+    mp_trace_deinit();
+}

@@ -1,0 +1,663 @@
+/* The dense kernels: packing, activations, gemm of every variant against ref. */
+#include "base/alloc.h"
+#include "base/sys.h"
+#include "kernel_test.h"
+#include "kernels/blas.h"
+#include "kernels/pack_dense.h"
+
+/* ---- a problem: weights of one kind, activations, outputs ------------------------------------------------------- */
+
+typedef struct problem {
+    mp_wkind kind;
+    int M, N, K;
+    float *w, *x;     /* [N, K], [M, K] */
+    mp_wmat packed;
+    mp_acts acts;
+    void *acts_memory;
+} problem;
+
+static mp_tensor tensor_of(const float *w, int N, int K) {
+    return (mp_tensor){.dtype = MP_F32, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)w,
+                       .nbytes = sizeof(float) * (uint64_t)N * (uint64_t)K};
+}
+
+static problem make(mp_wkind kind, int M, int N, int K) {
+    problem p = {.kind = kind, .M = M, .N = N, .K = K};
+    p.w = kt_alloc(sizeof(float) * (size_t)N * (size_t)K);
+    p.x = kt_alloc(sizeof(float) * (size_t)M * (size_t)K);
+    mp_wmat_init(&p.packed, kind, N, K);
+    p.packed.data = kt_alloc(mp_wmat_bytes(&p.packed));
+    const mp_akind acts = mp_wmat_acts(kind);
+    p.acts_memory = kt_alloc(mp_acts_bytes(acts, M, K));
+    mp_acts_init(&p.acts, acts, M, K, p.acts_memory);
+    return p;
+}
+
+/* Pack and prepare with the reference, once w and x are filled. */
+static void prepare(problem *p) {
+    const mp_tensor src = tensor_of(p->w, p->N, p->K);
+    kt_use("ref");
+    mp_wmat_pack(&p->packed, &src, 0, p->packed.panels);
+    mp_acts_fill(&p->acts, p->x, p->K, 0, p->M);
+}
+
+static void release(problem *p) {
+    kt_free(p->w);
+    kt_free(p->x);
+    kt_free(p->packed.data);
+    kt_free(p->acts_memory);
+}
+
+static const mp_wkind dense_kinds[] = {MP_W_F32, MP_W_BF16, MP_W_I8};
+static const int dense_slots[] = {MP_SLOT_gemm_f32, MP_SLOT_gemm_bf16, MP_SLOT_gemm_i8};
+static const char *const dense_names[] = {"F32", "BF16", "I8"};
+enum { DENSE_KINDS = 3 };
+
+/* gemm of a kind through a table, not through mp_gemm, whose table is the process's. */
+static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0, int p1, const mp_epilogue *ep, float *y,
+                int64_t ldy) {
+    switch (p->kind) {
+    case MP_W_F32: call->gemm_f32(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy); break;
+    case MP_W_BF16: call->gemm_bf16(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy); break;
+    default: call->gemm_i8(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy); break;
+    }
+}
+
+/* ---- vdpbf16ps in words: inputs that are denormal count as zero, a denormal sum becomes zero, each of the two products
+ * (exact in fp32, or out of its range) is added with one rounding ------------------------------------------------- */
+
+static float flush(float x) {
+    return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x;
+}
+
+static float bf16_step(float acc, uint16_t a, uint16_t b) {
+    return flush(fmaf(flush(mp_bf16_to_f32(a)), flush(mp_bf16_to_f32(b)), flush(acc)));
+}
+
+static void gemm_bf16_model(const problem *p, float *y, int64_t ldy) {
+    for (int m = 0; m < p->M; m++)
+        for (int n = 0; n < p->N; n++) {
+            float acc = 0;
+            for (int k = 0; k < p->K; k++)
+                acc = bf16_step(acc, mp_bf16_from_f32(p->x[(int64_t)m * p->K + k]),
+                                mp_bf16_from_f32(p->w[(int64_t)n * p->K + k]));
+            if (p->K % 2)
+                acc = bf16_step(acc, 0, 0);
+            y[m * ldy + n] = acc;
+        }
+}
+
+static bool rounds_its_own_way(const kt_set *set, mp_wkind kind) {
+    return kind == MP_W_BF16 && strcmp(set->variant, "avx512bf16") == 0;
+}
+
+/* What a set must give for p, without an epilogue: y [M, ldy]. */
+static void expect(const kt_set *ref, const kt_set *set, const problem *p, float *y, int64_t ldy) {
+    if (rounds_its_own_way(set, p->kind))
+        gemm_bf16_model(p, y, ldy);
+    else
+        run(&ref->call, p, 0, p->M, 0, p->packed.panels, NULL, y, ldy);
+}
+
+/* ---- packing --------------------------------------------------------------------------------------------------- */
+
+MP_TEST(kernels_dense_layouts) {
+    enum { N = 45, K = 13 }; /* a partial panel; K no multiple of 2 or 4 */
+    mp_test_random random = {1};
+    kt_use("ref");
+    for (int kind = 0; kind < DENSE_KINDS; kind++) {
+        problem p = make(dense_kinds[kind], 1, N, K);
+        kt_random(&random, p.w, N * K);
+        memset(p.packed.data, 0xee, mp_wmat_bytes(&p.packed));
+        prepare(&p);
+        float row[K];
+        for (int n = 0; n < N; n++) {
+            const float *w = p.w + n * K;
+            const uint8_t *panel = p.packed.data + (size_t)(n / 32) * p.packed.panel_bytes;
+            const int j = n % 32;
+            float max = 0;
+            for (int k = 0; k < K; k++)
+                max = fabsf(w[k]) > max ? fabsf(w[k]) : max;
+            mp_wmat_row(&p.packed, n, row);
+            for (int k = 0; k < K; k++) {
+                if (p.kind == MP_W_F32) {
+                    MP_CHECK(kt_equal(((const float *)(const void *)panel)[k * 32 + j], w[k]));
+                    MP_CHECK(kt_equal(row[k], w[k]));
+                } else if (p.kind == MP_W_BF16) {
+                    const uint16_t *words = (const uint16_t *)(const void *)panel;
+                    MP_CHECK_INT(words[(k / 2 * 32 + j) * 2 + (k % 2 ? 0 : 1)], mp_bf16_from_f32(w[k]));
+                    MP_CHECK(kt_equal(row[k], mp_bf16_to_f32(mp_bf16_from_f32(w[k]))));
+                } else {
+                    const int q = (int)panel[(k / 4 * 32 + j) * 4 + k % 4] - 128;
+                    const float scale = ((const float *)(const void *)(panel + 4 * 128))[j];
+                    MP_CHECK_INT(q, lrintf(w[k] * (127.0f / max)));
+                    MP_CHECK(kt_equal(scale, max / 127.0f));
+                    MP_CHECK(kt_equal(row[k], (float)q * scale));
+                }
+            }
+        }
+        /* outputs and inputs that do not exist weigh nothing */
+        const uint8_t *last = p.packed.data + p.packed.panel_bytes;
+        for (int j = 0; j < 32; j++)
+            for (int k = 0; k < (p.kind == MP_W_F32 ? K : p.kind == MP_W_BF16 ? 14 : 16); k++) {
+                if (32 + j < N && k < K)
+                    continue;
+                if (p.kind == MP_W_F32)
+                    MP_CHECK(kt_bits(((const float *)(const void *)last)[k * 32 + j]) == 0);
+                else if (p.kind == MP_W_BF16)
+                    MP_CHECK_INT(((const uint16_t *)(const void *)last)[(k / 2 * 32 + j) * 2 + 1 - k % 2], 0);
+                else
+                    MP_CHECK_INT(last[(k / 4 * 32 + j) * 4 + k % 4], 128);
+            }
+        release(&p);
+    }
+}
+
+MP_TEST(kernels_dense_pack_in_parts_and_from_halves) {
+    enum { N = 100, K = 520 };
+    mp_test_random random = {2};
+    kt_use("ref");
+    for (int kind = 0; kind < DENSE_KINDS; kind++) {
+        problem p = make(dense_kinds[kind], 1, N, K);
+        kt_random(&random, p.w, N * K);
+        uint16_t *half = kt_alloc(sizeof(uint16_t) * N * K);
+        for (int i = 0; i < N * K; i++) { /* so that both sources hold the same numbers */
+            half[i] = mp_bf16_from_f32(p.w[i]);
+            p.w[i] = mp_bf16_to_f32(half[i]);
+        }
+        prepare(&p);
+        mp_wmat other = p.packed;
+        other.data = kt_alloc(mp_wmat_bytes(&other));
+        const mp_tensor src = {.dtype = MP_BF16, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)half,
+                               .nbytes = sizeof(uint16_t) * N * K};
+        mp_wmat_pack(&other, &src, 3, 4);
+        mp_wmat_pack(&other, &src, 0, 1);
+        mp_wmat_pack(&other, &src, 1, 3);
+        const kt_set set = {.mask = "ref", .variant = "pack"};
+        kt_same_bytes(&set, p.packed.data, other.data, mp_wmat_bytes(&other), "%s", dense_names[kind]);
+        kt_free(other.data);
+        kt_free(half);
+        release(&p);
+    }
+}
+
+/* Rows that int8 cannot hold: zeros, too small, not finite. */
+MP_TEST(kernels_dense_pack_i8_extremes) {
+    enum { K = 40 };
+    problem p = make(MP_W_I8, 1, 5, K);
+    for (int k = 0; k < K; k++) {
+        p.w[0 * K + k] = 0.0f;
+        p.w[1 * K + k] = 1e-39f;
+        p.w[2 * K + k] = k == 7 ? INFINITY : 1.0f;
+        p.w[3 * K + k] = k == 39 ? NAN : 1.0f;
+        p.w[4 * K + k] = k == 0 ? -3e38f : 1e38f;
+    }
+    prepare(&p);
+    float row[K];
+    for (int n = 0; n < 2; n++) {
+        mp_wmat_row(&p.packed, n, row);
+        for (int k = 0; k < K; k++)
+            MP_CHECK(row[k] == 0.0f);
+    }
+    for (int n = 2; n < 4; n++) {
+        mp_wmat_row(&p.packed, n, row);
+        for (int k = 0; k < K; k++)
+            MP_CHECK(isnan(row[k]));
+    }
+    mp_wmat_row(&p.packed, 4, row);
+    MP_CHECK_NEAR(row[0], -3e38f, 1e33f);
+    MP_CHECK_NEAR(row[1], 1e38f, 2e36f);
+    release(&p);
+}
+
+/* ---- activations ----------------------------------------------------------------------------------------------- */
+
+MP_TEST(kernels_dense_acts_variants) {
+    enum { MAX_K = 420 };
+    mp_test_random random = {3};
+    const kt_set ref = kt_ref();
+    float *x = kt_alloc(sizeof(float) * MAX_K);
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_acts_bf16);)
+        for (int K = 1; K <= MAX_K; K += K < 70 ? 1 : 35)
+            for (int kind = -1; kind < KT_EXTREMES; kind++) {
+                const char *name = kind < 0 ? "random" : kt_extreme_names[kind];
+                if (kind < 0)
+                    kt_random(&random, x, K);
+                else
+                    kt_extreme(&random, (enum kt_extreme)kind, x, K);
+                const size_t words = (size_t)(K + 1) / 2 * 2;
+                uint16_t *e = kt_alloc(words * 2), *g = kt_alloc(words * 2);
+                ref.call.acts_bf16(x, K, e);
+                v.call.acts_bf16(x, K, g);
+                kt_same_bytes(&v, e, g, words * 2, "acts_bf16 K=%d %s", K, name);
+                kt_free(e);
+                kt_free(g);
+                int8_t *eq = kt_alloc((size_t)K), *gq = kt_alloc((size_t)K);
+                float es, gs;
+                int32_t esum, gsum;
+                ref.call.acts_i8(x, K, eq, &es, &esum);
+                v.call.acts_i8(x, K, gq, &gs, &gsum);
+                kt_same_bytes(&v, eq, gq, (size_t)K, "acts_i8 K=%d %s", K, name);
+                kt_same(&v, &es, &gs, 1, "acts_i8 scale K=%d %s", K, name);
+                MP_CHECK_INT(gsum, esum);
+                kt_free(eq);
+                kt_free(gq);
+            }
+    kt_free(x);
+}
+
+/* The reference itself: rounding of bf16, range and error of int8. */
+MP_TEST(kernels_dense_acts_meaning) {
+    const kt_set ref = kt_ref();
+    const float x[5] = {1.0f, 1.00390625f, 1.01171875f, -2.5f, NAN}; /* the 2nd and 3rd lie midway between two bf16 */
+    uint16_t out[6];
+    ref.call.acts_bf16(x, 5, out);
+    MP_CHECK_INT(out[1], 0x3f80); /* k = 0 stands in the odd slot */
+    MP_CHECK_INT(out[0], 0x3f80); /* to even: down */
+    MP_CHECK_INT(out[3], 0x3f82); /* to even: up */
+    MP_CHECK_INT(out[2], 0xc020);
+    MP_CHECK(isnan(mp_bf16_to_f32(out[5])));
+    MP_CHECK_INT(out[4], 0);
+
+    mp_test_random random = {4};
+    float row[300];
+    int8_t q[300];
+    float scale, max = 0;
+    int32_t sum, total = 0;
+    kt_random(&random, row, 300);
+    ref.call.acts_i8(row, 300, q, &scale, &sum);
+    for (int k = 0; k < 300; k++) {
+        MP_CHECK_NEAR((float)q[k] * scale, row[k], scale * 0.5001f);
+        max = fabsf(row[k]) > max ? fabsf(row[k]) : max;
+        total += q[k];
+    }
+    MP_CHECK(kt_equal(scale, max / 127.0f));
+    MP_CHECK_INT(sum, total);
+    row[17] = -INFINITY;
+    ref.call.acts_i8(row, 300, q, &scale, &sum);
+    MP_CHECK(isnan(scale));
+}
+
+MP_TEST(kernels_dense_acts_memory) {
+    enum { M = 5 };
+    mp_test_random random = {5};
+    const int sizes[] = {1, 63, 64, 384, 1024, 1031, 2048, 4096};
+    kt_use("");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int K = sizes[i];
+        float *x = kt_alloc(sizeof(float) * (size_t)M * (size_t)(K + 7));
+        kt_random(&random, x, (int64_t)M * (K + 7));
+        const mp_akind kinds[] = {MP_A_BF16, MP_A_I8};
+        for (int kind = 0; kind < 2; kind++) {
+            const size_t bytes = mp_acts_bytes(kinds[kind], M, K);
+            uint8_t *memory = kt_alloc(bytes);
+            memset(memory, 0xff, bytes);
+            mp_acts a;
+            mp_acts_init(&a, kinds[kind], M, K, memory);
+            mp_acts_fill(&a, x, K + 7, 3, M);
+            mp_acts_fill(&a, x, K + 7, 0, 3);
+            for (int m = 0; m < M; m++)
+                if (kinds[kind] == MP_A_I8) {
+                    MP_CHECK(a.scale[m] > 0 && a.scale[m] < 1);
+                    for (int k = K; k < (K + 63) / 64 * 64; k++)
+                        MP_CHECK_INT(a.q[m * a.ldq + k], 0);
+                } else {
+                    MP_CHECK_INT(a.bf16[m * a.ldq + (K - 1) / 2 * 2 + 1 - (K - 1) % 2],
+                                 mp_bf16_from_f32(x[m * (K + 7) + K - 1]));
+                    MP_CHECK(K % 2 == 0 || a.bf16[m * a.ldq + K - 1] == 0);
+                }
+            kt_free(memory);
+        }
+        kt_free(x);
+    }
+    MP_CHECK_INT(mp_acts_bytes(MP_A_F32, 100, 100), 0);
+}
+
+/* ---- gemm ------------------------------------------------------------------------------------------------------ */
+
+static const float GUARD = 123456.75f;
+
+/* Compare a set with what it must give, in the corner [m0, m1) x panels [p0, p1), guards around it. */
+static void check(const kt_set *set, const problem *p, const float *expected, int64_t lde, int m0, int m1, int p0, int p1,
+                  const char *what) {
+    const int64_t ldy = p->N + 5;
+    const int n0 = p0 * 32, n1 = p1 * 32 < p->N ? p1 * 32 : p->N;
+    float *y = kt_alloc(sizeof(float) * (size_t)(p->M * ldy));
+    for (int64_t i = 0; i < p->M * ldy; i++)
+        y[i] = GUARD;
+    run(&set->call, p, m0, m1, p0, p1, NULL, y, ldy);
+    for (int m = 0; m < p->M; m++) {
+        const bool inside = m0 <= m && m < m1;
+        for (int n = 0; n < ldy; n++)
+            if ((!inside || n < n0 || n >= n1) && kt_bits(y[m * ldy + n]) != kt_bits(GUARD))
+                MP_FAIL("%s: %s M=%d N=%d K=%d rows %d-%d panels %d-%d wrote [%d, %d]", set->variant, what, p->M, p->N,
+                        p->K, m0, m1, p0, p1, m, n);
+        if (inside && n1 > n0)
+            kt_same_matrix(set, expected + m * lde + n0, y + m * ldy + n0, 1, n1 - n0, n1 - n0,
+                           "%s M=%d N=%d K=%d row %d of %d-%d, panels %d-%d", what, p->M, p->N, p->K, m, m0, m1, p0, p1);
+    }
+    kt_free(y);
+}
+
+static void check_shape(const kt_set *ref, int kind, int M, int N, int K, int extreme, mp_test_random *random) {
+    problem p = make(dense_kinds[kind], M, N, K);
+    char what[64];
+    snprintf(what, sizeof what, "gemm %s %s", dense_names[kind], extreme < 0 ? "random" : kt_extreme_names[extreme]);
+    if (extreme < 0) {
+        kt_random(random, p.w, (int64_t)N * K);
+        kt_random(random, p.x, (int64_t)M * K);
+    } else {
+        kt_extreme(random, (enum kt_extreme)extreme, p.w, (int64_t)N * K);
+        kt_extreme(random, (enum kt_extreme)extreme, p.x, (int64_t)M * K);
+    }
+    prepare(&p);
+    float *expected = kt_alloc(sizeof(float) * (size_t)M * (size_t)N);
+    for (kt_set v = {0}; kt_next(&v, dense_slots[kind]);) {
+        expect(ref, &v, &p, expected, N);
+        check(&v, &p, expected, N, 0, M, 0, p.packed.panels, what);
+        if (M > 2)
+            check(&v, &p, expected, N, 1, M - 1, 0, p.packed.panels, what);
+        if (p.packed.panels > 1) {
+            check(&v, &p, expected, N, 0, M, 1, p.packed.panels, what);
+            check(&v, &p, expected, N, M / 2, M, 0, 1, what);
+        }
+    }
+    kt_free(expected);
+    release(&p);
+}
+
+static void check_kind(int kind) {
+    mp_test_random random = {100 + (uint64_t)kind};
+    const kt_set ref = kt_ref();
+    for (int M = 1; M <= 40; M++) /* every height of a tile, every split of the rows */
+        check_shape(&ref, kind, M, M % 3 ? 77 : 160, 37 + M % 5, -1, &random);
+    const int Ns[] = {1, 15, 16, 17, 31, 32, 33, 64, 127, 129, 300};
+    for (size_t i = 0; i < sizeof Ns / sizeof *Ns; i++)
+        for (int M = 1; M <= 13; M += M < 6 ? 1 : 7)
+            check_shape(&ref, kind, M, Ns[i], 70, -1, &random);
+    const int Ks[] = {1, 2, 3, 4, 5, 7, 8, 63, 383, 384, 385, 388, 767, 768, 769, 1000, 1155};
+    for (size_t i = 0; i < sizeof Ks / sizeof *Ks; i++)
+        for (int M = 1; M <= 13; M += M < 3 ? 1 : 5)
+            check_shape(&ref, kind, M, 40, Ks[i], -1, &random);
+}
+
+MP_TEST_SECONDS(kernels_dense_gemm_f32, 60) { check_kind(0); }
+MP_TEST_SECONDS(kernels_dense_gemm_bf16, 60) { check_kind(1); }
+MP_TEST_SECONDS(kernels_dense_gemm_i8, 60) { check_kind(2); }
+
+MP_TEST_SECONDS(kernels_dense_gemm_extremes, 60) {
+    mp_test_random random = {200};
+    const kt_set ref = kt_ref();
+    const int Ms[] = {1, 3, 5, 14, 25};
+    for (int kind = 0; kind < DENSE_KINDS; kind++)
+        for (int extreme = 0; extreme < KT_EXTREMES; extreme++)
+            for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++)
+                check_shape(&ref, kind, Ms[i], 75, 401, extreme, &random);
+}
+
+/* The most that int8 may hold: all weights and activations at +-127, K = 65,536. */
+MP_TEST_SECONDS(kernels_dense_gemm_i8_is_exact_at_the_limit, 60) {
+    enum { K = 65536, N = 33, M = 2 };
+    const kt_set ref = kt_ref();
+    problem p = make(MP_W_I8, M, N, K);
+    for (int64_t i = 0; i < (int64_t)N * K; i++)
+        p.w[i] = i / K % 2 ? -127.0f : 127.0f;
+    for (int64_t i = 0; i < (int64_t)M * K; i++)
+        p.x[i] = i / K % 2 ? -127.0f : 127.0f;
+    prepare(&p);
+    float y[M * N];
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_gemm_i8);) {
+        run(&v.call, &p, 0, M, 0, 2, NULL, y, N);
+        for (int m = 0; m < M; m++)
+            for (int n = 0; n < N; n++)
+                MP_CHECK(y[m * N + n] == ((m + n) % 2 ? -1.0f : 1.0f) * 127.0f * 127.0f * K);
+    }
+    run(&ref.call, &p, 0, M, 0, 2, NULL, y, N);
+    MP_CHECK(y[0] == 127.0f * 127.0f * K);
+    release(&p);
+}
+
+/* The reference against double precision: it is the truth that the others are held to. */
+MP_TEST(kernels_dense_ref_means_a_product) {
+    enum { M = 3, N = 35, K = 500 };
+    mp_test_random random = {300};
+    const kt_set ref = kt_ref();
+    const double tolerance[DENSE_KINDS] = {2e-5, 0.15, 0.35};
+    for (int kind = 0; kind < DENSE_KINDS; kind++) {
+        problem p = make(dense_kinds[kind], M, N, K);
+        kt_random(&random, p.w, N * K);
+        kt_random(&random, p.x, M * K);
+        prepare(&p);
+        float y[M * N], row[K];
+        run(&ref.call, &p, 0, M, 0, 2, NULL, y, N);
+        for (int n = 0; n < N; n++) {
+            mp_wmat_row(&p.packed, n, row);
+            for (int m = 0; m < M; m++) {
+                double sum = 0;
+                for (int k = 0; k < K; k++)
+                    sum += (double)p.x[m * K + k] * (double)row[k];
+                MP_CHECK_NEAR(y[m * N + n], sum, tolerance[kind]);
+            }
+        }
+        release(&p);
+    }
+}
+
+/* Row r of many equals the row alone, for every variant and split of the panels. */
+MP_TEST(kernels_dense_batch_invariance) {
+    enum { M = 37, N = 200, K = 777 };
+    mp_test_random random = {400};
+    for (int kind = 0; kind < DENSE_KINDS; kind++) {
+        problem p = make(dense_kinds[kind], M, N, K);
+        kt_random(&random, p.w, N * K);
+        kt_random(&random, p.x, M * K);
+        prepare(&p);
+        float *whole = kt_alloc(sizeof(float) * M * N), *alone = kt_alloc(sizeof(float) * N);
+        for (kt_set v = {0}; kt_next(&v, dense_slots[kind]);) {
+            mp_gemm(&p.packed, &p.acts, 0, M, 0, p.packed.panels, NULL, whole, N);
+            mp_acts one;
+            void *memory = kt_alloc(mp_acts_bytes(p.acts.kind, 1, K));
+            for (int m = 0; m < M; m++) {
+                mp_acts_init(&one, p.acts.kind, 1, K, memory);
+                mp_acts_fill(&one, p.x + m * K, K, 0, 1);
+                const int cut = 1 + m % (p.packed.panels - 1);
+                mp_gemm(&p.packed, &one, 0, 1, cut, p.packed.panels, NULL, alone, N);
+                mp_gemm(&p.packed, &one, 0, 1, 0, cut, NULL, alone, N);
+                kt_same(&v, alone, whole + m * N, N, "%s row %d alone and among %d", dense_names[kind], m, M);
+            }
+            kt_free(memory);
+        }
+        kt_free(whole);
+        kt_free(alone);
+        release(&p);
+    }
+}
+
+/* bias, then act, then residual; the residual may be the output; rows and outputs keep their own. */
+MP_TEST(kernels_dense_epilogues) {
+    mp_test_random random = {500};
+    const kt_set ref = kt_ref();
+    const int shapes[][3] = {{1, 70, 33}, {4, 128, 50}, {13, 45, 400}, {30, 96, 64}};
+    for (int kind = 0; kind < DENSE_KINDS; kind++)
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            const int M = shapes[s][0], N = shapes[s][1], K = shapes[s][2];
+            const int64_t ldy = N + 3;
+            problem p = make(dense_kinds[kind], M, N, K);
+            kt_random(&random, p.w, (int64_t)N * K);
+            kt_random(&random, p.x, (int64_t)M * K);
+            prepare(&p);
+            float *bias = kt_alloc(sizeof(float) * (size_t)N);
+            float *residual = kt_alloc(sizeof(float) * (size_t)(M * ldy));
+            float *expected = kt_alloc(sizeof(float) * (size_t)(M * ldy));
+            float *got = kt_alloc(sizeof(float) * (size_t)(M * ldy));
+            kt_random(&random, bias, N);
+            kt_random(&random, residual, M * ldy);
+            for (kt_set v = {0}; kt_next(&v, dense_slots[kind]);)
+                for (int use = 0; use < 16; use++) {
+                    const bool in_place = use & 8;
+                    const mp_epilogue ep = {.bias = use & 1 ? bias : NULL,
+                                            .act = use & 2 ? MP_ACT_GELU : MP_ACT_NONE,
+                                            .residual = use & 4 ? (in_place ? got : residual) : NULL,
+                                            .ld_residual = ldy};
+                    expect(&ref, &v, &p, expected, ldy);
+                    for (int m = 0; m < M; m++) {
+                        float *e = expected + m * ldy;
+                        for (int n = 0; use & 1 && n < N; n++)
+                            e[n] += bias[n];
+                        if (use & 2)
+                            v.call.activate(MP_ACT_GELU, N, e);
+                        for (int n = 0; use & 4 && n < N; n++)
+                            e[n] += residual[m * ldy + n];
+                    }
+                    memcpy(got, residual, sizeof(float) * (size_t)(M * ldy));
+                    run(&v.call, &p, 0, M, 0, p.packed.panels, &ep, got, ldy);
+                    kt_same_matrix(&v, expected, got, M, N, ldy, "%s epilogue %d M=%d N=%d", dense_names[kind], use, M, N);
+                    for (int m = 0; m < M; m++)
+                        MP_CHECK(memcmp(got + m * ldy + N, residual + m * ldy + N, sizeof(float) * 3) == 0);
+                }
+            kt_free(bias);
+            kt_free(residual);
+            kt_free(expected);
+            kt_free(got);
+            release(&p);
+        }
+}
+
+/* ---- dispatch -------------------------------------------------------------------------------------------------- */
+
+MP_TEST(kernels_dense_dispatch) {
+    kt_use("ref");
+    MP_CHECK_INT(mp_kernels_count(), MP_SLOT_COUNT);
+    for (int i = 0; i < mp_kernels_count(); i++)
+        MP_CHECK_STR(mp_kernels_variant(i), "ref");
+    MP_CHECK_STR(mp_kernels_slot(MP_SLOT_gemm_f32), "gemm_f32");
+    MP_CHECK_STR(mp_kernels_slot(MP_SLOT_attn_merge), "attn_merge");
+#if defined(__x86_64__)
+    if (kt_use("avx2"))
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_f32), "avx2");
+    if (kt_use("avx512")) {
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx512");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avx2"); /* no 512-bit int8 without VNNI */
+    }
+    if (kt_use("avx512bf16"))
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx512bf16");
+#endif
+}
+
+/* ---- unpacked fp32 and OpenBLAS -------------------------------------------------------------------------------- */
+
+/* The definition, element by element. */
+static float chain(const float *x, const float *w, int K) {
+    float sum = 0;
+    for (int k = 0; k < K; k += MP_K_CHUNK) {
+        const int end = K - k < MP_K_CHUNK ? K : k + MP_K_CHUNK;
+        float f = 0;
+        for (int i = k; i < end; i++)
+            f = fmaf(x[i], w[i], f);
+        sum = k == 0 ? f : sum + f;
+    }
+    return sum;
+}
+
+static void check_plain(int M, int N, int K, int stride, mp_test_random *random) {
+    const int ldx = K + 3, ldw = K + 1, ldy = N + 2;
+    float *x = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldx), *w = kt_alloc(sizeof(float) * (size_t)N * (size_t)ldw);
+    float *y = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldy);
+    kt_random(random, x, (int64_t)M * ldx);
+    kt_random(random, w, (int64_t)N * ldw);
+    for (int64_t i = 0; i < (int64_t)M * ldy; i++)
+        y[i] = GUARD;
+    mp_gemm_f32_plain(M, N, K, x, ldx, w, ldw, y, ldy);
+    for (int m = 0; m < M; m++) {
+        MP_CHECK(y[m * ldy + N] == GUARD && y[m * ldy + N + 1] == GUARD);
+        for (int n = m % stride; n < N; n += stride) {
+            const float e = chain(x + (int64_t)m * ldx, w + (int64_t)n * ldw, K);
+            if (!kt_equal(e, y[m * ldy + n]))
+                MP_FAIL("plain M=%d N=%d K=%d [%d, %d]: got %.9g, expected %.9g", M, N, K, m, n, (double)y[m * ldy + n],
+                        (double)e);
+        }
+    }
+    kt_free(x);
+    kt_free(w);
+    kt_free(y);
+}
+
+MP_TEST_SECONDS(kernels_dense_plain, 60) {
+    mp_test_random random = {600};
+    mp_blas_set_path("none");
+    for (int i = 0; i < KT_MASKS; i++) {
+        if (!kt_use(kt_masks[i]))
+            continue;
+        check_plain(1, 1, 1, 1, &random);
+        check_plain(5, 33, 385, 1, &random);
+        check_plain(40, 65, 800, 3, &random);
+        check_plain(13, 7, 29, 1, &random);
+    }
+    float y[6] = {1, 1, 1, 1, 1, 1};
+    mp_gemm_f32_plain(2, 3, 0, y, 1, y, 1, y, 3);
+    for (int i = 0; i < 6; i++)
+        MP_CHECK(y[i] == 0.0f);
+    const char *why;
+    MP_CHECK_STR(mp_blas_core(&why), "");
+    MP_CHECK_HAS(why, "own kernels");
+}
+
+MP_TEST(kernels_blas_that_is_not_there) {
+    mp_test_random random = {700};
+    const char *why;
+    kt_use("");
+    mp_blas_set_path("/nowhere/libopenblas.so");
+    MP_CHECK_STR(mp_blas_core(&why), "");
+    MP_CHECK_HAS(why, "did not open");
+    check_plain(64, 70, 384, 5, &random);
+    mp_blas_set_path("libm.so.6"); /* a library, but not that one */
+    MP_CHECK_STR(mp_blas_core(&why), "");
+    MP_CHECK_HAS(why, "not an OpenBLAS");
+    check_plain(64, 70, 384, 5, &random);
+}
+
+/* With the library: the same bits, whatever it answers, and the environment as it was. */
+MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
+    const char *path = getenv("MPOOL_BLAS"), *why;
+    mp_test_random random = {800};
+    if (!path || !*path || strcmp(path, "none") == 0)
+        MP_SKIP("no OpenBLAS: set MPOOL_BLAS to the path of one");
+    kt_use("");
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    unsetenv("OPENBLAS_NUM_THREADS");
+    mp_blas_set_path(path);
+    const char *core = mp_blas_core(&why);
+    fprintf(stderr, "%s: %s\n", core, why);
+    MP_CHECK_STR(getenv("OPENBLAS_CORETYPE"), "Prescott");
+    MP_CHECK(!getenv("OPENBLAS_NUM_THREADS"));
+    if (mp_cpu_features() & MP_CPU_AVX512)
+        MP_CHECK_STR(core, "SkylakeX"); /* where it is believed: it must serve, or the speed is lost silently */
+    uint64_t created, joined;
+    mp_thread_counts(&created, &joined);
+    MP_CHECK_INT(created, 0);
+    const int Ms[] = {3, 4, 5, 7, 8, 13, 16, 31, 48, 100, 257};
+    for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++) {
+        const int least = 1000000 / (Ms[i] * 384) + 1;
+        for (int j = 0; j < 4; j++) {
+            const int more = (int)(mp_test_random_u64(&random) % 60);
+            check_plain(Ms[i], least + more, 384, 17, &random);
+            check_plain(Ms[i], least + more, 1000 + j, 29, &random);
+        }
+        check_plain(Ms[i], 1000000 / (Ms[i] * 20) + 3, 20, 29, &random);
+        check_plain(Ms[i], 1000000 / Ms[i] + 5 > 30000 ? 30000 : 1000000 / Ms[i] + 5, 7, 101, &random);
+    }
+}
+
+MP_TEST(kernels_blas_under_avx2) {
+    const char *path = getenv("MPOOL_BLAS"), *why;
+    mp_test_random random = {900};
+    if (!path || !*path || strcmp(path, "none") == 0)
+        MP_SKIP("no OpenBLAS: set MPOOL_BLAS to the path of one");
+    if (!kt_use("avx2"))
+        MP_SKIP("no AVX2 here");
+    mp_blas_set_path(path);
+    mp_blas_core(&why);
+    fprintf(stderr, "%s\n", why);
+    check_plain(37, 201, 500, 7, &random);
+    check_plain(100, 99, 384, 7, &random);
+}
