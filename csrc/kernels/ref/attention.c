@@ -15,17 +15,22 @@ static float tree_sum(float *lane) {
     return lane[0];
 }
 
-/* p[t] = exp(s[t] - max) over the visible t in [from, to), in place; the others become 0. Returns the sum. */
+/* s[t] becomes exp(s[t] - max) for t in [from, to), 0 for the others. Returns the sum; both by lanes, t mod 16. */
 static float softmax_visible(float *s, int n, int from, int to, float *max) {
-    float lane[LANES] = {0}, m = -INFINITY;
+    float sum[LANES] = {0}, top[LANES];
+    for (int l = 0; l < LANES; l++)
+        top[l] = -INFINITY;
     for (int t = from; t < to; t++)
-        m = mp_ref_max(s[t], m);
+        top[t % LANES] = mp_ref_max(s[t], top[t % LANES]);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++)
+            top[l] = mp_ref_max(top[l + width], top[l]);
     for (int t = 0; t < n; t++) {
-        s[t] = t >= from && t < to ? mp_ref_exp(s[t] - m) : 0.0f;
-        lane[t % LANES] += s[t];
+        s[t] = t >= from && t < to ? mp_ref_exp(s[t] - top[0]) : 0.0f;
+        sum[t % LANES] += s[t];
     }
-    *max = m;
-    return tree_sum(lane);
+    *max = top[0];
+    return tree_sum(sum);
 }
 
 static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scratch) {

@@ -1,0 +1,522 @@
+/* attention_tmpl.h: attention over 16 lanes. Template: after a vec_*.h. What each kernel computes: kernels.h.
+ *
+ * Both halves of attention are the same small product, "rows of numbers times rows of vectors":
+ *
+ *     sum[r][lanes] = chain over k ascending of a[r][k] * b[k][lanes]
+ *
+ * Scores: a = queries, k = components, lanes = keys, so K must lie by columns. Output: a = probabilities, k = keys, lanes
+ * = components, and V lies right as it is. A tile of R rows x V vecs keeps its sums in registers; R and V are constants
+ * where `chain` melts in, and change no bit. */
+#ifndef MP_KERNELS_SIMD_ATTENTION_TMPL_H
+#define MP_KERNELS_SIMD_ATTENTION_TMPL_H
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/attention_scratch.h"
+#include "kernels/simd/vmath_tmpl.h"
+#include "kernels/variants.h"
+
+/* What b is made of, and how far apart its rows are. */
+typedef struct attn_source {
+    const void *data;
+    int64_t ld;       /* elements */
+    const void *next; /* the same rows of what comes after it, to be fetched meanwhile; or NULL */
+} attn_source;
+
+static MP_INLINE void chain(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
+                            int column, int from, int to, vec *sum) {
+    const int64_t size = half ? 2 : 4, step = b->ld * size;
+    const uint8_t *at = (const uint8_t *)b->data + from * step + column * size;
+    const uint8_t *next = b->next ? (const uint8_t *)b->next + from * step + column * size : NULL;
+    const float *row[VEC_TILE_ROWS];
+    MP_UNROLL
+    for (int r = 0; r < R; r++)
+        row[r] = a[r];
+    MP_UNROLL
+    for (int i = 0; i < R * V; i++)
+        sum[i] = vec_zero();
+    for (int k = from; k < to; k++, at += step) {
+        vec x[4];
+        MP_UNROLL
+        for (int v = 0; v < V; v++)
+            x[v] = half ? vec_load_half((const uint16_t *)(const void *)at + v * VEC_N)
+                        : vec_load((const float *)(const void *)at + v * VEC_N);
+        if (next) {
+            MP_UNROLL
+            for (int64_t line = 0; line < V * VEC_N * size; line += 64)
+                vec_prefetch(next + line);
+            next += step;
+        }
+        MP_UNROLL
+        for (int r = 0; r < R; r++) {
+            const vec s = vec_set(row[r][k]);
+            MP_UNROLL
+            for (int v = 0; v < V; v++)
+                sum[r * V + v] = vec_fma(x[v], s, sum[r * V + v]);
+        }
+    }
+}
+
+/* `rows` are dealt to as few tiles as there can be, as evenly as can be: how many the next tile takes. */
+static MP_INLINE int tile_rows(int rows) {
+    const int tiles = (rows + VEC_TILE_ROWS - 1) / VEC_TILE_ROWS;
+    return (rows + tiles - 1) / tiles;
+}
+
+#if defined(VEC_WIDE_TILES)
+#define TILE_CASES_7_8(run) case 7: run(7); break; case 8: run(8); break;
+#else
+#define TILE_CASES_7_8(run)
+#endif
+#define TILE_EACH(rows, run)  \
+    switch (rows) {           \
+    case 1: run(1); break;    \
+    case 2: run(2); break;    \
+    case 3: run(3); break;    \
+    case 4: run(4); break;    \
+    case 5: run(5); break;    \
+    case 6: run(6); break;    \
+    TILE_CASES_7_8(run)       \
+    default: assert(false);   \
+    }
+
+/* ---- scores ---- */
+
+/* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs): as many steps of V vecs as there are from v on;
+ * returns the vec it came to. */
+static MP_INLINE int scores_step(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
+                                 int depth, int v, int vecs, float scale, float *s, int64_t ld) {
+    const vec by = vec_set(scale);
+    vec sum[VEC_ACCUMULATORS];
+    for (; v + V <= vecs; v += V) {
+        chain(R, V, half, a, b, v * VEC_N, 0, depth, sum);
+        MP_UNROLL
+        for (int i = 0; i < R * V; i++)
+            vec_store(s + i / V * ld + (v + i % V) * VEC_N, vec_mul(sum[i], by));
+    }
+    return v;
+}
+
+static MP_INLINE void scores_of(const int R, const bool half, const float *const *a, const attn_source *b, int depth,
+                                int vecs, float scale, float *s, int64_t ld) {
+    int v = 0;
+    if (R * 4 <= VEC_ACCUMULATORS)
+        v = scores_step(R, 4, half, a, b, depth, v, vecs, scale, s, ld);
+    if (R * 2 <= VEC_ACCUMULATORS)
+        v = scores_step(R, 2, half, a, b, depth, v, vecs, scale, s, ld);
+    scores_step(R, 1, half, a, b, depth, v, vecs, scale, s, ld);
+}
+
+static MP_NOINLINE void scores_f32(int rows, const float *const *a, const attn_source *b, int depth, int vecs,
+                                   float scale, float *s, int64_t ld) {
+#define TILE_RUN(R) scores_of(R, false, a, b, depth, vecs, scale, s, ld)
+    TILE_EACH(rows, TILE_RUN)
+#undef TILE_RUN
+}
+
+static MP_NOINLINE void scores_f16(int rows, const float *const *a, const attn_source *b, int depth, int vecs,
+                                   float scale, float *s, int64_t ld) {
+#define TILE_RUN(R) scores_of(R, true, a, b, depth, vecs, scale, s, ld)
+    TILE_EACH(rows, TILE_RUN)
+#undef TILE_RUN
+}
+
+/* ---- softmax of one row ---- */
+
+/* Lanes [from, to) of the whole row, as lanes of the vec at t. */
+static MP_INLINE vmask visible_lanes(int from, int to, int t) {
+    return vec_lanes(from - t, to - t);
+}
+
+/* s[t] = exp(s[t] + bias[t] - max) for t in [from, to), 0 for the others up to n (a multiple of 16); the max and the sum.
+ * Memory of bias outside [from, to) is not touched. from >= to gives zeros, max -inf, sum 0. */
+static MP_INLINE void softmax_visible(float *s, int n, int from, int to, const float *bias, float *max, float *sum) {
+    const vec lowest = vec_set(-INFINITY);
+    const int first = from / VEC_N * VEC_N;
+    vec top = lowest, total = vec_zero();
+    for (int t = first; t < to; t += VEC_N) {
+        const bool whole = t >= from && t + VEC_N <= to;
+        vec x = vec_load(s + t);
+        if (bias) {
+            if (whole) {
+                x = vec_add(x, vec_load(bias + t));
+            } else { /* the lanes that are visible, each at its place */
+                float part[VEC_N] = {0};
+                const int begin = from > t ? from : t, end = to < t + VEC_N ? to : t + VEC_N;
+                memcpy(part + begin - t, bias + begin, sizeof(float) * (size_t)(end - begin));
+                x = vec_add(x, vec_load(part));
+            }
+        }
+        if (!whole)
+            x = vec_select(visible_lanes(from, to, t), x, lowest);
+        if (bias || !whole)
+            vec_store(s + t, x);
+        top = vec_max(x, top);
+    }
+    *max = from < to ? vec_top(top) : -INFINITY;
+    const vec by = vec_set(*max);
+    int t = 0;
+    for (; t < first && t < n; t += VEC_N)
+        vec_store(s + t, vec_zero());
+    for (; t < to; t += VEC_N) {
+        vec e = vec_exp(vec_sub(vec_load(s + t), by));
+        if (!(t >= from && t + VEC_N <= to)) /* exp(-inf - -inf) is NaN */
+            e = vec_select(visible_lanes(from, to, t), e, vec_zero());
+        total = vec_add(total, e);
+        vec_store(s + t, e);
+    }
+    for (; t < n; t += VEC_N)
+        vec_store(s + t, vec_zero());
+    *sum = vec_sum(total);
+}
+
+/* ---- output ---- */
+
+/* Where a tile of outputs goes: out = sum * by (attn_full), or into a state as kernels.h says how partials merge. */
+typedef struct attn_output {
+    float *out;
+    int64_t ld;
+    int columns;
+    const float *by;       /* [rows] NULL: take it as it is */
+    const float *a, *b;    /* [rows] the factors of the state and of the new part; NULL: out is overwritten */
+    const uint8_t *what;   /* [rows] with a and b */
+} attn_output;
+
+enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
+
+static MP_INLINE void put(const attn_output *o, int r, int column, vec sum) {
+    float *to = o->out + r * o->ld + column;
+    const int n = o->columns - column;
+    sum = vec_add(sum, vec_zero()); /* -0 becomes +0 */
+    if (o->a) {
+        if (o->what[r] == ATTN_SKIP)
+            return;
+        if (o->what[r] == ATTN_MERGE)
+            sum = vec_add(vec_mul(vec_load(to), vec_set(o->a[r])), vec_mul(sum, vec_set(o->b[r])));
+    } else if (o->by) {
+        sum = vec_mul(sum, vec_set(o->by[r]));
+    }
+    if (n >= VEC_N)
+        vec_store(to, sum);
+    else
+        vec_store_n(to, sum, n);
+}
+
+/* Rows of probabilities p times rows [from, to) of b, `vecs` wide: steps as above. */
+static MP_INLINE int output_step(const int R, const int V, const bool half, const float *const *p, const attn_source *b,
+                                 int from, int to, int v, int vecs, const attn_output *o) {
+    vec sum[VEC_ACCUMULATORS];
+    for (; v + V <= vecs; v += V) {
+        chain(R, V, half, p, b, v * VEC_N, from, to, sum);
+        MP_UNROLL
+        for (int i = 0; i < R * V; i++)
+            put(o, i / V, (v + i % V) * VEC_N, sum[i]);
+    }
+    return v;
+}
+
+static MP_INLINE void output_of(const int R, const bool half, const float *const *p, const attn_source *b, int from,
+                                int to, int vecs, const attn_output *o) {
+    int v = 0;
+    if (R * 4 <= VEC_ACCUMULATORS)
+        v = output_step(R, 4, half, p, b, from, to, v, vecs, o);
+    if (R * 2 <= VEC_ACCUMULATORS)
+        v = output_step(R, 2, half, p, b, from, to, v, vecs, o);
+    output_step(R, 1, half, p, b, from, to, v, vecs, o);
+}
+
+static MP_NOINLINE void output_f32(int rows, const float *const *p, const attn_source *b, int from, int to, int vecs,
+                                   const attn_output *o) {
+#define TILE_RUN(R) output_of(R, false, p, b, from, to, vecs, o)
+    TILE_EACH(rows, TILE_RUN)
+#undef TILE_RUN
+}
+
+static MP_NOINLINE void output_f16(int rows, const float *const *p, const attn_source *b, int from, int to, int vecs,
+                                   const attn_output *o) {
+#define TILE_RUN(R) output_of(R, true, p, b, from, to, vecs, o)
+    TILE_EACH(rows, TILE_RUN)
+#undef TILE_RUN
+}
+
+/* ---- attn_full ---- */
+
+static void full_visible(const mp_attn_full *a, int row, int *from, int *to) {
+    const int before = a->window == 0 ? a->T : a->causal ? a->window - 1 : a->window / 2;
+    *from = row > before ? row - before : 0;
+    *to = a->causal ? row + 1 : before < a->T - row - 1 ? row + before + 1 : a->T;
+}
+
+/* Keys [key0, key0 + keys) by columns in panels of 32, their values row by row; zeros beyond D. */
+static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_full_layout *plan, float *k, float *v) {
+    for (int t = 0; t < keys; t += 8) {
+        const int rows = keys - t < 8 ? keys - t : 8;
+        float *panel = k + (int64_t)(t / MP_ATTN_PANEL) * a->D * MP_ATTN_PANEL + t % MP_ATTN_PANEL;
+        for (int d = 0; d < a->D; d += 8)
+            vec_transpose8(a->k + (key0 + t) * a->ld + d, a->ld, rows, panel + d * MP_ATTN_PANEL, MP_ATTN_PANEL);
+    }
+    for (int t = 0; t < keys; t++) {
+        const float *from = a->v + (key0 + t) * a->ld;
+        float *to = v + (int64_t)t * plan->v_ld;
+        int d = 0;
+        for (; d + VEC_N <= a->D; d += VEC_N)
+            vec_store(to + d, vec_load(from + d));
+        if (d < a->D)
+            vec_store(to + d, vec_load_n(from + d, a->D - d));
+    }
+    if (keys % VEC_N > 0 && keys % VEC_N <= 8) /* the last vec of keys: its upper half is scored too, and masked */
+        for (int d = 0; d < a->D; d++)
+            memset(k + (int64_t)(keys / MP_ATTN_PANEL) * a->D * MP_ATTN_PANEL + d * MP_ATTN_PANEL +
+                       mp_round_up(keys % MP_ATTN_PANEL, 8),
+                   0, sizeof(float) * 8);
+}
+
+static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scratch) {
+    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D > 0 && a->D % 8 == 0);
+    if (row0 == row1)
+        return;
+    const mp_attn_full_layout plan = mp_attn_full_plan(a->T, a->D);
+    float *k = scratch, *v = (float *)((uint8_t *)scratch + plan.v), *s = (float *)((uint8_t *)scratch + plan.scores);
+    int key0, key1, from, to;
+    full_visible(a, row0, &key0, &to);
+    full_visible(a, row1 - 1, &from, &key1);
+    key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* so that lane = t mod 16 in the copy too */
+    full_copy(a, key0, key1 - key0, &plan, k, v);
+
+    for (int block = row0; block < row1; block += plan.rows) { /* rows whose scores are kept */
+        const int rows = row1 - block < plan.rows ? row1 - block : plan.rows;
+        full_visible(a, block, &from, &to);
+        const int panel0 = (from - key0) / MP_ATTN_PANEL;
+        full_visible(a, block + rows - 1, &from, &to);
+        const int base = key0 + panel0 * MP_ATTN_PANEL; /* the key of the scores' first column */
+        const int columns = mp_round_up(to - base, VEC_N);
+        for (int c = 0; c < columns; c += MP_ATTN_PANEL) {
+            const int vecs = (columns - c < MP_ATTN_PANEL ? columns - c : MP_ATTN_PANEL) / VEC_N;
+            const int64_t panel = panel0 + c / MP_ATTN_PANEL;
+            const attn_source keys = {k + panel * a->D * MP_ATTN_PANEL, MP_ATTN_PANEL, NULL};
+            for (int r = 0, R; r < rows; r += R) {
+                const float *q[VEC_TILE_ROWS];
+                R = tile_rows(rows - r);
+                for (int i = 0; i < R; i++)
+                    q[i] = a->q + (block + r + i) * a->ld;
+                scores_f32(R, q, &keys, a->D, vecs, a->scale, s + (int64_t)r * plan.keys + c, plan.keys);
+            }
+        }
+        for (int r = 0, R; r < rows; r += R) {
+            const float *p[VEC_TILE_ROWS];
+            float inverse[VEC_TILE_ROWS];
+            int first = a->T, last = 0;
+            R = tile_rows(rows - r);
+            for (int i = 0; i < R; i++) {
+                const int row = block + r + i;
+                float *x = s + (int64_t)(r + i) * plan.keys, max, sum;
+                full_visible(a, row, &from, &to);
+                const float *bias = a->bias ? a->bias + (int64_t)row * a->T + base : NULL;
+                softmax_visible(x, columns, from - base, to - base, bias, &max, &sum);
+                inverse[i] = 1.0f / sum;
+                p[i] = x;
+                first = from - base < first ? from - base : first;
+                last = to - base > last ? to - base : last;
+            }
+            const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
+            const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
+            output_f32(R, p, &values, first, last, plan.v_ld / VEC_N, &o);
+        }
+    }
+}
+
+/* ---- the paged cache ---- */
+
+static void attn_kv_store(mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
+                          void *v_block) {
+    assert((dtype == MP_F32 || dtype == MP_F16) && 0 <= slot && slot < MP_KV_BLOCK);
+    assert(k_dim % VEC_N == 0 && v_dim % VEC_N == 0);
+    if (dtype == MP_F32) {
+        float *column = (float *)k_block + slot;
+        for (int d = 0; d < k_dim; d++)
+            column[d * MP_KV_BLOCK] = k[d];
+        memcpy((float *)v_block + (int64_t)slot * v_dim, v, sizeof(float) * (size_t)v_dim);
+        return;
+    }
+    uint16_t *column = (uint16_t *)k_block + slot;
+    for (int d = 0; d < k_dim; d += VEC_N) {
+        uint16_t part[VEC_N];
+        vec_store_half(part, vec_load(k + d));
+        MP_UNROLL
+        for (int i = 0; i < VEC_N; i++)
+            column[(d + i) * MP_KV_BLOCK] = part[i];
+    }
+    for (int d = 0; d < v_dim; d += VEC_N)
+        vec_store_half((uint16_t *)v_block + (int64_t)slot * v_dim + d, vec_load(v + d));
+}
+
+/* Slots [from, to) of a block that row r sees; empty when from >= to. */
+static MP_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *from, int *to) {
+    const int64_t own = a->pos0 + r - (int64_t)block * MP_KV_BLOCK; /* the row's position, counted from the block's */
+    const int64_t oldest = a->window ? own - a->window + 1 : 0;
+    *to = own < 0 ? 0 : own < MP_KV_BLOCK ? (int)own + 1 : MP_KV_BLOCK;
+    *from = oldest < 0 ? 0 : oldest < MP_KV_BLOCK ? (int)oldest : MP_KV_BLOCK;
+}
+
+/* p, m and l of one block for all rows x group. */
+static MP_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const attn_source *k, bool half, float *p,
+                                 float *m, float *l) {
+    attn_source source = *k;
+    for (int i = 0, R; i < n; i += R) {
+        const float *q[VEC_TILE_ROWS];
+        R = tile_rows(n - i);
+        for (int j = 0; j < R; j++)
+            q[j] = a->q + (i + j) / a->group * a->ldq + (i + j) % a->group * a->ldq_group;
+        (half ? scores_f16 : scores_f32)(R, q, &source, a->k_dim, MP_KV_BLOCK / VEC_N, a->scale,
+                                         p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
+        source.next = NULL; /* fetched once is enough */
+    }
+    for (int i = 0; i < n; i++) {
+        int from, to;
+        kv_visible(a, i / a->group, block, &from, &to);
+        softmax_visible(p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK, from, to, NULL, m + i, l + i);
+    }
+}
+
+static MP_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const attn_source *v, bool half, const float *p,
+                                const attn_output *out) {
+    attn_source source = *v;
+    for (int i = 0, R; i < n; i += R) {
+        const float *row[VEC_TILE_ROWS];
+        int from, to, unused;
+        R = tile_rows(n - i);
+        for (int j = 0; j < R; j++)
+            row[j] = p + (int64_t)(i + j) * MP_KV_BLOCK;
+        kv_visible(a, i / a->group, block, &from, &unused); /* the first row sees the oldest, the last the newest */
+        kv_visible(a, (i + R - 1) / a->group, block, &unused, &to);
+        attn_output o = *out;
+        o.out += i * o.ld;
+        if (o.a) {
+            o.a += i;
+            o.b += i;
+            o.what += i;
+        }
+        (half ? output_f16 : output_f32)(R, row, &source, from, to, a->v_dim / VEC_N, &o);
+        source.next = NULL;
+    }
+}
+
+static void kv_check(const mp_attn_kv *a, int rows) {
+    assert(rows > 0 && a->group > 0 && rows * a->group <= MP_ATTN_ROWS);
+    assert(a->k_dim % VEC_N == 0 && a->v_dim % VEC_N == 0 && (a->kv_dtype == MP_F32 || a->kv_dtype == MP_F16));
+    (void)a;
+    (void)rows;
+}
+
+static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
+    kv_check(a, rows);
+    const int n = rows * a->group;
+    const bool half = a->kv_dtype == MP_F16;
+    _Alignas(64) float p[MP_ATTN_ROWS * MP_KV_BLOCK];
+    const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, NULL}, v = {a->v_blocks[block], a->v_dim, NULL};
+    kv_softmax(a, n, block, &k, half, p, out->m, out->l);
+    const attn_output o = {out->o, a->v_dim, a->v_dim, NULL, NULL, NULL, NULL};
+    kv_output(a, n, block, &v, half, p, &o);
+}
+
+/* The new m and l of a state, the factors a and b of its o and of the partial's, and what to do in each row. */
+static MP_INLINE void merge_factors(int n, const float *m, const float *l, mp_attn_partial *state, float *a, float *b,
+                                    uint8_t *what) {
+    for (int i = 0; i < n; i += VEC_N) {
+        const int left = n - i < VEC_N ? n - i : VEC_N;
+        const vec old = vec_load_n(state->m + i, left), new = vec_load_n(m + i, left), top = vec_max(new, old);
+        vec_store_n(a + i, vec_exp(vec_sub(old, top)), left);
+        vec_store_n(b + i, vec_exp(vec_sub(new, top)), left);
+    }
+    for (int i = 0; i < n; i++) {
+        if (l[i] == 0.0f) {
+            what[i] = ATTN_SKIP;
+        } else if (state->l[i] == 0.0f) {
+            what[i] = ATTN_TAKE;
+            state->m[i] = m[i];
+            state->l[i] = l[i];
+        } else {
+            what[i] = ATTN_MERGE;
+            state->m[i] = m[i] > state->m[i] ? m[i] : state->m[i];
+            state->l[i] = state->l[i] * a[i] + l[i] * b[i];
+        }
+    }
+}
+
+static void attn_attn_merge(int rows, int v_dim, const mp_attn_partial *in, mp_attn_partial *state) {
+    assert(v_dim % VEC_N == 0);
+    for (int i = 0; i < rows; i += VEC_N) {
+        const int n = rows - i < VEC_N ? rows - i : VEC_N;
+        float a[VEC_N], b[VEC_N];
+        uint8_t what[VEC_N];
+        mp_attn_partial part = {state->m + i, state->l + i, NULL};
+        merge_factors(n, in->m + i, in->l + i, &part, a, b, what);
+        for (int r = 0; r < n; r++) {
+            const float *from = in->o + (int64_t)(i + r) * v_dim;
+            float *to = state->o + (int64_t)(i + r) * v_dim;
+            if (what[r] == ATTN_TAKE)
+                memcpy(to, from, sizeof(float) * (size_t)v_dim);
+            else if (what[r] == ATTN_MERGE)
+                for (int d = 0; d < v_dim; d += VEC_N)
+                    vec_store(to + d, vec_add(vec_mul(vec_load(to + d), vec_set(a[r])),
+                                              vec_mul(vec_load(from + d), vec_set(b[r]))));
+        }
+    }
+}
+
+/* A block of halves as floats, of which a tile after the other then makes use. */
+static MP_INLINE void unpack(const attn_source *from, int n, float *to) {
+    const uint16_t *x = from->data;
+    const uint8_t *next = from->next;
+    for (int i = 0; i < n; i += 2 * VEC_N) {
+        if (next)
+            vec_prefetch(next + 2 * (int64_t)i);
+        vec_store(to + i, vec_load_half(x + i));
+        vec_store(to + i + VEC_N, vec_load_half(x + i + VEC_N));
+    }
+}
+
+static void attn_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state, void *scratch) {
+    kv_check(a, rows);
+    const mp_attn_kv_layout plan = mp_attn_kv_plan(a->k_dim, a->v_dim);
+    const int n = rows * a->group;
+    const bool half = a->kv_dtype == MP_F16;
+    const bool unpacked = half && n > 2 * VEC_TILE_ROWS; /* more than two tiles would convert it again and again */
+    uint8_t *base = scratch, what[MP_ATTN_ROWS];
+    float *block_f32 = scratch, *p = (float *)(base + plan.p), *m = (float *)(base + plan.m);
+    float *l = (float *)(base + plan.l), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
+    for (int block = block0; block < block1; block++) {
+        int from, to, first, unused;
+        kv_visible(a, 0, block, &first, &unused);
+        kv_visible(a, rows - 1, block, &from, &to);
+        if (first >= to) /* nobody sees anything */
+            continue;
+        const bool more = block + 1 < block1;
+        attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
+        attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
+        if (unpacked) {
+            unpack(&k, a->k_dim * MP_KV_BLOCK, block_f32);
+            k = (attn_source){block_f32, MP_KV_BLOCK, NULL};
+        }
+        kv_softmax(a, n, block, &k, half && !unpacked, p, m, l);
+        merge_factors(n, m, l, state, fa, fb, what);
+        if (unpacked) {
+            unpack(&v, a->v_dim * MP_KV_BLOCK, block_f32);
+            v = (attn_source){block_f32, a->v_dim, NULL};
+        }
+        const attn_output o = {state->o, a->v_dim, a->v_dim, NULL, fa, fb, what};
+        kv_output(a, n, block, &v, half && !unpacked, p, &o);
+    }
+}
+
+static void attention_fill(mp_kernel_table *table, const char *variant) {
+    MP_SET(table, attn_full, attn_attn_full, variant);
+    MP_SET(table, kv_store, attn_kv_store, variant);
+    MP_SET(table, attn_block, attn_attn_block, variant);
+    MP_SET(table, attn_merge, attn_attn_merge, variant);
+    MP_SET(table, attn_kv, attn_attn_kv, variant);
+}
+
+#endif

@@ -1,0 +1,214 @@
+/* rows_tmpl.h: the row kernels over 16 lanes. Template: after a vec_*.h. What each computes: kernels.h.
+ *
+ * A row whose length is no multiple of 16 ends in a vec with zeros in the missing lanes. A zero adds nothing to a sum that
+ * started at +0 (such a sum is never -0), so the fixed tree holds for every length. */
+#ifndef MP_KERNELS_SIMD_ROWS_TMPL_H
+#define MP_KERNELS_SIMD_ROWS_TMPL_H
+
+#include <assert.h>
+#include <math.h>
+
+#include "kernels/simd/vmath_tmpl.h"
+#include "kernels/variants.h"
+
+/* The vec at x[i] of a row of n, and its way back. */
+static MP_INLINE vec row_load(const float *x, int64_t i, int64_t n) {
+    return n - i >= VEC_N ? vec_load(x + i) : vec_load_n(x + i, (int)(n - i));
+}
+
+static MP_INLINE void row_store(float *y, int64_t i, int64_t n, vec v) {
+    if (n - i >= VEC_N)
+        vec_store(y + i, v);
+    else
+        vec_store_n(y + i, v, (int)(n - i));
+}
+
+/* Lanes of x[i ...] that belong to the row; the others become `rest`. */
+static MP_INLINE vec row_keep(vec v, int64_t i, int64_t n, vec rest) {
+    return n - i >= VEC_N ? v : vec_select(vec_lanes(0, (int)(n - i)), v, rest);
+}
+
+static void rows_rms_norm(const float *x, const float *weight, float eps, int n, float *y) {
+    assert(n > 0);
+    vec sum = vec_zero();
+    for (int i = 0; i < n; i += VEC_N) {
+        vec v = row_load(x, i, n);
+        sum = vec_fma(v, v, sum);
+    }
+    const vec scale = vec_set(1.0f / sqrtf(vec_sum(sum) / (float)n + eps));
+    for (int i = 0; i < n; i += VEC_N)
+        row_store(y, i, n, vec_mul(vec_mul(row_load(x, i, n), scale), row_load(weight, i, n)));
+}
+
+static void rows_layer_norm(const float *x, const float *weight, const float *bias, float eps, int n, float *y) {
+    assert(n > 0);
+    vec sum = vec_zero();
+    for (int i = 0; i < n; i += VEC_N)
+        sum = vec_add(sum, row_load(x, i, n));
+    const vec mean = vec_set(vec_sum(sum) / (float)n);
+    sum = vec_zero();
+    for (int i = 0; i < n; i += VEC_N) {
+        vec d = row_keep(vec_sub(row_load(x, i, n), mean), i, n, vec_zero());
+        sum = vec_fma(d, d, sum);
+    }
+    const vec scale = vec_set(1.0f / sqrtf(vec_sum(sum) / (float)n + eps));
+    for (int i = 0; i < n; i += VEC_N) {
+        vec d = vec_mul(vec_sub(row_load(x, i, n), mean), scale), w = row_load(weight, i, n);
+        row_store(y, i, n, bias ? vec_fma(d, w, row_load(bias, i, n)) : vec_mul(d, w));
+    }
+}
+
+static void rows_add(const float *x, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i += VEC_N)
+        row_store(y, i, n, vec_add(row_load(y, i, n), row_load(x, i, n)));
+}
+
+/* act is a constant in the functions below, one a case: the choice is made once a call. */
+#define ROWS_EACH_ACT(run)                                     \
+    switch (act) {                                             \
+    case MP_ACT_NONE: run(MP_ACT_NONE); break;                 \
+    case MP_ACT_GELU: run(MP_ACT_GELU); break;                 \
+    case MP_ACT_GELU_TANH: run(MP_ACT_GELU_TANH); break;       \
+    case MP_ACT_RELU: run(MP_ACT_RELU); break;                 \
+    case MP_ACT_SILU: run(MP_ACT_SILU); break;                 \
+    case MP_ACT_TANH: run(MP_ACT_TANH); break;                 \
+    case MP_ACT_SIGMOID: run(MP_ACT_SIGMOID); break;           \
+    }
+
+static MP_INLINE void rows_gated_as(const mp_act act, const float *gate, const float *up, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i += VEC_N)
+        row_store(y, i, n, vec_mul(vec_activate(act, row_load(gate, i, n)), row_load(up, i, n)));
+}
+
+static void rows_gated(mp_act act, const float *gate, const float *up, int64_t n, float *y) {
+#define ROWS_RUN(constant) rows_gated_as(constant, gate, up, n, y)
+    ROWS_EACH_ACT(ROWS_RUN)
+#undef ROWS_RUN
+}
+
+static MP_INLINE void rows_activate_as(const mp_act act, int64_t n, float *x) {
+    for (int64_t i = 0; i < n; i += VEC_N)
+        row_store(x, i, n, vec_activate(act, row_load(x, i, n)));
+}
+
+static void rows_activate(mp_act act, int64_t n, float *x) {
+#define ROWS_RUN(constant) rows_activate_as(constant, n, x)
+    ROWS_EACH_ACT(ROWS_RUN)
+#undef ROWS_RUN
+}
+
+static float rows_max(const float *x, int64_t n) {
+    const vec lowest = vec_set(-INFINITY);
+    vec top = lowest;
+    for (int64_t i = 0; i < n; i += VEC_N)
+        top = vec_max(row_keep(row_load(x, i, n), i, n, lowest), top);
+    return vec_top(top);
+}
+
+static float rows_exp_sum(const float *x, int64_t n, float max, float *out) {
+    const vec top = vec_set(max);
+    vec sum = vec_zero();
+    for (int64_t i = 0; i < n; i += VEC_N) {
+        vec e = row_keep(vec_exp(vec_sub(row_load(x, i, n), top)), i, n, vec_zero());
+        sum = vec_add(sum, e);
+        if (out)
+            row_store(out, i, n, e);
+    }
+    return vec_sum(sum);
+}
+
+static float rows_softmax(float *x, int n) {
+    assert(n > 0);
+    return rows_exp_sum(x, n, rows_max(x, n), x);
+}
+
+/* The chunk that first has the largest number, then the number in it: memory is read once. */
+static int64_t rows_argmax(const float *x, int64_t n) {
+    enum { CHUNK = 4096 };
+    float best = -INFINITY;
+    int64_t chunk = 0;
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        float top = rows_max(x + i, n - i < CHUNK ? n - i : CHUNK);
+        if (top > best) {
+            best = top;
+            chunk = i;
+        }
+    }
+    for (int64_t i = chunk; i < n; i++)
+        if (x[i] == best)
+            return i;
+    return 0;
+}
+
+static float rows_dot(const float *a, const float *b, int64_t n) {
+    vec sum = vec_zero();
+    for (int64_t i = 0; i < n; i += VEC_N)
+        sum = vec_fma(row_load(a, i, n), row_load(b, i, n), sum);
+    return vec_sum(sum);
+}
+
+/* 0 * x is NaN for NaN and inf only, and a sum keeps a NaN. */
+static bool rows_all_finite(const float *x, int64_t n) {
+    vec sum = vec_zero();
+    for (int64_t i = 0; i < n; i += VEC_N)
+        sum = vec_fma(row_load(x, i, n), vec_zero(), sum);
+    return vec_sum(sum) == 0.0f;
+}
+
+static MP_INLINE void rope_turn(vec *a, vec *b, vec c, vec s) {
+    vec turned = vec_fma(*a, c, vec_neg(vec_mul(*b, s)));
+    *b = vec_fma(*a, s, vec_mul(*b, c));
+    *a = turned;
+}
+
+static void rows_rope(float *x, const float *cos_sin, int dim, bool neox) {
+    assert(dim % 2 == 0);
+    const int half = dim / 2;
+    for (int i = 0; i < half; i += VEC_N) {
+        const int n = half - i < VEC_N ? half - i : VEC_N;
+        float angles[2 * VEC_N], pairs[2 * VEC_N]; /* the last pairs, padded: load_pairs takes 16 */
+        const float *from = cos_sin + 2 * i;
+        vec a, b, c, s;
+        if (n < VEC_N) {
+            memset(angles, 0, sizeof angles);
+            memcpy(angles, from, sizeof(float) * 2 * (size_t)n);
+            from = angles;
+        }
+        vec_load_pairs(from, &c, &s);
+        if (neox) {
+            a = row_load(x, i, half);
+            b = row_load(x + half, i, half);
+            rope_turn(&a, &b, c, s);
+            row_store(x, i, half, a);
+            row_store(x + half, i, half, b);
+        } else if (n == VEC_N) {
+            vec_load_pairs(x + 2 * i, &a, &b);
+            rope_turn(&a, &b, c, s);
+            vec_store_pairs(x + 2 * i, a, b);
+        } else {
+            memset(pairs, 0, sizeof pairs);
+            memcpy(pairs, x + 2 * i, sizeof(float) * 2 * (size_t)n);
+            vec_load_pairs(pairs, &a, &b);
+            rope_turn(&a, &b, c, s);
+            vec_store_pairs(pairs, a, b);
+            memcpy(x + 2 * i, pairs, sizeof(float) * 2 * (size_t)n);
+        }
+    }
+}
+
+static void rows_fill(mp_kernel_table *table, const char *variant) {
+    MP_SET(table, rms_norm, rows_rms_norm, variant);
+    MP_SET(table, layer_norm, rows_layer_norm, variant);
+    MP_SET(table, add, rows_add, variant);
+    MP_SET(table, gated, rows_gated, variant);
+    MP_SET(table, activate, rows_activate, variant);
+    MP_SET(table, softmax, rows_softmax, variant);
+    MP_SET(table, max, rows_max, variant);
+    MP_SET(table, argmax, rows_argmax, variant);
+    MP_SET(table, exp_sum, rows_exp_sum, variant);
+    MP_SET(table, dot, rows_dot, variant);
+    MP_SET(table, all_finite, rows_all_finite, variant);
+    MP_SET(table, rope, rows_rope, variant);
+}
+
+#endif

@@ -1,0 +1,156 @@
+/* vec_avx2.h: the vector layer over two 256-bit registers: lanes 0 to 7 and 8 to 15. Meanings: vec_plain.h. Inside
+ * MP_TARGET_AVX2_BEGIN; the headers named here come before it. */
+#ifndef MP_KERNELS_SIMD_VEC_AVX2_H
+#define MP_KERNELS_SIMD_VEC_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/simd/target.h"
+#include "kernels/simd/vec_x86.h"
+
+/* 16 registers, two a vec: 6 sums leave 4 registers for the operands */
+enum { VEC_N = 16, VEC_TILE_ROWS = 6, VEC_ACCUMULATORS = 6 };
+
+typedef struct vec {
+    __m256 lo, hi;
+} vec;
+
+typedef struct vmask { /* all bits of a lane set, or none */
+    __m256 lo, hi;
+} vmask;
+
+#define VEC_AVX2_1(name, call)           \
+    static MP_INLINE vec name(vec x) {   \
+        vec y = {call(x.lo), call(x.hi)}; \
+        return y;                        \
+    }
+#define VEC_AVX2_2(name, call)                         \
+    static MP_INLINE vec name(vec a, vec b) {          \
+        vec y = {call(a.lo, b.lo), call(a.hi, b.hi)};  \
+        return y;                                      \
+    }
+
+static MP_INLINE vec vec_set(float x) {
+    vec y = {_mm256_set1_ps(x), _mm256_set1_ps(x)};
+    return y;
+}
+
+static MP_INLINE vec vec_zero(void) {
+    return vec_set(0.0f);
+}
+
+/* Lanes 0 ... 7 that are below n. */
+static MP_INLINE __m256i vec_avx2_below(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+static MP_INLINE vec vec_load(const float *p) {
+    vec y = {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+    return y;
+}
+
+static MP_INLINE vec vec_load_n(const float *p, int n) {
+    vec y = {_mm256_maskload_ps(p, vec_avx2_below(n)), _mm256_maskload_ps(p + 8, vec_avx2_below(n - 8))};
+    return y;
+}
+
+static MP_INLINE void vec_store(float *p, vec x) {
+    _mm256_storeu_ps(p, x.lo);
+    _mm256_storeu_ps(p + 8, x.hi);
+}
+
+static MP_INLINE void vec_store_n(float *p, vec x, int n) {
+    _mm256_maskstore_ps(p, vec_avx2_below(n), x.lo);
+    _mm256_maskstore_ps(p + 8, vec_avx2_below(n - 8), x.hi);
+}
+
+static MP_INLINE vec vec_load_half(const uint16_t *p) {
+    const __m128i *from = (const __m128i *)(const void *)p;
+    vec y = {_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from + 1))};
+    return y;
+}
+
+static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
+    __m128i *to = (__m128i *)(void *)p;
+    _mm_storeu_si128(to, _mm256_cvtps_ph(x.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128(to + 1, _mm256_cvtps_ph(x.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Of 16 numbers, the even or the odd ones: shuffle_ps works within halves of 4, permute4x64 then mends the order. */
+#define VEC_AVX2_PICK(a, b, which) \
+    _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, which)), 0xd8))
+
+static MP_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
+    __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(p + 8);
+    __m256 c = _mm256_loadu_ps(p + 16), d = _mm256_loadu_ps(p + 24);
+    even->lo = VEC_AVX2_PICK(a, b, 0x88);
+    even->hi = VEC_AVX2_PICK(c, d, 0x88);
+    odd->lo = VEC_AVX2_PICK(a, b, 0xdd);
+    odd->hi = VEC_AVX2_PICK(c, d, 0xdd);
+}
+
+static MP_INLINE void vec_avx2_store_pairs8(float *p, __m256 even, __m256 odd) {
+    __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
+    _mm256_storeu_ps(p, _mm256_permute2f128_ps(a, b, 0x20));
+    _mm256_storeu_ps(p + 8, _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+static MP_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
+    vec_avx2_store_pairs8(p, even.lo, odd.lo);
+    vec_avx2_store_pairs8(p + 16, even.hi, odd.hi);
+}
+
+VEC_AVX2_2(vec_add, _mm256_add_ps)
+VEC_AVX2_2(vec_sub, _mm256_sub_ps)
+VEC_AVX2_2(vec_mul, _mm256_mul_ps)
+VEC_AVX2_2(vec_div, _mm256_div_ps)
+VEC_AVX2_2(vec_max, _mm256_max_ps)
+
+static MP_INLINE vec vec_fma(vec a, vec b, vec c) {
+    vec y = {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+    return y;
+}
+
+#define VEC_AVX2_ABS(x) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)
+#define VEC_AVX2_NEG(x) _mm256_xor_ps(_mm256_set1_ps(-0.0f), x)
+#define VEC_AVX2_SIGN(a, b) _mm256_or_ps(VEC_AVX2_ABS(a), _mm256_and_ps(_mm256_set1_ps(-0.0f), b))
+#define VEC_AVX2_SCALE(a, b) \
+    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(b), 23)))
+
+VEC_AVX2_1(vec_abs, VEC_AVX2_ABS)
+VEC_AVX2_1(vec_neg, VEC_AVX2_NEG)
+VEC_AVX2_2(vec_copysign, VEC_AVX2_SIGN)
+VEC_AVX2_2(vec_scale_exponent, VEC_AVX2_SCALE)
+
+static MP_INLINE vmask vec_less(vec a, vec b) {
+    vmask m = {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
+    return m;
+}
+
+static MP_INLINE vmask vec_less_equal(vec a, vec b) {
+    vmask m = {_mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ)};
+    return m;
+}
+
+static MP_INLINE vmask vec_lanes(int from, int to) {
+    __m256i lo = _mm256_andnot_si256(vec_avx2_below(from), vec_avx2_below(to));
+    __m256i hi = _mm256_andnot_si256(vec_avx2_below(from - 8), vec_avx2_below(to - 8));
+    vmask m = {_mm256_castsi256_ps(lo), _mm256_castsi256_ps(hi)};
+    return m;
+}
+
+static MP_INLINE vec vec_select(vmask m, vec a, vec b) {
+    vec y = {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
+    return y;
+}
+
+static MP_INLINE float vec_sum(vec x) {
+    return vec_x86_sum8(_mm256_add_ps(x.lo, x.hi));
+}
+
+static MP_INLINE float vec_top(vec x) {
+    return vec_x86_top8(_mm256_max_ps(x.hi, x.lo));
+}
+
+#endif

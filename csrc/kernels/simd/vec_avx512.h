@@ -1,0 +1,87 @@
+/* vec_avx512.h: the vector layer over one 512-bit register. Meanings: vec_plain.h. Inside MP_TARGET_AVX512_BEGIN;
+ * the headers named here come before it. */
+#ifndef MP_KERNELS_SIMD_VEC_AVX512_H
+#define MP_KERNELS_SIMD_VEC_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/simd/target.h"
+#include "kernels/simd/vec_x86.h"
+
+/* 32 registers: 24 sums leave room for the operands */
+#define VEC_WIDE_TILES 1 /* VEC_TILE_ROWS is 8, not at most 6 */
+enum { VEC_N = 16, VEC_TILE_ROWS = 8, VEC_ACCUMULATORS = 24 };
+
+typedef __m512 vec;
+typedef __mmask16 vmask;
+
+static MP_INLINE vec vec_set(float x) { return _mm512_set1_ps(x); }
+static MP_INLINE vec vec_zero(void) { return _mm512_setzero_ps(); }
+
+/* The n lowest lanes; n beyond [0, 16] counts as the nearer end. */
+static MP_INLINE vmask vec_avx512_first(int n) {
+    return (vmask)((1u << (n < 0 ? 0 : n > 16 ? 16 : n)) - 1u);
+}
+
+static MP_INLINE vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
+static MP_INLINE vec vec_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(vec_avx512_first(n), p); }
+static MP_INLINE void vec_store(float *p, vec x) { _mm512_storeu_ps(p, x); }
+static MP_INLINE void vec_store_n(float *p, vec x, int n) { _mm512_mask_storeu_ps(p, vec_avx512_first(n), x); }
+
+static MP_INLINE vec vec_load_half(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static MP_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
+    const __m512i at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    __m512 a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + 16);
+    *even = _mm512_permutex2var_ps(a, at, b);
+    *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(at, _mm512_set1_epi32(1)), b);
+}
+
+static MP_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
+    const __m512i at = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    _mm512_storeu_ps(p, _mm512_permutex2var_ps(even, at, odd));
+    _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(even, _mm512_add_epi32(at, _mm512_set1_epi32(8)), odd));
+}
+
+static MP_INLINE vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
+static MP_INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+static MP_INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+static MP_INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
+static MP_INLINE vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
+static MP_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+static MP_INLINE vec vec_abs(vec x) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x); }
+static MP_INLINE vec vec_neg(vec x) { return _mm512_xor_ps(_mm512_set1_ps(-0.0f), x); }
+
+static MP_INLINE vec vec_copysign(vec a, vec b) {
+    return _mm512_or_ps(vec_abs(a), _mm512_and_ps(_mm512_set1_ps(-0.0f), b));
+}
+
+static MP_INLINE vec vec_scale_exponent(vec a, vec b) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(b), 23)));
+}
+
+static MP_INLINE vmask vec_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static MP_INLINE vmask vec_less_equal(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+
+static MP_INLINE vmask vec_lanes(int from, int to) {
+    return (vmask)(vec_avx512_first(to) & ~vec_avx512_first(from));
+}
+
+static MP_INLINE vec vec_select(vmask m, vec a, vec b) { return _mm512_mask_blend_ps(m, b, a); }
+
+static MP_INLINE float vec_sum(vec x) {
+    return vec_x86_sum8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)));
+}
+
+static MP_INLINE float vec_top(vec x) {
+    return vec_x86_top8(_mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x)));
+}
+
+#endif

@@ -1,0 +1,218 @@
+/* vec_plain.h: the vector alias layer, said in plain C. Read this one first.
+ *
+ * A `vec` is 16 floats and a `vmask` 16 truths, on every machine. The templates (rows_tmpl.h, attention_tmpl.h,
+ * vmath_tmpl.h) are written once over these names and compiled after one of
+ *
+ *     vec_plain.h     16 array items: what each operation means; machines without a header of their own, and the tests
+ *     vec_avx2.h      two registers of 8
+ *     vec_avx512.h    one register
+ *
+ * Each operation is one IEEE operation in each lane (or none: loads, masks), so a template gives the same bits whichever
+ * header came before it. A new instruction set is one more header with these names; where a name is not obvious, its
+ * meaning is stated here and only here.
+ *
+ * Templates with internal linkage: a file includes one vec_*.h, and the templates it wants after it. On x86 they stand in
+ * a target region (target.h), and whatever they include themselves must have been included before the region. */
+#ifndef MP_KERNELS_SIMD_VEC_PLAIN_H
+#define MP_KERNELS_SIMD_VEC_PLAIN_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/half.h"
+#include "kernels/simd/target.h"
+
+enum {
+    VEC_N = 16,
+    VEC_TILE_ROWS = 6,    /* rows of a tile of sums that the registers hold ... */
+    VEC_ACCUMULATORS = 6, /* ... whose rows x vecs are at most this */
+};
+
+typedef struct vec {
+    float lane[16];
+} vec;
+
+typedef struct vmask {
+    uint8_t lane[16];
+} vmask;
+
+#define VEC_EACH(l) for (int l = 0; l < VEC_N; l++)
+
+static MP_INLINE uint32_t vec_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static MP_INLINE float vec_from_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* ---- memory: no pointer needs alignment ---- */
+
+static MP_INLINE vec vec_set(float x) {
+    vec y;
+    VEC_EACH(l) y.lane[l] = x;
+    return y;
+}
+
+static MP_INLINE vec vec_zero(void) {
+    return vec_set(0.0f);
+}
+
+static MP_INLINE vec vec_load(const float *p) {
+    vec y;
+    memcpy(&y, p, sizeof y);
+    return y;
+}
+
+/* The first n of 16 (0 <= n <= 16), the others 0. Memory past them is not touched. */
+static MP_INLINE vec vec_load_n(const float *p, int n) {
+    vec y;
+    VEC_EACH(l) y.lane[l] = l < n ? p[l] : 0.0f;
+    return y;
+}
+
+static MP_INLINE void vec_store(float *p, vec x) {
+    memcpy(p, &x, sizeof x);
+}
+
+static MP_INLINE void vec_store_n(float *p, vec x, int n) {
+    VEC_EACH(l) if (l < n) p[l] = x.lane[l];
+}
+
+static MP_INLINE vec vec_load_half(const uint16_t *p) {
+    vec y;
+    VEC_EACH(l) y.lane[l] = mp_half_to_float(p[l]);
+    return y;
+}
+
+/* 16 halves, rounded to nearest even; too large becomes inf. */
+static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
+    VEC_EACH(l) {
+        uint32_t u = vec_bits(x.lane[l]), sign = u >> 16 & 0x8000u, half;
+        u &= 0x7fffffffu;
+        if (u > 0x7f800000u) /* NaN, made quiet */
+            half = 0x7e00u | (u >> 13 & 0x3ffu);
+        else if (u >= 0x477ff000u) /* 65,520 and up */
+            half = 0x7c00u;
+        else if (u >= 0x38800000u) /* normal halves */
+            half = (u + 0xfffu + (u >> 13 & 1u) - (112u << 23)) >> 13;
+        else /* multiples of 2^-24; adding 0.5 leaves 24 bits, rounded to nearest even by the addition */
+            half = vec_bits(vec_from_bits(u) + 0.5f) - 0x3f000000u;
+        p[l] = (uint16_t)(sign | half);
+    }
+}
+
+/* p[0], p[2], ... p[30] and p[1], p[3], ... p[31]; and back. */
+static MP_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
+    VEC_EACH(l) {
+        even->lane[l] = p[2 * l];
+        odd->lane[l] = p[2 * l + 1];
+    }
+}
+
+static MP_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
+    VEC_EACH(l) {
+        p[2 * l] = even.lane[l];
+        p[2 * l + 1] = odd.lane[l];
+    }
+}
+
+/* An 8 x 8 piece of rows at src to columns at dst: dst[c * dst_ld + r] = src[r * src_ld + c]. When rows < 8 (at least 1),
+ * the last row stands in for the missing ones. */
+static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
+    for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 8; c++)
+            dst[c * dst_ld + r] = src[(r < rows ? r : rows - 1) * src_ld + c];
+}
+
+/* ---- arithmetic ---- */
+
+#define VEC_PLAIN_2(name, expression)            \
+    static MP_INLINE vec name(vec a, vec b) {    \
+        vec y;                                   \
+        VEC_EACH(l) y.lane[l] = (expression);    \
+        return y;                                \
+    }
+
+VEC_PLAIN_2(vec_add, a.lane[l] + b.lane[l])
+VEC_PLAIN_2(vec_sub, a.lane[l] - b.lane[l])
+VEC_PLAIN_2(vec_mul, a.lane[l] * b.lane[l])
+VEC_PLAIN_2(vec_div, a.lane[l] / b.lane[l])
+/* b when either is NaN, and when both are zeros: so vec_max(x, sum) keeps the sum. */
+VEC_PLAIN_2(vec_max, a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l])
+/* the size of a with the sign of b */
+VEC_PLAIN_2(vec_copysign, copysignf(a.lane[l], b.lane[l]))
+/* the bits of a + (the bits of b << 23): a * 2^n when b is n + 1.5 * 2^23 and the product is a normal float */
+VEC_PLAIN_2(vec_scale_exponent, vec_from_bits(vec_bits(a.lane[l]) + (vec_bits(b.lane[l]) << 23)))
+
+/* a * b + c, rounded once */
+static MP_INLINE vec vec_fma(vec a, vec b, vec c) {
+    vec y;
+    VEC_EACH(l) y.lane[l] = fmaf(a.lane[l], b.lane[l], c.lane[l]);
+    return y;
+}
+
+static MP_INLINE vec vec_abs(vec x) {
+    VEC_EACH(l) x.lane[l] = fabsf(x.lane[l]);
+    return x;
+}
+
+static MP_INLINE vec vec_neg(vec x) {
+    VEC_EACH(l) x.lane[l] = -x.lane[l];
+    return x;
+}
+
+/* ---- masks ---- */
+
+/* a < b, a <= b: false when either is NaN */
+static MP_INLINE vmask vec_less(vec a, vec b) {
+    vmask m;
+    VEC_EACH(l) m.lane[l] = a.lane[l] < b.lane[l];
+    return m;
+}
+
+static MP_INLINE vmask vec_less_equal(vec a, vec b) {
+    vmask m;
+    VEC_EACH(l) m.lane[l] = a.lane[l] <= b.lane[l];
+    return m;
+}
+
+/* lanes from <= l < to, for any from and to */
+static MP_INLINE vmask vec_lanes(int from, int to) {
+    vmask m;
+    VEC_EACH(l) m.lane[l] = from <= l && l < to;
+    return m;
+}
+
+/* a where the mask is set, b elsewhere */
+static MP_INLINE vec vec_select(vmask m, vec a, vec b) {
+    VEC_EACH(l) a.lane[l] = m.lane[l] ? a.lane[l] : b.lane[l];
+    return a;
+}
+
+/* ---- the fixed tree: lanes 8 apart, 4, 2, 1 ---- */
+
+static MP_INLINE float vec_sum(vec x) {
+    for (int width = VEC_N / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++)
+            x.lane[l] = x.lane[l] + x.lane[l + width];
+    return x.lane[0];
+}
+
+static MP_INLINE float vec_top(vec x) {
+    for (int width = VEC_N / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++)
+            x.lane[l] = x.lane[l + width] > x.lane[l] ? x.lane[l + width] : x.lane[l];
+    return x.lane[0];
+}
+
+static MP_INLINE void vec_prefetch(const void *p) {
+    __builtin_prefetch(p);
+}
+
+#endif

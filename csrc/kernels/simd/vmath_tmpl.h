@@ -1,0 +1,85 @@
+/* vmath_tmpl.h: exp, sigmoid, tanh and the activations for 16 numbers. Template: after a vec_*.h.
+ *
+ * The numbers, their origin and the errors are in math_const.h; ref/math.h does the same operations one by one. */
+#ifndef MP_KERNELS_SIMD_VMATH_TMPL_H
+#define MP_KERNELS_SIMD_VMATH_TMPL_H
+
+#include <math.h>
+
+#include "kernels/kernels.h"
+#include "kernels/math_const.h"
+
+static MP_INLINE vec vec_exp(vec x) {
+    vec t = vec_fma(x, vec_set(MP_LOG2E), vec_set(MP_ROUND_MAGIC));
+    vec n = vec_sub(t, vec_set(MP_ROUND_MAGIC));
+    vec r = vec_fma(n, vec_set(-MP_LN2_HI), x);
+    r = vec_fma(n, vec_set(-MP_LN2_LO), r);
+    vec p = vec_set(MP_EXP_C6);
+    p = vec_fma(p, r, vec_set(MP_EXP_C5));
+    p = vec_fma(p, r, vec_set(MP_EXP_C4));
+    p = vec_fma(p, r, vec_set(MP_EXP_C3));
+    p = vec_fma(p, r, vec_set(MP_EXP_C2));
+    p = vec_add(vec_fma(vec_mul(p, r), r, r), vec_set(1.0f));
+    vec y = vec_scale_exponent(p, t);
+    y = vec_select(vec_less(x, vec_set(MP_EXP_LO)), vec_zero(), y);
+    /* above the range inf, and NaN as it came */
+    return vec_select(vec_less_equal(x, vec_set(MP_EXP_HI)), y, vec_add(x, vec_set(INFINITY)));
+}
+
+/* From exp(-|x|), so that neither end overflows or goes below the smallest normal but to 0. */
+static MP_INLINE vec vec_sigmoid(vec x) {
+    vec e = vec_exp(vec_neg(vec_abs(x)));
+    vec one = vec_set(1.0f);
+    return vec_div(vec_select(vec_less_equal(vec_zero(), x), one, e), vec_add(one, e));
+}
+
+static MP_INLINE vec vec_tanh(vec x) {
+    vec a = vec_abs(x), s = vec_mul(x, x);
+    vec p = vec_set(MP_TANH_T4);
+    p = vec_fma(p, s, vec_set(MP_TANH_T3));
+    p = vec_fma(p, s, vec_set(MP_TANH_T2));
+    p = vec_fma(p, s, vec_set(MP_TANH_T1));
+    p = vec_fma(p, s, vec_set(MP_TANH_T0));
+    vec small = vec_fma(vec_mul(p, s), x, x);
+    vec one = vec_set(1.0f);
+    vec large = vec_sub(one, vec_div(vec_set(2.0f), vec_add(vec_exp(vec_add(a, a)), one)));
+    return vec_select(vec_less(a, vec_set(MP_TANH_SPLIT)), small, vec_copysign(large, x));
+}
+
+static MP_INLINE vec vec_gelu(vec x) {
+    vec t = vec_abs(x);
+    vec q = vec_set(MP_GELU_G10);
+    q = vec_fma(q, t, vec_set(MP_GELU_G9));
+    q = vec_fma(q, t, vec_set(MP_GELU_G8));
+    q = vec_fma(q, t, vec_set(MP_GELU_G7));
+    q = vec_fma(q, t, vec_set(MP_GELU_G6));
+    q = vec_fma(q, t, vec_set(MP_GELU_G5));
+    q = vec_fma(q, t, vec_set(MP_GELU_G4));
+    q = vec_fma(q, t, vec_set(MP_GELU_G3));
+    q = vec_fma(q, t, vec_set(MP_GELU_G2));
+    q = vec_fma(q, t, vec_set(MP_GELU_G1));
+    q = vec_fma(q, t, vec_set(MP_GELU_G0));
+    vec tail = vec_exp(q);
+    return vec_mul(x, vec_select(vec_less_equal(vec_zero(), x), vec_sub(vec_set(1.0f), tail), tail));
+}
+
+static MP_INLINE vec vec_gelu_tanh(vec x) {
+    vec cubic = vec_fma(vec_mul(vec_set(MP_GELU_TANH_B), x), vec_mul(x, x), x);
+    return vec_mul(x, vec_sigmoid(vec_mul(vec_set(MP_GELU_TANH_A), cubic)));
+}
+
+/* act should be a constant where this is inlined. */
+static MP_INLINE vec vec_activate(const mp_act act, vec x) {
+    switch (act) {
+    case MP_ACT_NONE: return x;
+    case MP_ACT_GELU: return vec_gelu(x);
+    case MP_ACT_GELU_TANH: return vec_gelu_tanh(x);
+    case MP_ACT_RELU: return vec_select(vec_less(x, vec_zero()), vec_zero(), x);
+    case MP_ACT_SILU: return vec_mul(x, vec_sigmoid(x));
+    case MP_ACT_TANH: return vec_tanh(x);
+    case MP_ACT_SIGMOID: return vec_sigmoid(x);
+    }
+    return x;
+}
+
+#endif
