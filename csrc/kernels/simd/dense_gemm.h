@@ -204,6 +204,7 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
                     tile(&t);
                     continue;
                 }
+                t.residual = NULL;
                 t.out = buffer;
                 t.ld = width;
                 tile(&t);
