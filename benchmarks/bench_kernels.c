@@ -1,0 +1,218 @@
+/* bench_kernels.c: rate of the gemm kernels as a share of what this machine's arithmetic reaches at that very moment.
+ *
+ *   bench_kernels [--kind f32|bf16|i8]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
+ *                 [--pool MB] [--act]
+ *
+ * One thread. A line a kind, shape and M: per cent of the peak of that kind's instruction (vfmadd231ps, vdpbf16ps,
+ * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2), measured by a probe just before and just after; the time is
+ * the best of many short rounds. Weights rotate through --pool MB (default 0: one matrix, cache-resident as in an
+ * encoder), activations are prepared outside of the time, --act puts bias and GELU into it. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/cpu.h"
+#include "kernels/variants.h"
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- probes: GFLOP/s (GOP/s) of one thread, 16 independent chains ------------------------------------------------ */
+
+#if defined(__x86_64__)
+#define CHAINS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
+#define CLOBBERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
+                 "xmm12", "xmm13", "xmm14", "xmm15"
+#define PROBE(name, zeros, instruction)                                     \
+    static void name(long rounds) {                                         \
+        __asm__ volatile(zeros ::: "memory");                               \
+        for (long i = 0; i < rounds; i++)                                   \
+            __asm__ volatile(CHAINS(instruction)::: CLOBBERS);              \
+    }
+#define F32_512(k) "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #k "\n"
+#define BF16_512(k) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" #k "\n"
+#define I8_512(k) "vpdpbusd %%zmm30, %%zmm31, %%zmm" #k "\n"
+#define F32_256(k) "vfmadd231ps %%ymm" #k ", %%ymm" #k ", %%ymm" #k "\n"
+#define ZERO_512 "vpxord %%zmm30, %%zmm30, %%zmm30\nvpxord %%zmm31, %%zmm31, %%zmm31"
+PROBE(probe_f32, ZERO_512, F32_512)
+PROBE(probe_bf16, ZERO_512, BF16_512)
+PROBE(probe_i8, ZERO_512, I8_512)
+PROBE(probe_avx2, "vzeroall", F32_256)
+
+static double probe(mp_wkind kind) {
+    const bool wide = mp_cpu_features() & MP_CPU_AVX512;
+    const bool dot8 = kind == MP_W_I8 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
+    const bool dot16 = kind == MP_W_BF16 && mp_cpu_features() & MP_CPU_AVX512_BF16;
+    void (*run)(long) = dot8 ? probe_i8 : dot16 ? probe_bf16 : wide ? probe_f32 : probe_avx2;
+    const double flops = dot8 ? 128 : dot16 ? 64 : wide ? 32 : 16; /* of one instruction */
+    const long rounds = 40000;
+    double best = 0;
+    for (int i = 0; i < 6; i++) {
+        double t = now();
+        run(rounds);
+        t = now() - t;
+        const double rate = flops * 16 * (double)rounds / t * 1e-9;
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+#else
+static double probe(mp_wkind kind) {
+    (void)kind;
+    return NAN;
+}
+#endif
+
+/* ---- one measurement ------------------------------------------------------------------------------------------- */
+
+typedef struct bench {
+    mp_wkind kind;
+    int M, N, K, copies;
+    mp_wmat w;
+    mp_acts x;
+    float *in, *y, *bias;
+    bool act;
+} bench;
+
+static void fill(float *x, int64_t n) {
+    static uint32_t seed = 1;
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = (float)(int32_t)seed * 0x1p-31f;
+    }
+}
+
+static void *must(size_t bytes) {
+    void *memory = mp_alloc(bytes, MP_TAG_MISC);
+    if (!memory) {
+        fprintf(stderr, "no memory for %zu bytes\n", bytes);
+        exit(1);
+    }
+    return memory;
+}
+
+static void run(const bench *b, int times) {
+    const mp_epilogue ep = {.bias = b->bias, .act = MP_ACT_GELU};
+    mp_wmat w = b->w;
+    for (int t = 0; t < times; t++)
+        for (int c = 0; c < b->copies; c++) {
+            w.data = b->w.data + (size_t)c * mp_wmat_bytes(&w);
+            mp_gemm(&w, &b->x, 0, b->M, 0, w.panels, b->act ? &ep : NULL, b->y, b->N);
+        }
+}
+
+static void measure(bench *b, const char *name, double seconds, size_t pool) {
+    float *weights = must(sizeof(float) * (size_t)b->N * (size_t)b->K);
+    fill(weights, (int64_t)b->N * b->K);
+    mp_wmat_init(&b->w, b->kind, b->N, b->K);
+    const size_t bytes = mp_wmat_bytes(&b->w);
+    b->copies = pool > bytes ? (int)(pool / bytes) : 1;
+    b->w.data = must(bytes * (size_t)b->copies + MP_WMAT_SLACK);
+    const mp_tensor src = {.dtype = MP_F32, .ndim = 2, .shape = {b->N, b->K}, .data = (const uint8_t *)weights,
+                           .nbytes = sizeof(float) * (uint64_t)b->N * (uint64_t)b->K};
+    mp_wmat_pack(&b->w, &src, 0, b->w.panels);
+    for (int c = 1; c < b->copies; c++)
+        memcpy(b->w.data + (size_t)c * bytes, b->w.data, bytes);
+    b->in = must(sizeof(float) * (size_t)b->M * (size_t)b->K);
+    fill(b->in, (int64_t)b->M * b->K);
+    void *memory = must(mp_acts_bytes(mp_wmat_acts(b->kind), b->M, b->K));
+    mp_acts_init(&b->x, mp_wmat_acts(b->kind), b->M, b->K, memory);
+    mp_acts_fill(&b->x, b->in, b->K, 0, b->M);
+    b->y = must(sizeof(float) * (size_t)b->M * (size_t)b->N);
+    b->bias = must(sizeof(float) * (size_t)b->N);
+    fill(b->bias, b->N);
+
+    run(b, 1);
+    double t = now();
+    run(b, 1);
+    t = now() - t;
+    const int times = t > 0 && t < 0.002 ? (int)(0.002 / t) + 1 : 1; /* rounds of 2 ms: short enough to miss the others */
+    double best = 1e9;
+    const double before = probe(b->kind), end = now() + seconds;
+    do {
+        t = now();
+        run(b, times);
+        t = (now() - t) / times;
+        best = t < best ? t : best;
+    } while (now() < end);
+    const double after = probe(b->kind), peak = before > after ? before : after;
+    const double rate = 2.0 * b->M * b->N * b->K * b->copies / best * 1e-9;
+    printf("%-5s N%-5d K%-5d M%-4d %8.1f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s\n", name, b->N, b->K, b->M,
+           best / b->copies * 1e6, rate, 100 * rate / peak, peak, (double)bytes * b->copies / best * 1e-9);
+    fflush(stdout);
+    mp_free(weights);
+    mp_free(b->w.data);
+    mp_free(b->in);
+    mp_free(memory);
+    mp_free(b->y);
+    mp_free(b->bias);
+}
+
+int main(int argc, char **argv) {
+    static const char *const names[] = {"f32", "bf16", "i8"};
+    static const mp_wkind kinds[] = {MP_W_F32, MP_W_BF16, MP_W_I8};
+    const char *mask = "";
+    bool want[3] = {false}, act = false;
+    int rows[32] = {8, 16, 64, 512}, row_count = 4, shapes[16][2] = {{1152, 384}, {1536, 384}, {384, 1536}}, shape_count = 3;
+    bool own_shapes = false;
+    double seconds = 0.06;
+    size_t pool = 0;
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(argv[i], "--act") == 0) {
+            act = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--kind") == 0) {
+            for (int k = 0; k < 3; k++)
+                want[k] |= strcmp(value, names[k]) == 0;
+        } else if (strcmp(argv[i], "--mask") == 0) {
+            mask = value;
+        } else if (strcmp(argv[i], "--ms") == 0) {
+            seconds = atof(value) * 1e-3;
+        } else if (strcmp(argv[i], "--pool") == 0) {
+            pool = (size_t)atoi(value) << 20;
+        } else if (strcmp(argv[i], "--rows") == 0) {
+            row_count = 0;
+            for (const char *p = value; *p && row_count < 32; p = *p == ',' ? p + 1 : p)
+                rows[row_count++] = (int)strtol(p, (char **)&p, 10);
+        } else if (strcmp(argv[i], "--shape") == 0 && shape_count < 16) {
+            shape_count = own_shapes ? shape_count : 0;
+            own_shapes = true;
+            if (sscanf(value, "%dx%d", &shapes[shape_count][0], &shapes[shape_count][1]) == 2)
+                shape_count++;
+        } else {
+            fprintf(stderr, "what is %s? see the head of bench_kernels.c\n", argv[i]);
+            return 2;
+        }
+        i++;
+    }
+    mp_error error;
+    if (mp_cpu_init(mask, &error) != MP_OK) {
+        fprintf(stderr, "%s\n", error.message);
+        return 2;
+    }
+    mp_kernels_init();
+    printf("# %s, %s\n", mp_cpu_name(), mp_cpu_level());
+    for (int k = 0; k < 3; k++) {
+        if (!want[k] && (want[0] || want[1] || want[2]))
+            continue;
+        for (int s = 0; s < shape_count; s++)
+            for (int r = 0; r < row_count; r++) {
+                bench b = {.kind = kinds[k], .M = rows[r], .N = shapes[s][0], .K = shapes[s][1], .act = act};
+                measure(&b, names[k], seconds, pool);
+            }
+    }
+    return 0;
+}
