@@ -350,7 +350,9 @@ static bool takes(mp_wkind kind, mp_dtype dtype) {
 void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     static const uint8_t zeros[256];
     const mp_dtype_row *row = mp_dtype_get(src->dtype);
-    assert(takes(w->kind, src->dtype) && row->bytes <= (int)sizeof zeros);
+    const bool fits = takes(w->kind, src->dtype) && row->bytes <= (int)sizeof zeros;
+    assert(fits);
+    (void)fits;
     void (*pack)(const rows *rows, int b, uint8_t *to) = NULL;
     switch (w->kind) {
     case MP_W_Q4_0: pack = pack_q4_0; break;

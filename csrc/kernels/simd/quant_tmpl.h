@@ -1,0 +1,421 @@
+/* quant_tmpl.h: products of quantised weights with int8 rows, over one instruction set's vectors.
+ *
+ * Included inside a target region by a file that has defined, for vectors of Q_LANES four-byte lanes (16 or 8):
+ *   qi, qf                            vectors of integers and of floats
+ *   q_load q_and q_or_and(a, b, m)    a | (b & m)
+ *   q_shr q_shl                       shifts within 16-bit lanes
+ *   q_spread(p)                       the four bytes at p in every lane        q_set(i)  an int32 in every lane
+ *   q_zero q_to_float qf_zero qf_spread(p) qf_mul qf_fma(a, b, c) qf_fnma(a, b, c) qf_load qf_store
+ *   qf_halves(p) qf_u8(p) qf_i8(p)    Q_LANES halves or bytes as floats
+ *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
+ *   q_dot_bytes(part, sum, w, a)      the same for the `bytes` part of a block: w is value + 128
+ *   q_flush(part, sum)                empties part into sum
+ *   Q_FLUSH_Q4, _Q5, _Q6              after how many dot products of each a flush is due: 16-bit parts must not overflow
+ *   Q_BYTES_OFFSET                    128 when q_dot_bytes takes w as it is, 0 when it restores the sign itself
+ *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
+ *   Q_ROWS                            most rows of a tile, at most 8
+ *
+ * A tile is R rows by Q_VECTORS(R) vectors. It walks the panel once, unpacks each line in registers and uses it for all of
+ * its rows; nothing is unpacked to memory. Integer accumulators live for one block, float ones for the whole of K. What
+ * belongs to a row and a block, and not to an output, is prepared for Q_CHUNK blocks at a time:
+ *   start   where the integer accumulator begins: -(offset of the weights) * (sum of the activations)
+ *   low     the factor of the minimum: sa * (float)(sum of the activations) */
+#include "kernels/pack.h"
+
+enum { Q_CHUNK = 64 };
+
+typedef struct q_rows { /* per row of a tile; two entries a block where groups are of 16 */
+    int32_t start[8][2 * Q_CHUNK];
+    float low[8][2 * Q_CHUNK];
+} q_rows;
+
+/* ---- what a kind is ------------------------------------------------------------------------------------------- */
+
+static MP_INLINE int q_is_nibbles(int kind) { return kind == MP_W_Q4_0 || kind == MP_W_Q4_1 || kind == MP_W_Q4_K; }
+static MP_INLINE int q_is_fives(int kind) { return kind == MP_W_Q5_0 || kind == MP_W_Q5_1 || kind == MP_W_Q5_K; }
+static MP_INLINE int q_is_super(int kind) { return kind == MP_W_Q4_K || kind == MP_W_Q5_K; }
+static MP_INLINE int q_is_halved(int kind) { return kind == MP_W_Q6_K || kind == MP_W_ANY16; } /* groups of 16 */
+static MP_INLINE int q_has_mins(int kind, int any16_mins) {
+    return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || (kind == MP_W_ANY16 && any16_mins);
+}
+
+static MP_INLINE int q_offset(int kind) {
+    switch (kind) {
+    case MP_W_Q4_0: return 8;
+    case MP_W_Q5_0: return 16;
+    case MP_W_Q6_K: return 32;
+    case MP_W_Q8_0:
+    case MP_W_ANY16: return Q_BYTES_OFFSET;
+    default: return 0;
+    }
+}
+
+/* Bytes of a block's integers, after which its scales stand. */
+static MP_INLINE int q_integers(int kind) {
+    if (q_is_nibbles(kind))
+        return MP_PACK_NIBBLES;
+    if (q_is_fives(kind))
+        return MP_PACK_NIBBLES + MP_PACK_BITS;
+    return kind == MP_W_Q6_K ? MP_PACK_NIBBLES + MP_PACK_PAIRS : MP_PACK_BYTES;
+}
+
+static MP_INLINE int q_block_bytes(int kind, int any16_mins) {
+    const int integers = q_integers(kind);
+    if (kind == MP_W_ANY16)
+        return integers + (any16_mins ? 4 : 2) * MP_PACK_FLOATS;
+    return integers + (q_has_mins(kind, 0) || kind == MP_W_Q6_K ? 2 : 1) *
+                          (q_is_super(kind) || kind == MP_W_Q6_K ? MP_PACK_SMALL : MP_PACK_HALVES);
+}
+
+static MP_INLINE int q_head_bytes(int kind) {
+    return q_is_super(kind) ? 2 * MP_PACK_HALVES : kind == MP_W_Q6_K ? MP_PACK_HALVES : 0;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------ */
+
+static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *x, int m, int b0, int n, q_rows *rows) {
+    const int offset = q_offset(kind);
+    for (int r = 0; r < R; r++) {
+        const int32_t *sum = x->sum + (int64_t)(m + r) * (x->K / 16) + 2 * b0;
+        const float *scale = x->scale + (int64_t)(m + r) * (x->K / 32) + b0;
+        int32_t *start = rows->start[r];
+        float *low = rows->low[r];
+        if (q_is_halved(kind)) {
+            if (offset)
+                for (int h = 0; h < 2 * n; h++)
+                    start[h] = -offset * sum[h];
+            if (q_has_mins(kind, any16_mins))
+                for (int b = 0; b < n; b++) {
+                    low[2 * b] = scale[b] * (float)sum[2 * b];
+                    low[2 * b + 1] = scale[b] * (float)sum[2 * b + 1];
+                }
+        } else {
+            if (offset)
+                for (int b = 0; b < n; b++)
+                    start[b] = -offset * (sum[2 * b] + sum[2 * b + 1]);
+            if (q_has_mins(kind, any16_mins))
+                for (int b = 0; b < n; b++)
+                    low[b] = scale[b] * (float)(sum[2 * b] + sum[2 * b + 1]);
+        }
+    }
+}
+
+/* ---- integers of a block --------------------------------------------------------------------------------------- */
+
+/* Line j of vector u in a part that has `lines` lines for each 16 outputs. */
+static MP_INLINE const uint8_t *q_line(const uint8_t *part, int lines, int u, int j) {
+    const int o = u * Q_LANES;
+    return part + ((o / 16) * lines + j) * MP_PACK_LINE + (o % 16) * 4;
+}
+
+/* Bits [at, ...) of every byte moved to bit 4; the caller masks. Neighbours within 16 bits leak into masked bits only. */
+static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
+
+static MP_INLINE void q_dots_row(int R, int U, const qi *w, const int8_t *q, int64_t ldq, qi *part, qi *sum) {
+    MP_UNROLL
+    for (int r = 0; r < R; r++) {
+        const qi a = q_spread(q + r * ldq);
+        MP_UNROLL
+        for (int u = 0; u < U; u++)
+            q_dot(&part[r * U + u], &sum[r * U + u], w[u], a);
+    }
+}
+
+static MP_INLINE void q_flush_all(int count, qi *part, qi *sum) {
+    MP_UNROLL
+    for (int i = 0; i < count; i++)
+        q_flush(&part[i], &sum[i]);
+}
+
+/* 32 inputs of 4 or 5 bits. */
+static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, const int8_t *q, int64_t ldq,
+                                     qi *part, qi *sum) {
+    const qi mask = q_set(0x0f0f0f0f), bit4 = q_set(0x10101010);
+    const int flush = (fives ? Q_FLUSH_Q5 : Q_FLUSH_Q4) / 2;
+    MP_UNROLL
+    for (int j = 0; j < 4; j++) {
+        qi low[4], high[4];
+        MP_UNROLL
+        for (int u = 0; u < U; u++) {
+            const qi x = q_load(q_line(block, 4, u0 + u, j));
+            low[u] = q_and(x, mask);
+            high[u] = q_and(q_shr(x, 4), mask);
+            if (fives) {
+                const qi bits = q_load(q_line(block + MP_PACK_NIBBLES, 1, u0 + u, 0));
+                low[u] = q_or_and(low[u], q_to_bit4(bits, j), bit4);
+                high[u] = q_or_and(high[u], q_to_bit4(bits, j + 4), bit4);
+            }
+        }
+        q_dots_row(R, U, low, q + 4 * j, ldq, part, sum);
+        q_dots_row(R, U, high, q + 16 + 4 * j, ldq, part, sum);
+        if ((j + 1) % flush == 0)
+            q_flush_all(R * U, part, sum);
+    }
+}
+
+/* Inputs 16 h ... 16 h + 15 of 6 bits. */
+static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, int u0, const int8_t *q, int64_t ldq,
+                                   qi *part, qi *sum) {
+    const qi mask = q_set(0x0f0f0f0f), bits45 = q_set(0x30303030);
+    MP_UNROLL
+    for (int t = 0; t < 4; t++) {
+        qi w[4];
+        MP_UNROLL
+        for (int u = 0; u < U; u++) {
+            const qi x = q_load(q_line(block, 4, u0 + u, t));
+            const qi pairs = q_load(q_line(block + MP_PACK_NIBBLES, 2, u0 + u, h));
+            w[u] = q_or_and(q_and(h ? q_shr(x, 4) : x, mask), q_to_bit4(pairs, 2 * t), bits45);
+        }
+        q_dots_row(R, U, w, q + 16 * h + 4 * t, ldq, part, sum);
+        if ((t + 1) % Q_FLUSH_Q6 == 0)
+            q_flush_all(R * U, part, sum);
+    }
+}
+
+/* Groups [g0, g1) of 8 bits. */
+static MP_INLINE void q_dots_bytes(int g0, int g1, int R, int U, const uint8_t *block, int u0, const int8_t *q,
+                                   int64_t ldq, qi *part, qi *sum) {
+    MP_UNROLL
+    for (int g = g0; g < g1; g++) {
+        qi w[4];
+        MP_UNROLL
+        for (int u = 0; u < U; u++)
+            w[u] = q_load(q_line(block, 8, u0 + u, g));
+        MP_UNROLL
+        for (int r = 0; r < R; r++) {
+            const qi a = q_spread(q + r * ldq + 4 * g);
+            MP_UNROLL
+            for (int u = 0; u < U; u++)
+                q_dot_bytes(&part[r * U + u], &sum[r * U + u], w[u], a);
+        }
+    }
+}
+
+/* ---- one block into the float accumulators --------------------------------------------------------------------- */
+
+static MP_INLINE void q_start(int R, int U, const q_rows *rows, int at, int offset, qi *part, qi *sum) {
+    MP_UNROLL
+    for (int r = 0; r < R; r++) {
+        const qi start = offset ? q_set(rows->start[r][at]) : q_zero();
+        MP_UNROLL
+        for (int u = 0; u < U; u++) {
+            sum[r * U + u] = start;
+            part[r * U + u] = q_zero();
+        }
+    }
+}
+
+/* f = fma(i, weight scale * sa, f) and, with minima, f = fma(+-low, low factor, f). */
+static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int minus, const mp_acts *x, int m, int b,
+                                   const q_rows *rows, int at, const qi *sum, qf *f) {
+    const int64_t ld = x->K / 32;
+    MP_UNROLL
+    for (int r = 0; r < R; r++) {
+        const qf sa = qf_spread(x->scale + (m + r) * ld + b);
+        MP_UNROLL
+        for (int u = 0; u < U; u++)
+            f[r * U + u] = qf_fma(q_to_float(sum[r * U + u]), qf_mul(d[u], sa), f[r * U + u]);
+        if (low) {
+            const qf factor = qf_spread(&rows->low[r][at]);
+            MP_UNROLL
+            for (int u = 0; u < U; u++)
+                f[r * U + u] = minus ? qf_fnma(low[u], factor, f[r * U + u]) : qf_fma(low[u], factor, f[r * U + u]);
+        }
+    }
+}
+
+/* head: of the superblock. b: block in the row; at: block in the chunk. */
+static MP_INLINE void q_block(int kind, int any16_mins, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
+                              const mp_acts *x, int m, int b, int at, const q_rows *rows, qf *f) {
+    const int8_t *q = x->q + m * x->ldq + b * 32;
+    const int integers = q_integers(kind), offset = q_offset(kind);
+    const uint8_t *scales = block + integers;
+    qi part[16], sum[16];
+    qf d[4], low[4];
+    if (q_is_halved(kind)) {
+        MP_UNROLL
+        for (int h = 0; h < 2; h++) {
+            q_start(R, U, rows, 2 * at + h, offset, part, sum);
+            if (kind == MP_W_Q6_K)
+                q_dots_sixes(h, R, U, block, u0, q, x->ldq, part, sum);
+            else
+                q_dots_bytes(4 * h, 4 * h + 4, R, U, block, u0, q, x->ldq, part, sum);
+            MP_UNROLL
+            for (int u = 0; u < U; u++) {
+                const int o = (u0 + u) * Q_LANES;
+                if (kind == MP_W_Q6_K) {
+                    d[u] = qf_mul(qf_halves(head + 2 * o), qf_i8(scales + h * MP_PACK_SMALL + o));
+                } else {
+                    d[u] = qf_load((const float *)(scales + h * MP_PACK_FLOATS) + o);
+                    if (any16_mins)
+                        low[u] = qf_load((const float *)(scales + (2 + h) * MP_PACK_FLOATS) + o);
+                }
+            }
+            q_accumulate(R, U, d, any16_mins ? low : NULL, 0, x, m, b, rows, 2 * at + h, sum, f);
+        }
+        return;
+    }
+    q_start(R, U, rows, at, offset, part, sum);
+    if (kind == MP_W_Q8_0)
+        q_dots_bytes(0, 8, R, U, block, u0, q, x->ldq, part, sum);
+    else
+        q_dots_nibbles(q_is_fives(kind), R, U, block, u0, q, x->ldq, part, sum);
+    const int mins = q_has_mins(kind, 0);
+    MP_UNROLL
+    for (int u = 0; u < U; u++) {
+        const int o = (u0 + u) * Q_LANES;
+        if (q_is_super(kind)) {
+            d[u] = qf_mul(qf_halves(head + 2 * o), qf_u8(scales + o));
+            low[u] = qf_mul(qf_halves(head + MP_PACK_HALVES + 2 * o), qf_u8(scales + MP_PACK_SMALL + o));
+        } else {
+            d[u] = qf_halves(scales + 2 * o);
+            if (mins)
+                low[u] = qf_halves(scales + MP_PACK_HALVES + 2 * o);
+        }
+    }
+    q_accumulate(R, U, d, mins ? low : NULL, q_is_super(kind), x, m, b, rows, at, sum, f);
+}
+
+/* ---- tiles ----------------------------------------------------------------------------------------------------- */
+
+static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
+    for (int i = 0; i < bytes; i += 64)
+        __builtin_prefetch(from + i, 0, 3);
+}
+
+/* Rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel, to out [R, ld] at output 0 of the panel.
+ * ahead: bytes by which to prefetch the panel, or 0. From DRAM 8 KiB is right: 2 KiB halves the rate of 4 rows. */
+static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, const uint8_t *panel, int u0, const mp_acts *x,
+                                     int m, int ahead, float *out, int64_t ld) {
+    _Alignas(64) q_rows rows;
+    const int blocks = x->K / 32, bytes = q_block_bytes(kind, any16_mins), head_bytes = q_head_bytes(kind);
+    const uint8_t *block = panel + (kind == MP_W_ANY16 ? MP_PACK_LINE : 0), *head = block;
+    qf f[16];
+    MP_UNROLL
+    for (int i = 0; i < R * U; i++)
+        f[i] = qf_zero();
+    for (int b0 = 0; b0 < blocks; b0 += Q_CHUNK) {
+        const int n = blocks - b0 < Q_CHUNK ? blocks - b0 : Q_CHUNK;
+        q_prepare(kind, any16_mins, R, x, m, b0, n, &rows);
+        for (int at = 0; at < n; at++, block += bytes) {
+            if (head_bytes && at % 8 == 0) {
+                head = block;
+                block += head_bytes;
+                if (ahead)
+                    q_prefetch(head + ahead, head_bytes);
+            }
+            if (ahead)
+                q_prefetch(block + ahead, bytes);
+            q_block(kind, any16_mins, R, U, head, block, u0, x, m, b0 + at, at, &rows, f);
+        }
+    }
+    MP_UNROLL
+    for (int i = 0; i < R * U; i++)
+        qf_store(out + (i / U) * ld + (u0 + i % U) * Q_LANES, f[i]);
+}
+
+static MP_INLINE void q_tile(int kind, int any16_mins, int R, const uint8_t *panel, const mp_acts *x, int m, int ahead,
+                             float *out, int64_t ld) {
+    for (int u = 0; u < MP_PANEL_N / Q_LANES; u += Q_VECTORS(R))
+        q_tile_vectors(kind, any16_mins, R, Q_VECTORS(R), panel, u, x, m, u == 0 ? ahead : 0, out, ld);
+}
+
+typedef void q_tile_fn(const uint8_t *panel, const mp_acts *x, int m, int ahead, float *out, int64_t ld);
+
+#define Q_TILE(name, kind, mins, R)                                                                                     \
+    static MP_NOINLINE void q_##name##_##R(const uint8_t *panel, const mp_acts *x, int m, int ahead, float *out,        \
+                                           int64_t ld) {                                                                \
+        q_tile(kind, mins, R, panel, x, m, ahead, out, ld);                                                             \
+    }
+#define Q_TILES(name, kind, mins) \
+    Q_TILE(name, kind, mins, 1) Q_TILE(name, kind, mins, 2) Q_TILE(name, kind, mins, 3) Q_TILE(name, kind, mins, 4)
+Q_TILES(q4_0, MP_W_Q4_0, 0)
+Q_TILES(q4_1, MP_W_Q4_1, 0)
+Q_TILES(q5_0, MP_W_Q5_0, 0)
+Q_TILES(q5_1, MP_W_Q5_1, 0)
+Q_TILES(q8_0, MP_W_Q8_0, 0)
+Q_TILES(q4_k, MP_W_Q4_K, 0)
+Q_TILES(q5_k, MP_W_Q5_K, 0)
+Q_TILES(q6_k, MP_W_Q6_K, 0)
+Q_TILES(any16, MP_W_ANY16, 0)
+Q_TILES(any16_mins, MP_W_ANY16, 1)
+#undef Q_TILES
+#undef Q_TILE
+
+/* ---- gemm ------------------------------------------------------------------------------------------------------ */
+
+enum {
+    Q_AHEAD = 8192,        /* prefetch distance, bytes */
+    Q_ACTS_BYTES = 393216, /* activations that a pass over the panels keeps in L2 */
+};
+
+static void q_gemm(q_tile_fn *const *tiles, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                   const mp_epilogue *ep, float *y, int64_t ldy) {
+    _Alignas(64) float scratch[Q_ROWS * MP_PANEL_N];
+    int pass = Q_ACTS_BYTES / w->K / Q_ROWS * Q_ROWS;
+    if (pass < 8 * Q_ROWS)
+        pass = 8 * Q_ROWS;
+    for (int mp = m0; mp < m1; mp += pass) {
+        const int end = m1 - mp < pass ? m1 : mp + pass;
+        for (int p = panel0; p < panel1; p++) {
+            const uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
+            const int n0 = p * MP_PANEL_N, n1 = w->N - n0 < MP_PANEL_N ? w->N : n0 + MP_PANEL_N;
+            int ahead = Q_AHEAD; /* the panel is hot after its first tile */
+            for (int m = mp; m < end;) {
+                /* tiles of nearly equal height: 5 rows are 3 + 2 rather than 4 + 1 */
+                const int left = end - m, parts = (left + Q_ROWS - 1) / Q_ROWS, R = (left + parts - 1) / parts;
+                float *out = y + (int64_t)m * ldy + n0;
+                if (!ep && n1 - n0 == MP_PANEL_N) {
+                    tiles[R](panel, x, m, ahead, out, ldy);
+                } else {
+                    tiles[R](panel, x, m, ahead, scratch, MP_PANEL_N);
+                    mp_epilogue_apply(ep, m, m + R, n0, n1, scratch, MP_PANEL_N);
+                    for (int r = 0; r < R; r++)
+                        memcpy(out + r * ldy, scratch + r * MP_PANEL_N, (size_t)(n1 - n0) * sizeof *out);
+                }
+                ahead = 0;
+                m += R;
+            }
+        }
+    }
+}
+
+#define Q_LIST(name) {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4}
+#define Q_GEMM(name)                                                                                                    \
+    static void gemm_##name(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,                 \
+                            const mp_epilogue *ep, float *y, int64_t ldy) {                                             \
+        static q_tile_fn *const tiles[Q_ROWS + 1] = Q_LIST(name);                                                       \
+        assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);      \
+        q_gemm(tiles, w, x, m0, m1, panel0, panel1, ep, y, ldy);                                                        \
+    }
+Q_GEMM(q4_0)
+Q_GEMM(q4_1)
+Q_GEMM(q5_0)
+Q_GEMM(q5_1)
+Q_GEMM(q8_0)
+Q_GEMM(q4_k)
+Q_GEMM(q5_k)
+Q_GEMM(q6_k)
+
+static void gemm_any16(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                       float *y, int64_t ldy) {
+    static q_tile_fn *const tiles[2][Q_ROWS + 1] = {Q_LIST(any16), Q_LIST(any16_mins)};
+    assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);
+    int32_t mins; /* the same in every panel */
+    memcpy(&mins, w->data, sizeof mins);
+    q_gemm(tiles[mins != 0], w, x, m0, m1, panel0, panel1, ep, y, ldy);
+}
+#undef Q_GEMM
+#undef Q_LIST
+
+static void q_set_gemms(mp_kernel_table *table, const char *variant) {
+    MP_SET(table, gemm_q4_0, gemm_q4_0, variant);
+    MP_SET(table, gemm_q4_1, gemm_q4_1, variant);
+    MP_SET(table, gemm_q5_0, gemm_q5_0, variant);
+    MP_SET(table, gemm_q5_1, gemm_q5_1, variant);
+    MP_SET(table, gemm_q8_0, gemm_q8_0, variant);
+    MP_SET(table, gemm_q4_k, gemm_q4_k, variant);
+    MP_SET(table, gemm_q5_k, gemm_q5_k, variant);
+    MP_SET(table, gemm_q6_k, gemm_q6_k, variant);
+    MP_SET(table, gemm_any16, gemm_any16, variant);
+}

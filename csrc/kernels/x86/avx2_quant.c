@@ -1,0 +1,134 @@
+/* avx2_quant.c: quantised products on AVX2 and FMA, and activations to int8.
+ *
+ * vpmaddubsw adds two products into 16 bits and saturates. It never does so here: activations stay within +-127, so a
+ * pair of products of 4, 5, 6 bits is at most 3,810, 7,874, 16,002 and 8, 4, 2 of them fit; of 8 bits one pair of at most
+ * 2 x 128 x 127 = 32,512, when the weight's sign is moved over to the activation. */
+#if defined(__x86_64__)
+#include <assert.h>
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/epilogue.h"
+#include "kernels/simd/target.h"
+#include "kernels/variants.h"
+
+MP_TARGET_AVX2_BEGIN
+
+typedef __m256i qi;
+typedef __m256 qf;
+typedef uint16_t q_words __attribute__((vector_size(32)));
+
+enum { Q_LANES = 8, Q_ROWS = 4, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_BYTES_OFFSET = 0 };
+#define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 16 registers: 4 floats, 4 integers and their company */
+
+static MP_INLINE qi q_load(const void *from) { return _mm256_loadu_si256(from); }
+static MP_INLINE qi q_and(qi a, qi b) { return _mm256_and_si256(a, b); }
+static MP_INLINE qi q_or_and(qi a, qi b, qi mask) { return _mm256_or_si256(a, _mm256_and_si256(b, mask)); }
+static MP_INLINE qi q_shr(qi x, int n) { return (qi)((q_words)x >> (uint16_t)n); }
+static MP_INLINE qi q_shl(qi x, int n) { return (qi)((q_words)x << (uint16_t)n); }
+static MP_INLINE qi q_set(int32_t value) { return _mm256_set1_epi32(value); }
+static MP_INLINE qi q_spread(const void *from) {
+    int32_t value;
+    memcpy(&value, from, sizeof value);
+    return _mm256_set1_epi32(value);
+}
+static MP_INLINE qi q_zero(void) { return _mm256_setzero_si256(); }
+static MP_INLINE qf q_to_float(qi x) { return _mm256_cvtepi32_ps(x); }
+static MP_INLINE qf qf_zero(void) { return _mm256_setzero_ps(); }
+static MP_INLINE qf qf_spread(const float *from) { return _mm256_set1_ps(*from); }
+static MP_INLINE qf qf_mul(qf a, qf b) { return _mm256_mul_ps(a, b); }
+static MP_INLINE qf qf_fma(qf a, qf b, qf c) { return _mm256_fmadd_ps(a, b, c); }
+static MP_INLINE qf qf_fnma(qf a, qf b, qf c) { return _mm256_fnmadd_ps(a, b, c); }
+static MP_INLINE qf qf_load(const float *from) { return _mm256_loadu_ps(from); }
+static MP_INLINE void qf_store(float *to, qf x) { _mm256_storeu_ps(to, x); }
+static MP_INLINE qf qf_halves(const uint8_t *from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
+}
+static MP_INLINE qf qf_u8(const uint8_t *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)from)));
+}
+static MP_INLINE qf qf_i8(const uint8_t *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)from)));
+}
+static MP_INLINE void q_dot(qi *part, qi *sum, qi w, qi a) {
+    (void)sum;
+    *part = _mm256_add_epi16(*part, _mm256_maddubs_epi16(w, a));
+}
+static MP_INLINE void q_flush(qi *part, qi *sum) {
+    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*part, _mm256_set1_epi16(1)));
+    *part = _mm256_setzero_si256();
+}
+static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a) {
+    const qi value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+    qi pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(a, value));
+    q_flush(&pairs, sum);
+    (void)part;
+}
+
+#include "kernels/simd/quant_tmpl.h"
+
+static MP_INLINE __m256 magnitudes(__m256 x) {
+    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
+}
+
+static MP_INLINE __m128i max_halves(__m256i x) {
+    return _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+
+/* Sum of 16 int32. */
+static MP_INLINE int32_t sum_lanes(__m256i a, __m256i b) {
+    const __m256i c = _mm256_add_epi32(a, b);
+    __m128i d = _mm_add_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
+    d = _mm_add_epi32(d, _mm_shuffle_epi32(d, 0x4e));
+    d = _mm_add_epi32(d, _mm_shuffle_epi32(d, 0xb1));
+    return _mm_cvtsi128_si32(d);
+}
+
+static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum16) {
+    assert(K % 32 == 0);
+    for (int b = 0; b < K / 32; b++, x += 32, q += 32, sum16 += 2) {
+        __m256 v[4];
+        MP_UNROLL
+        for (int i = 0; i < 4; i++)
+            v[i] = _mm256_loadu_ps(x + 8 * i);
+        /* magnitudes as integers order like the floats, with Inf and NaN above all of them */
+        const __m256i m0 = _mm256_max_epi32(_mm256_castps_si256(magnitudes(v[0])), _mm256_castps_si256(magnitudes(v[1])));
+        const __m256i m1 = _mm256_max_epi32(_mm256_castps_si256(magnitudes(v[2])), _mm256_castps_si256(magnitudes(v[3])));
+        __m128i m = max_halves(_mm256_max_epi32(m0, m1));
+        m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+        m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+        const int32_t max_bits = _mm_cvtsi128_si32(m);
+        float max;
+        memcpy(&max, &max_bits, sizeof max);
+        const float inverse = 127.0f / max;
+        __m256i i[4];
+        MP_UNROLL
+        for (int k = 0; k < 4; k++)
+            i[k] = _mm256_setzero_si256();
+        if (max_bits >= 0x7f800000) {
+            scale[b] = NAN;
+        } else if (!(inverse <= 0x1.fffffep127f)) {
+            scale[b] = 0.0f;
+        } else {
+            scale[b] = max / 127.0f;
+            MP_UNROLL
+            for (int k = 0; k < 4; k++)
+                i[k] = _mm256_cvtps_epi32(_mm256_mul_ps(v[k], _mm256_set1_ps(inverse)));
+        }
+        sum16[0] = sum_lanes(i[0], i[1]);
+        sum16[1] = sum_lanes(i[2], i[3]);
+        /* the two packs interleave 128-bit halves; the permutation puts the dwords back in order */
+        const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3]));
+        _mm256_storeu_si256((__m256i *)(void *)q,
+                            _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    }
+}
+
+MP_TARGET_END
+
+void mp_avx2_quant(mp_kernel_table *table) {
+    MP_SET(table, acts_q8, acts_q8, "avx2");
+    q_set_gemms(table, "avx2");
+}
+#endif

@@ -1,0 +1,103 @@
+/* avx512_quant.c: quantised products on AVX-512 with VNNI, and activations to int8.
+ *
+ * Without VNNI the AVX2 variant serves: emulating vpdpbusd at 512 bits would gain little. */
+#if defined(__x86_64__)
+#include <assert.h>
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "kernels/epilogue.h"
+#include "kernels/simd/target.h"
+#include "kernels/variants.h"
+
+MP_TARGET_AVX512_VNNI_BEGIN
+
+typedef __m512i qi;
+typedef __m512 qf;
+typedef uint16_t q_words __attribute__((vector_size(64)));
+
+enum { Q_LANES = 16, Q_ROWS = 4, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 128 };
+#define Q_VECTORS(R) 2
+
+static MP_INLINE qi q_load(const void *from) { return _mm512_loadu_si512(from); }
+static MP_INLINE qi q_and(qi a, qi b) { return _mm512_and_si512(a, b); }
+static MP_INLINE qi q_or_and(qi a, qi b, qi mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xf8); }
+/* on vectors of the compiler's own, because the intrinsics want a literal even before anything is unrolled */
+static MP_INLINE qi q_shr(qi x, int n) { return (qi)((q_words)x >> (uint16_t)n); }
+static MP_INLINE qi q_shl(qi x, int n) { return (qi)((q_words)x << (uint16_t)n); }
+static MP_INLINE qi q_set(int32_t value) { return _mm512_set1_epi32(value); }
+static MP_INLINE qi q_spread(const void *from) {
+    int32_t value;
+    memcpy(&value, from, sizeof value);
+    return _mm512_set1_epi32(value);
+}
+static MP_INLINE qi q_zero(void) { return _mm512_setzero_si512(); }
+static MP_INLINE qf q_to_float(qi x) { return _mm512_cvtepi32_ps(x); }
+static MP_INLINE qf qf_zero(void) { return _mm512_setzero_ps(); }
+static MP_INLINE qf qf_spread(const float *from) { return _mm512_set1_ps(*from); }
+static MP_INLINE qf qf_mul(qf a, qf b) { return _mm512_mul_ps(a, b); }
+static MP_INLINE qf qf_fma(qf a, qf b, qf c) { return _mm512_fmadd_ps(a, b, c); }
+static MP_INLINE qf qf_fnma(qf a, qf b, qf c) { return _mm512_fnmadd_ps(a, b, c); }
+static MP_INLINE qf qf_load(const float *from) { return _mm512_loadu_ps(from); }
+static MP_INLINE void qf_store(float *to, qf x) { _mm512_storeu_ps(to, x); }
+static MP_INLINE qf qf_halves(const uint8_t *from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
+}
+static MP_INLINE qf qf_u8(const uint8_t *from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from)));
+}
+static MP_INLINE qf qf_i8(const uint8_t *from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from)));
+}
+static MP_INLINE void q_dot(qi *part, qi *sum, qi w, qi a) {
+    (void)part;
+    *sum = _mm512_dpbusd_epi32(*sum, w, a);
+}
+static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a) { q_dot(part, sum, w, a); }
+static MP_INLINE void q_flush(qi *part, qi *sum) { (void)part, (void)sum; }
+
+#include "kernels/simd/quant_tmpl.h"
+
+MP_TARGET_END
+
+MP_TARGET_AVX512_BEGIN
+
+static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum16) {
+    assert(K % 32 == 0);
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    for (int b = 0; b < K / 32; b++, x += 32, q += 32, sum16 += 2) {
+        const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+        /* magnitudes as integers order like the floats, with Inf and NaN above all of them */
+        const int32_t max_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(
+            _mm512_and_si512(_mm512_castps_si512(x0), magnitude), _mm512_and_si512(_mm512_castps_si512(x1), magnitude)));
+        float max;
+        memcpy(&max, &max_bits, sizeof max);
+        const float inverse = 127.0f / max;
+        __m512i q0 = _mm512_setzero_si512(), q1 = q0;
+        if (max_bits >= 0x7f800000) {
+            scale[b] = NAN;
+        } else if (!(inverse <= 0x1.fffffep127f)) {
+            scale[b] = 0.0f;
+        } else {
+            const __m512 by = _mm512_set1_ps(inverse);
+            scale[b] = max / 127.0f;
+            q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, by));
+            q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, by));
+        }
+        sum16[0] = _mm512_reduce_add_epi32(q0);
+        sum16[1] = _mm512_reduce_add_epi32(q1);
+        _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(q0));
+        _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(q1));
+    }
+}
+
+MP_TARGET_END
+
+void mp_avx512_quant(mp_kernel_table *table, uint32_t features) {
+    MP_SET(table, acts_q8, acts_q8, "avx512");
+    if (features & MP_CPU_AVX512_VNNI)
+        q_set_gemms(table, "avx512vnni");
+}
+#endif

@@ -1,0 +1,194 @@
+/* Dequantising stored types. test_dequantize.py compares every type with the gguf package to the bit; here are values
+ * that can be worked out by hand, and what Python cannot see: flush-to-zero, unaligned and overlong memory. */
+#include "kernel_test.h"
+#include "kernels/dequantize.h"
+#include "kernels/half.h"
+
+enum { ONE = 0x3c00, TWO = 0x4000, HALF = 0x3800 }; /* f16 */
+
+static void put_half(uint8_t *to, uint16_t half) {
+    to[0] = (uint8_t)half;
+    to[1] = (uint8_t)(half >> 8);
+}
+
+/* The value of an f16 by its definition. */
+static double half_value(uint16_t half) {
+    const int exponent = half >> 10 & 31, fraction = half & 1023;
+    const double magnitude = exponent == 0    ? ldexp(fraction, -24)
+                             : exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
+                                              : ldexp(1024 + fraction, exponent - 25);
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+static void check_halves(void) {
+    for (uint32_t half = 0; half < 65536; half++) {
+        const float got = mp_half_to_float((uint16_t)half);
+        if (!kt_equal(got, (float)half_value((uint16_t)half)))
+            MP_FAIL("half %04x became %.9g", half, (double)got);
+    }
+}
+
+MP_TEST(kernels_half_by_definition) { check_halves(); }
+
+MP_TEST(kernels_half_ignores_flush_to_zero) {
+    const uint32_t control = mp_cpu_flush_denormals();
+    check_halves();
+    mp_cpu_restore_float(control);
+}
+
+MP_TEST(kernels_dequantize_floats) {
+    uint8_t bytes[1 + 4 * 3]; /* unaligned on purpose */
+    const float values[3] = {1.5f, -0.0f, 3e38f};
+    float out[3];
+    memcpy(bytes + 1, values, sizeof values);
+    mp_dequantize_row(MP_F32, bytes + 1, 3, out);
+    MP_CHECK(memcmp(out, values, sizeof out) == 0);
+    put_half(bytes + 1, HALF), put_half(bytes + 3, 0x8001), put_half(bytes + 5, 0x7bff);
+    mp_dequantize_row(MP_F16, bytes + 1, 3, out);
+    MP_CHECK(out[0] == 0.5f && out[1] == -0x1p-24f && out[2] == 65504.0f);
+    put_half(bytes + 1, 0x3fc0), put_half(bytes + 3, 0xff7f), put_half(bytes + 5, 0x0001);
+    mp_dequantize_row(MP_BF16, bytes + 1, 3, out);
+    MP_CHECK(out[0] == 1.5f && kt_bits(out[1]) == 0xff7f0000u && kt_bits(out[2]) == 0x00010000u);
+}
+
+MP_TEST(kernels_dequantize_small_blocks) {
+    uint8_t block[34];
+    float out[32];
+    /* byte k = k low, 15 - k high */
+    uint8_t nibbles[16];
+    for (int k = 0; k < 16; k++)
+        nibbles[k] = (uint8_t)(k | (15 - k) << 4);
+
+    put_half(block, TWO);
+    memcpy(block + 2, nibbles, 16);
+    mp_dequantize_row(MP_Q4_0, block, 32, out);
+    for (int k = 0; k < 16; k++)
+        MP_CHECK(out[k] == 2.0f * (float)(k - 8) && out[16 + k] == 2.0f * (float)(7 - k));
+
+    put_half(block + 2, HALF);
+    memcpy(block + 4, nibbles, 16);
+    mp_dequantize_row(MP_Q4_1, block, 32, out);
+    for (int k = 0; k < 16; k++)
+        MP_CHECK(out[k] == 2.0f * (float)k + 0.5f && out[16 + k] == 2.0f * (float)(15 - k) + 0.5f);
+
+    /* fifth bits: of items 0, 5, 16, 31 */
+    const uint8_t fifth[4] = {0x21, 0x00, 0x01, 0x80};
+    put_half(block, ONE);
+    memcpy(block + 2, fifth, 4);
+    memcpy(block + 6, nibbles, 16);
+    mp_dequantize_row(MP_Q5_0, block, 32, out);
+    for (int k = 0; k < 32; k++) {
+        const int four = k < 16 ? k : 31 - k, high = k == 0 || k == 5 || k == 16 || k == 31;
+        MP_CHECK(out[k] == (float)(four + 16 * high - 16));
+    }
+    put_half(block + 2, TWO);
+    memcpy(block + 4, fifth, 4);
+    memcpy(block + 8, nibbles, 16);
+    mp_dequantize_row(MP_Q5_1, block, 32, out);
+    for (int k = 0; k < 32; k++) {
+        const int four = k < 16 ? k : 31 - k, high = k == 0 || k == 5 || k == 16 || k == 31;
+        MP_CHECK(out[k] == (float)(four + 16 * high) + 2.0f);
+    }
+
+    put_half(block, HALF);
+    for (int k = 0; k < 32; k++)
+        block[2 + k] = (uint8_t)(k == 31 ? -128 : k * 8 - 120);
+    mp_dequantize_row(MP_Q8_0, block, 32, out);
+    for (int k = 0; k < 32; k++)
+        MP_CHECK(out[k] == (k == 31 ? -64.0f : (float)(k * 8 - 120) * 0.5f));
+
+    put_half(block, ONE);
+    memcpy(block + 2, nibbles, 16);
+    mp_dequantize_row(MP_IQ4_NL, block, 32, out);
+    MP_CHECK(out[0] == -127.0f && out[8] == 1.0f && out[15] == 113.0f && out[16] == 113.0f && out[31] == -127.0f);
+
+    block[0] = 128; /* E8M0: 2^(128 - 127), and E2M1 values are doubled */
+    memcpy(block + 1, nibbles, 16);
+    mp_dequantize_row(MP_MXFP4, block, 32, out);
+    MP_CHECK(out[1] == 1.0f && out[7] == 12.0f && out[9] == -1.0f && out[15] == -12.0f && out[16] == -12.0f);
+    block[0] = 0;
+    mp_dequantize_row(MP_MXFP4, block, 32, out);
+    MP_CHECK(out[1] == 0x1p-128f);
+}
+
+/* Each group's scale and minimum reach the group's items and no others, with all quants 1. */
+static void check_groups(mp_dtype dtype, uint8_t *block, void (*set)(uint8_t *block, int group, int scale, int min),
+                         int group_size, int with_min) {
+    float out[256];
+    for (int g = 0; g < 256 / group_size; g++) {
+        for (int i = 0; i < 256 / group_size; i++)
+            set(block, i, 0, 0);
+        set(block, g, 11, with_min ? 7 : 0);
+        mp_dequantize_row(dtype, block, 256, out);
+        for (int k = 0; k < 256; k++) {
+            const float expected = k / group_size == g ? 11.0f - (with_min ? 3.5f : 0.0f) : 0.0f;
+            if (out[k] != expected)
+                MP_FAIL("%s: group %d gave item %d the value %g", mp_dtype_get(dtype)->name, g, k, (double)out[k]);
+        }
+    }
+}
+
+static void set_k_scale(uint8_t *block, int g, int scale, int min) {
+    uint8_t *s = block + 4; /* the format's 6-bit packing */
+    if (g < 4) {
+        s[g] = (uint8_t)((s[g] & 0xc0) | scale);
+        s[4 + g] = (uint8_t)((s[4 + g] & 0xc0) | min);
+    } else {
+        s[4 + g] = (uint8_t)((scale & 15) | (min & 15) << 4);
+        s[g - 4] = (uint8_t)((s[g - 4] & 63) | (scale >> 4) << 6);
+        s[g] = (uint8_t)((s[g] & 63) | (min >> 4) << 6);
+    }
+}
+
+static void set_q2_scale(uint8_t *block, int g, int scale, int min) { block[g] = (uint8_t)(scale | min << 4); }
+
+static void set_q6_scale(uint8_t *block, int g, int scale, int min) {
+    (void)min;
+    block[192 + g] = (uint8_t)scale;
+}
+
+MP_TEST(kernels_dequantize_superblock_groups) {
+    uint8_t block[256] = {0};
+    put_half(block, ONE), put_half(block + 2, HALF);
+    memset(block + 16, 0x11, 128);
+    check_groups(MP_Q4_K, block, set_k_scale, 32, 1);
+
+    memset(block, 0, sizeof block);
+    put_half(block, ONE), put_half(block + 2, HALF);
+    memset(block + 48, 0x11, 128);
+    check_groups(MP_Q5_K, block, set_k_scale, 32, 1);
+
+    memset(block, 0, sizeof block);
+    put_half(block + 80, ONE), put_half(block + 82, HALF);
+    memset(block + 16, 0x55, 64);
+    check_groups(MP_Q2_K, block, set_q2_scale, 16, 1);
+
+    memset(block, 0, sizeof block);
+    put_half(block + 208, ONE);
+    memset(block, 0x11, 128);     /* 1 in the low four bits */
+    memset(block + 128, 0xaa, 64); /* 2 in the high two: 33 - 32 */
+    check_groups(MP_Q6_K, block, set_q6_scale, 16, 0);
+}
+
+/* A row is its blocks one after another, and nothing outside is touched. */
+MP_TEST(kernels_dequantize_rows_are_blocks) {
+    mp_test_random random = {5};
+    for (int dtype = 0; dtype < MP_DTYPE_COUNT; dtype++) {
+        bool mins;
+        if (mp_stored_block_group((mp_dtype)dtype, &mins) == 0)
+            continue;
+        const mp_dtype_row *row = mp_dtype_get((mp_dtype)dtype);
+        const int blocks = 3, n = blocks * row->items;
+        uint8_t *src = kt_alloc((size_t)(blocks * row->bytes));
+        float *whole = kt_alloc((size_t)n * sizeof(float)), *each = kt_alloc((size_t)n * sizeof(float));
+        for (int i = 0; i < blocks * row->bytes; i++)
+            src[i] = (uint8_t)mp_test_random_u64(&random);
+        mp_dequantize_row((mp_dtype)dtype, src, n, whole);
+        for (int b = 0; b < blocks; b++)
+            mp_dequantize_row((mp_dtype)dtype, src + b * row->bytes, row->items, each + b * row->items);
+        for (int k = 0; k < n; k++)
+            if (!kt_equal(whole[k], each[k]))
+                MP_FAIL("%s: item %d is %g in a row and %g in its block", row->name, k, (double)whole[k], (double)each[k]);
+        kt_free(src), kt_free(whole), kt_free(each);
+    }
+}

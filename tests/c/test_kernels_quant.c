@@ -1,0 +1,439 @@
+/* Quantised weights: packing and reading back, activations to int8, and every variant of every quantised gemm. */
+#include "kernel_test.h"
+#include "kernels/pack.h"
+
+/* ---- weights --------------------------------------------------------------------------------------------------- */
+
+typedef struct stored {
+    mp_dtype dtype;
+    mp_wkind kind;
+    int slot;
+    int halves[2]; /* where a block keeps f16 numbers, or -1 */
+} stored;
+
+static const stored types[] = {
+    {MP_Q4_0, MP_W_Q4_0, MP_SLOT_gemm_q4_0, {0, -1}},      {MP_Q4_1, MP_W_Q4_1, MP_SLOT_gemm_q4_1, {0, 2}},
+    {MP_Q5_0, MP_W_Q5_0, MP_SLOT_gemm_q5_0, {0, -1}},      {MP_Q5_1, MP_W_Q5_1, MP_SLOT_gemm_q5_1, {0, 2}},
+    {MP_Q8_0, MP_W_Q8_0, MP_SLOT_gemm_q8_0, {0, -1}},      {MP_Q4_K, MP_W_Q4_K, MP_SLOT_gemm_q4_k, {0, 2}},
+    {MP_Q5_K, MP_W_Q5_K, MP_SLOT_gemm_q5_k, {0, 2}},       {MP_Q6_K, MP_W_Q6_K, MP_SLOT_gemm_q6_k, {208, -1}},
+    {MP_Q2_K, MP_W_ANY16, MP_SLOT_gemm_any16, {80, 82}},   {MP_Q3_K, MP_W_ANY16, MP_SLOT_gemm_any16, {108, -1}},
+    {MP_IQ4_NL, MP_W_ANY16, MP_SLOT_gemm_any16, {0, -1}},  {MP_MXFP4, MP_W_ANY16, MP_SLOT_gemm_any16, {-1, -1}},
+};
+enum { TYPES = sizeof types / sizeof *types };
+
+static const char *name_of(const stored *type) { return mp_dtype_get(type->dtype)->name; }
+static int unit_of(const stored *type) { return mp_dtype_get(type->dtype)->items; }
+
+enum fill { FILL_RANDOM, FILL_ZEROS, FILL_ONES, FILL_TOP, FILL_ALTERNATE, FILLS };
+enum scales { SCALES_COMMON, SCALES_EXTREME, SCALE_KINDS };
+
+/* A tensor [N, K] of random or extreme blocks. Free data with kt_free. */
+static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, enum scales scales, uint64_t seed) {
+    static const uint16_t extremes[] = {0x0001, 0x03ff, 0x0400, 0x7bff, 0xfbff, 0x8001, 0x0000, 0x8000, 0x3c00};
+    static const uint8_t fills[FILLS] = {0, 0x00, 0xff, 0x80, 0x0f};
+    mp_test_random random = {seed};
+    const mp_dtype_row *row = mp_dtype_get(type->dtype);
+    const size_t blocks = (size_t)N * (size_t)(K / row->items), bytes = blocks * (size_t)row->bytes;
+    uint8_t *data = kt_alloc(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = fill == FILL_RANDOM ? (uint8_t)mp_test_random_u64(&random) : fills[fill];
+    for (size_t b = 0; b < blocks; b++) {
+        uint8_t *block = data + b * (size_t)row->bytes;
+        for (int h = 0; h < 2; h++) {
+            const uint64_t u = mp_test_random_u64(&random);
+            /* between 2^-7 and 2^-3, either sign */
+            uint16_t half = (uint16_t)(0x2000 + u % 0x1000 + (u >> 40 & 1) * 0x8000);
+            if (scales == SCALES_EXTREME)
+                half = extremes[u % (sizeof extremes / sizeof *extremes)];
+            if (type->halves[h] >= 0)
+                memcpy(block + type->halves[h], &half, 2);
+        }
+        if (type->dtype == MP_MXFP4)
+            block[0] = (uint8_t)(scales == SCALES_EXTREME ? mp_test_random_u64(&random)
+                                                          : 118 + mp_test_random_u64(&random) % 8);
+    }
+    return (mp_tensor){.dtype = type->dtype, .ndim = 2, .shape = {N, K}, .data = data, .nbytes = bytes};
+}
+
+static void drop_weights(mp_tensor *tensor) { kt_free((void *)(uintptr_t)tensor->data); }
+
+/* Packed by `lanes` callers, each its own panels, the last first. Free data with kt_free. */
+static mp_wmat pack_by(const stored *type, const mp_tensor *src, int lanes) {
+    mp_wmat w;
+    mp_wmat_init(&w, type->kind, (int32_t)src->shape[0], (int32_t)src->shape[1]);
+    w.data = kt_alloc(mp_wmat_bytes(&w));
+    memset(w.data, 0xee, mp_wmat_bytes(&w));
+    for (int lane = lanes - 1; lane >= 0; lane--)
+        mp_wmat_pack(&w, src, w.panels * lane / lanes, w.panels * (lane + 1) / lanes);
+    return w;
+}
+
+MP_TEST(kernels_quant_kinds) {
+    mp_wkind kind;
+    for (int t = 0; t < TYPES; t++) {
+        MP_CHECK(mp_wmat_kind_for(types[t].dtype, MP_COMPUTE_AUTO, &kind) && kind == types[t].kind);
+        MP_CHECK(mp_wmat_kind_for(types[t].dtype, MP_COMPUTE_F32, &kind) && kind == MP_W_F32);
+        MP_CHECK(mp_wmat_kind_for(types[t].dtype, MP_COMPUTE_BF16, &kind) && kind == MP_W_BF16);
+        MP_CHECK(!mp_wmat_kind_for(types[t].dtype, MP_COMPUTE_I8, &kind));
+        MP_CHECK_INT(mp_wmat_acts(types[t].kind), MP_A_Q8);
+    }
+    const mp_dtype floats[] = {MP_F32, MP_F16, MP_BF16};
+    for (int i = 0; i < 3; i++) {
+        MP_CHECK(mp_wmat_kind_for(floats[i], MP_COMPUTE_AUTO, &kind) && kind == MP_W_F32);
+        MP_CHECK(mp_wmat_kind_for(floats[i], MP_COMPUTE_BF16, &kind) && kind == MP_W_BF16);
+        MP_CHECK(mp_wmat_kind_for(floats[i], MP_COMPUTE_I8, &kind) && kind == MP_W_I8);
+    }
+    MP_CHECK(!mp_wmat_kind_for(MP_I32, MP_COMPUTE_AUTO, &kind) && !mp_wmat_kind_for(MP_F64, MP_COMPUTE_F32, &kind));
+    MP_CHECK(mp_wmat_acts(MP_W_F32) == MP_A_F32 && mp_wmat_acts(MP_W_BF16) == MP_A_BF16 &&
+             mp_wmat_acts(MP_W_I8) == MP_A_I8);
+}
+
+/* Packed sizes stay close to the stored ones: bits a weight as pack.h states them. */
+MP_TEST(kernels_quant_packed_sizes) {
+    const double bits[MP_W_KIND_COUNT] = {[MP_W_Q4_0] = 4.5, [MP_W_Q4_1] = 5, [MP_W_Q5_0] = 5.5, [MP_W_Q5_1] = 6,
+                                          [MP_W_Q8_0] = 8.5, [MP_W_Q4_K] = 4.625, [MP_W_Q5_K] = 5.625,
+                                          [MP_W_Q6_K] = 6.5625};
+    for (int t = 0; t < TYPES && types[t].kind != MP_W_ANY16; t++) {
+        mp_wmat w;
+        mp_wmat_init(&w, types[t].kind, 64, 2048);
+        MP_CHECK_INT(w.panels, 2);
+        MP_CHECK(w.panel_bytes % 64 == 0);
+        MP_CHECK_NEAR((double)mp_wmat_bytes(&w) * 8 / (64 * 2048), bits[types[t].kind], 0);
+    }
+}
+
+MP_TEST(kernels_quant_rows_equal_source) {
+    const int Ns[] = {1, 31, 32, 33, 70};
+    kt_set set = kt_ref();
+    for (int t = 0; t < TYPES; t++)
+        for (int i = 0; i < 5; i++)
+            for (int fill = 0; fill < FILLS; fill++) {
+                const int N = Ns[i], K = unit_of(&types[t]) * (i % 3 + 1);
+                mp_tensor src = make_weights(&types[t], N, K, (enum fill)fill, i % 2 ? SCALES_EXTREME : SCALES_COMMON,
+                                             (uint64_t)(t * 100 + i));
+                mp_wmat w = pack_by(&types[t], &src, 1);
+                float *expected = kt_alloc((size_t)K * 4), *got = kt_alloc((size_t)K * 4);
+                for (int n = 0; n < N; n++) {
+                    mp_dequantize_row(src.dtype, mp_tensor_row(&src, n), K, expected);
+                    mp_wmat_row(&w, n, got);
+                    kt_same(&set, expected, got, K, "%s row %d of %d, fill %d", name_of(&types[t]), n, N, fill);
+                }
+                kt_free(expected), kt_free(got), kt_free(w.data);
+                drop_weights(&src);
+            }
+}
+
+MP_TEST(kernels_quant_lanes_pack_the_same) {
+    kt_set set = kt_ref();
+    for (int t = 0; t < TYPES; t++) {
+        const int N = 7 * 32 - 5, K = unit_of(&types[t]) * 2;
+        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 77);
+        mp_wmat one = pack_by(&types[t], &src, 1);
+        for (int lanes = 2; lanes <= 7; lanes += 5) {
+            mp_wmat many = pack_by(&types[t], &src, lanes);
+            kt_same_bytes(&set, one.data, many.data, mp_wmat_bytes(&one), "%s by %d lanes", name_of(&types[t]), lanes);
+            kt_free(many.data);
+        }
+        /* outputs past N weigh nothing */
+        mp_pack_view view;
+        for (int o = N % 32; o < 32; o++)
+            for (int b = 0; b < K / 32; b++) {
+                mp_pack_view_block(types[t].kind, one.data + (size_t)(one.panels - 1) * one.panel_bytes, b, o, &view);
+                for (int k = 0; k < 32; k++)
+                    MP_CHECK((float)view.q[k] * view.scale[k / view.group] == 0.0f &&
+                             (!view.mins || view.min[k / view.group] == 0.0f));
+            }
+        kt_free(one.data);
+        drop_weights(&src);
+    }
+}
+
+/* ---- activations ----------------------------------------------------------------------------------------------- */
+
+typedef struct quantised {
+    int8_t *q;
+    float *scale;
+    int32_t *sum;
+} quantised;
+
+static quantised quantise(const kt_set *set, const float *x, int K) {
+    quantised a = {kt_alloc((size_t)K), kt_alloc((size_t)K / 32 * 4), kt_alloc((size_t)K / 16 * 4)};
+    set->call.acts_q8(x, K, a.q, a.scale, a.sum);
+    return a;
+}
+
+static void drop_quantised(quantised *a) { kt_free(a->q), kt_free(a->scale), kt_free(a->sum); }
+
+static void compare_acts(const float *x, int K, const char *what) {
+    kt_set ref = kt_ref();
+    quantised expected = quantise(&ref, x, K);
+    int variants = 0;
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_acts_q8); variants++) {
+        quantised got = quantise(&v, x, K);
+        kt_same_bytes(&v, expected.q, got.q, (size_t)K, "q of %s, K=%d", what, K);
+        kt_same(&v, expected.scale, got.scale, K / 32, "scales of %s, K=%d", what, K);
+        kt_same_bytes(&v, expected.sum, got.sum, (size_t)K / 16 * 4, "sums of %s, K=%d", what, K);
+        drop_quantised(&got);
+    }
+    drop_quantised(&expected);
+}
+
+MP_TEST(kernels_acts_q8_variants) {
+    mp_test_random random = {11};
+    const int Ks[] = {32, 64, 96, 576, 1536};
+    for (int i = 0; i < 5; i++) {
+        float *x = kt_alloc((size_t)Ks[i] * 4);
+        kt_random(&random, x, Ks[i]);
+        compare_acts(x, Ks[i], "random");
+        for (int e = 0; e < KT_EXTREMES; e++)
+            for (int flush = 0; flush < 2; flush++) {
+                kt_extreme(&random, (enum kt_extreme)e, x, Ks[i]);
+                const uint32_t control = flush ? mp_cpu_flush_denormals() : 0;
+                compare_acts(x, Ks[i], kt_extreme_names[e]);
+                if (flush)
+                    mp_cpu_restore_float(control);
+            }
+        kt_free(x);
+    }
+}
+
+/* Values halfway between two integers round to the even one. */
+MP_TEST(kernels_acts_q8_rounds_to_even) {
+    float x[32];
+    for (int k = 0; k < 32; k++)
+        x[k] = (float)(k - 15) + 0.5f;
+    x[31] = 127.0f; /* the scale is 1 */
+    compare_acts(x, 32, "halves");
+    kt_set ref = kt_ref();
+    quantised a = quantise(&ref, x, 32);
+    MP_CHECK(a.scale[0] == 1.0f && a.q[31] == 127);
+    for (int k = 0; k < 31; k++)
+        MP_CHECK_INT(a.q[k], (int)nearbyint((double)x[k]));
+    drop_quantised(&a);
+}
+
+MP_TEST(kernels_acts_q8_meaning) {
+    mp_test_random random = {12};
+    kt_set ref = kt_ref();
+    float x[32 * 6];
+    kt_random(&random, x, 32 * 6);
+    for (int k = 0; k < 32; k++) {
+        x[32 + k] = 0.0f;
+        x[64 + k] *= 1e-38f; /* 127 / max would overflow */
+    }
+    x[96 + 5] = INFINITY;
+    x[128 + 31] = NAN;
+    quantised a = quantise(&ref, x, 32 * 6);
+    for (int b = 0; b < 6; b += 5) {
+        int sum[2] = {0, 0}, top = 0;
+        for (int k = 0; k < 32; k++) {
+            const int q = a.q[b * 32 + k];
+            MP_CHECK_NEAR((double)q * a.scale[b], x[b * 32 + k], (double)a.scale[b] * 0.50001);
+            sum[k / 16] += q;
+            top = abs(q) > top ? abs(q) : top;
+        }
+        MP_CHECK_INT(top, 127);
+        MP_CHECK(a.sum[2 * b] == sum[0] && a.sum[2 * b + 1] == sum[1]);
+    }
+    MP_CHECK(a.scale[1] == 0.0f && a.scale[2] == 0.0f && isnan(a.scale[3]) && isnan(a.scale[4]));
+    for (int k = 32; k < 160; k++)
+        MP_CHECK_INT(a.q[k], 0);
+    drop_quantised(&a);
+}
+
+/* ---- gemm ------------------------------------------------------------------------------------------------------ */
+
+static mp_acts make_acts(const float *x, int M, int K) {
+    mp_acts acts;
+    void *memory = kt_alloc(mp_acts_bytes(MP_A_Q8, M, K));
+    mp_acts_init(&acts, MP_A_Q8, M, K, memory);
+    mp_acts_fill(&acts, x, K, 0, M);
+    return acts;
+}
+
+static void drop_acts(mp_acts *acts) { kt_free(acts->q); }
+
+/* Set a row's integers and make its sums right. */
+static void set_row(mp_acts *acts, int m, int even, int odd) {
+    for (int k = 0; k < acts->K; k++)
+        acts->q[m * acts->ldq + k] = (int8_t)(k & 1 ? odd : even);
+    for (int h = 0; h < acts->K / 16; h++) {
+        acts->sum[m * (acts->K / 16) + h] = 0;
+        for (int k = 0; k < 16; k++)
+            acts->sum[m * (acts->K / 16) + h] += acts->q[m * acts->ldq + h * 16 + k];
+    }
+}
+
+static float *gemm_all(const mp_wmat *w, const mp_acts *acts, const mp_epilogue *ep, int64_t ldy) {
+    float *y = kt_alloc((size_t)(acts->M * ldy) * 4);
+    for (int64_t i = 0; i < acts->M * ldy; i++)
+        y[i] = 12345.0f;
+    mp_gemm(w, acts, 0, acts->M, 0, w->panels, ep, y, ldy);
+    for (int m = 0; m < acts->M; m++)
+        for (int64_t n = w->N; n < ldy; n++)
+            MP_CHECK(y[m * ldy + n] == 12345.0f);
+    return y;
+}
+
+/* Every variant against ref on one product. */
+static void compare_gemm(const stored *type, const mp_wmat *w, const mp_acts *acts, const mp_epilogue *ep,
+                         const char *what) {
+    const int64_t ldy = w->N + 3;
+    kt_set ref = kt_ref();
+    float *expected = gemm_all(w, acts, ep, ldy);
+    (void)ref;
+    for (kt_set v = {0}; kt_next(&v, type->slot);) {
+        float *got = gemm_all(w, acts, ep, ldy);
+        kt_same_matrix(&v, expected, got, acts->M, w->N, ldy, "%s %s M=%d N=%d K=%d", name_of(type), what, acts->M,
+                       w->N, w->K);
+        kt_free(got);
+    }
+    kt_free(expected);
+}
+
+MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
+    const int Ms[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 23, 40};
+    mp_test_random random = {21};
+    for (int t = 0; t < TYPES; t++)
+        for (int i = 0; i < (int)(sizeof Ms / sizeof *Ms); i++) {
+            const int Ns[] = {70, 1, 64, 33}, M = Ms[i], N = Ns[i % 4];
+            /* the last goes past the 64 blocks that are prepared at a time */
+            const int K = i == 2 || i == 8 ? 2304 : unit_of(&types[t]) * (i % 3 + 1);
+            mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, (uint64_t)(t * 50 + i));
+            mp_wmat w = pack_by(&types[t], &src, 1);
+            float *x = kt_alloc((size_t)(M * K) * 4);
+            kt_random(&random, x, M * K);
+            kt_use("");
+            mp_acts acts = make_acts(x, M, K);
+            compare_gemm(&types[t], &w, &acts, NULL, "random");
+            kt_free(x), kt_free(w.data);
+            drop_acts(&acts), drop_weights(&src);
+        }
+}
+
+/* The largest integers that a dot product can meet, of either sign, and weights with extreme scales. */
+MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
+    const int patterns[5][2] = {{127, 127}, {-127, -127}, {127, -127}, {-127, 127}, {0, 127}};
+    mp_test_random random = {22};
+    for (int t = 0; t < TYPES; t++)
+        for (int fill = 0; fill < FILLS; fill++)
+            for (int scales = 0; scales < SCALE_KINDS; scales++) {
+                const int M = 9, N = 40, K = unit_of(&types[t]) * 2;
+                mp_tensor src = make_weights(&types[t], N, K, (enum fill)fill, (enum scales)scales, 5);
+                mp_wmat w = pack_by(&types[t], &src, 1);
+                float *x = kt_alloc((size_t)(M * K) * 4);
+                for (int e = 0; e < KT_EXTREMES; e++) {
+                    kt_extreme(&random, (enum kt_extreme)e, x, M * K);
+                    kt_use("");
+                    mp_acts acts = make_acts(x, M, K);
+                    for (int m = 0; m < 5; m++)
+                        set_row(&acts, m, patterns[m][0], patterns[m][1]);
+                    const uint32_t control = e % 2 ? mp_cpu_flush_denormals() : 0;
+                    compare_gemm(&types[t], &w, &acts, NULL, kt_extreme_names[e]);
+                    if (e % 2)
+                        mp_cpu_restore_float(control);
+                    drop_acts(&acts);
+                }
+                kt_free(x), kt_free(w.data);
+                drop_weights(&src);
+            }
+}
+
+/* A row's outputs do not depend on its batch, nor on how panels are shared out. */
+MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
+    mp_test_random random = {23};
+    for (int t = 0; t < TYPES; t++) {
+        const int M = 13, N = 100, K = 512;
+        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 6);
+        mp_wmat w = pack_by(&types[t], &src, 1);
+        float *x = kt_alloc((size_t)(M * K) * 4), *got = kt_alloc((size_t)(M * N) * 4);
+        kt_random(&random, x, M * K);
+        for (kt_set v = kt_ref();;) {
+            mp_acts acts = make_acts(x, M, K);
+            float *whole = gemm_all(&w, &acts, NULL, N);
+            for (int m = 0; m < M;) { /* 1, 2, 3, ... rows at a time, panels one by one from the last */
+                const int rows = m + 1 < M - m ? (m + 1) % 5 + 1 : M - m, end = m + rows < M ? m + rows : M;
+                for (int p = w.panels - 1; p >= 0; p--)
+                    mp_gemm(&w, &acts, m, end, p, p + 1, NULL, got, N);
+                m = end;
+            }
+            kt_same_matrix(&v, whole, got, M, N, N, "%s in pieces", name_of(&types[t]));
+            kt_free(whole);
+            drop_acts(&acts);
+            /* the same row quantised alone */
+            mp_acts alone = make_acts(x + 7 * K, 1, K);
+            float *one = gemm_all(&w, &alone, NULL, N);
+            kt_same(&v, got + 7 * N, one, N, "%s row 7 alone", name_of(&types[t]));
+            kt_free(one);
+            drop_acts(&alone);
+            if (!kt_next(&v, types[t].slot))
+                break;
+        }
+        kt_free(x), kt_free(got), kt_free(w.data);
+        drop_weights(&src);
+    }
+}
+
+/* Against dequantised weights in float64: with the quantised activations only rounding is left; with the real ones the
+ * error stays within half a step of each activation. */
+MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
+    mp_test_random random = {24};
+    for (int t = 0; t < TYPES; t++) {
+        const int M = 5, N = 37, K = 1024;
+        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 8);
+        mp_wmat w = pack_by(&types[t], &src, 1);
+        float *x = kt_alloc((size_t)(M * K) * 4), *row = kt_alloc((size_t)K * 4);
+        kt_random(&random, x, M * K);
+        kt_use("");
+        mp_acts acts = make_acts(x, M, K);
+        float *y = gemm_all(&w, &acts, NULL, N);
+        for (int n = 0; n < N; n++) {
+            mp_dequantize_row(src.dtype, mp_tensor_row(&src, n), K, row);
+            for (int m = 0; m < M; m++) {
+                double quantised = 0, real = 0, size = 0, step = 0;
+                for (int k = 0; k < K; k++) {
+                    const double sa = acts.scale[m * (K / 32) + k / 32], a = acts.q[m * acts.ldq + k] * sa;
+                    quantised += row[k] * a;
+                    real += (double)row[k] * x[m * K + k];
+                    size += fabs(row[k] * a);
+                    step += fabs((double)row[k]) * sa * 0.5;
+                }
+                /* 4-bit types cancel much between d and min, so rounding is relative to the parts: 16 x 2^-24 x 64 */
+                MP_CHECK_NEAR(y[m * N + n], quantised, size * 6e-5);
+                MP_CHECK_NEAR(y[m * N + n], real, step * 1.0001 + size * 6e-5);
+                MP_CHECK(size > 1e-3);
+            }
+        }
+        kt_free(x), kt_free(row), kt_free(y), kt_free(w.data);
+        drop_acts(&acts), drop_weights(&src);
+    }
+}
+
+/* + bias, + residual, the residual being y itself. */
+MP_TEST(kernels_quant_gemm_epilogue) {
+    mp_test_random random = {25};
+    for (int t = 0; t < TYPES; t++) {
+        const int M = 7, N = 75, K = 512;
+        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 9);
+        mp_wmat w = pack_by(&types[t], &src, 1);
+        float *x = kt_alloc((size_t)(M * K) * 4), *bias = kt_alloc((size_t)N * 4), *residual = kt_alloc((size_t)(M * N) * 4);
+        float *y = kt_alloc((size_t)(M * N) * 4), *expected = kt_alloc((size_t)(M * N) * 4);
+        kt_random(&random, x, M * K), kt_random(&random, bias, N), kt_random(&random, residual, M * N);
+        for (kt_set v = kt_ref();;) {
+            mp_acts acts = make_acts(x, M, K);
+            float *plain = gemm_all(&w, &acts, NULL, N);
+            for (int i = 0; i < M * N; i++)
+                expected[i] = (plain[i] + bias[i % N]) + residual[i];
+            memcpy(y, residual, (size_t)(M * N) * 4);
+            mp_epilogue ep = {.bias = bias, .residual = y, .ld_residual = N};
+            mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, y, N);
+            kt_same_matrix(&v, expected, y, M, N, N, "%s with bias and residual", name_of(&types[t]));
+            kt_free(plain);
+            drop_acts(&acts);
+            if (!kt_next(&v, types[t].slot))
+                break;
+        }
+        kt_free(x), kt_free(bias), kt_free(residual), kt_free(y), kt_free(expected), kt_free(w.data);
+        drop_weights(&src);
+    }
+}
