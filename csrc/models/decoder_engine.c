@@ -1,0 +1,629 @@
+/* decoder_engine.c: the step interface over a decoder. A step is one pass over the weights for the next tokens of all
+ * running answers and for slices of the prompts that are being read.
+ *
+ * A sequence is its tokens (prompt and answer so far) and how many of them the cache holds. What is not cached yet is
+ * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and starting
+ * again after a preemption are one thing. The answers to one prompt (n) share its cache. */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "models/decoder.h"
+#include "models/layers/sampler.h"
+#include "models/layers/stream.h"
+
+enum { STEP_ROWS = 512 }; /* most rows in a pass */
+
+typedef struct sequence {
+    int32_t *tokens;         /* [capacity] prompt, then the answer */
+    int32_t count, cached;
+    uint32_t *blocks;        /* [block_count] */
+    int block_count, block_capacity;
+    mp_history history;
+    mp_stream stream;
+    bool active, done;       /* the answers after the first wait until the prompt has been read */
+} sequence;
+
+typedef struct answer_state { /* an item's */
+    int n;
+    bool penalties;
+    int32_t *barred;         /* ids that may not come before min_tokens: ends and stop ids */
+    int n_barred, n_always;  /* the first n_always may never come */
+    sequence seqs[];
+} answer_state;
+
+typedef struct step_seq {    /* a sequence that takes part in this step */
+    sequence *seq;
+    int plan;                /* index in the plan */
+    int choice, rows, output;
+} step_seq;
+
+typedef struct decoder_engine {
+    mp_engine base;
+    mp_decoder *model;
+    mp_budget *budget;
+    mp_kv_cache cache;
+    mp_arena arena;
+    uint64_t charged;
+    const mp_token_table *tokens;
+    step_seq *steps;         /* [step_capacity] */
+    int step_count, step_capacity;
+} decoder_engine;
+
+/* ---- check ------------------------------------------------------------------------------------------------------- */
+
+static mp_status check_ids(const mp_decoder *model, const int32_t *ids, int32_t n, const char *what, mp_error *error) {
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= model->vocab)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "%s %d is outside the vocabulary of %d", what, ids[i], model->vocab);
+    return MP_OK;
+}
+
+mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total,
+                           mp_error *error) {
+    const mp_decoder *model = (const mp_decoder *)base;
+    mp_text_call *call = (mp_text_call *)call_base;
+    if (call->n_prompt < 1)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
+    if (call->n_prompt >= model->context) {
+        mp_fail(error, MP_CONTEXT_OVERFLOW, "the prompt has %d tokens, the model takes %d with at least one to answer",
+                call->n_prompt, model->context);
+        if (error) {
+            snprintf(error->got, sizeof error->got, "%d", call->n_prompt);
+            snprintf(error->allowed, sizeof error->allowed, "%d", model->context - 1);
+        }
+        return MP_CONTEXT_OVERFLOW;
+    }
+    MP_TRY(check_ids(model, call->prompt, call->n_prompt, "token id", error));
+    MP_TRY(check_ids(model, call->bias_ids, call->n_bias, "logit_bias id", error));
+    MP_TRY(check_ids(model, call->stop_ids, call->n_stop_ids, "stop id", error));
+    uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
+    *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
+    *total = (uint32_t)(call->n_prompt + call->sampling.max_tokens);
+    return mp_text_call_output(call, model->max_token_bytes, error);
+}
+
+/* ---- admit, retire ----------------------------------------------------------------------------------------------- */
+
+static void drop_blocks(decoder_engine *engine, sequence *seq) {
+    for (int b = 0; b < seq->block_count; b++)
+        mp_kv_give(&engine->cache, seq->blocks[b]);
+    seq->block_count = 0;
+    seq->cached = 0;
+}
+
+static void free_state(decoder_engine *engine, answer_state *state) {
+    if (!state)
+        return;
+    for (int i = 0; i < state->n; i++) {
+        drop_blocks(engine, &state->seqs[i]);
+        mp_free(state->seqs[i].tokens);
+        mp_free(state->seqs[i].blocks);
+        mp_history_deinit(&state->seqs[i].history);
+    }
+    mp_free(state->barred);
+    mp_free(state);
+}
+
+static mp_status list_barred(const decoder_engine *engine, const mp_text_call *call, answer_state *state,
+                             mp_error *error) {
+    int ends = engine->tokens->eog_count;
+    state->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *state->barred, MP_TAG_REQUEST);
+    if (!state->barred)
+        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *state->barred, "the list of ends");
+    memcpy(state->barred, engine->tokens->eog, (size_t)ends * sizeof *state->barred);
+    if (call->n_stop_ids)
+        memcpy(state->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *state->barred);
+    state->n_barred = ends + call->n_stop_ids;
+    state->n_always = call->sampling.ignore_eos ? ends : 0;
+    return MP_OK;
+}
+
+static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
+                               sequence *seq, mp_error *error) {
+    int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
+    capacity = capacity < model->context ? capacity : model->context;
+    seq->block_capacity = (int)((capacity + MP_KV_BLOCK - 1) / MP_KV_BLOCK);
+    seq->tokens = mp_alloc_array((size_t)capacity, sizeof *seq->tokens, MP_TAG_REQUEST);
+    seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
+    if (!seq->tokens || !seq->blocks)
+        return mp_fail_memory(error, (uint64_t)capacity * sizeof *seq->tokens, "a sequence");
+    memcpy(seq->tokens, call->prompt, (size_t)call->n_prompt * sizeof *seq->tokens);
+    seq->count = call->n_prompt;
+    mp_stream_init(&seq->stream, &call->choices[choice]);
+    for (int32_t i = 0; penalties && i < call->n_prompt; i++)
+        MP_TRY(mp_history_add(&seq->history, call->prompt[i], true, error));
+    return MP_OK;
+}
+
+/* Memory for blocks is taken step by step; a prompt that could never fit is refused here. */
+static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
+    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_call *call = (mp_text_call *)item->call;
+    if (item->state)
+        return MP_OK; /* after a preemption */
+    answer_state *state =
+        mp_alloc_zeroed(sizeof *state + (size_t)call->n_choices * sizeof *state->seqs, MP_TAG_REQUEST);
+    if (!state)
+        return mp_fail_memory(error, sizeof *state, "a request");
+    const mp_sampling *s = &call->sampling;
+    state->n = call->n_choices;
+    state->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+    mp_status status = list_barred(engine, call, state, error);
+    for (int i = 0; i < state->n && status == MP_OK; i++)
+        status = init_sequence(engine->model, call, i, state->penalties, &state->seqs[i], error);
+    if (status != MP_OK) {
+        free_state(engine, state);
+        return status;
+    }
+    state->seqs[0].active = true;
+    item->state = state;
+    return MP_OK;
+}
+
+static void engine_preempt(mp_engine *base, mp_item *item) {
+    answer_state *state = item->state;
+    for (int i = 0; state && i < state->n; i++)
+        drop_blocks((decoder_engine *)base, &state->seqs[i]);
+}
+
+static void engine_retire(mp_engine *base, mp_item *item) {
+    answer_state *state = item->state;
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int i = 0; state && i < state->n; i++) {
+        if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
+            continue;
+        mp_stream_finish(&state->seqs[i].stream); /* what was held back is not lost on a cancelled stream */
+        atomic_store_explicit(&call->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
+    }
+    free_state((decoder_engine *)base, state);
+    item->state = NULL;
+}
+
+/* ---- plan -------------------------------------------------------------------------------------------------------- */
+
+/* Rows that an item could compute now, and whether all its sequences only decode. */
+static int wanted_rows(const mp_item *item, bool *decoding) {
+    const answer_state *state = item->state;
+    int64_t rows = 0;
+    *decoding = true;
+    for (int i = 0; i < state->n; i++) {
+        const sequence *seq = &state->seqs[i];
+        if (!seq->active || seq->done)
+            continue;
+        rows += seq->count - seq->cached;
+        *decoding &= seq->count - seq->cached == 1;
+    }
+    return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
+}
+
+/* Whoever decodes goes on; prompts share the rows for which time is left, first come first, but each at least one. */
+static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    decoder_engine *engine = (decoder_engine *)base;
+    uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed);
+    uint64_t fits = budget_ns / (row_ns ? row_ns : 1);
+    int left = fits < STEP_ROWS ? (int)fits : STEP_ROWS;
+    int planned = 0;
+    plan->count = 0;
+    for (int prompts = 0; prompts < 2; prompts++)
+        for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
+            bool decoding;
+            int rows = wanted_rows(items[i], &decoding);
+            if (decoding == (prompts == 1) || rows == 0)
+                continue;
+            if (prompts && rows > left)
+                rows = left > 0 ? left : plan->count == 0;
+            if (rows == 0 || planned + rows > STEP_ROWS)
+                continue;
+            plan->items[plan->count] = items[i];
+            plan->amount[plan->count++] = (uint32_t)rows;
+            planned += rows;
+            left -= rows;
+        }
+    plan->lanes = 256;
+    plan->cost_ns = (uint64_t)planned * row_ns;
+}
+
+/* ---- step: before the pass ---------------------------------------------------------------------------------------- */
+
+/* Blocks for `rows` more rows; *rows is cut to what could be had. */
+static mp_status extend(decoder_engine *engine, sequence *seq, int *rows, mp_error *error) {
+    int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
+    while (seq->block_count < need) {
+        mp_status status = mp_kv_take(&engine->cache, &seq->blocks[seq->block_count], error);
+        if (status != MP_OK) {
+            int room = seq->block_count * MP_KV_BLOCK - seq->cached;
+            *rows = room > 0 ? room : 0;
+            return status;
+        }
+        seq->block_count++;
+    }
+    return MP_OK;
+}
+
+static mp_status add_step(decoder_engine *engine, const step_seq *step, mp_error *error) {
+    if (engine->step_count == engine->step_capacity) {
+        int capacity = engine->step_capacity ? 2 * engine->step_capacity : 64;
+        step_seq *grown = mp_realloc(engine->steps, (size_t)capacity * sizeof *grown, MP_TAG_SCRATCH);
+        if (!grown)
+            return mp_fail_memory(error, (uint64_t)capacity * sizeof *grown, "the list of sequences");
+        engine->steps = grown;
+        engine->step_capacity = capacity;
+    }
+    engine->steps[engine->step_count++] = *step;
+    return MP_OK;
+}
+
+/* Who takes part with how many rows. An item for which no block could be had waits. */
+static int collect(decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+    int rows = 0;
+    engine->step_count = 0;
+    for (int p = 0; p < plan->count; p++) {
+        mp_item *item = plan->items[p];
+        answer_state *state = item->state;
+        int left = (int)plan->amount[p], mine = 0;
+        mp_status status = MP_OK;
+        outcomes[p] = MP_OUTCOME_MORE;
+        if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            continue;
+        for (int c = 0; c < state->n && left > 0; c++) {
+            sequence *seq = &state->seqs[c];
+            if (!seq->active || seq->done)
+                continue;
+            int want = seq->count - seq->cached;
+            want = want < left ? want : left;
+            status = extend(engine, seq, &want, &item->error);
+            if (want > 0) {
+                step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
+                mp_status added = add_step(engine, &step, &item->error);
+                if (added != MP_OK) {
+                    outcomes[p] = MP_OUTCOME_FAILED;
+                    break;
+                }
+                mine += want;
+                left -= want;
+            }
+        }
+        if (mine == 0 && status != MP_OK && outcomes[p] == MP_OUTCOME_MORE)
+            outcomes[p] = MP_OUTCOME_WAIT_MEMORY;
+        rows += mine;
+    }
+    return rows;
+}
+
+static mp_status reserve(decoder_engine *engine, size_t bytes, mp_error *error) {
+    if (bytes <= engine->arena.size)
+        return MP_OK;
+    bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
+    size_t more = bytes - engine->arena.size;
+    if (!mp_budget_take(engine->budget, more))
+        return mp_fail_memory(error, bytes, "the scratch of a step");
+    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK) {
+        mp_budget_give(engine->budget, more);
+        if (engine->arena.size == 0) {
+            mp_budget_give(engine->budget, engine->charged);
+            engine->charged = 0;
+        }
+        return status;
+    }
+    engine->charged += more;
+    return MP_OK;
+}
+
+/* Lay the rows out. id, seq and output_row hold as many as collect counted. */
+static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
+    rows->M = 0;
+    rows->n_output = 0;
+    rows->n_seq = engine->step_count;
+    for (int s = 0; s < engine->step_count; s++) {
+        step_seq *step = &engine->steps[s];
+        sequence *seq = step->seq;
+        mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
+        memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
+        bool last = seq->cached + step->rows == seq->count;
+        bool all = call->want_prompt_logits && step->choice == 0 && seq->cached < call->n_prompt;
+        rows->seq[s] = (mp_row_seq){
+            .row0 = rows->M,
+            .rows = step->rows,
+            .past = seq->cached,
+            .blocks = seq->blocks,
+            .output = last ? rows->n_output : -1,
+            .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
+        };
+        rows->M += step->rows;
+        if (last)
+            rows->output_row[rows->n_output++] = rows->M - 1;
+        step->output = rows->seq[s].output;
+    }
+    rows->id = id;
+}
+
+/* ---- step: after the pass ----------------------------------------------------------------------------------------- */
+
+static void finish_choice(sequence *seq, mp_choice *choice, mp_finish finish, int stop_index) {
+    if (finish != MP_FINISH_STOP || stop_index < 0)
+        mp_stream_finish(&seq->stream);
+    choice->stop_index = stop_index;
+    seq->done = true;
+    atomic_store_explicit(&choice->finish, finish, memory_order_release);
+}
+
+static int find_id(const int32_t *ids, int n, int32_t id) {
+    for (int i = 0; i < n; i++)
+        if (ids[i] == id)
+            return i;
+    return -1;
+}
+
+/* Take a drawn token into a sequence. */
+static mp_status accept(decoder_engine *engine, mp_text_call *call, answer_state *state, int c, int32_t id,
+                        float logprob, mp_error *error) {
+    sequence *seq = &state->seqs[c];
+    mp_choice *choice = &call->choices[c];
+    const mp_token_table *table = engine->tokens;
+    uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+    if (find_id(table->eog, table->eog_count, id) >= 0) {
+        finish_choice(seq, choice, MP_FINISH_EOS, -1);
+        return MP_OK;
+    }
+    int stop = find_id(call->stop_ids, call->n_stop_ids, id);
+    if (stop >= 0) {
+        finish_choice(seq, choice, MP_FINISH_STOP, -1);
+        choice->stop_index = call->n_stop + stop;
+        return MP_OK;
+    }
+    if (state->penalties)
+        MP_TRY(mp_history_add(&seq->history, id, false, error));
+    const uint8_t *bytes = table->bytes + table->offsets[id];
+    size_t count = table->control[id] ? 0 : table->offsets[id + 1] - table->offsets[id];
+    stop = mp_stream_append(&seq->stream, bytes, count, call->n_stop, call->stop, call->stop_bytes);
+    choice->tokens[index] = (mp_token_out){id, logprob, seq->stream.bytes};
+    atomic_store_explicit(&choice->token_count, index + 1, memory_order_release);
+    if (stop >= 0) {
+        finish_choice(seq, choice, MP_FINISH_STOP, stop);
+    } else if ((int32_t)index + 1 >= call->sampling.max_tokens || seq->count >= engine->model->context) {
+        finish_choice(seq, choice, MP_FINISH_LENGTH, -1);
+    } else {
+        seq->tokens[seq->count++] = id;
+    }
+    return MP_OK;
+}
+
+/* Draw the next token of one answer from its logits, which are overwritten. */
+static mp_status draw(decoder_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    answer_state *state = item->state;
+    mp_choice *choice = &call->choices[c];
+    const mp_sampling *s = &call->sampling;
+    int32_t vocab = engine->model->sampled_vocab;
+    uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+    if (!mp_kernels_get()->all_finite(logits, vocab))
+        return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
+    bool early = (int32_t)index < s->min_tokens;
+    mp_draw args = {
+        .sampling = s,
+        .history = state->penalties ? &state->seqs[c].history : NULL,
+        .n_bias = call->n_bias,
+        .bias_ids = call->bias_ids,
+        .bias = call->bias,
+        .n_barred = early ? state->n_barred : state->n_always,
+        .barred = state->barred,
+        .choice = (uint32_t)c,
+        .position = index,
+    };
+    float *original = NULL;
+    if (s->logprobs >= 0) { /* log probabilities are those of the model, before any adjustment */
+        original = (float *)(candidates + vocab);
+        memcpy(original, logits, (size_t)vocab * sizeof *original);
+    }
+    int32_t id = mp_sample(&args, logits, vocab, candidates);
+    if (id < 0)
+        return mp_fail(&item->error, MP_NUMERIC, "no token can be drawn: every logit is minus infinity");
+    float logprob = NAN;
+    if (original) {
+        int k = s->logprobs;
+        mp_logprobs(original, vocab, id, k, &logprob, k ? choice->top_ids + (size_t)index * (size_t)k : NULL,
+                    k ? choice->top_logprobs + (size_t)index * (size_t)k : NULL, candidates);
+    }
+    return accept(engine, call, state, c, id, logprob, &item->error);
+}
+
+/* The prompt has been read: give the other answers its cache. Without memory for it they read it again themselves. */
+static void fork(decoder_engine *engine, answer_state *state) {
+    sequence *first = &state->seqs[0];
+    for (int c = 1; c < state->n; c++) {
+        sequence *seq = &state->seqs[c];
+        seq->active = true;
+        int full = first->cached / MP_KV_BLOCK;
+        for (int b = 0; b < full; b++) {
+            seq->blocks[b] = first->blocks[b];
+            mp_kv_share(&engine->cache, seq->blocks[b]);
+        }
+        seq->block_count = full;
+        seq->cached = full * MP_KV_BLOCK;
+        if (first->cached % MP_KV_BLOCK &&
+            mp_kv_copy(&engine->cache, first->blocks[full], &seq->blocks[full], NULL) == MP_OK) {
+            seq->block_count++;
+            seq->cached = first->cached;
+        }
+    }
+}
+
+static size_t sample_bytes(const mp_decoder *model) {
+    return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
+           mp_arena_cost((size_t)model->vocab * sizeof(float));
+}
+
+/* All answers that have logits. The first drawing of an item also starts its other answers from the same row. */
+static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_rows *rows, void *scratch,
+                     mp_outcome *outcomes) {
+    size_t vocab = (size_t)engine->model->vocab;
+    mp_candidate *candidates = scratch;
+    float *copy = (float *)((uint8_t *)scratch +
+                            mp_arena_cost((size_t)engine->model->sampled_vocab * (sizeof *candidates + sizeof(float))));
+    for (int s = 0; s < engine->step_count; s++) {
+        step_seq *step = &engine->steps[s];
+        mp_item *item = plan->items[step->plan];
+        mp_text_call *call = (mp_text_call *)item->call;
+        answer_state *state = item->state;
+        step->seq->cached += step->rows;
+        if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
+            continue;
+        float *logits = rows->logits + (size_t)step->output * vocab;
+        bool start = !call->prompt_done_ns;
+        mp_status status = MP_OK;
+        if (start) {
+            call->prompt_done_ns = mp_sys_now_ns();
+            fork(engine, state);
+            for (int c = 1; c < state->n && status == MP_OK; c++) {
+                if (state->seqs[c].cached != step->seq->cached)
+                    continue; /* reads the rest of the prompt itself and draws then */
+                memcpy(copy, logits, vocab * sizeof *copy);
+                status = draw(engine, item, c, copy, candidates);
+            }
+        }
+        if (status == MP_OK)
+            status = draw(engine, item, step->choice, logits, candidates);
+        if (status != MP_OK)
+            outcomes[step->plan] = MP_OUTCOME_FAILED;
+    }
+}
+
+static void report(const decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+    bool poisoned = mp_weights_poisoned(engine->model->weights);
+    for (int p = 0; p < plan->count; p++) {
+        mp_item *item = plan->items[p];
+        if (outcomes[p] != MP_OUTCOME_MORE)
+            continue;
+        if (poisoned) {
+            mp_fail(&item->error, MP_IO, "a weight file became shorter while it was in use");
+            outcomes[p] = MP_OUTCOME_FAILED;
+            continue;
+        }
+        const answer_state *state = item->state;
+        mp_text_call *call = (mp_text_call *)item->call;
+        bool done = true;
+        uint32_t cursor = (uint32_t)state->seqs[0].cached;
+        for (int c = 0; c < state->n; c++) {
+            done &= state->seqs[c].done;
+            cursor += atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed);
+        }
+        item->cursor = cursor;
+        if (done) {
+            call->finished_ns = mp_sys_now_ns();
+            outcomes[p] = MP_OUTCOME_DONE;
+        }
+    }
+}
+
+/* ---- step -------------------------------------------------------------------------------------------------------- */
+
+static void pass_body(const mp_lane *lane, void *arg) {
+    mp_decoder_forward(arg, lane);
+}
+
+static void fail_rest(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
+    for (int p = 0; p < plan->count; p++)
+        if (outcomes[p] == MP_OUTCOME_MORE) {
+            plan->items[p]->error = *error;
+            outcomes[p] = MP_OUTCOME_FAILED;
+        }
+}
+
+static void learn_speed(decoder_engine *engine, int rows, uint64_t ns) {
+    if (rows < STEP_ROWS / 16)
+        return; /* decoding is another regime */
+    uint64_t old = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed);
+    atomic_store_explicit(&engine->model->row_ns, (3 * old + ns / (uint64_t)rows) / 4 + 1, memory_order_relaxed);
+}
+
+static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    decoder_engine *engine = (decoder_engine *)base;
+    uint64_t start = mp_sys_now_ns();
+    for (int p = 0; p < plan->count; p++) {
+        mp_text_call *call = (mp_text_call *)plan->items[p]->call;
+        if (!call->started_ns)
+            call->started_ns = start;
+    }
+    int M = collect(engine, plan, outcomes);
+    if (M == 0) {
+        report(engine, plan, outcomes);
+        return;
+    }
+    mp_error error;
+    mp_error_clear(&error);
+    size_t seqs = (size_t)engine->step_count;
+    size_t id_bytes = mp_arena_cost((size_t)M * sizeof(int32_t)), seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq));
+    size_t list_bytes = id_bytes + seq_bytes + mp_arena_cost(seqs * sizeof(int));
+    mp_arena_reset(&engine->arena);
+    mp_rows rows = {0};
+    mp_status status = reserve(engine, list_bytes, &error);
+    if (status == MP_OK) {
+        /* lay the rows out once to size the pass, and again where the grown arena put them */
+        for (int round = 0; round < 2 && status == MP_OK; round++) {
+            mp_arena_reset(&engine->arena);
+            int32_t *id = mp_arena_take(&engine->arena, id_bytes);
+            rows.seq = mp_arena_take(&engine->arena, seq_bytes);
+            rows.output_row = mp_arena_take(&engine->arena, seqs * sizeof(int));
+            fill_rows(engine, plan, &rows, id);
+            size_t logits = mp_arena_cost((size_t)rows.n_output * (size_t)engine->model->vocab * sizeof(float));
+            if (round == 0)
+                status = reserve(engine,
+                                 list_bytes + logits + sample_bytes(engine->model) +
+                                     mp_decoder_pass_bytes(engine->model, &rows, lease->lanes),
+                                 &error);
+            else
+                rows.logits = mp_arena_take(&engine->arena, logits);
+        }
+    }
+    if (status != MP_OK) {
+        fail_rest(plan, &error, outcomes);
+        return;
+    }
+    void *sampling = mp_arena_take(&engine->arena, sample_bytes(engine->model));
+    mp_decoder_pass pass;
+    mp_decoder_plan_pass(&pass, engine->model, &engine->cache, &rows, lease->lanes, &engine->arena);
+    mp_lease_run(lease, pass_body, &pass);
+    mp_lease_poll(lease);
+    draw_all(engine, plan, &rows, sampling, outcomes);
+    report(engine, plan, outcomes);
+    learn_speed(engine, M, mp_sys_now_ns() - start);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static uint64_t engine_trim(mp_engine *base) {
+    decoder_engine *engine = (decoder_engine *)base;
+    uint64_t bytes = engine->charged + mp_kv_trim(&engine->cache);
+    mp_arena_deinit(&engine->arena);
+    mp_budget_give(engine->budget, engine->charged);
+    engine->charged = 0;
+    return bytes;
+}
+
+static void engine_destroy(mp_engine *base) {
+    decoder_engine *engine = (decoder_engine *)base;
+    engine_trim(base);
+    mp_kv_deinit(&engine->cache);
+    mp_free(engine->steps);
+    mp_free(engine);
+}
+
+static const mp_engine_ops decoder_engine_ops = {engine_admit,   engine_plan,   engine_step, engine_preempt,
+                                                 engine_retire, engine_trim, engine_destroy};
+
+mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
+    mp_decoder *model = (mp_decoder *)base;
+    decoder_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    if (!engine)
+        return mp_fail_memory(error, sizeof *engine, "an engine");
+    engine->base.ops = &decoder_engine_ops;
+    engine->model = model;
+    engine->budget = budget;
+    engine->tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    mp_kv_init(&engine->cache, &model->kv, budget);
+    *out = &engine->base;
+    return MP_OK;
+}
