@@ -1,0 +1,200 @@
+"""Builds the extension ``mpool._core`` and puts OpenBLAS beside it. Everything else is in pyproject.toml.
+
+Environment variables, for special builds:
+
+    MPOOL_DEBUG=1                     assertions and debug information, -O1
+    MPOOL_SEAM=1                      calls to the system can be replaced (failure injection)
+    MPOOL_SANITIZE=address,undefined  or `thread`: built for that sanitizer; run with its library preloaded
+    MPOOL_OPENBLAS=0                  leave OpenBLAS out even when its wheel is installed
+    MPOOL_BUILD_JOBS=n                compilers at once; default: the CPUs this process may use
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+OPENBLAS_PACKAGE = "scipy-openblas32"
+
+
+def enabled(variable: str) -> bool:
+    """Whether an environment variable says yes."""
+    return os.environ.get(variable, "").strip().lower() not in ("", "0", "no", "false", "off")
+
+
+def sources() -> list[str]:
+    """Every C file of the core, as paths relative to this folder, which is what setuptools wants."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.c"))
+
+
+def headers() -> list[str]:
+    """What the C files include."""
+    return sorted(path.relative_to(ROOT).as_posix() for pattern in ("*.h", "*.def")
+                  for path in (ROOT / "csrc").rglob(pattern))
+
+
+def compile_flags() -> list[str]:
+    """Flags after those of this Python. No -m flag: files that use an instruction set name it themselves."""
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread",
+             "-Wall", "-Wextra", "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+    sanitize = os.environ.get("MPOOL_SANITIZE", "").strip()
+    if enabled("MPOOL_SEAM"):
+        flags.append("-DMP_SEAM")
+    if enabled("MPOOL_DEBUG") or sanitize:
+        flags += ["-UNDEBUG", "-O1", "-g", "-fno-omit-frame-pointer"]
+    else:
+        flags += ["-DNDEBUG", "-O3", "-g0"]
+    if sanitize:
+        flags.append(f"-fsanitize={sanitize}")
+        if "undefined" in sanitize:
+            flags.append("-fno-sanitize-recover=all")
+    return flags
+
+
+def link_flags() -> list[str]:
+    """Flags of the link."""
+    flags = ["-pthread"]
+    sanitize = os.environ.get("MPOOL_SANITIZE", "").strip()
+    if sanitize:
+        flags.append(f"-fsanitize={sanitize}")
+    return flags
+
+
+class BuildPackage(build_py):
+    """build_py into an empty folder: files of an earlier build that are gone from the source must not be packed."""
+
+    def run(self) -> None:
+        """Copy the Python files."""
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib) / "mpool", ignore_errors=True)
+        super().run()
+
+
+class BuildCore(build_ext):
+    """build_ext that compiles files side by side and only those that changed, and vendors OpenBLAS."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link one extension."""
+        import numpy
+
+        ext.include_dirs = ["csrc", numpy.get_include()]
+        compiler = self.compiler
+        original = compiler.compile
+
+        def compile_side_by_side(files, output_dir=None, macros=None, include_dirs=None, debug=0, extra_preargs=None,
+                                 extra_postargs=None, depends=None):
+            macros, objects, postargs, preprocess, build = compiler._setup_compile(
+                output_dir, macros, include_dirs, files, depends, extra_postargs)
+            arguments = compiler._get_cc_args(preprocess, debug, extra_preargs)
+            stamp = hashlib.sha256(repr((compiler.compiler_so, arguments, postargs)).encode()).hexdigest()
+
+            def one(target: str) -> None:
+                source, suffix = build[target]
+                depfile, stampfile = Path(target).with_suffix(".d"), Path(target).with_suffix(".flags")
+                if is_current(Path(target), depfile, stampfile, stamp):
+                    return
+                stampfile.unlink(missing_ok=True)
+                compiler._compile(target, source, suffix, arguments, [*postargs, "-MMD", "-MF", str(depfile)],
+                                  preprocess)
+                stampfile.write_text(stamp)
+
+            jobs = int(os.environ.get("MPOOL_BUILD_JOBS") or available_cpus())
+            with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+                list(pool.map(one, [target for target in objects if target in build]))
+            return objects
+
+        compiler.compile = compile_side_by_side
+        try:
+            # setuptools would skip the whole extension by its own dates; ours are per file.
+            self.force = True
+            super().build_extension(ext)
+        finally:
+            compiler.compile = original
+
+    def run(self) -> None:
+        """Build, then put OpenBLAS where the package will look for it."""
+        super().run()
+        package = ROOT / "mpool" if self.inplace else Path(self.build_lib) / "mpool"
+        vendor_openblas(package / "_libs")
+
+
+def available_cpus() -> int:
+    """CPUs this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def is_current(target: Path, depfile: Path, stampfile: Path, stamp: str) -> bool:
+    """Whether an object is newer than all it was made from, and made with the same flags."""
+    try:
+        if stampfile.read_text() != stamp:
+            return False
+        made = target.stat().st_mtime_ns
+        names = shlex.split(depfile.read_text().partition(":")[2].replace("\\\n", " "))
+        return all(os.stat(name).st_mtime_ns < made for name in names)
+    except (OSError, ValueError):
+        return False
+
+
+def vendor_openblas(target: Path) -> None:
+    """Copy OpenBLAS and the libraries it needs out of its wheel, with its licence.
+
+    The wheel is a build requirement. Without it (another platform, a build without isolation) the package works all
+    the same on its own kernels, and ``mpool.show_config()`` says so.
+    """
+    spec = importlib.util.find_spec("scipy_openblas32")
+    shutil.rmtree(target, ignore_errors=True)
+    if spec is None or not spec.origin or sys.platform != "linux" or not enabled_by_default("MPOOL_OPENBLAS"):
+        print("mpool: building without OpenBLAS")
+        return
+    libraries = sorted((Path(spec.origin).parent / "lib").glob("*.so*"))
+    if not any(library.name == "libscipy_openblas.so" for library in libraries):
+        print(f"mpool: no library in {OPENBLAS_PACKAGE}; building without OpenBLAS")
+        return
+    target.mkdir(parents=True)
+    for library in libraries:
+        copy = target / library.name
+        shutil.copyfile(library, copy)
+        copy.chmod(0o755)
+    distribution = importlib.metadata.distribution(OPENBLAS_PACKAGE)
+    licences = [file for file in distribution.files or [] if Path(file).name.upper().startswith("LICENSE")]
+    if not licences:
+        raise RuntimeError(f"{OPENBLAS_PACKAGE} {distribution.version} has no licence text to pass on")
+    text = "\n\n".join(Path(distribution.locate_file(file)).read_text(encoding="utf-8") for file in licences)
+    (target / "LICENSE.openblas.txt").write_text(text, encoding="utf-8")
+    (target / "openblas.txt").write_text(f"{OPENBLAS_PACKAGE} {distribution.version}\n", encoding="utf-8")
+    print(f"mpool: with OpenBLAS of {OPENBLAS_PACKAGE} {distribution.version}")
+
+
+def enabled_by_default(variable: str) -> bool:
+    """Whether an environment variable does not say no."""
+    return variable not in os.environ or enabled(variable)
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "mpool._core",
+            sources=sources(),
+            depends=headers(),
+            extra_compile_args=compile_flags(),
+            extra_link_args=link_flags(),
+            libraries=["m", "dl"] if sys.platform == "linux" else ["m"],
+        )
+    ],
+    cmdclass={"build_py": BuildPackage, "build_ext": BuildCore},
+)
