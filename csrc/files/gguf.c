@@ -32,6 +32,7 @@ typedef struct reader {
     mp_spec *spec;
     int file; /* index in the spec */
     uint64_t value_count, tensor_count, alignment;
+    uint64_t elements;   /* of all arrays so far: each takes up to 8 bytes of memory, were it one in the file */
     uint64_t data_bytes; /* of the tensors read so far, each padded; then of all but the last one's padding */
     uint64_t last_end;   /* end of the last tensor, its padding not counted */
 } reader;
@@ -262,9 +263,10 @@ static mp_status read_array(reader *r, const char *key, mp_value *value, mp_erro
     if (__builtin_mul_overflow(value->count, each, &bytes) || bytes > left)
         return REFUSE(at + 4, key, "an array that ends within the file",
                       "%llu elements of at least %llu bytes where %llu are left", LL(value->count), LL(each), LL(left));
-    if (value->count > MP_GGUF_MAX_ELEMENTS)
-        return REFUSE_AT(MP_LIMIT, at + 4, key, "at most 16777216 elements (MP_GGUF_MAX_ELEMENTS)", "%llu elements",
-                         LL(value->count));
+    if (value->count > MP_GGUF_MAX_ELEMENTS - r->elements)
+        return REFUSE_AT(MP_LIMIT, at + 4, key, "16777216 elements of all arrays together (MP_GGUF_MAX_ELEMENTS)",
+                         "%llu elements after %llu of others", LL(value->count), LL(r->elements));
+    r->elements += value->count;
     value->gguf_type = (int32_t)type;
     value->type = (mp_value_type)(MP_VALUE_BOOLS + (kind_of(type) - MP_VALUE_BOOL));
     if (type == G_STRING)
@@ -311,7 +313,7 @@ static mp_status read_value(reader *r, mp_error *error) {
     value.gguf_type = (int32_t)type;
     MP_TRY(type == G_ARRAY ? read_array(r, key, &value, error) : read_scalar(r, key, type, &value, error));
     if (r->c.at > MP_GGUF_MAX_HEADER)
-        return REFUSE_AT(MP_LIMIT, at, key, "a header of at most 134217728 bytes (MP_GGUF_MAX_HEADER)",
+        return REFUSE_AT(MP_LIMIT, at, key, "a header of at most 67108864 bytes (MP_GGUF_MAX_HEADER)",
                          "%llu bytes into the file", LL(r->c.at));
     if (strcmp(key, "general.alignment") == 0) {
         uint64_t alignment = (uint64_t)value.as.integer;

@@ -17,8 +17,8 @@ enum { /* caps; beyond them the answer is LIMIT, naming the cap */
     MP_GGUF_MAX_NAME = 64,
     MP_GGUF_MAX_ALIGNMENT = 65536,
     MP_GGUF_MAX_SPLITS = 1024,
-    MP_GGUF_MAX_ELEMENTS = 1 << 24, /* of one array */
-    MP_GGUF_MAX_HEADER = 128 << 20  /* bytes before the tensors' data */
+    MP_GGUF_MAX_ELEMENTS = 1 << 24, /* of all arrays together */
+    MP_GGUF_MAX_HEADER = 64 << 20   /* bytes before the tensors' data */
 };
 
 /* A new, unfrozen spec with files, values (all keys, tokenizer included), tensors and architecture. */

@@ -357,16 +357,17 @@ def large_cases(folder: Path) -> Iterator[tuple[Path, str, str]]:
     # Sparse, all zeros: 2^34 empty strings would be 128 GiB of offsets.
     head = gguf([raw_array("x", STRING, 1 << 34, b"")], padded=False)
     yield write("case14_2_34_strings", head, len(head) + (8 << 34)), "LIMIT", "x"
-    # Ten arrays of 16 MiB: each within its cap, together over that of the header.
-    body = [raw_array(f"x{i}", U8, 1 << 24, b"") for i in range(10)]
-    path = folder / "case13_header_over_cap.gguf"
+    head = gguf([raw_array("x", U8, 1 << 23, bytes(1 << 23)), raw_array("y", U8, (1 << 23) + 1, b"")], padded=False)
+    yield write("case13_arrays_over_cap", head, len(head) + (1 << 23) + 1), "LIMIT", "y"
+    # Five strings of 16 MiB: each within its cap, together over that of the header.
+    path = folder / "case15_header_over_cap.gguf"
     with open(path, "wb") as file:
-        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 10))
-        for one in body:
-            file.write(one)
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 5))
+        for i in range(5):
+            file.write(string(f"x{i}") + struct.pack("<IQ", STRING, 1 << 24))
             file.seek(1 << 24, 1)
         file.truncate()
-    yield path, "LIMIT", "x7"
+    yield path, "LIMIT", "x3"
     yield write("case10_65537_tensors", gguf(infos_count=65537), 4 << 20), "LIMIT", "tensor_count"
 
 
@@ -386,7 +387,7 @@ Made by `tests/corpus/make_gguf.py`; `manifest.json` and `manifest.tsv` say what
 | 9 | key twice (found by hash, in linear time) | FORMAT |
 | 10 | over 65,536 keys | LIMIT |
 | 11, 12 | unknown value type; arrays of arrays | FORMAT |
-| 13, 14 | array count overflows or is more than what is left; over 16,777,216 elements | FORMAT; LIMIT |
+| 13, 14 | array count overflows or is more than what is left; over 16,777,216 elements in all arrays | FORMAT; LIMIT |
 | 15 | string longer than what is left; over 16 MiB | FORMAT; LIMIT |
 | 16 | bool other than 0 and 1 | FORMAT |
 | 17 | tensor name not UTF-8, or with NUL (bytes of tokens may be anything) | FORMAT |

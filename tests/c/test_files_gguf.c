@@ -1,0 +1,502 @@
+/* test_files_gguf.c: what is read from good files, cases that need large ones, and faults while reading. */
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/sys.h"
+#include "files/file_map.h"
+#include "test_files.h"
+
+static mp_spec *read_corpus(const char *name) {
+    char path[1600];
+    mp_error error;
+    mp_spec *spec;
+    snprintf(path, sizeof path, "%s/corpus/gguf/valid/%s", mp_test_root(), name);
+    mp_file_map_init();
+    MP_CHECK_OK(mp_gguf_read(path, &spec, &error), &error);
+    return spec;
+}
+
+static const mp_value *value_of(const mp_spec *spec, const char *key, mp_value_type type, int gguf_type) {
+    const mp_value *value = mp_spec_find(spec, key);
+    if (!value || value->type != type || value->gguf_type != gguf_type)
+        MP_FAIL("%s is %s", key, value ? "of another type" : "missing");
+    return value;
+}
+
+MP_TEST(files_gguf_values) {
+    mp_spec *spec = read_corpus("every_value_type.gguf");
+    static const struct { const char *name; int type; int64_t low, high; } integers[] = {
+        {"u8", G_U8, 0, 255},          {"i8", G_I8, -128, 127},
+        {"u16", G_U16, 0, 65535},      {"i16", G_I16, -32768, 32767},
+        {"u32", G_U32, 0, 4294967295}, {"i32", G_I32, INT32_MIN, INT32_MAX},
+        {"u64", G_U64, 0, INT64_MAX},  {"i64", G_I64, INT64_MIN, INT64_MAX},
+    };
+    char key[32];
+    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) {
+        snprintf(key, sizeof key, "one.%s", integers[i].name);
+        MP_CHECK_INT(value_of(spec, key, MP_VALUE_INT, integers[i].type)->as.integer, integers[i].high);
+        snprintf(key, sizeof key, "many.%s", integers[i].name);
+        const mp_value *many = value_of(spec, key, MP_VALUE_INTS, integers[i].type);
+        MP_CHECK_INT(many->count, 2);
+        MP_CHECK_INT(many->as.integers[0], integers[i].low);
+        MP_CHECK_INT(many->as.integers[1], integers[i].high);
+        snprintf(key, sizeof key, "none.%s", integers[i].name);
+        MP_CHECK_INT(value_of(spec, key, MP_VALUE_INTS, integers[i].type)->count, 0);
+    }
+    MP_CHECK(value_of(spec, "one.f32", MP_VALUE_FLOAT, G_F32)->as.real == -2.0);
+    MP_CHECK(value_of(spec, "many.f32", MP_VALUE_FLOATS, G_F32)->as.reals[0] == 0.5);
+    MP_CHECK(value_of(spec, "many.f64", MP_VALUE_FLOATS, G_F64)->as.reals[0] == 1e300);
+    MP_CHECK(value_of(spec, "one.f64", MP_VALUE_FLOAT, G_F64)->as.real == -0.25);
+    MP_CHECK_INT(value_of(spec, "one.bool", MP_VALUE_BOOL, G_BOOL)->as.integer, 1);
+    const mp_value *bools = value_of(spec, "many.bool", MP_VALUE_BOOLS, G_BOOL);
+    MP_CHECK(bools->count == 2 && bools->as.bools[0] == 0 && bools->as.bools[1] == 1);
+    const mp_value *text = value_of(spec, "one.string", MP_VALUE_STRING, G_STRING);
+    MP_CHECK_STR(text->as.string, "h\xc3\xa4l");
+    MP_CHECK_INT(text->count, 4);
+    const mp_value *texts = value_of(spec, "many.string", MP_VALUE_STRINGS, G_STRING);
+    MP_CHECK_INT(texts->count, 2);
+    MP_CHECK_INT(texts->as.strings.offsets[0], 0);
+    MP_CHECK_INT(texts->as.strings.offsets[1], 0);
+    MP_CHECK_INT(texts->as.strings.offsets[2], 4);
+    MP_CHECK(memcmp(texts->as.strings.bytes, "h\xc3\xa4l", 4) == 0);
+    MP_CHECK_INT(value_of(spec, "none.string", MP_VALUE_STRINGS, G_STRING)->count, 0);
+    MP_CHECK_STR(mp_spec_architecture(spec), "test");
+    MP_CHECK_INT(mp_spec_value_count(spec), 1 + 3 * 12);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_gguf_token_bytes_may_be_anything) {
+    mp_spec *spec = read_corpus("case17_token_bytes.gguf");
+    const mp_value *tokens = value_of(spec, "tokenizer.ggml.tokens", MP_VALUE_STRINGS, G_STRING);
+    static const uint64_t offsets[] = {0, 2, 5, 7, 7};
+    MP_CHECK_INT(tokens->count, 4);
+    for (int i = 0; i < 5; i++)
+        MP_CHECK_INT(tokens->as.strings.offsets[i], offsets[i]);
+    MP_CHECK(memcmp(tokens->as.strings.bytes, "\xff\xfe" "a\0b" "\xc3\xa9", 7) == 0);
+    mp_spec_unpin(spec);
+}
+
+/* The file has the innermost size first and offsets within the data; the spec the outermost, and offsets in the file. */
+MP_TEST(files_gguf_shapes_and_offsets) {
+    mp_spec *spec = read_corpus("dimensions_1_to_4.gguf");
+    static const int64_t shapes[4][4] = {{2, 1, 1, 1}, {3, 2, 1, 1}, {5, 3, 2, 1}, {7, 5, 3, 2}};
+    MP_CHECK_INT(mp_spec_tensor_count(spec), 4);
+    uint64_t next = 0;
+    for (int i = 0; i < 4; i++) {
+        const mp_tensor_entry *t = mp_spec_tensor_at(spec, i);
+        MP_CHECK_INT(t->ndim, i + 1);
+        for (int d = 0; d < 4; d++)
+            MP_CHECK_INT(t->shape[d], shapes[i][d]);
+        if (i)
+            MP_CHECK_INT(t->offset, next);
+        MP_CHECK_INT(t->offset % 32, 0);
+        next = (t->offset + t->nbytes + 31) / 32 * 32;
+    }
+    /* 24 of header, the architecture, four records of 8+2+4+8n+4+8 bytes, then padding */
+    MP_CHECK_INT(mp_spec_tensor_at(spec, 0)->offset, (24 + 44 + 4 * 26 + 8 * 10 + 31) / 32 * 32);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_gguf_every_dtype) {
+    mp_spec *spec = read_corpus("every_dtype.gguf");
+    MP_CHECK_INT(mp_spec_tensor_count(spec), MP_DTYPE_COUNT);
+    for (int d = 0; d < MP_DTYPE_COUNT; d++) {
+        const mp_dtype_row *row = mp_dtype_get((mp_dtype)d);
+        char name[32];
+        snprintf(name, sizeof name, "t.%s", row->name);
+        const mp_tensor_entry *t = mp_spec_find_tensor(spec, name);
+        if (!t || t->dtype != (mp_dtype)d)
+            MP_FAIL("%s is missing or of another type", name);
+        MP_CHECK_INT(t->shape[0], 3);
+        MP_CHECK_INT(t->shape[1], row->items > 1 ? 2 * row->items : 6);
+        MP_CHECK_INT(t->nbytes, 3 * (row->items > 1 ? 2 : 6) * row->bytes);
+    }
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_gguf_split) {
+    mp_spec *spec = read_corpus("split/pair-00001-of-00002.gguf");
+    MP_CHECK_INT(mp_spec_file_count(spec), 2);
+    MP_CHECK_HAS(mp_spec_file(spec, 0), "/valid/split/pair-00001-of-00002.gguf");
+    MP_CHECK_HAS(mp_spec_file(spec, 1), "/valid/split/pair-00002-of-00002.gguf");
+    MP_CHECK_INT(mp_spec_tensor_count(spec), 3);
+    MP_CHECK_INT(mp_spec_find_tensor(spec, "a.weight")->file, 0);
+    MP_CHECK_INT(mp_spec_find_tensor(spec, "b.weight")->file, 1);
+    MP_CHECK_INT(mp_spec_find_tensor(spec, "c.weight")->file, 1);
+    mp_spec_unpin(spec);
+    spec = read_corpus("split/no_tensor_first-00001-of-00003.gguf");
+    MP_CHECK_INT(mp_spec_file_count(spec), 3);
+    MP_CHECK_INT(mp_spec_find_tensor(spec, "b.weight")->file, 2);
+    mp_spec_unpin(spec);
+}
+
+/* A path without a folder, too. */
+MP_TEST(files_gguf_split_beside_the_working_directory) {
+    char path[1600];
+    mp_error error;
+    mp_spec *spec;
+    snprintf(path, sizeof path, "%s/corpus/gguf/valid/split", mp_test_root());
+    MP_CHECK_INT(chdir(path), 0);
+    MP_CHECK_OK(mp_gguf_read("pair-00001-of-00002.gguf", &spec, &error), &error);
+    MP_CHECK_STR(mp_spec_file(spec, 1), "pair-00002-of-00002.gguf");
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_gguf_parse_refuses_split) {
+    test_bytes b = {0};
+    mp_error error;
+    mp_spec *spec;
+    put_header(&b, 0, 2);
+    put_architecture(&b);
+    put_key(&b, "split.count", G_U32);
+    put_u32(&b, 2);
+    MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "split.count");
+    MP_CHECK_STR(error.file, "memory");
+    free(b.data);
+}
+
+/* --- large files: cases 8, 9, 10, 13, 14, 15 --- */
+
+static mp_status read_bytes(const test_bytes *b, uint64_t size, mp_spec **spec, mp_error *error) {
+    char path[400];
+    mp_file_map_init();
+    mp_test_write_file(test_path(path, sizeof path, "large.gguf"), b->data, b->size);
+    if (size > b->size && truncate(path, (off_t)size) != 0) /* zeros that take no room */
+        MP_FAIL("cannot make a sparse file");
+    mp_error_clear(error);
+    mp_status status = mp_gguf_read(path, spec, error);
+    if (status != MP_OK)
+        check_error(error, path);
+    return status;
+}
+
+static void put_keys(test_bytes *b, int count) {
+    char key[32];
+    for (int i = 0; i < count; i++) {
+        snprintf(key, sizeof key, "key.number.%d", i);
+        put_key(b, key, G_U8);
+        put_u8(b, 1);
+    }
+}
+
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+MP_TEST(files_gguf_case10_keys) {
+    mp_error error;
+    mp_spec *spec;
+    test_bytes b = {0};
+    put_header(&b, 0, 65537);
+    put_architecture(&b);
+    put_keys(&b, 65536);
+    MP_CHECK_STATUS(read_bytes(&b, 0, &spec, &error), MP_LIMIT, &error);
+    MP_CHECK_STR(error.field, "kv_count");
+    b.size = 0;
+    put_header(&b, 0, 65536);
+    put_architecture(&b);
+    put_keys(&b, 65535);
+    double begun = cpu_seconds();
+    MP_CHECK_OK(read_bytes(&b, 0, &spec, &error), &error);
+    /* 65,536 keys compared in pairs would be 2 * 10^9 string compares */
+    MP_CHECK(cpu_seconds() - begun < 2.0);
+    MP_CHECK_INT(mp_spec_value_count(spec), 65536);
+    MP_CHECK(mp_spec_find(spec, "key.number.65534") && !mp_spec_find(spec, "key.number.65535"));
+    mp_spec_unpin(spec);
+    /* case 9: the last key is there twice */
+    b.size -= 1 + 4 + strlen("key.number.65534") + 8;
+    put_key(&b, "key.number.0", G_U8);
+    put_u8(&b, 1);
+    MP_CHECK_STATUS(read_bytes(&b, 0, &spec, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "key");
+    MP_CHECK_HAS(error.got, "key.number.0");
+    free(b.data);
+}
+
+MP_TEST(files_gguf_case10_tensors) {
+    mp_error error;
+    mp_spec *spec;
+    test_bytes b = {0};
+    char name[32];
+    static const uint64_t one[] = {8};
+    for (int count = 65536; count <= 65537; count++) {
+        b.size = 0;
+        put_header(&b, (uint64_t)count, 1);
+        put_architecture(&b);
+        for (int i = 0; i < count; i++) {
+            snprintf(name, sizeof name, "blk.%d.weight", i);
+            put_tensor(&b, name, 1, one, 0, 32 * (uint64_t)i);
+        }
+        put_padding(&b, 32);
+        uint64_t size = b.size + 32 * (uint64_t)count;
+        mp_status expected = count == 65536 ? MP_OK : MP_LIMIT;
+        MP_CHECK_STATUS(read_bytes(&b, size, &spec, &error), expected, &error);
+        if (expected == MP_OK) {
+            const mp_tensor_entry *last = mp_spec_find_tensor(spec, "blk.65535.weight");
+            MP_CHECK(last && last->offset + 32 == size);
+            mp_spec_unpin(spec);
+        } else {
+            MP_CHECK_STR(error.field, "tensor_count");
+        }
+    }
+    free(b.data);
+}
+
+MP_TEST(files_gguf_case08_key_length) {
+    static const struct { size_t length; mp_status status; } cases[] = {{65535, MP_OK}, {65536, MP_FORMAT}};
+    for (int i = 0; i < 2; i++) {
+        mp_error error;
+        mp_spec *spec;
+        test_bytes b = {0};
+        put_header(&b, 0, 2);
+        put_architecture(&b);
+        put_u64(&b, cases[i].length);
+        for (size_t j = 0; j < cases[i].length; j++)
+            put_u8(&b, 'k');
+        put_u32(&b, G_U8);
+        put_u8(&b, 1);
+        MP_CHECK_STATUS(read_bytes(&b, 0, &spec, &error), cases[i].status, &error);
+        if (cases[i].status == MP_OK)
+            mp_spec_unpin(spec);
+        else
+            MP_CHECK_STR(error.field, "key length");
+        free(b.data);
+    }
+}
+
+/* The peak of what the reader takes must not follow a count in the file. */
+static void check_capped(test_bytes *b, uint64_t size, const char *field, uint64_t most) {
+    mp_error error;
+    mp_spec *spec;
+    MP_CHECK_STATUS(read_bytes(b, size, &spec, &error), MP_LIMIT, &error);
+    MP_CHECK_STR(error.field, field);
+    MP_CHECK_HAS(error.allowed, "MP_GGUF_MAX_");
+    FILE *status = fopen("/proc/self/status", "r");
+    char line[256];
+    unsigned long peak_kb = 0;
+    while (status && fgets(line, sizeof line, status))
+        if (sscanf(line, "VmHWM: %lu", &peak_kb) == 1)
+            break;
+    if (status)
+        fclose(status);
+#ifndef __SANITIZE_ADDRESS__ /* its shadow counts too */
+    if (peak_kb * 1024 > most)
+        MP_FAIL("%lu MB were in memory while %s was refused", peak_kb / 1024, field);
+#else
+    (void)most;
+#endif
+}
+
+MP_TEST(files_gguf_case15_string_over_cap) {
+    test_bytes b = {0};
+    put_header(&b, 0, 1);
+    put_key(&b, "x", G_STRING);
+    put_u64(&b, (16 << 20) + 1);
+    check_capped(&b, b.size + (16 << 20) + 1, "x", 16 << 20);
+    free(b.data);
+}
+
+MP_TEST(files_gguf_case13_array_over_cap) {
+    test_bytes b = {0};
+    put_header(&b, 0, 1);
+    put_key(&b, "x", G_ARRAY);
+    put_u32(&b, G_U8);
+    put_u64(&b, (1 << 24) + 1);
+    check_capped(&b, b.size + (1 << 24) + 1, "x", 16 << 20);
+    free(b.data);
+}
+
+MP_TEST(files_gguf_case14_strings_over_cap) {
+    test_bytes b = {0};
+    put_header(&b, 0, 1);
+    put_key(&b, "x", G_ARRAY);
+    put_u32(&b, G_STRING);
+    put_u64(&b, (uint64_t)1 << 34);
+    check_capped(&b, b.size + ((uint64_t)8 << 34), "x", 16 << 20);
+    free(b.data);
+}
+
+/* The cap is on all arrays together. */
+MP_TEST(files_gguf_case13_arrays_over_cap) {
+    test_bytes b = {0};
+    static uint8_t zeros[1 << 20];
+    put_header(&b, 0, 2);
+    put_key(&b, "x", G_ARRAY);
+    put_u32(&b, G_U8);
+    put_u64(&b, 1 << 20);
+    put(&b, zeros, sizeof zeros);
+    put_key(&b, "y", G_ARRAY);
+    put_u32(&b, G_U8);
+    put_u64(&b, (1 << 24) - (1 << 20) + 1);
+    check_capped(&b, b.size + (1 << 24), "y", 32 << 20);
+    free(b.data);
+}
+
+MP_TEST(files_gguf_case15_header_over_cap) {
+    char path[400], key[16];
+    mp_error error;
+    mp_spec *spec;
+    mp_file_map_init();
+    FILE *file = fopen(test_path(path, sizeof path, "large.gguf"), "wb");
+    MP_CHECK(file != NULL);
+    test_bytes b = {0};
+    put_header(&b, 0, 5);
+    for (int i = 0; i < 5; i++) {
+        snprintf(key, sizeof key, "x%d", i);
+        put_key(&b, key, G_STRING);
+        put_u64(&b, 1 << 24);
+        MP_CHECK_INT(fwrite(b.data, 1, b.size, file), b.size);
+        MP_CHECK_INT(fseek(file, 1 << 24, SEEK_CUR), 0);
+        b.size = 0;
+    }
+    put_u8(&b, 0);
+    MP_CHECK_INT(fwrite(b.data, 1, 1, file), 1);
+    fclose(file);
+    MP_CHECK_STATUS(mp_gguf_read(path, &spec, &error), MP_LIMIT, &error);
+    MP_CHECK_STR(error.field, "x3");
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+    free(b.data);
+}
+
+/* --- case 32 and faults --- */
+
+MP_TEST(files_gguf_case32_not_a_file) {
+    char path[400], link_path[400];
+    mp_error error;
+    mp_spec *spec;
+    test_path(path, sizeof path, "fifo.gguf");
+    MP_CHECK_INT(mkfifo(path, 0600), 0);
+    MP_CHECK_INT(symlink(path, test_path(link_path, sizeof link_path, "link.gguf")), 0);
+    const char *paths[] = {path, link_path, mp_test_directory(), "/dev/null", "/dev/zero"};
+    for (int i = 0; i < 5; i++) {
+        MP_CHECK_STATUS(mp_gguf_read(paths[i], &spec, &error), MP_FORMAT, &error);
+        check_error(&error, paths[i]);
+        MP_CHECK_HAS(error.allowed, "regular file");
+    }
+    MP_CHECK_STATUS(mp_gguf_read("/nowhere/model.gguf", &spec, &error), MP_IO, &error);
+}
+
+/* A sibling of a split model that is a FIFO must not hang the reader. */
+MP_TEST(files_gguf_case32_sibling_is_a_fifo) {
+    char path[400];
+    mp_error error;
+    mp_spec *spec;
+    test_bytes b = {0};
+    put_header(&b, 0, 4);
+    put_architecture(&b);
+    static const char *const keys[] = {"split.no", "split.count", "split.tensors.count"};
+    static const uint32_t values[] = {0, 2, 0};
+    for (int i = 0; i < 3; i++) {
+        put_key(&b, keys[i], G_U32);
+        put_u32(&b, values[i]);
+    }
+    mp_test_write_file(test_path(path, sizeof path, "m-00001-of-00002.gguf"), b.data, b.size);
+    char fifo[400];
+    MP_CHECK_INT(mkfifo(test_path(fifo, sizeof fifo, "m-00002-of-00002.gguf"), 0600), 0);
+    MP_CHECK_STATUS(mp_gguf_read(path, &spec, &error), MP_FORMAT, &error);
+    MP_CHECK_HAS(error.got, "FIFO");
+    free(b.data);
+}
+
+static mp_status read_and_drop(void *arg, mp_error *error) {
+    mp_spec *spec = NULL;
+    mp_status status = mp_gguf_read(arg, &spec, error);
+    if (status == MP_OK)
+        read_all(spec);
+    else if (spec)
+        MP_FAIL("a spec came with an error");
+    mp_spec_unpin(spec);
+    return status;
+}
+
+static mp_status copy_and_drop(void *arg, mp_error *error) {
+    mp_spec *spec = NULL, *copy = NULL;
+    mp_status status = mp_gguf_read(arg, &spec, error);
+    if (status == MP_OK)
+        status = mp_spec_copy(spec, &copy, error);
+    if (status == MP_OK && read_all(copy) != read_all(spec))
+        MP_FAIL("a copy differs");
+    mp_spec_unpin(copy);
+    mp_spec_unpin(spec);
+    return status;
+}
+
+static char *corpus(const char *name) {
+    static char path[1600];
+    snprintf(path, sizeof path, "%s/corpus/gguf/valid/%s", mp_test_root(), name);
+    mp_file_map_init();
+    return path;
+}
+
+MP_TEST_SECONDS(files_gguf_allocation_failures, 60) {
+    mp_test_alloc_sweep(read_and_drop, corpus("every_value_type.gguf"));
+    mp_test_alloc_sweep(read_and_drop, corpus("every_dtype.gguf"));
+    mp_test_alloc_sweep(read_and_drop, corpus("split/pair-00001-of-00002.gguf"));
+    mp_test_alloc_sweep(copy_and_drop, corpus("every_value_type.gguf"));
+    mp_test_alloc_sweep(copy_and_drop, corpus("every_dtype.gguf"));
+}
+
+MP_TEST(files_gguf_open_and_map_failures) {
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_OPEN, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
+}
+
+/* Someone writes to the file while it is read: lengths read twice may differ. Anything but harm is right. */
+static _Atomic bool stop_writing;
+
+static void rewrite(void *arg) {
+    const char *path = arg;
+    int fd = open(path, O_WRONLY);
+    static const uint64_t lengths[] = {1, 9, 0, (uint64_t)1 << 40};
+    for (uint64_t i = 0; fd >= 0 && !atomic_load(&stop_writing); i++) {
+        /* the strings start behind the header, the architecture, the key "x", its type, element type and count */
+        off_t at = 24 + 44 + 9 + 4 + 4 + 8 + (off_t)(i % 50) * 17;
+        if (pwrite(fd, &lengths[i / 50 % 4], 8, at) != 8)
+            break;
+    }
+    close(fd);
+}
+
+MP_TEST_SECONDS(files_gguf_written_to_while_read, 60) {
+    char path[400];
+    mp_error error;
+    mp_thread thread;
+    test_bytes b = {0};
+    mp_file_map_init();
+    put_header(&b, 0, 2);
+    put_architecture(&b);
+    put_key(&b, "x", G_ARRAY);
+    put_u32(&b, G_STRING);
+    put_u64(&b, 400);
+    for (int i = 0; i < 400; i++) {
+        put_u64(&b, 9);
+        put(&b, "\0\0\0\0\0\0\0\0\0", 9);
+    }
+    mp_test_write_file(test_path(path, sizeof path, "shared.gguf"), b.data, b.size);
+    MP_CHECK_OK(mp_thread_start(&thread, "writer", rewrite, path, &error), &error);
+    int seen[2] = {0, 0};
+    double begun = (double)mp_sys_now_ns();
+    while ((double)mp_sys_now_ns() - begun < 1e9) {
+        mp_spec *spec;
+        mp_status status = mp_gguf_read(path, &spec, &error);
+        if (status == MP_OK) {
+            read_all(spec);
+            mp_spec_unpin(spec);
+        } else if (status != MP_FORMAT && status != MP_LIMIT) {
+            MP_FAIL("%s", error.message);
+        }
+        seen[status != MP_OK]++;
+    }
+    atomic_store(&stop_writing, true);
+    mp_thread_join(&thread);
+    MP_CHECK(seen[0] + seen[1] > 10);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+    free(b.data);
+}

@@ -1,0 +1,399 @@
+/* test_files_map.c: mappings: what may be mapped, files cut short under a mapping, files rewritten, the signal handler. */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/sys.h"
+#include "files/cursor.h"
+#include "files/file_map.h"
+#include "test_files.h"
+
+static size_t page;
+
+static mp_file_map *map_of(char *path, size_t size, const char *name, size_t bytes) {
+    mp_error error;
+    mp_file_map *map;
+    page = (size_t)sysconf(_SC_PAGESIZE);
+    mp_file_map_init();
+    mp_file_map_init(); /* a second time changes nothing */
+    uint8_t *data = malloc(bytes);
+    memset(data, 0xA5, bytes);
+    mp_test_write_file(test_path(path, size, name), data, bytes);
+    free(data);
+    MP_CHECK_OK(mp_file_map_open(path, &map, &error), &error);
+    return map;
+}
+
+static uint64_t sum_of(const mp_file_map *map, uint64_t from, uint64_t to) {
+    const volatile uint8_t *data = mp_file_map_data(map);
+    uint64_t sum = 0;
+    for (uint64_t i = from; i < to; i++)
+        sum += data[i];
+    return sum;
+}
+
+MP_TEST(files_map_opens_regular_files_only) {
+    char path[400], fifo[400], link_path[400], empty[400];
+    mp_error error;
+    mp_file_map *map = map_of(path, sizeof path, "a", 100), *other;
+    MP_CHECK_INT(mp_file_map_size(map), 100);
+    MP_CHECK_STR(mp_file_map_path(map), path);
+    MP_CHECK_INT(sum_of(map, 0, 100), 100 * 0xA5);
+    MP_CHECK_INT(mkfifo(test_path(fifo, sizeof fifo, "fifo"), 0600), 0);
+    mp_test_write_file(test_path(empty, sizeof empty, "empty"), "", 0);
+    const char *bad[] = {fifo, mp_test_directory(), "/dev/null", "/dev/zero", empty};
+    for (int i = 0; i < 5; i++) {
+        MP_CHECK_STATUS(mp_file_map_open(bad[i], &other, &error), MP_FORMAT, &error);
+        MP_CHECK(other == NULL);
+        check_error(&error, bad[i]);
+    }
+    MP_CHECK_STATUS(mp_file_map_open("/nowhere", &other, &error), MP_IO, &error);
+    /* Where links may lead is for those to decide who know the folder; the file behind one is a file. */
+    MP_CHECK_INT(symlink(path, test_path(link_path, sizeof link_path, "link")), 0);
+    MP_CHECK_OK(mp_file_map_open(link_path, &other, &error), &error);
+    mp_file_map_unpin(other);
+    mp_file_map_unpin(map);
+    mp_file_map_unpin(NULL);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+}
+
+MP_TEST(files_map_pins) {
+    char path[400];
+    mp_file_map *map = map_of(path, sizeof path, "a", 100);
+    MP_CHECK(mp_file_map_pin(map) == map);
+    mp_file_map_unpin(map);
+    MP_CHECK_INT(sum_of(map, 99, 100), 0xA5);
+    mp_file_map_unpin(map);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+}
+
+/* Fault 5. */
+MP_TEST(files_map_shrinks) {
+    char path[400], other_path[400];
+    mp_file_map *map = map_of(path, sizeof path, "a", 300000), *other = map_of(other_path, sizeof other_path, "b", 5000);
+    MP_CHECK_INT(truncate(path, 10), 0);
+    MP_CHECK(!mp_file_map_poisoned(map));
+    MP_CHECK_INT(sum_of(map, 10, 300000), 0); /* the rest of its last page, and zeros for what is gone */
+    MP_CHECK_INT(sum_of(map, 0, 10), 10 * 0xA5);
+    MP_CHECK(mp_file_map_poisoned(map));
+    MP_CHECK(!mp_file_map_poisoned(other));
+    MP_CHECK_INT(sum_of(other, 0, 5000), 5000 * 0xA5);
+    errno = 77;
+    MP_CHECK_INT(truncate(other_path, 0), 0);
+    MP_CHECK_INT(sum_of(other, 0, 5000), 0);
+    MP_CHECK_INT(errno, 77); /* a handler that changes errno breaks whoever it interrupted */
+    MP_CHECK(mp_file_map_poisoned(other));
+    mp_file_map_unpin(map);
+    mp_file_map_unpin(other);
+    /* The slot of a poisoned mapping is used again, clean. */
+    map = map_of(path, sizeof path, "c", 100);
+    MP_CHECK(!mp_file_map_poisoned(map));
+    mp_file_map_unpin(map);
+}
+
+typedef struct reader {
+    const mp_file_map *map;
+    uint64_t sum;
+} reader;
+
+static void read_in_thread(void *arg) {
+    reader *r = arg;
+    r->sum = sum_of(r->map, 0, mp_file_map_size(r->map));
+}
+
+/* Compute threads block signals; this one must reach them. */
+MP_TEST(files_map_shrinks_under_threads) {
+    char path[400];
+    mp_error error;
+    mp_file_map *map = map_of(path, sizeof path, "a", 2000000);
+    reader readers[4];
+    mp_thread threads[4];
+    MP_CHECK_INT(truncate(path, 4096), 0);
+    for (int i = 0; i < 4; i++) {
+        readers[i] = (reader){map, 0};
+        MP_CHECK_OK(mp_thread_start(&threads[i], "reader", read_in_thread, &readers[i], &error), &error);
+    }
+    for (int i = 0; i < 4; i++) {
+        mp_thread_join(&threads[i]);
+        MP_CHECK_INT(readers[i].sum, 4096 * 0xA5);
+    }
+    MP_CHECK(mp_file_map_poisoned(map));
+    mp_file_map_unpin(map);
+}
+
+/* Slots change hands on one thread while another faults. */
+static _Atomic bool stop;
+
+static void open_and_close(void *arg) {
+    while (!atomic_load(&stop)) {
+        mp_file_map *maps[3] = {NULL};
+        for (int i = 0; i < 3; i++)
+            if (mp_file_map_open(arg, &maps[i], NULL) != MP_OK)
+                MP_FAIL("cannot map");
+        for (int i = 0; i < 3; i++) {
+            if (mp_file_map_poisoned(maps[i]))
+                MP_FAIL("a mapping that nobody cut is poisoned");
+            mp_file_map_unpin(maps[i]);
+        }
+    }
+}
+
+MP_TEST(files_map_slots_change_hands) {
+    char path[400], cut[400];
+    mp_error error;
+    mp_thread thread;
+    mp_file_map_unpin(map_of(path, sizeof path, "whole", 5000));
+    MP_CHECK_OK(mp_thread_start(&thread, "opener", open_and_close, path, &error), &error);
+    for (int i = 0; i < 200; i++) {
+        mp_file_map *map = map_of(cut, sizeof cut, "cut", 50000);
+        MP_CHECK_INT(truncate(cut, 0), 0);
+        MP_CHECK_INT(sum_of(map, 0, 50000), 0);
+        MP_CHECK(mp_file_map_poisoned(map));
+        mp_file_map_unpin(map);
+    }
+    atomic_store(&stop, true);
+    mp_thread_join(&thread);
+}
+
+/* --- other people's SIGBUS --- */
+
+static sigjmp_buf back;
+static void jump(int number) {
+    (void)number;
+    siglongjmp(back, 1);
+}
+static void *jump_address;
+static void jump_info(int number, siginfo_t *info, void *context) {
+    (void)number, (void)context;
+    jump_address = info->si_addr;
+    siglongjmp(back, 2);
+}
+
+/* A mapping that is not ours, of a file without bytes. */
+static volatile uint8_t *foreign(void) {
+    char path[400];
+    mp_test_write_file(test_path(path, sizeof path, "foreign"), "", 0);
+    int fd = open(path, O_RDONLY);
+    volatile uint8_t *data = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    MP_CHECK(data != MAP_FAILED);
+    close(fd);
+    return data;
+}
+
+MP_TEST(files_map_passes_foreign_faults_on) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = jump;
+    sigaction(SIGBUS, &action, NULL);
+    volatile uint8_t *data = foreign();
+    char path[400];
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000); /* installs ours over it */
+    volatile int jumped = sigsetjmp(back, 1);
+    if (!jumped)
+        (void)data[0];
+    MP_CHECK_INT(jumped, 1);
+    MP_CHECK(!mp_file_map_poisoned(map));
+    MP_CHECK_INT(truncate(path, 0), 0); /* and ours still works */
+    MP_CHECK_INT(sum_of(map, 0, 5000), 0);
+    mp_file_map_unpin(map);
+}
+
+MP_TEST(files_map_passes_foreign_faults_on_with_details) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = jump_info;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, NULL);
+    volatile uint8_t *data = foreign();
+    mp_file_map_init();
+    volatile int jumped = sigsetjmp(back, 1);
+    if (!jumped)
+        (void)data[0];
+    MP_CHECK_INT(jumped, 2);
+    MP_CHECK(jump_address == (void *)data);
+}
+
+static int end_of_child(void (*body)(void)) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGBUS, SIG_DFL); /* whatever a sanitizer has there */
+        mp_file_map_init();
+        body();
+        _exit(0);
+    }
+    int status = 0;
+    MP_CHECK_INT(waitpid(child, &status, 0), child);
+    return status;
+}
+
+static void touch_foreign(void) { (void)foreign()[0]; }
+static void raise_it(void) { raise(SIGBUS); }
+
+MP_TEST(files_map_default_action_stays) {
+    int status = end_of_child(touch_foreign);
+    MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+    status = end_of_child(raise_it);
+    MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+}
+
+MP_TEST(files_map_ignored_signal_stays_ignored) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGBUS, SIG_IGN);
+        mp_file_map_init();
+        raise(SIGBUS);
+        _exit(3);
+    }
+    int status = 0;
+    MP_CHECK_INT(waitpid(child, &status, 0), child);
+    MP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+}
+
+/* --- fault 6: another content under the same name --- */
+
+MP_TEST(files_map_unchanged) {
+    char path[400], other[400];
+    struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
+    MP_CHECK(mp_file_map_unchanged(map));
+    /* in place, same size */
+    MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
+    MP_CHECK(!mp_file_map_unchanged(map));
+    mp_file_map_unpin(map);
+    /* by another file, same size and time */
+    map = map_of(path, sizeof path, "b", 5000);
+    mp_file_map *twin = map_of(other, sizeof other, "c", 5000);
+    struct stat info;
+    MP_CHECK_INT(stat(path, &info), 0);
+    times[0] = info.st_atim, times[1] = info.st_mtim;
+    MP_CHECK_INT(utimensat(AT_FDCWD, other, times, 0), 0);
+    MP_CHECK_INT(rename(other, path), 0);
+    MP_CHECK(!mp_file_map_unchanged(map));
+    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5); /* still what was mapped */
+    mp_file_map_unpin(map);
+    mp_file_map_unpin(twin);
+    /* size */
+    map = map_of(path, sizeof path, "d", 5000);
+    MP_CHECK_INT(truncate(path, 6000), 0);
+    MP_CHECK(!mp_file_map_unchanged(map));
+    MP_CHECK_INT(unlink(path), 0);
+    MP_CHECK(!mp_file_map_unchanged(map));
+    mp_file_map_unpin(map);
+    map = map_of(path, sizeof path, "e", 5000);
+    MP_CHECK_INT(unlink(path), 0);
+    MP_CHECK_INT(mkfifo(path, 0600), 0); /* must not hang */
+    MP_CHECK(!mp_file_map_unchanged(map));
+    mp_file_map_unpin(map);
+}
+
+MP_TEST(files_map_release) {
+    char path[400];
+    mp_file_map *map = map_of(path, sizeof path, "a", 100000);
+    static const uint64_t ranges[][2] = {{0, 100000},  {5000, 20000}, {99999, 1},          {0, UINT64_MAX},
+                                         {100000, 10}, {1, 1},        {50000, UINT64_MAX}, {UINT64_MAX, UINT64_MAX}};
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        mp_file_map_release(map, ranges[i][0], ranges[i][1]);
+        MP_CHECK_INT(sum_of(map, 0, 100000), 100000 * 0xA5);
+    }
+    sum_of(map, 0, 100000);
+    mp_file_map_release(map, 0, 100000);
+    /* mincore tells of the page cache, so look at this process's page tables instead */
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    MP_CHECK(smaps != NULL);
+    char line[512], start[32];
+    unsigned long kb = 0;
+    bool inside = false, found = false;
+    snprintf(start, sizeof start, "%lx-", (unsigned long)(uintptr_t)mp_file_map_data(map));
+    while (fgets(line, sizeof line, smaps)) {
+        if (strncmp(line, start, strlen(start)) == 0)
+            inside = true;
+        if (inside && sscanf(line, "Rss: %lu kB", &kb) == 1) {
+            found = true;
+            break;
+        }
+    }
+    fclose(smaps);
+    MP_CHECK(found && kb <= page / 1024); /* the last, partial page may stay */
+    mp_file_map_unpin(map);
+}
+
+MP_TEST(files_map_limit) {
+    enum { MOST = 4096 };
+    static mp_file_map *maps[MOST];
+    char path[400];
+    mp_error error;
+    mp_file_map *more;
+    maps[0] = map_of(path, sizeof path, "a", 10);
+    for (int i = 1; i < MOST; i++)
+        MP_CHECK_OK(mp_file_map_open(path, &maps[i], &error), &error);
+    MP_CHECK_STATUS(mp_file_map_open(path, &more, &error), MP_LIMIT, &error);
+    mp_file_map_unpin(maps[100]);
+    MP_CHECK_OK(mp_file_map_open(path, &maps[100], &error), &error);
+    MP_CHECK_INT(truncate(path, 0), 0);
+    MP_CHECK_INT(sum_of(maps[MOST - 1], 0, 10), 0);
+    MP_CHECK(mp_file_map_poisoned(maps[MOST - 1]) && !mp_file_map_poisoned(maps[0]));
+    for (int i = 0; i < MOST; i++)
+        mp_file_map_unpin(maps[i]);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+}
+
+static mp_status open_one(void *arg, mp_error *error) {
+    mp_file_map *map;
+    mp_status status = mp_file_map_open(arg, &map, error);
+    mp_file_map_unpin(map);
+    return status;
+}
+
+/* Fault 4. */
+MP_TEST(files_map_faults) {
+    char path[400];
+    mp_file_map *map = map_of(path, sizeof path, "a", 100000);
+    mp_test_alloc_sweep(open_one, path);
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_OPEN, open_one, path), 1);
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, open_one, path), 1);
+    mp_file_map_unpin(map);
+}
+
+/* --- the cursor --- */
+
+MP_TEST(files_cursor) {
+    static const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 0, 0x80, 0x3f,
+                                    0, 0, 0, 0, 0, 0, 0xf0, 0xbf, 0xaa};
+    mp_cursor c = {.data = bytes, .size = sizeof bytes, .file = "here"};
+    mp_error error;
+    uint8_t u8;
+    uint16_t u16;
+    uint32_t u32;
+    uint64_t u64;
+    float f32;
+    double f64;
+    const uint8_t *data = NULL;
+    MP_CHECK_OK(mp_cursor_u8(&c, "a", &u8, &error), &error);
+    MP_CHECK_OK(mp_cursor_u16(&c, "b", &u16, &error), &error);
+    MP_CHECK_OK(mp_cursor_u32(&c, "c", &u32, &error), &error);
+    MP_CHECK_OK(mp_cursor_u64(&c, "d", &u64, &error), &error);
+    MP_CHECK(u8 == 1 && u16 == 0x0302 && u32 == 0x07060504 && u64 == 0x0f0e0d0c0b0a0908);
+    MP_CHECK_OK(mp_cursor_f32(&c, "e", &f32, &error), &error);
+    MP_CHECK_OK(mp_cursor_f64(&c, "f", &f64, &error), &error);
+    MP_CHECK(f32 == 1.0f && f64 == -1.0);
+    MP_CHECK_INT(mp_cursor_left(&c), 1);
+    MP_CHECK_STATUS(mp_cursor_u16(&c, "tail", &u16, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "tail");
+    MP_CHECK_STR(error.file, "here");
+    MP_CHECK_INT(error.offset, sizeof bytes - 1);
+    MP_CHECK_STATUS(mp_cursor_take(&c, UINT64_MAX, "tail", &data, &error), MP_FORMAT, &error);
+    MP_CHECK_INT(mp_cursor_left(&c), 1); /* a failed read moves nothing */
+    MP_CHECK_OK(mp_cursor_take(&c, 1, "tail", &data, &error), &error);
+    MP_CHECK(data == bytes + sizeof bytes - 1);
+    MP_CHECK_OK(mp_cursor_take(&c, 0, "nothing", &data, &error), &error);
+    MP_CHECK_STATUS(mp_cursor_u8(&c, "end", &u8, &error), MP_FORMAT, &error);
+}

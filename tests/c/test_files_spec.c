@@ -1,0 +1,387 @@
+/* test_files_spec.c: the model spec: building, looking up, typed reading (cases 33 to 42), tokens (53 to 59). */
+#include <float.h>
+
+#include "base/alloc.h"
+#include "test_files.h"
+
+static mp_value integer(int64_t x) { return (mp_value){.type = MP_VALUE_INT, .gguf_type = G_U32, .as.integer = x}; }
+static mp_value real(double x) { return (mp_value){.type = MP_VALUE_FLOAT, .gguf_type = G_F32, .as.real = x}; }
+static mp_value text(const char *x) {
+    return (mp_value){.type = MP_VALUE_STRING, .gguf_type = G_STRING, .count = strlen(x), .as.string = x};
+}
+
+static void set(mp_spec *spec, const char *key, mp_value value) {
+    mp_error error;
+    MP_CHECK_OK(mp_spec_set(spec, key, &value, &error), &error);
+}
+
+static mp_spec *llama(void) {
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK(spec != NULL);
+    MP_CHECK_OK(mp_spec_set_architecture(spec, "llama", &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(spec, "/models/a.gguf", &error), &error);
+    return spec;
+}
+
+static mp_tensor_entry entry(const char *name, mp_dtype dtype, int64_t rows, int64_t columns, uint64_t nbytes) {
+    return (mp_tensor_entry){.name = name, .dtype = dtype, .ndim = 2, .shape = {rows, columns}, .nbytes = nbytes};
+}
+
+/* What came in may be changed or freed afterwards. */
+MP_TEST(files_spec_copies_what_it_is_given) {
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    char key[] = "some.key", name[] = "a.weight", path[] = "/x", architecture[] = "bert", bytes[] = "abc";
+    uint64_t offsets[] = {0, 1, 3};
+    int64_t integers[] = {1, -2, 3};
+    mp_value strings = {.type = MP_VALUE_STRINGS, .count = 2, .as.strings = {bytes, offsets}};
+    mp_value array = {.type = MP_VALUE_INTS, .count = 3, .as.integers = integers};
+    MP_CHECK_OK(mp_spec_set_architecture(spec, architecture, &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    set(spec, key, strings);
+    key[0] = 'S';
+    set(spec, key, array);
+    mp_tensor_entry tensor = entry(name, MP_F32, 2, 3, 24);
+    MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
+    memset(key, 0, sizeof key), memset(name, 0, sizeof name), memset(path, 0, sizeof path);
+    memset(bytes, 0, sizeof bytes), memset(offsets, 0, sizeof offsets), memset(integers, 0, sizeof integers);
+    memset(architecture, 0, sizeof architecture);
+
+    MP_CHECK_STR(mp_spec_architecture(spec), "bert");
+    MP_CHECK_STR(mp_spec_file(spec, 0), "/x");
+    const mp_value *value = mp_spec_find(spec, "some.key");
+    MP_CHECK(value && value->count == 2 && value->as.strings.offsets[2] == 3);
+    MP_CHECK(memcmp(value->as.strings.bytes, "abc", 3) == 0);
+    value = mp_spec_find(spec, "Some.key");
+    MP_CHECK(value && value->as.integers[1] == -2 && value->as.integers[2] == 3);
+    const mp_tensor_entry *found = mp_spec_find_tensor(spec, "a.weight");
+    MP_CHECK(found && found->shape[0] == 2 && found->shape[1] == 3 && found->shape[3] == 1);
+    MP_CHECK(!mp_spec_find(spec, "some") && !mp_spec_find_tensor(spec, "") && !mp_spec_find(spec, "some.key.x"));
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_spec_pins) {
+    uint64_t before = mp_alloc_bytes(MP_TAG_SPEC);
+    mp_spec *spec = llama();
+    MP_CHECK(mp_spec_pin(spec) == spec);
+    mp_spec_unpin(spec);
+    MP_CHECK_STR(mp_spec_architecture(spec), "llama");
+    mp_spec_unpin(spec);
+    mp_spec_unpin(NULL);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
+}
+
+MP_TEST(files_spec_many_names) {
+    enum { N = 100000 };
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_add_file(spec, "x", &error), &error);
+    char name[32];
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "n%d", i);
+        set(spec, name, integer(i));
+        mp_tensor_entry tensor = entry(name, MP_F32, 1, i + 1, 4 * ((uint64_t)i + 1));
+        MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
+    }
+    MP_CHECK_INT(mp_spec_value_count(spec), N);
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "n%d", i);
+        const mp_value *value = mp_spec_find(spec, name);
+        const mp_tensor_entry *tensor = mp_spec_find_tensor(spec, name);
+        if (!value || value->as.integer != i || !tensor || tensor->shape[1] != i + 1)
+            MP_FAIL("%s is not found", name);
+        const char *key;
+        MP_CHECK(mp_spec_value_at(spec, i, &key) == value && strcmp(key, name) == 0);
+        MP_CHECK(mp_spec_tensor_at(spec, i) == tensor);
+    }
+    MP_CHECK(!mp_spec_find(spec, "n100000") && !mp_spec_find_tensor(spec, "m1"));
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_spec_refuses_names) {
+    mp_error error;
+    mp_spec *spec = llama();
+    mp_value one = integer(1);
+    set(spec, "a", one);
+    MP_CHECK_STATUS(mp_spec_set(spec, "a", &one, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "a");
+    MP_CHECK_STATUS(mp_spec_set(spec, "", &one, &error), MP_FORMAT, &error);
+    char *longer = calloc(1, 65537);
+    memset(longer, 'k', 65536);
+    MP_CHECK_STATUS(mp_spec_set(spec, longer, &one, &error), MP_FORMAT, &error);
+    MP_CHECK_HAS(error.allowed, "65535");
+    MP_CHECK_OK(mp_spec_set(spec, longer + 1, &one, &error), &error);
+    mp_tensor_entry tensor = entry("t", MP_F32, 1, 1, 4);
+    MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
+    MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
+    tensor.name = "";
+    MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
+    tensor.name = longer + 65536 - 256;
+    MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
+    tensor.name++;
+    MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
+    MP_CHECK_STATUS(mp_spec_set_architecture(spec, "", &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_set_architecture(spec, "a b", &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_set_architecture(spec, "\xc3\xa4", &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_set_architecture(spec, longer + 65536 - 65, &error), MP_FORMAT, &error);
+    MP_CHECK_OK(mp_spec_set_architecture(spec, longer + 65536 - 64, &error), &error);
+    MP_CHECK_STATUS(mp_spec_add_file(spec, "", &error), MP_INVALID_ARGUMENT, &error);
+    uint64_t falling[] = {0, 3, 2}, late[] = {1, 2, 3};
+    mp_value strings = {.type = MP_VALUE_STRINGS, .count = 2, .as.strings = {"abc", falling}};
+    MP_CHECK_STATUS(mp_spec_set(spec, "s", &strings, &error), MP_FORMAT, &error);
+    strings.as.strings.offsets = late;
+    MP_CHECK_STATUS(mp_spec_set(spec, "s", &strings, &error), MP_FORMAT, &error);
+    mp_value unknown = {.type = (mp_value_type)99};
+    MP_CHECK_STATUS(mp_spec_set(spec, "s", &unknown, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK(!mp_spec_find(spec, "s"));
+    free(longer);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_spec_frozen) {
+    mp_error error;
+    mp_spec *spec = llama();
+    mp_value one = integer(1);
+    mp_tensor_entry tensor = entry("t", MP_F32, 1, 1, 4);
+    mp_spec_freeze(spec);
+    mp_spec_freeze(spec);
+    MP_CHECK_STATUS(mp_spec_set(spec, "a", &one, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_add_file(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_set_architecture(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
+    mp_spec *copy;
+    MP_CHECK_OK(mp_spec_copy(spec, &copy, &error), &error);
+    MP_CHECK_OK(mp_spec_set(copy, "a", &one, &error), &error);
+    mp_spec_unpin(copy);
+    mp_spec_unpin(spec);
+}
+
+/* --- the tensor table: cases 20 to 27 and 48 to 50, as whoever fills it could break them --- */
+
+MP_TEST(files_spec_refuses_tensors) {
+    static const struct { const char *part; mp_tensor_entry entry; } cases[] = {
+        {"t: file", {.dtype = MP_F32, .ndim = 1, .shape = {1}, .file = 1, .nbytes = 4}},
+        {"t: file", {.dtype = MP_F32, .ndim = 1, .shape = {1}, .file = -1, .nbytes = 4}},
+        {"t: type", {.dtype = MP_DTYPE_COUNT, .ndim = 1, .shape = {1}, .nbytes = 4}},
+        {"t: type", {.dtype = (mp_dtype)-1, .ndim = 1, .shape = {1}, .nbytes = 4}},
+        {"t: dimensions", {.dtype = MP_F32, .ndim = 0, .nbytes = 4}},
+        {"t: dimensions", {.dtype = MP_F32, .ndim = 5, .shape = {1, 1, 1, 1}, .nbytes = 4}},
+        {"t: dimensions", {.dtype = MP_F32, .ndim = -1, .nbytes = 4}},
+        {"t: shape", {.dtype = MP_F32, .ndim = 2, .shape = {0, 1}, .nbytes = 0}},
+        {"t: shape", {.dtype = MP_F32, .ndim = 2, .shape = {1, -1}, .nbytes = 4}},
+        {"t: shape", {.dtype = MP_F32, .ndim = 2, .shape = {-1, -1}, .nbytes = 4}},
+        {"t: shape", {.dtype = MP_F32, .ndim = 2, .shape = {INT64_MAX, 2}, .nbytes = 4}},
+        {"t: shape", {.dtype = MP_F32, .ndim = 2, .shape = {(int64_t)1 << 32, (int64_t)1 << 32}, .nbytes = 0}},
+        {"t: row", {.dtype = MP_Q4_0, .ndim = 2, .shape = {32, 31}, .nbytes = 18}},
+        {"t: row", {.dtype = MP_Q4_K, .ndim = 1, .shape = {128}, .nbytes = 72}},
+        {"t: size", {.dtype = MP_F64, .ndim = 2, .shape = {(int64_t)1 << 30, (int64_t)1 << 31}, .nbytes = 0}},
+        {"t: size", {.dtype = MP_F64, .ndim = 1, .shape = {((int64_t)1 << 61) + 1}, .nbytes = 8}},
+        {"t: size", {.dtype = MP_F32, .ndim = 2, .shape = {2, 3}, .nbytes = 23}},
+        {"t: size", {.dtype = MP_F32, .ndim = 2, .shape = {2, 3}, .nbytes = 25}},
+        {"t: size", {.dtype = MP_Q8_0, .ndim = 2, .shape = {2, 32}, .nbytes = 64}},
+        {"t: offset", {.dtype = MP_F32, .ndim = 1, .shape = {1}, .offset = UINT64_MAX - 3, .nbytes = 4}},
+        {"t: offset", {.dtype = MP_F32, .ndim = 1, .shape = {1}, .offset = INT64_MAX - 3, .nbytes = 4}},
+    };
+    mp_spec *spec = llama();
+    mp_error error;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_tensor_entry tensor = cases[i].entry;
+        tensor.name = "t";
+        MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, cases[i].part);
+        check_error(&error, cases[i].part);
+    }
+    MP_CHECK_INT(mp_spec_tensor_count(spec), 0);
+    mp_spec_unpin(spec);
+}
+
+/* --- typed reading --- */
+
+MP_TEST(files_spec_integers) {
+    mp_spec *spec = llama();
+    mp_error error;
+    int64_t out = -7, def = 5;
+    set(spec, "llama.block_count", integer(30));
+    set(spec, "llama.attention.head_count", real(9));
+    set(spec, "llama.context_length", integer(4294967295));
+    MP_CHECK_OK(mp_spec_int(spec, "{arch}.block_count", 1, 30, NULL, &out, &error), &error);
+    MP_CHECK_INT(out, 30);
+    MP_CHECK_OK(mp_spec_int(spec, "llama.block_count", 30, 1000, &def, &out, &error), &error);
+    MP_CHECK_INT(out, 30);
+    MP_CHECK_OK(mp_spec_int(spec, "{arch}.absent", 10, 20, &def, &out, &error), &error);
+    MP_CHECK_INT(out, 5);
+    out = -7;
+    /* 33 */
+    MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.absent", 1, 9, NULL, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "llama.absent");
+    MP_CHECK_STR(error.file, "/models/a.gguf");
+    MP_CHECK_STR(error.got, "missing");
+    MP_CHECK_STR(error.allowed, "an integer from 1 to 9");
+    MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.attention.head_count", 1, 9, &def, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.got, "a float");
+    /* 34, 35, 40: above a cap is LIMIT, below is FORMAT */
+    MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.got, "30");
+    MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_LIMIT, &error);
+    MP_CHECK_HAS(error.allowed, "29");
+    MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.block_count", 31, 99, NULL, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.context_length", 1, 1 << 24, NULL, &out, &error), MP_LIMIT,
+                    &error);
+    MP_CHECK_STR(error.got, "4294967295");
+    MP_CHECK_INT(out, -7);
+    mp_spec_unpin(spec);
+    spec = mp_spec_create();
+    MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 1, 29, &def, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "general.architecture");
+    mp_spec_unpin(spec);
+}
+
+/* 35 and 37: a scalar or one for each layer */
+MP_TEST(files_spec_integers_per_layer) {
+    mp_spec *spec = llama();
+    mp_error error;
+    int64_t out[3] = {0}, def = 2, layers[] = {4, 1, 8};
+    mp_value array = {.type = MP_VALUE_INTS, .count = 3, .as.integers = layers};
+    mp_value reals = {.type = MP_VALUE_FLOATS, .count = 3, .as.reals = (double[]){1, 2, 3}};
+    set(spec, "llama.all", integer(7));
+    set(spec, "llama.each", array);
+    set(spec, "llama.reals", reals);
+    MP_CHECK_OK(mp_spec_ints(spec, "{arch}.all", 3, 1, 8, NULL, out, &error), &error);
+    MP_CHECK(out[0] == 7 && out[1] == 7 && out[2] == 7);
+    MP_CHECK_OK(mp_spec_ints(spec, "{arch}.each", 3, 1, 8, NULL, out, &error), &error);
+    MP_CHECK(out[0] == 4 && out[1] == 1 && out[2] == 8);
+    MP_CHECK_OK(mp_spec_ints(spec, "{arch}.absent", 3, 5, 8, &def, out, &error), &error);
+    MP_CHECK(out[0] == 2 && out[1] == 2 && out[2] == 2);
+    MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.absent", 3, 1, 8, NULL, out, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 2, 1, 8, NULL, out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.got, "an array of 3");
+    MP_CHECK_HAS(error.allowed, "an array of 2");
+    MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 4, 1, 8, NULL, out, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 3, 2, 8, NULL, out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.got, "1 at place 1");
+    MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 3, 1, 7, NULL, out, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.all", 3, 8, 9, NULL, out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.got, "7");
+    MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.reals", 3, 1, 8, NULL, out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.got, "an array of floats");
+    mp_spec_unpin(spec);
+}
+
+/* 39 */
+MP_TEST(files_spec_floats) {
+    mp_spec *spec = llama();
+    mp_error error;
+    double out = 0, def = 1e-5;
+    static const double bad[] = {NAN, INFINITY, -INFINITY, 0.0, -1e-5};
+    char key[16];
+    for (int i = 0; i < 5; i++) {
+        snprintf(key, sizeof key, "bad%d", i);
+        set(spec, key, real(bad[i]));
+        MP_CHECK_STATUS(mp_spec_float(spec, key, FLT_MIN, FLT_MAX, &def, &out, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.allowed, "a finite number above 0");
+    }
+    MP_CHECK_STATUS(mp_spec_float(spec, "bad0", -DBL_MAX, DBL_MAX, &def, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_float(spec, "bad1", -DBL_MAX, DBL_MAX, &def, &out, &error), MP_FORMAT, &error);
+    set(spec, "good", real(0.25));
+    MP_CHECK_OK(mp_spec_float(spec, "good", FLT_MIN, 1, NULL, &out, &error), &error);
+    MP_CHECK(out == 0.25);
+    MP_CHECK_STATUS(mp_spec_float(spec, "good", 0.5, 1, NULL, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "a number from 0.5 to 1");
+    MP_CHECK_OK(mp_spec_float(spec, "absent", 0.5, 1, &def, &out, &error), &error);
+    MP_CHECK(out == 1e-5);
+    MP_CHECK_STATUS(mp_spec_float(spec, "absent", 0.5, 1, NULL, &out, &error), MP_FORMAT, &error);
+    /* JSON has one kind of number, GGUF has not */
+    mp_value json = integer(10000);
+    json.gguf_type = -1;
+    set(spec, "json", json);
+    set(spec, "gguf", integer(10000));
+    MP_CHECK_OK(mp_spec_float(spec, "json", 1, FLT_MAX, NULL, &out, &error), &error);
+    MP_CHECK(out == 10000.0);
+    MP_CHECK_STATUS(mp_spec_float(spec, "gguf", 1, FLT_MAX, NULL, &out, &error), MP_FORMAT, &error);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_spec_bools_and_strings) {
+    mp_spec *spec = llama();
+    mp_error error;
+    bool flag = false, def = true;
+    const char *word = NULL;
+    set(spec, "flag", (mp_value){.type = MP_VALUE_BOOL, .as.integer = 1});
+    set(spec, "number", integer(1));
+    set(spec, "word", text("silu"));
+    mp_value nul = {.type = MP_VALUE_STRING, .count = 3, .as.string = "a\0b"};
+    set(spec, "nul", nul);
+    MP_CHECK_OK(mp_spec_bool(spec, "flag", NULL, &flag, &error), &error);
+    MP_CHECK(flag);
+    flag = false;
+    MP_CHECK_OK(mp_spec_bool(spec, "absent", &def, &flag, &error), &error);
+    MP_CHECK(flag);
+    MP_CHECK_STATUS(mp_spec_bool(spec, "absent", NULL, &flag, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_bool(spec, "number", &def, &flag, &error), MP_FORMAT, &error);
+    MP_CHECK_OK(mp_spec_string(spec, "word", NULL, &word, &error), &error);
+    MP_CHECK_STR(word, "silu");
+    MP_CHECK_OK(mp_spec_string(spec, "absent", "gelu", &word, &error), &error);
+    MP_CHECK_STR(word, "gelu");
+    MP_CHECK_STATUS(mp_spec_string(spec, "absent", NULL, &word, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_string(spec, "number", "x", &word, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_string(spec, "nul", "x", &word, &error), MP_FORMAT, &error);
+    MP_CHECK_HAS(error.got, "NUL at byte 1");
+    mp_spec_unpin(spec);
+}
+
+/* --- tokens: 53, 55, 57 --- */
+
+MP_TEST(files_spec_tokens) {
+    static const uint8_t bytes[] = "abcdef", control[] = {0, 1, 0};
+    static const uint64_t offsets[] = {0, 2, 2, 6};
+    static const int32_t eog[] = {1, 2};
+    const mp_token_table good = {.count = 3, .bytes = bytes, .offsets = offsets, .control = control, .eog_count = 2,
+                                 .eog = eog};
+    mp_spec *spec = llama();
+    mp_error error;
+    MP_CHECK(mp_spec_tokens(spec) == NULL);
+    mp_token_table bad = good;
+    bad.count = 0;
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    bad.count = -1;
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    bad.count = (1 << 20) + 1; /* refused before anything is read */
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_LIMIT, &error);
+    MP_CHECK_HAS(error.allowed, "1048576");
+    bad = good;
+    bad.offsets = (uint64_t[]){0, 3, 2, 6};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    bad.offsets = (uint64_t[]){1, 2, 2, 6};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    bad.offsets = (uint64_t[]){0, 2, 2, UINT64_MAX};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_LIMIT, &error);
+    bad.offsets = (uint64_t[]){0, 2, 2, 2 + 65537};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_LIMIT, &error);
+    MP_CHECK_STR(error.field, "token length");
+    bad = good;
+    bad.eog = (int32_t[]){1, 3};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.got, "3");
+    bad.eog = (int32_t[]){-1, 2};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    bad = good;
+    bad.eog_count = 4;
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    bad.eog_count = -1;
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    bad = good;
+    bad.control = (uint8_t[]){0, 2, 0};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &bad, &error), MP_FORMAT, &error);
+    MP_CHECK(mp_spec_tokens(spec) == NULL);
+    MP_CHECK_OK(mp_spec_set_tokens(spec, &good, &error), &error);
+    const mp_token_table *got = mp_spec_tokens(spec);
+    MP_CHECK(got && got->count == 3 && got->bytes != bytes && memcmp(got->bytes, bytes, 6) == 0);
+    MP_CHECK(memcmp(got->offsets, offsets, sizeof offsets) == 0 && memcmp(got->control, control, 3) == 0);
+    MP_CHECK(got->eog_count == 2 && got->eog[0] == 1 && got->eog[1] == 2);
+    mp_spec *copy;
+    MP_CHECK_OK(mp_spec_copy(spec, &copy, &error), &error);
+    mp_spec_unpin(spec);
+    MP_CHECK(mp_spec_tokens(copy)->offsets[3] == 6);
+    mp_spec_unpin(copy);
+}

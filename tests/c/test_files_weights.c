@@ -1,0 +1,247 @@
+/* test_files_weights.c: tensors of mapped files: bounds, views, conversions, files that change. */
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "files/weights.h"
+#include "test_files.h"
+
+static void write_pattern(const char *path, size_t bytes) {
+    uint8_t *data = malloc(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = (uint8_t)(i * 7 + (i >> 8) + 1);
+    mp_test_write_file(path, data, bytes);
+    free(data);
+}
+
+static uint8_t pattern(uint64_t at) { return (uint8_t)(at * 7 + (at >> 8) + 1); }
+
+typedef struct fixture {
+    char a[400], b[400];
+    mp_spec *spec;
+    mp_error error;
+} fixture;
+
+static void add(fixture *f, const char *name, mp_dtype dtype, int64_t rows, int64_t columns, int file, uint64_t offset) {
+    mp_tensor_entry entry = {.name = name, .dtype = dtype, .ndim = rows ? 2 : 1, .file = file, .offset = offset};
+    entry.shape[0] = rows ? rows : columns;
+    entry.shape[1] = rows ? columns : 0;
+    MP_CHECK(mp_dtype_row_bytes(dtype, columns, &entry.nbytes));
+    entry.nbytes *= (uint64_t)(rows ? rows : 1);
+    MP_CHECK_OK(mp_spec_add_tensor(f->spec, &entry, &f->error), &f->error);
+}
+
+/* Two files of 20,000 and 1,000 bytes. */
+static void begin(fixture *f) {
+    mp_file_map_init();
+    write_pattern(test_path(f->a, sizeof f->a, "a.bin"), 20000);
+    write_pattern(test_path(f->b, sizeof f->b, "b.bin"), 1000);
+    f->spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_set_architecture(f->spec, "test", &f->error), &f->error);
+    MP_CHECK_OK(mp_spec_add_file(f->spec, f->a, &f->error), &f->error);
+    MP_CHECK_OK(mp_spec_add_file(f->spec, f->b, &f->error), &f->error);
+}
+
+static mp_weights *open_weights(fixture *f) {
+    mp_weights *weights;
+    MP_CHECK_OK(mp_weights_open(f->spec, &weights, &f->error), &f->error);
+    mp_spec_unpin(f->spec); /* the weights have their own reference */
+    return weights;
+}
+
+MP_TEST(files_weights_views) {
+    fixture f;
+    begin(&f);
+    add(&f, "matrix", MP_F32, 3, 5, 0, 400);
+    add(&f, "vector", MP_F16, 0, 7, 1, 1000 - 14); /* up to the last byte */
+    add(&f, "blocks", MP_Q4_0, 2, 64, 0, 6);
+    mp_weights *weights = open_weights(&f);
+    mp_tensor t;
+    MP_CHECK_OK(mp_weights_get(weights, "matrix", 2, (int64_t[]){3, 5}, &t, &f.error), &f.error);
+    MP_CHECK(t.dtype == MP_F32 && t.ndim == 2 && t.shape[0] == 3 && t.shape[1] == 5 && t.nbytes == 60);
+    MP_CHECK_INT(mp_tensor_items(&t), 15);
+    for (int i = 0; i < 60; i++)
+        MP_CHECK_INT(t.data[i], pattern(400 + (uint64_t)i));
+    MP_CHECK_OK(mp_weights_get(weights, "matrix", 2, (int64_t[]){-1, 5}, &t, &f.error), &f.error);
+    MP_CHECK_OK(mp_weights_get(weights, "vector", 1, (int64_t[]){-1}, &t, &f.error), &f.error);
+    MP_CHECK(t.shape[0] == 7 && t.data[13] == pattern(999));
+    MP_CHECK_OK(mp_weights_get(weights, "blocks", 2, (int64_t[]){2, 64}, &t, &f.error), &f.error);
+    MP_CHECK_INT(t.nbytes, 2 * 2 * 18);
+    MP_CHECK(mp_weights_has(weights, "vector") && !mp_weights_has(weights, "vecto"));
+    MP_CHECK_STR(mp_spec_architecture(mp_weights_spec(weights)), "test");
+    mp_weights_close(weights);
+    mp_weights_close(NULL);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+}
+
+/* 38: the error says what the tensor is, what its shape is and what was implied */
+MP_TEST(files_weights_refuses_shapes) {
+    fixture f;
+    begin(&f);
+    add(&f, "blk.0.attn_q.weight", MP_F32, 3, 5, 1, 400);
+    mp_weights *weights = open_weights(&f);
+    mp_tensor t;
+    static const struct { int ndim; int64_t shape[3]; const char *allowed; } cases[] = {
+        {2, {5, 3}, "[5, 3]"}, {2, {3, 4}, "[3, 4]"},    {1, {15}, "[15]"},
+        {3, {1, 3, 5}, "[1, 3, 5]"}, {2, {-1, 4}, "[*, 4]"}, {2, {0, 5}, "[0, 5]"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        MP_CHECK_STATUS(mp_weights_get(weights, "blk.0.attn_q.weight", cases[i].ndim, cases[i].shape, &t, &f.error),
+                        MP_FORMAT, &f.error);
+        MP_CHECK_STR(f.error.field, "blk.0.attn_q.weight");
+        MP_CHECK_STR(f.error.file, f.b);
+        MP_CHECK_INT(f.error.offset, 400);
+        MP_CHECK_STR(f.error.got, "of shape [3, 5]");
+        MP_CHECK_HAS(f.error.allowed, cases[i].allowed);
+    }
+    MP_CHECK_STATUS(mp_weights_get(weights, "blk.1.attn_q.weight", 2, cases[0].shape, &t, &f.error), MP_FORMAT,
+                    &f.error);
+    MP_CHECK_STR(f.error.got, "missing");
+    MP_CHECK_STR(f.error.field, "blk.1.attn_q.weight");
+    mp_weights_close(weights);
+}
+
+static void expect_refused(fixture *f, const char *part) {
+    mp_weights *weights;
+    MP_CHECK_STATUS(mp_weights_open(f->spec, &weights, &f->error), MP_FORMAT, &f->error);
+    MP_CHECK(weights == NULL);
+    MP_CHECK_STR(f->error.field, "t: offset");
+    MP_CHECK_HAS(f->error.allowed, part);
+    mp_spec_unpin(f->spec);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+}
+
+MP_TEST(files_weights_checks_bounds_again) {
+    static const struct { mp_dtype dtype; int64_t columns; int file; uint64_t offset; const char *part; } cases[] = {
+        {MP_F32, 5, 1, 984, "1000 bytes"},                  /* 4 bytes too far */
+        {MP_I8, 1, 1, 1000, "1000 bytes"},                  /* just behind the end */
+        {MP_I8, 1001, 1, 0, "1000 bytes"},
+        {MP_F32, (int64_t)1 << 60, 0, 0, "20000 bytes"},
+        {MP_I8, 1, 0, (uint64_t)INT64_MAX - 1, "20000 bytes"},
+        {MP_F32, 1, 0, 2, "multiples of 4 for F32"},
+        {MP_F16, 1, 0, 3, "multiples of 2 for F16"},
+        {MP_BF16, 1, 0, 1, "multiples of 2 for BF16"},
+        {MP_F64, 1, 0, 4, "multiples of 8 for F64"},
+        {MP_Q8_0, 32, 0, 1, "multiples of 2 for Q8_0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f;
+        begin(&f);
+        add(&f, "t", cases[i].dtype, 0, cases[i].columns, cases[i].file, cases[i].offset);
+        expect_refused(&f, cases[i].part);
+    }
+    fixture f;
+    begin(&f);
+    add(&f, "t", MP_MXFP4, 0, 32, 0, 3); /* bytes only: anywhere */
+    mp_weights_close(open_weights(&f));
+}
+
+MP_TEST(files_weights_freezes) {
+    fixture f;
+    begin(&f);
+    mp_weights *weights;
+    mp_tensor_entry late = {.name = "late", .dtype = MP_F32, .ndim = 1, .shape = {1000000}, .nbytes = 4000000};
+    MP_CHECK_OK(mp_weights_open(f.spec, &weights, &f.error), &f.error);
+    MP_CHECK_STATUS(mp_spec_add_tensor(f.spec, &late, &f.error), MP_INVALID_ARGUMENT, &f.error);
+    MP_CHECK(!mp_weights_has(weights, "late"));
+    mp_weights_close(weights);
+    mp_spec_unpin(f.spec);
+}
+
+static void fake_convert(mp_dtype dtype, const void *src, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; i++)
+        out[i] = (float)((const uint8_t *)src)[i] + (float)dtype;
+}
+
+MP_TEST(files_weights_floats) {
+    fixture f;
+    float out[16] = {0};
+    begin(&f);
+    add(&f, "norm", MP_BF16, 0, 12, 1, 100);
+    add(&f, "square", MP_F16, 3, 4, 1, 200);
+    add(&f, "ids", MP_I32, 0, 12, 1, 300);
+    mp_weights *weights = open_weights(&f);
+    MP_CHECK_OK(mp_weights_floats(weights, "norm", 12, fake_convert, out, &f.error), &f.error);
+    MP_CHECK(out[0] == (float)pattern(100) + MP_BF16 && out[11] == (float)pattern(111) + MP_BF16 && out[12] == 0);
+    MP_CHECK_OK(mp_weights_floats(weights, "square", 12, fake_convert, out, &f.error), &f.error);
+    MP_CHECK_STATUS(mp_weights_floats(weights, "norm", 11, fake_convert, out, &f.error), MP_FORMAT, &f.error);
+    MP_CHECK_STR(f.error.got, "12 elements");
+    MP_CHECK_STATUS(mp_weights_floats(weights, "norm", 13, fake_convert, out, &f.error), MP_FORMAT, &f.error);
+    MP_CHECK_STATUS(mp_weights_floats(weights, "absent", 12, fake_convert, out, &f.error), MP_FORMAT, &f.error);
+    MP_CHECK_STATUS(mp_weights_floats(weights, "ids", 12, fake_convert, out, &f.error), MP_FORMAT, &f.error);
+    MP_CHECK_HAS(f.error.got, "I32");
+    mp_weights_close(weights);
+}
+
+MP_TEST(files_weights_release_keeps_the_data) {
+    fixture f;
+    begin(&f);
+    add(&f, "t", MP_I8, 0, 12000, 0, 100);
+    add(&f, "u", MP_I8, 0, 1000, 1, 0);
+    mp_weights *weights = open_weights(&f);
+    mp_tensor t, elsewhere = {.data = (const uint8_t *)&f, .nbytes = 10};
+    MP_CHECK_OK(mp_weights_get(weights, "t", 1, (int64_t[]){12000}, &t, &f.error), &f.error);
+    for (int round = 0; round < 2; round++) {
+        for (uint64_t i = 0; i < t.nbytes; i++)
+            MP_CHECK_INT(t.data[i], pattern(100 + i));
+        mp_weights_release(weights, &t);
+    }
+    mp_weights_release(weights, &elsewhere); /* nobody's: nothing happens */
+    MP_CHECK(!mp_weights_poisoned(weights) && mp_weights_unchanged(weights));
+    mp_weights_close(weights);
+}
+
+MP_TEST(files_weights_file_gone_or_changed) {
+    fixture f;
+    begin(&f);
+    add(&f, "t", MP_I8, 0, 1000, 1, 0);
+    mp_weights *weights, *again;
+    MP_CHECK_OK(mp_weights_open(f.spec, &weights, &f.error), &f.error);
+    MP_CHECK(mp_weights_unchanged(weights));
+    MP_CHECK_INT(unlink(f.b), 0);
+    MP_CHECK(!mp_weights_unchanged(weights));
+    MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_IO, &f.error);
+    MP_CHECK_HAS(f.error.message, "b.bin");
+    write_pattern(f.b, 999); /* another file now, and too short */
+    MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_FORMAT, &f.error);
+    MP_CHECK_STR(f.error.field, "t: offset");
+    mp_weights_close(weights);
+    mp_spec_unpin(f.spec);
+}
+
+MP_TEST(files_weights_file_shrinks) {
+    fixture f;
+    begin(&f);
+    add(&f, "t", MP_I8, 0, 20000, 0, 0);
+    mp_weights *weights = open_weights(&f);
+    mp_tensor t;
+    MP_CHECK_OK(mp_weights_get(weights, "t", 1, (int64_t[]){20000}, &t, &f.error), &f.error);
+    MP_CHECK_INT(t.data[19999], pattern(19999));
+    MP_CHECK_INT(truncate(f.a, 5000), 0);
+    MP_CHECK(!mp_weights_poisoned(weights));
+    uint64_t sum = 0;
+    for (uint64_t i = 8192; i < t.nbytes; i++)
+        sum += t.data[i];
+    MP_CHECK_INT(sum, 0);
+    MP_CHECK_INT(t.data[4999], pattern(4999));
+    MP_CHECK(mp_weights_poisoned(weights) && !mp_weights_unchanged(weights));
+    mp_weights_close(weights);
+}
+
+static mp_status open_and_close(void *arg, mp_error *error) {
+    fixture *f = arg;
+    mp_weights *weights = NULL;
+    mp_status status = mp_weights_open(f->spec, &weights, error);
+    mp_weights_close(weights);
+    return status;
+}
+
+MP_TEST(files_weights_faults) {
+    fixture f;
+    begin(&f);
+    add(&f, "t", MP_I8, 0, 1000, 1, 0);
+    mp_test_alloc_sweep(open_and_close, &f);
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_OPEN, open_and_close, &f), 2);
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, open_and_close, &f), 2);
+    mp_spec_unpin(f.spec);
+}
