@@ -186,22 +186,26 @@ typedef struct attn_output {
 
 enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
 
-static MP_INLINE void put(const attn_output *o, int r, int column, vec sum) {
-    float *to = o->out + r * o->ld + column;
-    const int n = o->columns - column;
-    sum = vec_add(sum, vec_zero()); /* -0 becomes +0 */
-    if (o->a) {
-        if (o->what[r] == ATTN_SKIP)
-            return;
-        if (o->what[r] == ATTN_MERGE)
-            sum = vec_add(vec_mul(vec_load(to), vec_set(o->a[r])), vec_mul(sum, vec_set(o->b[r])));
-    } else if (o->by) {
-        sum = vec_mul(sum, vec_set(o->by[r]));
+/* rows x vecs sums at tile [rows, 16 * vecs] to columns from `column` on. Not part of the tile's own code, which exists
+ * once for every R and V. */
+static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column, const float *tile) {
+    for (int i = 0; i < rows * vecs; i++) {
+        const int r = i / vecs, at = column + i % vecs * VEC_N, left = o->columns - at;
+        float *to = o->out + r * o->ld + at;
+        vec sum = vec_add(vec_load(tile + i * VEC_N), vec_zero()); /* -0 becomes +0 */
+        if (o->a) {
+            if (o->what[r] == ATTN_SKIP)
+                continue;
+            if (o->what[r] == ATTN_MERGE)
+                sum = vec_add(vec_mul(vec_load(to), vec_set(o->a[r])), vec_mul(sum, vec_set(o->b[r])));
+        } else if (o->by) {
+            sum = vec_mul(sum, vec_set(o->by[r]));
+        }
+        if (left >= VEC_N)
+            vec_store(to, sum);
+        else
+            vec_store_n(to, sum, left);
     }
-    if (n >= VEC_N)
-        vec_store(to, sum);
-    else
-        vec_store_n(to, sum, n);
 }
 
 /* Rows of probabilities p times rows [from, to) of b, `vecs` wide: steps as above. */
@@ -210,9 +214,11 @@ static MP_INLINE int output_step(const int R, const int V, const bool half, cons
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
         chain(R, V, half, p, b, v * VEC_N, from, to, sum);
+        _Alignas(64) float tile[VEC_ACCUMULATORS * VEC_N];
         MP_UNROLL
         for (int i = 0; i < R * V; i++)
-            put(o, i / V, (v + i % V) * VEC_N, sum[i]);
+            vec_store(tile + i * VEC_N, sum[i]);
+        put(o, R, V, v * VEC_N, tile);
     }
     return v;
 }

@@ -1,0 +1,562 @@
+/* Attention kernels: every variant against ref/ to the bit, ref/ against double precision, and the promises that models
+ * stand on: how rows and blocks are cut changes no bit, and what a row cannot see changes nothing. */
+#include "kernel_test.h"
+#include "kernels/ref/math.h"
+
+/* The template over plain C arrays is a variant too: the one that other machines have. */
+#include "kernels/simd/vec_plain.h"
+
+#include "kernels/simd/attention_tmpl.h"
+
+static bool next_variant(kt_set *set, int slot) {
+    if (set->variant && strcmp(set->variant, "plain") == 0)
+        return false;
+    if (kt_next(set, slot))
+        return true;
+    mp_kernel_table table = {0};
+    attention_fill(&table, "plain");
+    *set = (kt_set){.mask = "any", .variant = "plain", .call = table.call};
+    return true;
+}
+
+static int pick(mp_test_random *random, int low, int high) {
+    return low + (int)(mp_test_random_u64(random) % (uint64_t)(high - low + 1));
+}
+
+/* ---- attn_full ------------------------------------------------------------------------------------------------- */
+
+typedef struct full_case {
+    mp_attn_full a;
+    float *qkv, *bias, *want, *got;
+    void *scratch;
+    int64_t out_floats;
+} full_case;
+
+enum { FULL_PAD = 5 }; /* columns of the output row that belong to others */
+
+static full_case full_make(mp_test_random *random, int T, int D, float size) {
+    full_case c = {0};
+    const int64_t ld = 3 * D + pick(random, 0, 3);
+    c.qkv = malloc(sizeof(float) * (size_t)(ld * T)); /* malloc: the address sanitizer sees its end */
+    c.bias = malloc(sizeof(float) * (size_t)T * (size_t)T);
+    c.out_floats = (int64_t)T * (D + FULL_PAD);
+    c.want = kt_alloc(sizeof(float) * (size_t)c.out_floats);
+    c.got = kt_alloc(sizeof(float) * (size_t)c.out_floats);
+    const size_t bytes = mp_attn_full_scratch(T, D);
+    c.scratch = kt_alloc(bytes);
+    for (size_t i = 0; i < bytes / sizeof(float); i++) /* what an earlier call may have left */
+        ((float *)c.scratch)[i] = NAN;
+    kt_random(random, c.qkv, ld * T);
+    for (int64_t i = 0; i < ld * T; i++)
+        c.qkv[i] *= size;
+    kt_random(random, c.bias, (int64_t)T * T);
+    for (int64_t i = 0; i < c.out_floats; i++)
+        c.want[i] = c.got[i] = -77.0f;
+    c.a = (mp_attn_full){.q = c.qkv, .k = c.qkv + D, .v = c.qkv + 2 * D, .ld = ld, .ld_out = D + FULL_PAD, .T = T, .D = D,
+                         .scale = 1.0f / sqrtf((float)D)};
+    return c;
+}
+
+static void full_free(full_case *c) {
+    free(c->qkv);
+    free(c->bias);
+    kt_free(c->want);
+    kt_free(c->got);
+    kt_free(c->scratch);
+}
+
+/* Choose among masks and bias. */
+static void full_options(full_case *c, int option, mp_test_random *random) {
+    c->a.causal = option & 1;
+    c->a.window = option & 2 ? pick(random, 1, c->a.T + 3) : 0;
+    c->a.bias = option & 4 ? c->bias : NULL;
+}
+
+static void full_compare(const kt_set *v, const kt_set *ref, full_case *c, const char *what) {
+    mp_attn_full a = c->a;
+    a.out = c->want;
+    ref->call.attn_full(&a, 0, a.T, c->scratch);
+    a.out = c->got;
+    v->call.attn_full(&a, 0, a.T, c->scratch);
+    kt_same(v, c->want, c->got, c->out_floats, "attn_full %s T=%d D=%d causal=%d window=%d bias=%d", what, a.T, a.D,
+            a.causal, a.window, a.bias != NULL);
+}
+
+MP_TEST_SECONDS(kernels_attention_full_matches_ref, 100) {
+    static const int heads[] = {8, 16, 24, 32, 40, 64, 128, 256};
+    static const int longer[] = {96, 127, 129, 200, 333};
+    mp_test_random random = {11};
+    kt_set ref = kt_ref();
+    int variants = 0;
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full); variants++) {
+        for (int T = 1; T <= 70; T++)
+            for (int option = 0; option < 8; option++) {
+                full_case c = full_make(&random, T, heads[(T + option) % 8], option == 5 ? 30.0f : 3.0f);
+                full_options(&c, option, &random);
+                full_compare(&v, &ref, &c, "ordinary");
+                full_free(&c);
+            }
+        for (size_t i = 0; i < sizeof longer / sizeof *longer; i++)
+            for (int option = 0; option < 8; option++) {
+                full_case c = full_make(&random, longer[i], heads[(i + (size_t)option) % 6], 3.0f);
+                full_options(&c, option, &random);
+                full_compare(&v, &ref, &c, "longer");
+                full_free(&c);
+            }
+    }
+    MP_CHECK(variants >= 1);
+}
+
+/* A sequence so long that fewer rows of scores are kept at a time; only some of its rows. */
+MP_TEST_SECONDS(kernels_attention_full_long, 60) {
+    mp_test_random random = {12};
+    kt_set ref = kt_ref();
+    const int T = 2100, D = 8;
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full);)
+        for (int option = 0; option < 4; option++) {
+            full_case c = full_make(&random, T, D, 3.0f);
+            full_options(&c, option, &random);
+            mp_attn_full a = c.a;
+            a.out = c.want;
+            ref.call.attn_full(&a, 1990, 2080, c.scratch);
+            a.out = c.got;
+            v.call.attn_full(&a, 1990, 2080, c.scratch);
+            kt_same(&v, c.want, c.got, c.out_floats, "attn_full T=%d option %d", T, option);
+            full_free(&c);
+        }
+}
+
+/* Any split of the rows, each part with whatever another left in the scratch. */
+MP_TEST(kernels_attention_full_any_split) {
+    mp_test_random random = {13};
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full);)
+        for (int round = 0; round < 60; round++) {
+            full_case c = full_make(&random, pick(&random, 1, 150), 8 * pick(&random, 1, 8), 3.0f);
+            full_options(&c, round % 8, &random);
+            mp_attn_full a = c.a;
+            a.out = c.want;
+            v.call.attn_full(&a, 0, a.T, c.scratch);
+            a.out = c.got;
+            for (int r = 0, next; r < a.T; r = next) {
+                next = r + pick(&random, 0, 20);
+                next = next < a.T ? next : a.T;
+                v.call.attn_full(&a, r, next, c.scratch);
+            }
+            kt_same(&v, c.want, c.got, c.out_floats, "attn_full in parts, T=%d D=%d", a.T, a.D);
+            full_free(&c);
+        }
+}
+
+/* What a row cannot see may hold anything finite. */
+MP_TEST(kernels_attention_full_masked) {
+    mp_test_random random = {14};
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full);)
+        for (int round = 0; round < 40; round++) {
+            full_case c = full_make(&random, pick(&random, 2, 120), 32, 3.0f);
+            mp_attn_full a = c.a;
+            a.causal = true;
+            a.window = round % 2 ? pick(&random, 1, 40) : 0;
+            const int row = pick(&random, 0, a.T - 2);
+            a.out = c.want;
+            v.call.attn_full(&a, 0, row + 1, c.scratch);
+            for (int t = row + 1; t < a.T; t++)
+                for (int d = 0; d < 2 * a.D; d++)
+                    c.qkv[t * a.ld + a.D + d] = (d & 1 ? 1e15f : -1e15f) * (float)(d + 1);
+            a.out = c.got;
+            v.call.attn_full(&a, 0, row + 1, c.scratch);
+            kt_same(&v, c.want, c.got, c.out_floats, "rows up to %d of %d", row, a.T);
+            full_free(&c);
+        }
+}
+
+/* The visible keys, and the softmax over them, in double. */
+MP_TEST(kernels_attention_full_ref_in_double) {
+    mp_test_random random = {15};
+    kt_set ref = kt_ref();
+    for (int round = 0; round < 60; round++) {
+        full_case c = full_make(&random, pick(&random, 1, 80), 16, 2.0f);
+        full_options(&c, round % 8, &random);
+        mp_attn_full a = c.a;
+        a.out = c.got;
+        ref.call.attn_full(&a, 0, a.T, c.scratch);
+        for (int r = 0; r < a.T; r++) {
+            double sum = 0.0, out[16] = {0};
+            for (int t = 0; t < a.T; t++) {
+                bool seen = !a.causal || t <= r;
+                if (a.window && a.causal)
+                    seen = seen && r - t < a.window;
+                else if (a.window)
+                    seen = seen && abs(r - t) <= a.window / 2;
+                if (!seen)
+                    continue;
+                double s = 0.0;
+                for (int d = 0; d < 16; d++)
+                    s += (double)a.q[r * a.ld + d] * a.k[t * a.ld + d];
+                const double p = exp(s * 0.25 + (a.bias ? a.bias[r * a.T + t] : 0.0f));
+                sum += p;
+                for (int d = 0; d < 16; d++)
+                    out[d] += p * a.v[t * a.ld + d];
+            }
+            for (int d = 0; d < 16; d++)
+                MP_CHECK_NEAR(a.out[r * a.ld_out + d], out[d] / sum, 3e-6);
+        }
+        full_free(&c);
+    }
+}
+
+/* NaN in a query or a visible key shows; a row of -inf bias is NaN, not a quiet 0. */
+MP_TEST(kernels_attention_full_nan) {
+    mp_test_random random = {16};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full);)
+        for (int what = 0; what < 3; what++) {
+            full_case c = full_make(&random, 45, 32, 3.0f);
+            if (what == 0)
+                c.qkv[7 * c.a.ld + 3] = NAN;
+            else if (what == 1)
+                c.qkv[7 * c.a.ld + 32 + 3] = NAN;
+            c.a.bias = what == 2 ? c.bias : NULL;
+            for (int t = 0; t < 45; t++)
+                c.bias[7 * 45 + t] = -INFINITY;
+            full_compare(&v, &ref, &c, "nan");
+            MP_CHECK(isnan(c.got[7 * c.a.ld_out]));
+            MP_CHECK(what == 1 || !isnan(c.got[8 * c.a.ld_out]));
+            full_free(&c);
+        }
+}
+
+/* ---- the paged cache ------------------------------------------------------------------------------------------- */
+
+enum { KV_MOST = 12 };
+
+typedef struct kv_case {
+    mp_attn_kv a;
+    int tokens, blocks;
+    size_t k_bytes, v_bytes; /* of a block */
+    float *q, *keys, *values; /* [tokens, k_dim] ... */
+    void *k[KV_MOST], *v[KV_MOST], *scratch;
+} kv_case;
+
+/* `tokens` tokens stored by ref's kv_store, and queries for the last `rows` of them. */
+static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, int rows, int group, int k_dim, int v_dim,
+                       mp_dtype dtype, int window, float size) {
+    kv_case c = {.tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
+    MP_CHECK(c.blocks <= KV_MOST && rows <= tokens);
+    const size_t item = dtype == MP_F16 ? 2 : 4;
+    c.k_bytes = item * (size_t)k_dim * MP_KV_BLOCK;
+    c.v_bytes = item * (size_t)v_dim * MP_KV_BLOCK;
+    for (int b = 0; b < c.blocks; b++) {
+        c.k[b] = kt_alloc(c.k_bytes);
+        c.v[b] = kt_alloc(c.v_bytes);
+    }
+    c.keys = malloc(sizeof(float) * (size_t)(tokens * k_dim));
+    c.values = malloc(sizeof(float) * (size_t)(tokens * v_dim));
+    kt_random(random, c.keys, (int64_t)tokens * k_dim);
+    kt_random(random, c.values, (int64_t)tokens * v_dim);
+    for (int64_t i = 0; i < (int64_t)tokens * k_dim; i++)
+        c.keys[i] *= size;
+    for (int t = 0; t < tokens; t++)
+        ref->call.kv_store(dtype, c.keys + t * k_dim, c.values + t * v_dim, k_dim, v_dim, t % MP_KV_BLOCK,
+                           c.k[t / MP_KV_BLOCK], c.v[t / MP_KV_BLOCK]);
+    const int64_t ldq_group = k_dim + pick(random, 0, 2), ldq = group * ldq_group + pick(random, 0, 2);
+    c.q = malloc(sizeof(float) * (size_t)(rows * ldq));
+    kt_random(random, c.q, rows * ldq);
+    for (int64_t i = 0; i < rows * ldq; i++)
+        c.q[i] *= size;
+    c.scratch = kt_alloc(mp_attn_kv_scratch(k_dim, v_dim));
+    c.a = (mp_attn_kv){.q = c.q, .ldq = ldq, .ldq_group = ldq_group, .group = group, .k_dim = k_dim, .v_dim = v_dim,
+                       .scale = 1.0f / sqrtf((float)k_dim), .pos0 = tokens - rows, .window = window, .kv_dtype = dtype,
+                       .k_blocks = NULL, .v_blocks = NULL};
+    return c;
+}
+
+/* The case's own array of blocks: set after the struct has come to rest. */
+static const mp_attn_kv *kv_of(kv_case *c) {
+    c->a.k_blocks = c->k;
+    c->a.v_blocks = c->v;
+    return &c->a;
+}
+
+static void kv_free(kv_case *c) {
+    for (int b = 0; b < c->blocks; b++) {
+        kt_free(c->k[b]);
+        kt_free(c->v[b]);
+    }
+    free(c->q);
+    free(c->keys);
+    free(c->values);
+    kt_free(c->scratch);
+}
+
+static mp_attn_partial partial_make(int n, int v_dim) {
+    mp_attn_partial p = {kt_alloc(sizeof(float) * (size_t)n), kt_alloc(sizeof(float) * (size_t)n),
+                         kt_alloc(sizeof(float) * (size_t)(n * v_dim))};
+    mp_attn_begin(n, v_dim, &p);
+    return p;
+}
+
+static void partial_free(mp_attn_partial *p) {
+    kt_free(p->m);
+    kt_free(p->l);
+    kt_free(p->o);
+}
+
+static void partial_same(const kt_set *set, const mp_attn_partial *want, const mp_attn_partial *got, int n, int v_dim,
+                         const char *what, const kv_case *c) {
+    char text[160];
+    snprintf(text, sizeof text, "%s: tokens=%d rows=%d group=%d k=%d v=%d dtype=%d window=%d", what, c->tokens,
+             n / c->a.group, c->a.group, c->a.k_dim, c->a.v_dim, (int)c->a.kv_dtype, c->a.window);
+    kt_same(set, want->m, got->m, n, "m of %s", text);
+    kt_same(set, want->l, got->l, n, "l of %s", text);
+    kt_same_matrix(set, want->o, got->o, n, v_dim, v_dim, "o of %s", text);
+}
+
+/* A case of any shape that models have, and some that they have not. */
+static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
+    static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, dims[] = {16, 32, 48, 64, 80, 128, 192};
+    const int group = groups[pick(random, 0, 9)], tokens = pick(random, 1, 400);
+    int rows = pick(random, 0, 2) ? pick(random, 1, MP_ATTN_ROWS / group) : 1;
+    rows = rows < tokens ? rows : tokens;
+    const int k_dim = dims[pick(random, 0, 6)], v_dim = pick(random, 0, 3) ? k_dim : dims[pick(random, 0, 6)];
+    const int window = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
+    return kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_F16 : MP_F32, window, size);
+}
+
+static int kv_rows(const kv_case *c) {
+    return c->tokens - (int)c->a.pos0;
+}
+
+MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
+    mp_test_random random = {21};
+    kt_set ref = kt_ref();
+    int variants = 0;
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv); variants++)
+        for (int round = 0; round < 150; round++) {
+            kv_case c = kv_any(&ref, &random, round % 5 == 4 ? 1e20f : 2.0f); /* 1e20: scores beyond fp32 */
+            const mp_attn_kv *a = kv_of(&c);
+            const int rows = kv_rows(&c), n = rows * a->group;
+            mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
+            mp_attn_partial part = partial_make(n, a->v_dim), part_got = partial_make(n, a->v_dim);
+            mp_attn_partial merged = partial_make(n, a->v_dim);
+            for (int b = 0; b < c.blocks; b++) {
+                ref.call.attn_block(a, rows, b, &part);
+                v.call.attn_block(a, rows, b, &part_got);
+                partial_same(&v, &part, &part_got, n, a->v_dim, "attn_block", &c);
+                ref.call.attn_merge(n, a->v_dim, &part, &want);
+                v.call.attn_merge(n, a->v_dim, &part, &merged);
+                partial_same(&v, &want, &merged, n, a->v_dim, "attn_merge", &c);
+            }
+            v.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+            partial_same(&v, &want, &got, n, a->v_dim, "attn_kv", &c);
+            mp_attn_begin(n, a->v_dim, &got);
+            ref.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+            partial_same(&ref, &want, &got, n, a->v_dim, "attn_kv", &c);
+            partial_free(&want);
+            partial_free(&got);
+            partial_free(&part);
+            partial_free(&part_got);
+            partial_free(&merged);
+            kv_free(&c);
+        }
+    MP_CHECK(variants >= 1);
+}
+
+/* The latent attention of DeepSeek: one head of 576, 16 queries to it. */
+MP_TEST(kernels_attention_kv_wide) {
+    mp_test_random random = {22};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);)
+        for (int dtype = 0; dtype < 2; dtype++) {
+            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, dtype ? MP_F16 : MP_F32, 0, 1.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            mp_attn_partial want = partial_make(64, 512), got = partial_make(64, 512);
+            ref.call.attn_kv(a, 4, 0, c.blocks, &want, c.scratch);
+            v.call.attn_kv(a, 4, 0, c.blocks, &got, c.scratch);
+            partial_same(&v, &want, &got, 64, 512, "attn_kv", &c);
+            partial_free(&want);
+            partial_free(&got);
+            kv_free(&c);
+        }
+}
+
+/* Rows alone, rows in any chunks, blocks in any ranges, block by block with merges: one set of bits. */
+MP_TEST(kernels_attention_kv_any_split) {
+    mp_test_random random = {23};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);)
+        for (int round = 0; round < 60; round++) {
+            kv_case c = kv_any(&ref, &random, 2.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            const int rows = kv_rows(&c), n = rows * a->group;
+            mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
+            mp_attn_partial part = partial_make(n, a->v_dim);
+            v.call.attn_kv(a, rows, 0, c.blocks, &want, c.scratch);
+            for (int r = 0, next; r < rows; r = next) {
+                mp_attn_kv some = *a;
+                next = r + pick(&random, 1, rows);
+                next = next < rows ? next : rows;
+                some.q = a->q + r * a->ldq;
+                some.pos0 = a->pos0 + r;
+                mp_attn_partial state = {got.m + r * a->group, got.l + r * a->group,
+                                         got.o + (int64_t)r * a->group * a->v_dim};
+                for (int b = 0, end; b < c.blocks; b = end) {
+                    end = b + pick(&random, 1, 3);
+                    end = end < c.blocks ? end : c.blocks;
+                    if (pick(&random, 0, 1)) {
+                        v.call.attn_kv(&some, next - r, b, end, &state, c.scratch);
+                        continue;
+                    }
+                    for (int i = b; i < end; i++) {
+                        v.call.attn_block(&some, next - r, i, &part);
+                        v.call.attn_merge((next - r) * a->group, a->v_dim, &part, &state);
+                    }
+                }
+            }
+            partial_same(&v, &want, &got, n, a->v_dim, "split", &c);
+            partial_free(&want);
+            partial_free(&got);
+            partial_free(&part);
+            kv_free(&c);
+        }
+}
+
+/* Finite rubbish in slots that no row sees, and anything at all in blocks that no row sees. */
+MP_TEST(kernels_attention_kv_masked) {
+    mp_test_random random = {24};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);)
+        for (int round = 0; round < 60; round++) {
+            kv_case c = kv_any(&ref, &random, 2.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            const int rows = kv_rows(&c), n = rows * a->group;
+            mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
+            v.call.attn_kv(a, rows, 0, c.blocks, &want, c.scratch);
+            float *k = malloc(sizeof(float) * (size_t)(a->k_dim + a->v_dim)), *values = k + a->k_dim;
+            const int64_t oldest = a->window ? a->pos0 - a->window + 1 : 0;
+            for (int t = 0; t < c.blocks * MP_KV_BLOCK; t++) {
+                if (t < c.tokens && t >= oldest)
+                    continue;
+                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* the whole block is out of sight */
+                for (int d = 0; d < a->k_dim + a->v_dim; d++)
+                    k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
+                ref.call.kv_store(a->kv_dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                                  c.v[t / MP_KV_BLOCK]);
+            }
+            v.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+            partial_same(&v, &want, &got, n, a->v_dim, "attn_kv over rubbish", &c);
+            free(k);
+            partial_free(&want);
+            partial_free(&got);
+            kv_free(&c);
+        }
+}
+
+/* NaN in the newest key, alone in its block, is not mistaken for a row that sees nothing of it. */
+MP_TEST(kernels_attention_kv_nan) {
+    mp_test_random random = {25};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);) {
+        kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, MP_F16, 0, 1.0f);
+        const mp_attn_kv *a = kv_of(&c);
+        for (int d = 0; d < 64; d++)
+            c.keys[128 * 64 + d] = NAN;
+        ref.call.kv_store(MP_F16, c.keys + 128 * 64, c.values, 64, 64, 0, c.k[2], c.v[2]);
+        mp_attn_partial got = partial_make(3, 64), parts = partial_make(3, 64), part = partial_make(3, 64);
+        v.call.attn_kv(a, 1, 0, 3, &got, c.scratch);
+        for (int b = 0; b < 3; b++) {
+            v.call.attn_block(a, 1, b, &part);
+            v.call.attn_merge(3, 64, &part, &parts);
+        }
+        for (int i = 0; i < 3; i++)
+            MP_CHECK(isnan(got.l[i]) && isnan(got.o[i * 64]) && isnan(parts.l[i]) && isnan(parts.o[i * 64]));
+        partial_free(&got);
+        partial_free(&parts);
+        partial_free(&part);
+        kv_free(&c);
+    }
+}
+
+MP_TEST(kernels_attention_kv_ref_in_double) {
+    mp_test_random random = {26};
+    kt_set ref = kt_ref();
+    for (int round = 0; round < 40; round++) {
+        kv_case c = kv_any(&ref, &random, 1.5f);
+        const mp_attn_kv *a = kv_of(&c);
+        const int rows = kv_rows(&c), n = rows * a->group;
+        const bool half = a->kv_dtype == MP_F16;
+        mp_attn_partial got = partial_make(n, a->v_dim);
+        ref.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+        for (int i = 0; i < n; i++) {
+            const float *q = a->q + i / a->group * a->ldq + i % a->group * a->ldq_group;
+            const int64_t at = a->pos0 + i / a->group;
+            double sum = 0.0, out[192] = {0};
+            for (int t = 0; t < c.tokens; t++) {
+                if (t > at || (a->window && t <= at - a->window))
+                    continue;
+                double s = 0.0;
+                for (int d = 0; d < a->k_dim; d++) {
+                    const float k = c.keys[t * a->k_dim + d];
+                    s += (double)q[d] * (half ? mp_half_to_float(mp_ref_to_f16(k)) : k);
+                }
+                const double p = exp(s * (double)a->scale);
+                sum += p;
+                for (int d = 0; d < a->v_dim; d++) {
+                    const float x = c.values[t * a->v_dim + d];
+                    out[d] += p * (half ? mp_half_to_float(mp_ref_to_f16(x)) : x);
+                }
+            }
+            for (int d = 0; d < a->v_dim; d++)
+                MP_CHECK_NEAR(got.o[i * a->v_dim + d] * (1.0f / got.l[i]), out[d] / sum, 5e-6);
+        }
+        partial_free(&got);
+        kv_free(&c);
+    }
+}
+
+/* Every half that a float can become: all exponents, ties, both sides of every edge. */
+MP_TEST(kernels_attention_kv_store_halves) {
+    mp_test_random random = {27};
+    kt_set ref = kt_ref();
+    uint16_t want[2][32 * MP_KV_BLOCK], got[2][32 * MP_KV_BLOCK];
+    float k[32], x[32];
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store);) {
+        memset(want, 0, sizeof want);
+        memset(got, 0, sizeof got);
+        for (int round = 0; round < 40000; round++) {
+            for (int i = 0; i < 32; i++) {
+                const uint64_t u = mp_test_random_u64(&random);
+                const uint32_t tie = (uint32_t)(95 + u % 60) << 23 | (uint32_t)(u >> 8 & 0x3ff) << 13 | 0x1000u;
+                k[i] = mp_ref_float((uint32_t)(u >> 32));
+                x[i] = mp_ref_float((tie + (uint32_t)(u >> 40) % 3 - 1) | (uint32_t)(u & 1) << 31);
+                if (isnan(k[i])) /* which NaN is no part of the contract */
+                    k[i] = 1.0f;
+            }
+            const int slot = round % MP_KV_BLOCK;
+            ref.call.kv_store(MP_F16, k, x, 32, 32, slot, want[0], want[1]);
+            v.call.kv_store(MP_F16, k, x, 32, 32, slot, got[0], got[1]);
+            if (slot == MP_KV_BLOCK - 1)
+                kt_same_bytes(&v, want, got, sizeof want, "kv_store round %d", round);
+        }
+    }
+    MP_CHECK(mp_ref_to_f16(65519.996f) == 0x7bff && mp_ref_to_f16(65520.0f) == 0x7c00);
+    MP_CHECK(mp_ref_to_f16(0x1p-24f) == 1 && mp_ref_to_f16(0x1p-25f) == 0 && mp_ref_to_f16(0x1.8p-24f) == 2);
+    MP_CHECK((mp_ref_to_f16(NAN) & 0x7e00) == 0x7e00 && mp_ref_to_f16(-INFINITY) == 0xfc00);
+    for (uint32_t h = 0; h < 0x10000u; h++)
+        if ((h & 0x7fffu) <= 0x7c00u)
+            MP_CHECK_INT(mp_ref_to_f16(mp_half_to_float((uint16_t)h)), h);
+}
+
+MP_TEST(kernels_attention_kv_store_floats) {
+    kt_set ref = kt_ref();
+    mp_test_random random = {28};
+    float want[2][48 * MP_KV_BLOCK] = {0}, got[2][48 * MP_KV_BLOCK] = {0}, k[48], x[16];
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store);)
+        for (int slot = 0; slot < MP_KV_BLOCK; slot++) {
+            kt_random(&random, k, 48);
+            kt_random(&random, x, 16);
+            ref.call.kv_store(MP_F32, k, x, 48, 16, slot, want[0], want[1]);
+            v.call.kv_store(MP_F32, k, x, 48, 16, slot, got[0], got[1]);
+            kt_same_bytes(&v, want, got, sizeof want, "kv_store slot %d", slot);
+            MP_CHECK(want[0][47 * MP_KV_BLOCK + slot] == k[47] && want[1][slot * 16 + 15] == x[15]);
+        }
+}

@@ -1,0 +1,345 @@
+/* Row kernels: every variant against ref/ to the bit, ref/ against double precision. */
+#include <float.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kernel_test.h"
+#include "kernels/ref/math.h"
+
+/* The template over plain C arrays is a variant too: the one that other machines have. */
+#include "kernels/simd/vec_plain.h"
+
+#include "kernels/simd/rows_tmpl.h"
+
+/* kt_next, and then "plain". */
+static bool next_variant(kt_set *set, int slot) {
+    if (set->variant && strcmp(set->variant, "plain") == 0)
+        return false;
+    if (kt_next(set, slot))
+        return true;
+    mp_kernel_table table = {0};
+    rows_fill(&table, "plain");
+    *set = (kt_set){.mask = "any", .variant = "plain", .call = table.call};
+    return true;
+}
+
+/* n floats that end where memory ends: a read or a write behind them is a crash, in vector code too. */
+static float *edge(int64_t n) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t bytes = (sizeof(float) * (size_t)n + page - 1) / page * page;
+    uint8_t *memory = mmap(NULL, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory + bytes, page, PROT_NONE) != 0)
+        MP_FAIL("no memory for a test");
+    return (float *)(void *)(memory + bytes) - n;
+}
+
+static void edge_free(float *x, int64_t n) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t bytes = (sizeof(float) * (size_t)n + page - 1) / page * page;
+    munmap((uint8_t *)(x + n) - bytes, bytes + page);
+}
+
+static void fill(mp_test_random *random, int kind, float *x, int64_t n) {
+    if (kind < KT_EXTREMES)
+        kt_extreme(random, (enum kt_extreme)kind, x, n);
+    else
+        kt_random(random, x, n);
+}
+
+static const mp_act acts[] = {MP_ACT_NONE, MP_ACT_GELU,     MP_ACT_GELU_TANH, MP_ACT_RELU,
+                              MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID};
+enum { ACTS = sizeof acts / sizeof *acts };
+
+/* Every row kernel at one length and one kind of input. */
+static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *random, int n, int kind) {
+    const char *what = kind < KT_EXTREMES ? kt_extreme_names[kind] : "ordinary";
+    float *x = edge(n), *w = edge(n), *b = edge(n), *want = edge(n), *got = edge(n), s, t;
+    const size_t bytes = sizeof(float) * (size_t)n;
+    fill(random, kind, x, n);
+    fill(random, kind % 3 ? KT_EXTREMES : kind, w, n);
+    kt_random(random, b, n);
+
+    ref->call.rms_norm(x, w, 1e-6f, n, want);
+    v->call.rms_norm(x, w, 1e-6f, n, got);
+    kt_same(v, want, got, n, "rms_norm %s n=%d", what, n);
+    memcpy(got, x, bytes);
+    v->call.rms_norm(got, w, 1e-6f, n, got);
+    kt_same(v, want, got, n, "rms_norm in place %s n=%d", what, n);
+    for (int with = 0; with < 2; with++) {
+        ref->call.layer_norm(x, w, with ? b : NULL, 1e-12f, n, want);
+        v->call.layer_norm(x, w, with ? b : NULL, 1e-12f, n, got);
+        kt_same(v, want, got, n, "layer_norm %s n=%d bias=%d", what, n, with);
+    }
+    memcpy(got, x, bytes);
+    v->call.layer_norm(got, w, b, 1e-12f, n, got);
+    kt_same(v, want, got, n, "layer_norm in place %s n=%d", what, n);
+    memcpy(want, b, bytes);
+    memcpy(got, b, bytes);
+    ref->call.add(x, n, want);
+    v->call.add(x, n, got);
+    kt_same(v, want, got, n, "add %s n=%d", what, n);
+    for (int i = 0; i < ACTS; i++) {
+        memcpy(want, x, bytes);
+        memcpy(got, x, bytes);
+        ref->call.activate(acts[i], n, want);
+        v->call.activate(acts[i], n, got);
+        kt_same(v, want, got, n, "activate %d %s n=%d", acts[i], what, n);
+        ref->call.gated(acts[i], x, w, n, want);
+        memcpy(got, x, bytes);
+        v->call.gated(acts[i], got, w, n, got);
+        kt_same(v, want, got, n, "gated %d, y is gate, %s n=%d", acts[i], what, n);
+        memcpy(got, w, bytes);
+        v->call.gated(acts[i], x, got, n, got);
+        kt_same(v, want, got, n, "gated %d, y is up, %s n=%d", acts[i], what, n);
+    }
+    memcpy(want, x, bytes);
+    memcpy(got, x, bytes);
+    s = ref->call.softmax(want, n);
+    t = v->call.softmax(got, n);
+    kt_same(v, &s, &t, 1, "sum of softmax %s n=%d", what, n);
+    kt_same(v, want, got, n, "softmax %s n=%d", what, n);
+    s = ref->call.max(x, n);
+    t = v->call.max(x, n);
+    kt_same(v, &s, &t, 1, "max %s n=%d", what, n);
+    MP_CHECK_INT(v->call.argmax(x, n), ref->call.argmax(x, n));
+    const float max = s;
+    s = ref->call.exp_sum(x, n, max, want);
+    t = v->call.exp_sum(x, n, max, got);
+    kt_same(v, &s, &t, 1, "exp_sum %s n=%d", what, n);
+    kt_same(v, want, got, n, "exp_sum's out %s n=%d", what, n);
+    t = v->call.exp_sum(x, n, max, NULL);
+    kt_same(v, &s, &t, 1, "exp_sum without out %s n=%d", what, n);
+    s = ref->call.dot(x, w, n);
+    t = v->call.dot(x, w, n);
+    kt_same(v, &s, &t, 1, "dot %s n=%d", what, n);
+    MP_CHECK_INT(v->call.all_finite(x, n), ref->call.all_finite(x, n));
+    if (n % 2 == 0)
+        for (int neox = 0; neox < 2; neox++) {
+            memcpy(want, x, bytes);
+            memcpy(got, x, bytes);
+            ref->call.rope(want, b, n, neox);
+            v->call.rope(got, b, n, neox);
+            kt_same(v, want, got, n, "rope neox=%d %s n=%d", neox, what, n);
+        }
+    edge_free(x, n);
+    edge_free(w, n);
+    edge_free(b, n);
+    edge_free(want, n);
+    edge_free(got, n);
+}
+
+MP_TEST_SECONDS(kernels_rows_match_ref, 60) {
+    static const int longer[] = {127, 128, 384, 576, 1000, 4097, 9001};
+    mp_test_random random = {1};
+    kt_set ref = kt_ref();
+    int variants = 0;
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_rms_norm); variants++) {
+        for (int n = 1; n <= 100; n++)
+            for (int kind = 0; kind <= KT_EXTREMES; kind++)
+                compare_all(&v, &ref, &random, n, kind);
+        for (size_t i = 0; i < sizeof longer / sizeof *longer; i++)
+            for (int kind = 0; kind <= KT_EXTREMES; kind++)
+                compare_all(&v, &ref, &random, longer[i], kind);
+    }
+    MP_CHECK(variants >= 1);
+}
+
+/* One in 4,099 of all floats, NaNs and denormals among them, through every activation and exp. */
+MP_TEST_SECONDS(kernels_rows_math_bits, 60) {
+    enum { N = 1 << 14 };
+    float *x = kt_alloc(sizeof(float) * N), *want = kt_alloc(sizeof(float) * N), *got = kt_alloc(sizeof(float) * N);
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_activate);)
+        for (uint64_t u = 0; u < UINT64_C(1) << 32;) {
+            int n = 0;
+            for (; n < N && u < UINT64_C(1) << 32; n++, u += 4099)
+                x[n] = mp_ref_float((uint32_t)u);
+            for (int i = 0; i < ACTS; i++) {
+                memcpy(want, x, sizeof(float) * (size_t)n);
+                memcpy(got, x, sizeof(float) * (size_t)n);
+                ref.call.activate(acts[i], n, want);
+                v.call.activate(acts[i], n, got);
+                kt_same(&v, want, got, n, "activate %d from %g on", acts[i], (double)x[0]);
+            }
+            ref.call.exp_sum(x, n, 0.0f, want);
+            v.call.exp_sum(x, n, 0.0f, got);
+            kt_same(&v, want, got, n, "exp from %g on", (double)x[0]);
+        }
+    kt_free(x);
+    kt_free(want);
+    kt_free(got);
+}
+
+/* Distance in units of the last place of the float nearest to `truth` (normal floats). */
+static double ulps(float got, double truth) {
+    int exponent;
+    frexp(truth, &exponent);
+    return fabs((double)got - truth) / ldexp(1.0, (exponent < -125 ? -125 : exponent) - 24);
+}
+
+MP_TEST(kernels_rows_exp_accuracy) {
+    double worst = 0.0;
+    for (uint32_t u = 0; u < 0x42b20000u; u += 257)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            const float x = (float)sign * mp_ref_float(u);
+            if (x < MP_EXP_LO || x > MP_EXP_HI)
+                continue;
+            const double e = ulps(mp_ref_exp(x), exp((double)x));
+            worst = e > worst ? e : worst;
+        }
+    if (!(worst <= 1.02))
+        MP_FAIL("exp is off by %.3f ulp", worst);
+    MP_CHECK(mp_ref_exp(0.0f) == 1.0f && mp_ref_exp(-0.0f) == 1.0f);
+    MP_CHECK(mp_ref_exp(-INFINITY) == 0.0f && mp_ref_exp(-1e30f) == 0.0f && mp_ref_exp(-104.0f) == 0.0f);
+    MP_CHECK(mp_ref_exp(INFINITY) == INFINITY && mp_ref_exp(nextafterf(MP_EXP_HI, INFINITY)) == INFINITY);
+    MP_CHECK(mp_ref_exp(MP_EXP_HI) <= FLT_MAX && isnan(mp_ref_exp(NAN)));
+    /* the least results are the least normal float, then 0 */
+    float x = MP_EXP_LO;
+    MP_CHECK(mp_ref_exp(x) >= FLT_MIN && mp_ref_exp(x) < FLT_MIN * 1.0001f);
+    MP_CHECK(exp((double)nextafterf(x, -INFINITY)) < FLT_MIN && mp_ref_exp(nextafterf(x, -INFINITY)) == 0.0f);
+}
+
+MP_TEST(kernels_rows_activation_accuracy) {
+    double tanh_ulp = 0.0, sigmoid_ulp = 0.0, gelu_ulp = 0.0, gelu_left = 0.0, gelu_tanh = 0.0;
+    for (uint32_t u = 0x30000000u; u < 0x42000000u; u += 101) /* 2^-31 to 32 */
+        for (int sign = -1; sign <= 1; sign += 2) {
+            const float x = (float)sign * mp_ref_float(u);
+            const double d = x;
+            tanh_ulp = fmax(tanh_ulp, ulps(mp_ref_tanh(x), tanh(d)));
+            sigmoid_ulp = fmax(sigmoid_ulp, ulps(mp_ref_sigmoid(x), 1.0 / (1.0 + exp(-d))));
+            const double gelu = 0.5 * d * erfc(-d / sqrt(2.0));
+            if (x >= -1.0f)
+                gelu_ulp = fmax(gelu_ulp, ulps(mp_ref_gelu(x), gelu));
+            else
+                gelu_left = fmax(gelu_left, fabs(mp_ref_gelu(x) - gelu));
+            const double other = 0.5 * d * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (d + 0.044715 * d * d * d)));
+            gelu_tanh = fmax(gelu_tanh, fabs(mp_ref_gelu_tanh(x) - other) / fmax(1.0, fabs(d)));
+        }
+    if (!(tanh_ulp <= 1.4 && sigmoid_ulp <= 2.5 && gelu_ulp <= 2.8 && gelu_left <= 5e-8 && gelu_tanh <= 1.5e-7))
+        MP_FAIL("tanh %.3f ulp, sigmoid %.3f ulp, gelu %.3f ulp from -1 on and %.3g before, its tanh form %.3g", tanh_ulp,
+                sigmoid_ulp, gelu_ulp, gelu_left, gelu_tanh);
+    MP_CHECK(mp_ref_tanh(INFINITY) == 1.0f && mp_ref_tanh(-INFINITY) == -1.0f && isnan(mp_ref_tanh(NAN)));
+    MP_CHECK(mp_ref_sigmoid(INFINITY) == 1.0f && mp_ref_sigmoid(-INFINITY) == 0.0f && isnan(mp_ref_sigmoid(NAN)));
+    MP_CHECK(mp_ref_gelu(-40.0f) == 0.0f && mp_ref_gelu(40.0f) == 40.0f && isnan(mp_ref_gelu(NAN)));
+    MP_CHECK(mp_ref_gelu_tanh(-40.0f) == 0.0f && mp_ref_gelu_tanh(40.0f) == 40.0f && isnan(mp_ref_gelu_tanh(NAN)));
+    MP_CHECK(mp_ref_gelu(3e38f) == 3e38f && mp_ref_gelu_tanh(3e38f) == 3e38f);
+}
+
+/* exp gives the same bits whether or not the thread flushes denormals. */
+MP_TEST(kernels_rows_exp_flush) {
+    enum { N = 100003 };
+    float *x = kt_alloc(sizeof(float) * N), *want = kt_alloc(sizeof(float) * N), *got = kt_alloc(sizeof(float) * N);
+    for (int i = 0; i < N; i++)
+        x[i] = -110.0f * (float)i / N;
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_exp_sum);) {
+        float s = v.call.exp_sum(x, N, 0.0f, want);
+        const uint32_t control = mp_cpu_flush_denormals();
+        float t = v.call.exp_sum(x, N, 0.0f, got);
+        mp_cpu_restore_float(control);
+        kt_same(&v, want, got, N, "exp with denormals flushed");
+        kt_same(&v, &s, &t, 1, "its sum");
+        for (int i = 0; i < N; i++)
+            MP_CHECK(want[i] == 0.0f || want[i] >= FLT_MIN);
+    }
+    kt_free(x);
+    kt_free(want);
+    kt_free(got);
+}
+
+MP_TEST(kernels_rows_argmax) {
+    enum { N = 10000 };
+    float *x = kt_alloc(sizeof(float) * N);
+    mp_test_random random = {3};
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_argmax);) {
+        for (int round = 0; round < 200; round++) {
+            const int n = 1 + (int)(mp_test_random_u64(&random) % N), at = (int)(mp_test_random_u64(&random) % (uint64_t)n);
+            kt_random(&random, x, n);
+            x[at] = 2.0f;
+            x[at + (int)(mp_test_random_u64(&random) % (uint64_t)(n - at))] = 2.0f; /* a tie: the lower wins */
+            if (at > 0)
+                x[mp_test_random_u64(&random) % (uint64_t)at] = NAN;
+            MP_CHECK_INT(v.call.argmax(x, n), at);
+        }
+        for (int i = 0; i < N; i++)
+            x[i] = NAN;
+        MP_CHECK_INT(v.call.argmax(x, N), 0);
+        MP_CHECK_INT(v.call.argmax(x, 0), 0);
+        x[7000] = -INFINITY;
+        MP_CHECK_INT(v.call.argmax(x, N), 7000);
+        MP_CHECK(v.call.max(x, N) == -INFINITY);
+        x[8000] = -3.0f;
+        MP_CHECK_INT(v.call.argmax(x, N), 8000);
+        MP_CHECK(v.call.max(x, N) == -3.0f);
+        x[9000] = INFINITY;
+        MP_CHECK_INT(v.call.argmax(x, N), 9000);
+        for (int i = 0; i < N; i++)
+            x[i] = i % 2 ? 0.0f : -0.0f;
+        MP_CHECK_INT(v.call.argmax(x, N), 0);
+    }
+    kt_free(x);
+}
+
+MP_TEST(kernels_rows_all_finite) {
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    float *x = kt_alloc(sizeof(float) * 100);
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_all_finite);)
+        for (int n = 0; n <= 100; n++) {
+            for (int i = 0; i < n; i++)
+                x[i] = i % 2 ? FLT_MAX : -FLT_MAX;
+            MP_CHECK(v.call.all_finite(x, n));
+            for (int at = 0; at < n; at++) {
+                const float kept = x[at];
+                x[at] = bad[at % 3];
+                MP_CHECK(!v.call.all_finite(x, n));
+                x[at] = kept;
+            }
+        }
+    kt_free(x);
+}
+
+/* The meaning of ref itself: norms and rope in double. */
+MP_TEST(kernels_rows_ref_in_double) {
+    mp_test_random random = {5};
+    kt_set ref = kt_ref();
+    float x[400], w[400], b[400], y[400];
+    for (int n = 2; n <= 400; n += 1 + n / 9) {
+        double square = 0.0, mean = 0.0, variance = 0.0;
+        for (int i = 0; i < n; i++) {
+            x[i] = mp_test_random_float(&random, -3.0f, 5.0f);
+            w[i] = mp_test_random_float(&random, 0.5f, 2.0f);
+            b[i] = mp_test_random_float(&random, -1.0f, 1.0f);
+            square += (double)x[i] * x[i] / n;
+            mean += (double)x[i] / n;
+        }
+        for (int i = 0; i < n; i++)
+            variance += (x[i] - mean) * (x[i] - mean) / n;
+        ref.call.rms_norm(x, w, 1e-3f, n, y);
+        for (int i = 0; i < n; i++)
+            MP_CHECK_NEAR(y[i], x[i] / sqrt(square + 1e-3) * w[i], 4e-6);
+        ref.call.layer_norm(x, w, b, 1e-3f, n, y);
+        for (int i = 0; i < n; i++)
+            MP_CHECK_NEAR(y[i], (x[i] - mean) / sqrt(variance + 1e-3) * w[i] + b[i], 8e-6);
+        double dot = 0.0, sum = 0.0;
+        for (int i = 0; i < n; i++) {
+            dot += (double)x[i] * w[i];
+            sum += exp((double)x[i] - 5.0);
+        }
+        MP_CHECK_NEAR(ref.call.dot(x, w, n), dot, 1e-4);
+        MP_CHECK_NEAR(ref.call.exp_sum(x, n, 5.0f, NULL), sum, 1e-4);
+        const int half = n / 2;
+        for (int neox = 0; neox < 2; neox++) {
+            float angles[400];
+            for (int i = 0; i < half; i++) {
+                angles[2 * i] = cosf((float)i);
+                angles[2 * i + 1] = sinf((float)i);
+            }
+            memcpy(y, x, sizeof x);
+            ref.call.rope(y, angles, 2 * half, neox);
+            for (int i = 0; i < half; i++) {
+                const int p = neox ? i : 2 * i, q = neox ? i + half : 2 * i + 1;
+                MP_CHECK_NEAR(y[p], x[p] * cos(i) - x[q] * sin(i), 1e-5);
+                MP_CHECK_NEAR(y[q], x[p] * sin(i) + x[q] * cos(i), 1e-5);
+            }
+        }
+    }
+}
