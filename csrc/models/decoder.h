@@ -1,0 +1,90 @@
+/* decoder.h: causal transformers with a paged key-value cache. A step takes rows of many sequences, packed: the next token
+ * of some, slices of the prompts of others. Used by the files decoder*.c only. */
+#ifndef MP_MODELS_DECODER_H
+#define MP_MODELS_DECODER_H
+
+#include "models/arch.h"
+#include "models/layers/kv_cache.h"
+#include "models/layers/linear.h"
+#include "models/layers/rope.h"
+
+typedef struct mp_decoder_layer {
+    float *attention_norm, *ffn_norm; /* [hidden] */
+    mp_linear qkv, out, gate_up, down;
+} mp_decoder_layer;
+
+typedef struct mp_decoder {
+    mp_model_base base;
+    mp_weights *weights;
+    mp_budget *budget;
+    uint64_t charged;           /* bytes taken from the budget */
+    uint8_t *slab;
+    int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
+    int32_t qkv_width;          /* (heads + 2 kv_heads) * head_dim */
+    float eps;
+    mp_act act;
+    mp_rope rope;
+    mp_tensor tokens;           /* [vocab, hidden] as stored; unused when tied */
+    bool tied;                  /* the output matrix is the token table, packed */
+    float *norm;                /* [hidden] before the output */
+    mp_linear head;             /* [vocab, hidden] */
+    mp_decoder_layer *layers;
+    mp_kv_group kv;
+    uint32_t max_token_bytes;
+    int32_t sampled_vocab;      /* ids from here on have no token and are never drawn */
+    _Atomic uint64_t row_ns;    /* running estimate of time per prompt row in a full step */
+} mp_decoder;
+
+/* ---- one forward pass -------------------------------------------------------------------------------------------- */
+
+typedef struct mp_row_seq {     /* consecutive rows of one sequence */
+    int row0, rows;
+    int32_t past;               /* position of row0 */
+    const uint32_t *blocks;     /* KV blocks for positions 0 .. past + rows - 1 */
+    float *all_outputs;         /* [rows, vocab]: logits of every row, or NULL */
+} mp_row_seq;
+
+typedef struct mp_rows {
+    int M;
+    const int32_t *id;          /* [M] */
+    int n_seq;
+    mp_row_seq *seq;
+    int n_output;
+    int *output_row;            /* [n_output] */
+    float *logits;              /* [n_output, vocab] */
+} mp_rows;
+
+typedef struct mp_attention_unit { /* work on one KV head of one sequence */
+    int seq, head;
+    int row0, rows;             /* within the sequence */
+    int block0, block1;
+    int partial;                /* split mode: index of block0's partial */
+} mp_attention_unit;
+
+typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made by mp_decoder_plan_pass */
+    const mp_decoder *model;
+    const mp_kv_cache *cache;
+    mp_rows rows;
+    enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode;
+    mp_attention_unit *units;
+    int *lane_units;            /* [lanes + 1] first unit of each lane */
+    int unit_count, most_blocks;
+    float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
+    void *acts;
+    uint8_t *lane_scratch;      /* [lanes] pieces */
+    size_t lane_bytes;
+} mp_decoder_pass;
+
+/* Bytes of arena that a pass over these rows takes with so many lanes. */
+size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes);
+/* Takes that much from the arena and decides who computes what. rows is copied. */
+void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
+                          int lanes, mp_arena *arena);
+/* All lanes of the region call it. Afterwards (it ends with a barrier) the logits are complete and the cache holds the
+ * rows. Bits of an output depend on its sequence alone. */
+void mp_decoder_forward(const mp_decoder_pass *pass, const mp_lane *lane);
+
+mp_status mp_decoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
+mp_status mp_decoder_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+
+#endif

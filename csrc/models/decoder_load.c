@@ -1,0 +1,242 @@
+/* decoder_load.c: a decoder from a spec: hyper-parameters, tensors, packed weights. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "models/decoder.h"
+
+enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_VOCAB = 1 << 24, MAX_HEAD = 1024 };
+
+static void decoder_destroy(mp_model *base) {
+    mp_decoder *model = (mp_decoder *)base;
+    if (!model)
+        return;
+    mp_rope_deinit(&model->rope);
+    mp_free(model->slab);
+    mp_free(model->layers);
+    if (model->budget)
+        mp_budget_give(model->budget, model->charged);
+    mp_weights_close(model->weights);
+    mp_free(model);
+}
+
+static bool decoder_healthy(const mp_model *base) {
+    const mp_decoder *model = (const mp_decoder *)base;
+    return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
+}
+
+static uint64_t decoder_bytes(const mp_model *base) {
+    return ((const mp_decoder *)base)->charged;
+}
+
+static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, decoder_healthy, decoder_bytes,
+                                         decoder_destroy};
+
+static const char *spec_file(const mp_spec *spec) {
+    return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "";
+}
+
+static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count", 1, hidden, NULL, &heads, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count_kv", 1, heads, &heads, &kv_heads, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MAX_HEAD, &absent, &key, error));
+    if (key == absent) {
+        if (hidden % heads || hidden / heads > MAX_HEAD)
+            return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.head_count",
+                                "a divisor of the width that leaves a head size of at most 1,024", "%lld of width %lld",
+                                (long long)heads, (long long)hidden);
+        key = hidden / heads;
+    }
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MAX_HEAD, &key, &value, error));
+    if (heads % kv_heads)
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.head_count_kv",
+                            "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads,
+                            (long long)heads);
+    if (key != value || key % 16)
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.key_length",
+                            "equal to value_length and a multiple of 16", "%lld and %lld", (long long)key,
+                            (long long)value);
+    if (heads / kv_heads > MP_ATTN_ROWS)
+        return mp_fail_file(error, MP_LIMIT, spec_file(spec), -1, "attention.head_count_kv",
+                            "at most 64 heads a KV head", "%lld", (long long)(heads / kv_heads));
+    model->heads = (int32_t)heads;
+    model->kv_heads = (int32_t)kv_heads;
+    model->head_dim = (int32_t)key;
+    model->qkv_width = (int32_t)((heads + 2 * kv_heads) * key);
+    return MP_OK;
+}
+
+static mp_status read_hyper(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t layers, hidden, ffn, context;
+    double eps;
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MAX_LAYERS, NULL, &layers, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.context_length", 1, MAX_CONTEXT, NULL, &context, error));
+    MP_TRY(mp_spec_float(spec, "{arch}.attention.layer_norm_rms_epsilon", 1e-30, 1, NULL, &eps, error));
+    model->act = MP_ACT_SILU;
+    model->layer_count = (int32_t)layers;
+    model->hidden = (int32_t)hidden;
+    model->ffn = (int32_t)ffn;
+    model->context = (int32_t)context;
+    model->eps = (float)eps;
+    return read_heads(model, spec, error);
+}
+
+static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error *error) {
+    MP_TRY(mp_rope_init(&model->rope, args->spec, model->head_dim, (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
+    if (!mp_weights_has(model->weights, "rope_freqs.weight"))
+        return MP_OK;
+    /* GGUF files of Llama 3 hold its frequency scaling as divisors */
+    int64_t shape[1] = {model->rope.dim / 2};
+    mp_tensor tensor;
+    MP_TRY(mp_weights_get(model->weights, "rope_freqs.weight", 1, shape, &tensor, error));
+    if (tensor.dtype != MP_F32)
+        return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "rope_freqs.weight", "F32", "%s",
+                            mp_dtype_get(tensor.dtype)->name);
+    for (int i = 0; i < model->rope.dim / 2; i++) {
+        float factor;
+        memcpy(&factor, tensor.data + 4 * i, sizeof factor);
+        if (!(factor > 0 && factor < 1e9f))
+            return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "rope_freqs.weight",
+                                "numbers above 0 and below 1e9", "%g at %d", (double)factor, i);
+        model->rope.inverse[i] /= (double)factor;
+    }
+    return MP_OK;
+}
+
+static mp_status read_output(mp_decoder *model, mp_builder *builder, mp_error *error) {
+    const mp_weights *weights = model->weights;
+    int64_t any[2] = {-1, model->hidden};
+    MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &model->tokens, error));
+    if (model->tokens.shape[0] > MAX_VOCAB)
+        return mp_fail_file(error, MP_LIMIT, spec_file(mp_weights_spec(weights)), -1, "token_embd.weight",
+                            "at most 16,777,216 rows", "%lld", (long long)model->tokens.shape[0]);
+    model->vocab = (int32_t)model->tokens.shape[0];
+    model->tied = !mp_weights_has(weights, "output.weight");
+    if (!model->tied)
+        builder->parameters += mp_tensor_items(&model->tokens);
+    MP_TRY(mp_builder_vector(builder, &model->norm, "output_norm.weight", model->hidden, error));
+    return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
+                             model->vocab, model->hidden, error);
+}
+
+static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, bool qkv_bias, mp_error *error) {
+    mp_decoder_layer *layer = &model->layers[index];
+    int32_t hidden = model->hidden, ffn = model->ffn;
+    int32_t q = model->heads * model->head_dim, kv = model->kv_heads * model->head_dim;
+    const struct {
+        const char *name;
+        mp_linear *linear;
+        int32_t N, K;
+        bool bias;
+    } linears[] = {
+        {"attn_q", &layer->qkv, q, hidden, qkv_bias},      {"attn_k", &layer->qkv, kv, hidden, qkv_bias},
+        {"attn_v", &layer->qkv, kv, hidden, qkv_bias},     {"attn_output", &layer->out, hidden, q, false},
+        {"ffn_gate", &layer->gate_up, ffn, hidden, false}, {"ffn_up", &layer->gate_up, ffn, hidden, false},
+        {"ffn_down", &layer->down, hidden, ffn, false},
+    };
+    char name[64], bias_name[64];
+    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", index, linears[i].name);
+        snprintf(bias_name, sizeof bias_name, "blk.%d.%s.bias", index, linears[i].name);
+        /* a bias that the architecture does not have must not be dropped in silence */
+        if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
+        MP_TRY(mp_builder_linear(builder, linears[i].linear, name, linears[i].bias ? bias_name : NULL, linears[i].N,
+                                 linears[i].K, error));
+    }
+    snprintf(name, sizeof name, "blk.%d.attn_norm.weight", index);
+    MP_TRY(mp_builder_vector(builder, &layer->attention_norm, name, hidden, error));
+    snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", index);
+    return mp_builder_vector(builder, &layer->ffn_norm, name, hidden, error);
+}
+
+static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    const mp_token_table *tokens = mp_spec_tokens(spec);
+    if (!tokens)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a text model needs its tokens' bytes: the spec has none");
+    if (tokens->count > model->vocab)
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "number of tokens",
+                            "at most the rows of the token table", "%d of %d", tokens->count, model->vocab);
+    model->sampled_vocab = tokens->count; /* spare rows are trained to nothing */
+    for (int32_t i = 0; i < tokens->count; i++) {
+        uint64_t bytes = tokens->offsets[i + 1] - tokens->offsets[i];
+        if (bytes > model->max_token_bytes)
+            model->max_token_bytes = (uint32_t)bytes;
+    }
+    return MP_OK;
+}
+
+mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
+    mp_status status;
+    mp_builder builder = {0};
+    mp_decoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
+    if (!model)
+        return mp_fail_memory(error, sizeof *model, "a model");
+    model->base.base.ops = &decoder_ops;
+    mp_progress_set(args->progress, "mapping", 0);
+    MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
+    MP_TRY_GOTO(read_hyper(model, args->spec, error));
+    MP_TRY_GOTO(read_rope(model, args, error));
+    mp_builder_init(&builder, model->weights, args->compute);
+    MP_TRY_GOTO(read_output(model, &builder, error));
+    MP_TRY_GOTO(read_tokens(model, args->spec, error));
+    model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
+    if (!model->layers) {
+        status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
+        goto cleanup;
+    }
+    for (int i = 0; i < model->layer_count; i++)
+        MP_TRY_GOTO(read_layer(model, &builder, i, (args->flags & MP_ARCH_QKV_BIAS) != 0, error));
+    MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
+    model->slab = builder.slab;
+    model->charged = builder.slab_bytes;
+    model->budget = args->budget;
+    builder.slab = NULL;
+    /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps half precision */
+    bool exact = model->layers[0].qkv.w[0].kind == MP_W_F32;
+    model->kv = (mp_kv_group){
+        .layers = model->layer_count,
+        .heads = model->kv_heads,
+        .k_dim = model->head_dim,
+        .v_dim = model->head_dim,
+        .dtype = exact ? MP_F32 : MP_F16,
+    };
+    atomic_init(&model->row_ns, (uint64_t)builder.parameters / 256 + 1000);
+    static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
+    model->base.facts = (mp_model_facts){
+        .compute = exact ? "float32" : names[args->compute],
+        .context_length = model->context,
+        .vocab = model->vocab,
+        .hidden_size = model->hidden,
+        .layers = model->layer_count,
+        .parameters = builder.parameters,
+        .weight_bytes = (int64_t)builder.slab_bytes,
+    };
+    *out = &model->base.base;
+    model = NULL;
+cleanup:
+    mp_builder_deinit(&builder);
+    decoder_destroy((mp_model *)model);
+    return status;
+}
+
+void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
+        mp_wkind kind;
+        if (entry->ndim != 2 || table || !mp_wmat_kind_for(entry->dtype, compute, &kind))
+            continue;
+        if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX)
+            continue; /* refused when it is loaded */
+        mp_wmat w;
+        mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
+        bytes += mp_wmat_bytes(&w);
+    }
+    *model_bytes = bytes + MP_WMAT_SLACK;
+    *engine_bytes = 64 << 20;
+}
