@@ -329,13 +329,12 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
             .rows = step->rows,
             .past = seq->cached,
             .blocks = seq->blocks,
-            .output = last ? rows->n_output : -1,
             .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
         };
         rows->M += step->rows;
+        step->output = last ? rows->n_output : -1;
         if (last)
             rows->output_row[rows->n_output++] = rows->M - 1;
-        step->output = rows->seq[s].output;
     }
     rows->id = id;
 }

@@ -1,0 +1,305 @@
+/* decoder.c: the forward pass of decoders (Llama: Touvron et al., arXiv:2302.13971; Qwen2: arXiv:2407.10671).
+ *
+ * A layer, on all lanes (| is a barrier):
+ *   norm, query-key-value | rotate, store, attend | output + residual | norm, gate and up | gate, down + residual |
+ * With few rows (MP_PRIVATE_ROWS) every lane norms and quantises them for itself, which is cheaper than to meet; with many
+ * the rows are shared out and the lanes meet once more. Attention works on units (sequence, KV head) in one of three ways:
+ *   fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits
+ *   tiles  prompts: all rows are stored first, then units are cut into tiles of rows
+ *   split  few units over long contexts: units are cut into ranges of blocks, whose partials are merged in order */
+#include <math.h>
+#include <string.h>
+
+#include "models/decoder_pass.h"
+
+typedef struct lane_view { /* a lane's own scratch */
+    uint8_t *base;
+    mp_lane_layout at;
+} lane_view;
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+static float *rotation(const mp_decoder_pass *pass, int row) {
+    return pass->cos_sin + (size_t)row * (size_t)pass->model->rope.dim;
+}
+
+/* Rotate key head `head` of a row and store it with its value. */
+static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, int layer, int head) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    float *k = pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width +
+               (size_t)((model->heads + head) * model->head_dim);
+    const float *v = k + model->kv_heads * model->head_dim;
+    int position = seq->past + row;
+    uint32_t block = seq->blocks[position / MP_KV_BLOCK];
+    call->rope(k, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
+    call->kv_store(pass->cache->group.dtype, k, v, model->head_dim, model->head_dim, position % MP_KV_BLOCK,
+                   mp_kv_k(pass->cache, block, layer, head), mp_kv_v(pass->cache, block, layer, head));
+}
+
+/* Rotate the query heads of a row that share KV head `head`. */
+static void rotate_queries(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, int head) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int group = mp_decoder_group(model);
+    float *q = pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width +
+               (size_t)(head * group * model->head_dim);
+    for (int g = 0; g < group; g++)
+        call->rope(q + g * model->head_dim, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
+}
+
+static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, int layer) {
+    const mp_decoder *model = pass->model;
+    int64_t begin, end;
+    mp_lane_split(lane, (int64_t)pass->rows.M * model->kv_heads, 1, &begin, &end);
+    int s = 0;
+    for (int64_t i = begin; i < end; i++) { /* by row, then head */
+        int row = (int)(i / model->kv_heads), head = (int)(i % model->kv_heads);
+        while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
+            s++;
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        store_row(pass, seq, row - seq->row0, layer, head);
+        rotate_queries(pass, seq, row - seq->row0, head);
+    }
+}
+
+static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit *unit, int layer,
+                           const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_row_seq *seq = &pass->rows.seq[unit->seq];
+    int group = mp_decoder_group(model);
+    void **k = (void **)(view->base + view->at.pointers), **v = k + pass->most_blocks;
+    for (int b = unit->block0; b < unit->block1; b++) {
+        k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer, unit->head);
+        v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer, unit->head);
+    }
+    return (mp_attn_kv){
+        .q = pass->qkv + (size_t)(seq->row0 + unit->row0) * (size_t)model->qkv_width +
+             (size_t)(unit->head * group * model->head_dim),
+        .ldq = model->qkv_width,
+        .ldq_group = model->head_dim,
+        .group = group,
+        .k_dim = model->head_dim,
+        .v_dim = model->head_dim,
+        .scale = 1 / sqrtf((float)model->head_dim),
+        .pos0 = (int64_t)seq->past + unit->row0,
+        .window = model->kv.window,
+        .kv_dtype = pass->cache->group.dtype,
+        .k_blocks = k,
+        .v_blocks = v,
+    };
+}
+
+/* m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, head_dim] */
+static mp_attn_partial running_state(const lane_view *view) {
+    float *at = (float *)(view->base + view->at.state);
+    return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
+}
+
+/* out = o / l for the rows of a unit. */
+static void finish_unit(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_attn_partial *state) {
+    const mp_decoder *model = pass->model;
+    const mp_row_seq *seq = &pass->rows.seq[unit->seq];
+    int group = mp_decoder_group(model), d = model->head_dim;
+    for (int r = 0; r < unit->rows; r++)
+        for (int g = 0; g < group; g++) {
+            const float *o = state->o + (size_t)(r * group + g) * (size_t)d;
+            float inverse = 1 / state->l[r * group + g];
+            float *out = pass->mixed + (size_t)(seq->row0 + unit->row0 + r) * (size_t)(model->heads * d) +
+                         (size_t)((unit->head * group + g) * d);
+            for (int i = 0; i < d; i++)
+                out[i] = o[i] * inverse;
+        }
+}
+
+static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, int layer, const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    for (int u = pass->lane_units[lane->index]; u < pass->lane_units[lane->index + 1]; u++) {
+        const mp_attention_unit *unit = &pass->units[u];
+        if (pass->mode == MP_ATTEND_FUSED) {
+            store_row(pass, &pass->rows.seq[unit->seq], 0, layer, unit->head);
+            rotate_queries(pass, &pass->rows.seq[unit->seq], 0, unit->head);
+        }
+        mp_attn_kv attention = describe(pass, unit, layer, view);
+        mp_attn_partial state = running_state(view);
+        mp_attn_begin(unit->rows * attention.group, model->head_dim, &state);
+        call->attn_kv(&attention, unit->rows, unit->block0, unit->block1, &state, view->base + view->at.attention);
+        finish_unit(pass, unit, &state);
+    }
+}
+
+static mp_attn_partial block_partial(const mp_decoder_pass *pass, int index) {
+    float *at = pass->partials + (size_t)index * mp_decoder_partial_floats(pass->model);
+    int group = mp_decoder_group(pass->model), d = pass->model->head_dim;
+    return (mp_attn_partial){.o = at, .m = at + group * d, .l = at + group * (d + 1)};
+}
+
+static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *unit, const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int group = mp_decoder_group(model);
+    mp_attn_partial state = running_state(view);
+    mp_attn_begin(group, model->head_dim, &state);
+    for (int b = unit->block0; b < unit->block1; b++) {
+        mp_attn_partial partial = block_partial(pass, unit->partial + b);
+        call->attn_merge(group, model->head_dim, &partial, &state);
+    }
+    finish_unit(pass, unit, &state);
+}
+
+static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, int layer, const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    for (int u = pass->lane_units[lane->index]; u < pass->lane_units[lane->index + 1]; u++) {
+        const mp_attention_unit *unit = &pass->units[u];
+        mp_attn_kv attention = describe(pass, unit, layer, view);
+        for (int b = unit->block0; b < unit->block1; b++) {
+            mp_attn_partial partial = block_partial(pass, unit->partial + b - unit->block0);
+            call->attn_block(&attention, 1, b, &partial);
+        }
+    }
+    mp_lane_sync(lane);
+    int64_t begin, end;
+    mp_lane_split(lane, (int64_t)pass->rows.n_seq * model->kv_heads, 1, &begin, &end);
+    int first = 0; /* partial of the unit's first block */
+    for (int64_t i = 0; i < end; i++) {
+        int seq = (int)(i / model->kv_heads);
+        int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[seq].past + 1);
+        mp_attention_unit unit = {seq, (int)(i % model->kv_heads), 0, 1, 0, blocks, first};
+        if (i >= begin)
+            merge_unit(pass, &unit, view);
+        first += blocks;
+    }
+}
+
+static void attend(const mp_decoder_pass *pass, const mp_lane *lane, int layer, const lane_view *view) {
+    if (pass->mode != MP_ATTEND_FUSED) {
+        store_all(pass, lane, layer);
+        mp_lane_sync(lane);
+    }
+    if (pass->mode == MP_ATTEND_SPLIT)
+        attend_split(pass, lane, layer, view);
+    else
+        attend_units(pass, lane, layer, view);
+}
+
+/* ---- layers ------------------------------------------------------------------------------------------------------ */
+
+/* Rows that every lane prepares for itself stand in its own scratch, others in shared memory, followed by a barrier. */
+static bool is_private(int M) {
+    return M <= MP_PRIVATE_ROWS;
+}
+
+static const float *norm_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, const float *x,
+                              const float *weight, int M, float *shared) {
+    const mp_kernels *call = mp_kernels_get();
+    float *out = is_private(M) ? (float *)view->base : shared;
+    int64_t row0 = 0, row1 = M;
+    if (!is_private(M))
+        mp_lane_split(lane, M, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++)
+        call->rms_norm(x + r * model->hidden, weight, model->eps, model->hidden, out + r * model->hidden);
+    if (!is_private(M))
+        mp_lane_sync(lane);
+    return out;
+}
+
+static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, int M, float *inner,
+                              int64_t *ld) {
+    const mp_kernels *call = mp_kernels_get();
+    int64_t ffn = model->ffn;
+    int64_t row0 = 0, row1 = M;
+    float *out = inner;
+    *ld = 2 * ffn;
+    if (is_private(M)) {
+        out = (float *)view->base;
+        *ld = ffn;
+    } else {
+        mp_lane_split(lane, M, 1, &row0, &row1);
+    }
+    for (int64_t r = row0; r < row1; r++)
+        call->gated(model->act, inner + r * 2 * ffn, inner + r * 2 * ffn + ffn, ffn, out + r * *ld);
+    if (!is_private(M))
+        mp_lane_sync(lane);
+    return out;
+}
+
+static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int index, const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_decoder_layer *layer = &model->layers[index];
+    int M = pass->rows.M;
+    int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->head_dim, wide = 2 * (int64_t)model->ffn, ld;
+    void *own = view->base + view->at.acts;
+    mp_epilogue plain = {0}, residual = {.residual = pass->x, .ld_residual = hidden};
+
+    const float *in = norm_rows(model, lane, view, pass->x, layer->attention_norm, M, pass->normed);
+    mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, &plain, pass->qkv, model->qkv_width);
+    mp_lane_sync(lane);
+    attend(pass, lane, index, view);
+    mp_lane_sync(lane);
+    mp_linear_forward(&layer->out, lane, pass->mixed, mixed, M, pass->acts, own, &residual, pass->x, hidden);
+    mp_lane_sync(lane);
+    in = norm_rows(model, lane, view, pass->x, layer->ffn_norm, M, pass->normed);
+    mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, &plain, pass->inner, wide);
+    mp_lane_sync(lane);
+    in = gate_rows(model, lane, view, M, pass->inner, &ld);
+    mp_linear_forward(&layer->down, lane, in, ld, M, pass->acts, own, &residual, pass->x, hidden);
+    mp_lane_sync(lane);
+}
+
+static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
+    const mp_decoder *model = pass->model;
+    int64_t row0, row1;
+    mp_lane_split(lane, pass->rows.M, 1, &row0, &row1);
+    int s = 0;
+    for (int64_t r = row0; r < row1; r++) {
+        while (r >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
+            s++;
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        float *x = pass->x + r * model->hidden;
+        int32_t id = pass->rows.id[r];
+        if (model->tied)
+            mp_wmat_row(&model->head.w[0], id, x);
+        else
+            mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
+        mp_rope_row(&model->rope, seq->past + r - seq->row0, rotation(pass, (int)r));
+    }
+    mp_lane_sync(lane);
+}
+
+/* Logits of M rows of x (no more than the pass has) into y [M, vocab]. */
+static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const float *x, int M,
+                        float *y) {
+    const mp_decoder *model = pass->model;
+    const float *in = norm_rows(model, lane, view, x, model->norm, M, pass->normed);
+    mp_epilogue plain = {0};
+    mp_linear_forward(&model->head, lane, in, model->hidden, M, pass->acts, view->base + view->at.acts, &plain, y,
+                      model->vocab);
+    mp_lane_sync(lane);
+}
+
+void mp_decoder_forward(const mp_decoder_pass *pass, const mp_lane *lane) {
+    const mp_decoder *model = pass->model;
+    size_t hidden = (size_t)model->hidden;
+    lane_view view = {pass->lane_scratch + (size_t)lane->index * pass->lane_bytes,
+                      mp_decoder_lane_layout(model, pass->most_blocks)};
+    embed_rows(pass, lane);
+    for (int l = 0; l < model->layer_count; l++)
+        run_layer(pass, lane, l, &view);
+    for (int s = 0; s < pass->rows.n_seq; s++) {
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        if (seq->all_outputs)
+            output_rows(pass, lane, &view, pass->x + (size_t)seq->row0 * hidden, seq->rows, seq->all_outputs);
+    }
+    if (pass->rows.n_output == 0)
+        return;
+    /* gather the wanted rows where the queries stood: nobody reads those any more */
+    int64_t begin, end;
+    mp_lane_split(lane, pass->rows.n_output, 1, &begin, &end);
+    for (int64_t i = begin; i < end; i++)
+        memcpy(pass->qkv + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[i] * hidden,
+               hidden * sizeof(float));
+    mp_lane_sync(lane);
+    output_rows(pass, lane, &view, pass->qkv, pass->rows.n_output, pass->rows.logits);
+}

@@ -1,0 +1,171 @@
+/* decoder_plan.c: who computes what in a pass, and the memory for it. See decoder.c for the ways to attend. */
+#include "models/decoder_pass.h"
+
+size_t mp_decoder_partial_floats(const mp_decoder *model) {
+    return ((size_t)mp_decoder_group(model) * (size_t)(model->head_dim + 2) + 15) & ~(size_t)15;
+}
+
+static int tile_rows(const mp_decoder *model) {
+    return MP_ATTN_ROWS / mp_decoder_group(model);
+}
+
+static size_t most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* Prepared activations of M rows for any linear layer: files mix types, so layers need not be alike. */
+static size_t acts_scratch(const mp_decoder *model, int M) {
+    size_t bytes = mp_linear_scratch(&model->head, M);
+    for (int l = 0; l < model->layer_count; l++) {
+        const mp_decoder_layer *layer = &model->layers[l];
+        bytes = most(bytes, most(mp_linear_scratch(&layer->qkv, M), mp_linear_scratch(&layer->down, M)));
+        bytes = most(bytes, most(mp_linear_scratch(&layer->gate_up, M), mp_linear_scratch(&layer->out, M)));
+    }
+    return bytes;
+}
+
+mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) {
+    mp_lane_layout at = {0};
+    size_t width = most((size_t)model->hidden, (size_t)model->ffn);
+    at.acts = mp_arena_cost(MP_PRIVATE_ROWS * width * sizeof(float));
+    at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
+    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->head_dim, model->head_dim));
+    at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->head_dim + 2) * sizeof(float));
+    at.bytes = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
+    return at;
+}
+
+typedef struct pass_sizes {
+    int units, blocks, most_blocks; /* upper bound of units; blocks of all of them in split mode; of the longest sequence */
+} pass_sizes;
+
+static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
+    pass_sizes sizes = {0};
+    for (int s = 0; s < rows->n_seq; s++) {
+        const mp_row_seq *seq = &rows->seq[s];
+        int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
+        int tiles = (seq->rows + tile_rows(model) - 1) / tile_rows(model);
+        sizes.units += model->kv_heads * tiles;
+        sizes.blocks += model->kv_heads * blocks;
+        sizes.most_blocks = blocks > sizes.most_blocks ? blocks : sizes.most_blocks;
+    }
+    return sizes;
+}
+
+/* With fewer units than this a lane, whole units share out badly; below so many blocks it does not matter. */
+enum { UNITS_A_LANE = 4, SPLIT_BLOCKS = 4 };
+
+static bool one_row_each(const mp_rows *rows) {
+    return rows->M == rows->n_seq;
+}
+
+static bool wants_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
+    return one_row_each(rows) && lanes > 1 && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes &&
+           sizes->most_blocks >= SPLIT_BLOCKS;
+}
+
+static size_t unit_list(const pass_sizes *sizes, int lanes) {
+    return (size_t)(sizes->units + lanes) * sizeof(mp_attention_unit); /* a cut in split mode makes one unit more */
+}
+
+/* Floats a row of the query-key-value buffer, where the rows for the output are gathered at the end. */
+static size_t qkv_floats(const mp_decoder *model) {
+    return most((size_t)model->qkv_width, (size_t)model->hidden);
+}
+
+size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes) {
+    pass_sizes sizes = measure(model, rows);
+    size_t M = (size_t)rows->M, f = sizeof(float);
+    size_t bytes = mp_arena_cost(unit_list(&sizes, lanes)) + mp_arena_cost((size_t)(lanes + 1) * sizeof(int));
+    bytes += 2 * mp_arena_cost(M * (size_t)model->hidden * f);
+    bytes += mp_arena_cost(M * qkv_floats(model) * f);
+    bytes += mp_arena_cost(M * (size_t)(model->heads * model->head_dim) * f);
+    bytes += mp_arena_cost(M * 2 * (size_t)model->ffn * f);
+    bytes += mp_arena_cost(M * (size_t)model->rope.dim * f);
+    bytes += mp_arena_cost(acts_scratch(model, rows->M));
+    if (wants_split(model, rows, &sizes, lanes))
+        bytes += mp_arena_cost((size_t)sizes.blocks * mp_decoder_partial_floats(model) * f);
+    return bytes + (size_t)lanes * mp_decoder_lane_layout(model, sizes.most_blocks).bytes;
+}
+
+/* Cut the list of units into contiguous shares of about equal cost. */
+static void share_units(mp_decoder_pass *pass, int lanes, int64_t total) {
+    int64_t done = 0;
+    int lane = 0;
+    pass->lane_units[0] = 0;
+    for (int u = 0; u < pass->unit_count; u++) {
+        const mp_attention_unit *unit = &pass->units[u];
+        int64_t cost = (int64_t)unit->rows * (unit->block1 - unit->block0);
+        /* a unit goes to the lane in whose share its middle lies */
+        while (lane + 1 < lanes && (2 * done + cost) * lanes >= 2 * total * (lane + 1))
+            pass->lane_units[++lane] = u;
+        done += cost;
+    }
+    while (lane < lanes)
+        pass->lane_units[++lane] = pass->unit_count;
+}
+
+static void list_units(mp_decoder_pass *pass, int lanes) {
+    const mp_decoder *model = pass->model;
+    int64_t total = 0;
+    for (int s = 0; s < pass->rows.n_seq; s++) {
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        for (int head = 0; head < model->kv_heads; head++)
+            for (int row = 0; row < seq->rows; row += tile_rows(model)) {
+                int rows = seq->rows - row < tile_rows(model) ? seq->rows - row : tile_rows(model);
+                int blocks = mp_decoder_blocks((int64_t)seq->past + row + rows);
+                pass->units[pass->unit_count++] = (mp_attention_unit){s, head, row, rows, 0, blocks, 0};
+                total += (int64_t)rows * blocks;
+            }
+    }
+    share_units(pass, lanes, total);
+}
+
+/* All blocks of all units in a line, cut into equal lengths. */
+static void list_split_units(mp_decoder_pass *pass, int all_blocks, int lanes) {
+    int lane = 0, at = 0;
+    pass->lane_units[0] = 0;
+    for (int s = 0; s < pass->rows.n_seq; s++) {
+        int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[s].past + 1);
+        for (int head = 0; head < pass->model->kv_heads; head++)
+            for (int block = 0; block < blocks;) {
+                int end = (int)((int64_t)all_blocks * (lane + 1) / lanes);
+                if (at >= end) {
+                    pass->lane_units[++lane] = pass->unit_count;
+                    continue;
+                }
+                int count = end - at < blocks - block ? end - at : blocks - block;
+                pass->units[pass->unit_count++] = (mp_attention_unit){s, head, 0, 1, block, block + count, at};
+                block += count;
+                at += count;
+            }
+    }
+    while (lane < lanes)
+        pass->lane_units[++lane] = pass->unit_count;
+}
+
+void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
+                          int lanes, mp_arena *arena) {
+    pass_sizes sizes = measure(model, rows);
+    size_t M = (size_t)rows->M, f = sizeof(float);
+    *pass = (mp_decoder_pass){.model = model, .cache = cache, .rows = *rows, .most_blocks = sizes.most_blocks};
+    pass->units = mp_arena_take(arena, unit_list(&sizes, lanes));
+    pass->lane_units = mp_arena_take(arena, (size_t)(lanes + 1) * sizeof(int));
+    pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
+    pass->normed = mp_arena_take(arena, M * (size_t)model->hidden * f);
+    pass->qkv = mp_arena_take(arena, M * qkv_floats(model) * f);
+    pass->mixed = mp_arena_take(arena, M * (size_t)(model->heads * model->head_dim) * f);
+    pass->inner = mp_arena_take(arena, M * 2 * (size_t)model->ffn * f);
+    pass->cos_sin = mp_arena_take(arena, M * (size_t)model->rope.dim * f);
+    pass->acts = mp_arena_take(arena, acts_scratch(model, rows->M));
+    pass->mode = one_row_each(rows) ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
+    if (wants_split(model, rows, &sizes, lanes)) {
+        pass->mode = MP_ATTEND_SPLIT;
+        pass->partials = mp_arena_take(arena, (size_t)sizes.blocks * mp_decoder_partial_floats(model) * f);
+        list_split_units(pass, sizes.blocks, lanes);
+    } else {
+        list_units(pass, lanes);
+    }
+    pass->lane_bytes = mp_decoder_lane_layout(model, sizes.most_blocks).bytes;
+    pass->lane_scratch = mp_arena_take(arena, (size_t)lanes * pass->lane_bytes);
+}
