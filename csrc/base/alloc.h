@@ -16,7 +16,7 @@ typedef enum mp_tag { /* what memory is for; mp_alloc_bytes() reports each */
     MP_TAG_COUNT
 } mp_tag;
 
-/* NULL when refused. bytes 0 gives a valid pointer. The size is kept in a header before the block, so free needs none. */
+/* NULL when refused. bytes 0 gives a valid pointer. The size is kept in a header before the block: free needs none. */
 void *mp_alloc(size_t bytes, mp_tag tag);
 void *mp_alloc_zeroed(size_t bytes, mp_tag tag);
 /* count * size with overflow check; zeroed. */

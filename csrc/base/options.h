@@ -22,7 +22,8 @@ typedef struct mp_option_row {
 
 /* The process's options. Never NULL; before mp_options_init the defaults. */
 const mp_options *mp_options_get(void);
-/* Reads the environment. INVALID_ARGUMENT names the variable, its value and what is allowed. Once, before other threads. */
+/* Reads the environment. INVALID_ARGUMENT names the variable, its value and what is allowed. Once, before other
+ * threads. */
 mp_status mp_options_init(mp_error *error);
 const mp_option_row *mp_option_rows(int *count);
 /* The current value as text, for show_config. */

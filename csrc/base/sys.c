@@ -280,7 +280,9 @@ bool mp_sys_alloc_is_zero(size_t bytes) {
 
 static int real_open(const char *path, int flags) { return open(path, flags); }
 
-static int64_t real_pread(int fd, void *to, size_t bytes, int64_t offset) { return pread(fd, to, bytes, (off_t)offset); }
+static int64_t real_pread(int fd, void *to, size_t bytes, int64_t offset) {
+    return pread(fd, to, bytes, (off_t)offset);
+}
 
 static void *real_mmap(size_t bytes, int fd) { return mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0); }
 

@@ -31,8 +31,8 @@ bool mp_log_enabled(int level);
 int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg);
 /* Records dropped since the process began. */
 uint64_t mp_log_dropped(void);
-/* Called by the recording thread after each record, so that whoever drains can be woken; must not block. NULL: none. Set
- * before other threads run. */
+/* Called by the recording thread after each record, so that whoever drains can be woken; must not block. NULL: none.
+ * Set before other threads run. */
 void mp_log_set_wake(void (*wake)(void *arg), void *arg);
 
 /* --- flight recorder: option MPOOL_TRACE says how many events are kept; 0 = off and nearly free --- */
@@ -49,7 +49,7 @@ mp_status mp_trace_init(int64_t events, mp_error *error);
 void mp_trace_deinit(void);
 /* Any thread. what must be a string constant; the oldest event is overwritten. */
 void mp_trace(const char *what, uint64_t id, uint64_t value);
-/* Hand the kept events to take, oldest first, and return how many; one that is being overwritten meanwhile is left out. */
+/* Hand the kept events to take, oldest first, and return how many; one being overwritten meanwhile is left out. */
 int mp_trace_read(void (*take)(const mp_trace_event *event, void *arg), void *arg);
 
 #endif

@@ -206,7 +206,8 @@ MP_TEST(base_cgroup_nonsense_is_no_limit) {
     static const char *const groups[] = {"", "\n", ":::", "0:", "0::", "x", "5:memory", "0::/a\n0::/b\n"};
     static const char *const mounts[] = {"", "1 2 3", "1 2 3 4 5 6 - cgroup2", "- - - - - - - -",
                                          "31 23 0:26 / /c rw - cgroup2 cgroup2 rw\n"};
-    static const char *const values[] = {"", "max", "-5", "abc", "99999999999999999999999", "100000", "1000 0", "0 1000"};
+    static const char *const values[] = {"", "max", "-5", "abc", "99999999999999999999999", "100000", "1000 0",
+                                         "0 1000"};
     for (int g = 0; g < 8; g++)
         for (int m = 0; m < 5; m++) {
             const char *root = fresh_root();

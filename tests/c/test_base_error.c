@@ -48,7 +48,8 @@ MP_TEST(base_error_fail_fills_everything) {
 
 MP_TEST(base_error_file_says_where_what_and_what_is_allowed) {
     mp_error error;
-    MP_CHECK_INT(mp_fail_file(&error, MP_FORMAT, "m.gguf", 24, "tensor_count", "at most 65536", "%d", 70000), MP_FORMAT);
+    mp_status status = mp_fail_file(&error, MP_FORMAT, "m.gguf", 24, "tensor_count", "at most 65536", "%d", 70000);
+    MP_CHECK_INT(status, MP_FORMAT);
     MP_CHECK_STR(error.message, "m.gguf at byte 24: tensor_count is 70000, allowed: at most 65536");
     MP_CHECK_STR(error.file, "m.gguf");
     MP_CHECK_STR(error.field, "tensor_count");

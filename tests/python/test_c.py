@@ -1,0 +1,167 @@
+"""The C core: built in each variant, its own tests run, and the rules of the house checked."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS_C = ROOT / "tests" / "c"
+
+if not (ROOT / "csrc").is_dir():
+    pytest.skip("the C sources are not here", allow_module_level=True)
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"mpool_tests_{name}", TESTS_C / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+build = _load("build")
+check_floors = _load("check_floors")
+
+
+@pytest.fixture(scope="session")
+def out() -> Path:
+    """Where the variants are built; ``MPOOL_TEST_BUILD`` replaces build/c."""
+    return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
+
+
+def _build(name: str, out: Path) -> Path:
+    if build.compiler_of(build.VARIANTS[name]) is None:
+        pytest.skip(f"{build.VARIANTS[name].compiler} is not installed")
+    try:
+        return build.build(name, out)
+    except build.BuildError as error:
+        pytest.fail(f"{name} does not build:\n{error}", pytrace=False)
+
+
+def _run(name: str, runner: Path, *arguments: str) -> None:
+    jobs = str(len(os.sched_getaffinity(0)))
+    run = subprocess.run([*build.command_of(name, runner), "--jobs", jobs, *arguments], capture_output=True, text=True,
+                         env={**os.environ, "MPOOL_TEST_ROOT": str(ROOT / "tests")})
+    print(run.stdout, run.stderr, sep="\n")
+    closing = run.stdout.strip().splitlines()[-1:] or ["nothing was printed"]
+    assert run.returncode == 0, f"{name}: {closing[0]}\n{run.stderr}"
+    assert not closing[0].startswith("c tests: 0 passed"), closing[0]
+
+
+def test_gcc_release(out: Path) -> None:
+    """As the extension is built, -Wall -Wextra -Werror, the binding compiled too; all tests."""
+    runner = _build("release", out)
+    _run("release", runner)
+
+
+def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
+    """All tests, with failures of the system injected, under ASan, LSan and UBSan."""
+    runner = _build("asan", out)
+    _run("asan", runner, "--slow", "5")
+
+
+def test_gcc_thread_sanitizer(out: Path) -> None:
+    """What has threads: base and the pool."""
+    runner = _build("tsan", out)
+    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
+    assert "base_team_barrier_2_lanes" in listed
+    _run("tsan", runner, "--slow", "10", "--only", "base_", "--only", "pool_", "--only", "registry_")
+
+
+@pytest.mark.parametrize("name", ["clang", "clang-debug"])
+def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
+    """clang -Wall -Wextra -Werror, the binding and the seam build too."""
+    _build(name, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seam", "debug"])
+def test_gcc_other_builds(name: str, out: Path) -> None:
+    """The seam build and the one with assertions, without sanitizers."""
+    _run(name, _build(name, out))
+
+
+def test_floors_sources_and_headers() -> None:
+    """Who may include whom, what the registry may know, sizes; every header compiles alone."""
+    report = check_floors.Report()
+    assert check_floors.check_sources(ROOT, report) > 50
+    if shutil.which("gcc") or shutil.which("clang"):
+        assert check_floors.check_headers(ROOT, report) > 0
+    assert not report, "\n".join(report)
+
+
+def test_floors_symbols(out: Path) -> None:
+    """No stream of stdio; memory, threads and files of the system in base alone; one exported symbol."""
+    _build("release", out)
+    report = check_floors.Report()
+    assert check_floors.check_objects(out / "release", report) > 20
+    spec = importlib.util.find_spec("mpool._core")
+    if spec is not None and spec.origin and spec.origin.endswith(".so"):
+        check_floors.check_library(Path(spec.origin), report)
+    assert not report, "\n".join(report)
+
+
+def test_floors_check_finds_what_is_wrong(tmp_path: Path) -> None:
+    """The check is not blind: each broken rule of a made-up tree is reported."""
+    files = {
+        "csrc/base/up.h": '#include "tensor/tensor.h"\n',
+        "csrc/tensor/tensor.h": '#include "kernels/k.h"\n#include <Python.h>\n',
+        "csrc/kernels/k.h": 'void *p = 0; int cblas_sgemm;\n#include <numpy/ndarrayobject.h>\n',
+        "csrc/kernels/blas.c": '#include <dlfcn.h>\nint scipy_cblas_sgemm; /* allowed here */\n',
+        "csrc/models/archs.def": "/* MP_ARCH(hidden, X, y, 0) */\nMP_ARCH(shiny, TEXT_TO_TEXT, decoder, 0)\n",
+        "csrc/registry/entry.c": '/* for Shiny-1B */\n#include "nowhere.h"\nint by_catalogue_name; // the-key\n',
+        "csrc/registry/pool/queue.c": '#include "registry/registry.h"\n#include "base/up.h"\n',
+        "csrc/registry/registry.h": "",
+        "csrc/registry/long.c": "int x;\n" * 1201 + "/* " + "w" * 130 + " */\n",
+        "csrc/elsewhere/room.c": "",
+        "mpool/catalog/catalogue.json": '{"models": [{"key": "the-key"}]}',
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    report = check_floors.Report()
+    check_floors.check_sources(tmp_path, report)
+    said = "\n".join(report)
+    for part in ("up.h:1: base may not include tensor", "tensor.h:1: tensor may not include kernels",
+                 "tensor.h:2: Python.h belongs", "k.h:1: only kernels/blas.c knows OpenBLAS", "k.h:2: numpy/",
+                 "entry.c:1: the registry knows no model, but names `Shiny`", 'entry.c:2: "nowhere.h" is no path',
+                 "entry.c:3: the registry knows no model, but names `the-key`",
+                 "queue.c:1: registry/pool may not include registry", "long.c:1201: 1202 lines",
+                 "long.c:1202: 136 columns", "room.c:1: `elsewhere` is no room"):
+        assert part in said, f"missing: {part}\n{said}"
+    assert "queue.c:2" not in said and "blas.c" not in said.replace("kernels/blas.c knows", "")
+    assert "hidden" not in said
+
+
+def test_runner_reports_what_fails(tmp_path: Path) -> None:
+    """The runner is not blind: failed checks, crashes, timeouts and leaks count as failures."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("gcc is not installed")
+    source = tmp_path / "test_bad.c"
+    source.write_text('#include <stdlib.h>\n#include "mp_test.h"\n'
+                      "MP_TEST(bad_check) { MP_CHECK_INT(1 + 1, 3); }\n"
+                      "MP_TEST(bad_crash) { abort(); }\n"
+                      "MP_TEST_SECONDS(bad_time, 0.2) { for (volatile int i = 1; i;) { } }\n"
+                      'MP_TEST(good_skip) { MP_SKIP("no reason"); }\n'
+                      "MP_TEST(good_pass) { MP_CHECK(1); }\n")
+    runner = tmp_path / "runner"
+    subprocess.run([compiler, "-std=c11", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", f"-I{TESTS_C}", str(source),
+                    str(TESTS_C / "runner.c"), str(ROOT / "csrc/base/error.c"), "-lm", "-o", str(runner)], check=True)
+    run = subprocess.run([str(runner)], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stdout.startswith("c tests: 1 passed, 3 failed, 1 skipped")
+    assert "test_bad.c:3: 1 + 1 is 2, expected 3 = 3" in run.stderr
+    assert "bad_crash" in run.stderr and "signal 6" in run.stderr
+    assert "bad_time" in run.stderr and "no end within" in run.stderr
+    assert subprocess.run([str(runner), "--only", "good_"], capture_output=True).returncode == 0
+    assert subprocess.run([str(runner), "--only", "nothing"], capture_output=True).returncode == 1
