@@ -255,7 +255,8 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
     first = next(hf for hf, _, _ in table.values() if hf)
     prefixes = [p for p in row.prefixes if p + first in left] or [row.prefixes[-1]]
     if len(prefixes) > 1:
-        raise FormatError(file=file, field="tensors", got=f"{first} with and without a prefix", allowed="each tensor once")
+        raise FormatError(file=file, field="tensors", got=f"{first} with and without a prefix",
+                          allowed="each tensor once")
     for gguf, (hf, _, _) in table.items():
         name = hf if hf == "lm_head.weight" else prefixes[0] + hf
         if hf and name in left:

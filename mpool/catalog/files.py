@@ -201,7 +201,7 @@ class Folder:
 
 
 def _hub_blobs(real: str) -> list[str]:
-    """Folders that a snapshot of the hub's cache may link into: its repository's blobs, then the cache's shared ones."""
+    """Folders that a snapshot of the hub's cache may link into: its repository's blobs, and the cache's shared ones."""
     match = _SNAPSHOT.fullmatch(real)
     if match is None:
         return []

@@ -82,6 +82,9 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     if row.name == "bert":
         # a file may come without the table of token types
         size["T"] = types
+    kv.setdefault(f"{row.name}.attention.head_count_kv", kv[f"{row.name}.attention.head_count"])
+    if row.rope:
+        kv.setdefault(f"{row.name}.rope.dimension_count", 2 * size["R"])
     architectures.check_gguf(row, size, tuple(tensors), tuple(files))
     known = architectures.expected(row, size)
     used = tuple(entry for entry in tensors if entry.name in known)

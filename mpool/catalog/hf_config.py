@@ -58,13 +58,14 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "is_causal": (True,), "use_bidirectional_attention": (False,), "scale_embeddings": (False,),
     "parallel_attention": (False,), "layer_norm_type": (), "norm_type": (), "alibi": (False,), "use_alibi": (False,),
     "attention_window": (None,), "sliding_window": (None,), "use_sliding_window": (False,),
-    "quantization_config": (None,), "compression_config": (None,), "matryoshka_dimensions": None,
+    "quantization_config": (None,), "compression_config": (None,),
+    "matryoshka_dimensions": None,
 }
 
 
 def _unsupported(config: Fields, key: str, allowed: object, hint: str | None = None) -> NoReturn:
-    raise Unsupported(f"{config.file}: {config.name(key)} is {describe(config.get(key))}, mpool computes only {allowed}",
-                      hint=hint)
+    raise Unsupported(f"{config.file}: {config.name(key)} is {describe(config.get(key))}, mpool computes only "
+                      f"{allowed}", hint=hint)
 
 
 def refuse_remote_code(config: Fields) -> None:

@@ -75,7 +75,8 @@ class _Reader:
         finally:
             os.close(fd)
         if self.raw[:1] != b"{":
-            self.fail("header", describe(self.raw[:1].decode("latin-1")) if self.raw else "empty", "'{' first", offset=8)
+            self.fail("header", describe(self.raw[:1].decode("latin-1")) if self.raw else "empty", "'{' first",
+                      offset=8)
         text = self.raw.rstrip(b" ")
         if text[-1:] != b"}":
             self.fail("header padding", describe(text[-1:].decode("latin-1")), "spaces after the closing '}'",

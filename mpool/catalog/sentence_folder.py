@@ -113,8 +113,8 @@ def _modules(folder: Folder) -> list[_Module]:
     path = os.path.join(folder.path, MODULES_NAME)
     rows = folder.json(MODULES_NAME)
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_MODULES:
-        raise FormatError(file=path, field="JSON", got=f"{len(rows)} modules" if isinstance(rows, list) else describe(rows),
-                          allowed=f"a list of 1 to {MAX_MODULES} modules")
+        raise FormatError(file=path, field="JSON", allowed=f"a list of 1 to {MAX_MODULES} modules",
+                          got=f"{len(rows)} modules" if isinstance(rows, list) else describe(rows))
     modules: list[_Module] = []
     seen: dict[str, int] = {}
     for i, value in enumerate(rows):

@@ -1,0 +1,164 @@
+"""References: the ways to name a model.
+
+    /path/to/folder, ./model.gguf, ~/m.gguf    a local file or folder
+    org/name                                   a repository of the hub: its safetensors, else its Q4_K_M GGUF
+    org/name:Q4_K_M                            one quantisation of a GGUF repository
+    org/name@revision                          a branch, tag or commit
+    hf://org/name@revision/file                one file (or folder) of a repository
+    pip:package==version/path                  a file or folder inside a wheel
+    all-MiniLM-L6-v2                           a key of the catalogue
+
+Something that exists on disk wins over the hub, as it does for the libraries that people come from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument
+from .files import PICKLE_SUFFIXES
+from .json_strict import shorten
+
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_REPO = rf"{_WORD}/{_WORD}"
+_QUANT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+_REVISION = r"(?:refs/(?:pr|convert)/[A-Za-z0-9_.-]{1,64}|[A-Za-z0-9][A-Za-z0-9_.%-]{0,127})"
+_HUB = re.compile(rf"(?P<repo>{_REPO})(?:@(?P<revision>{_REVISION}))?(?::(?P<quant>{_QUANT}))?")
+_HUB_URL = re.compile(rf"hf://{_HUB.pattern}(?:/(?P<file>.+))?")
+_PIP = re.compile(r"pip:(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
+                  r"==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"
+                  r"/(?P<path>[^#]+)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?")
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+
+FORMS = ("a path, org/name, org/name:Q4_K_M, org/name@revision, hf://org/name@revision/file, "
+         "pip:package==version/path, or a key of the catalogue (mpool models lists them)")
+
+
+@dataclass(frozen=True)
+class LocalRef:
+    """A file or folder on this machine."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class HubRef:
+    """A repository of the hub, or one quantisation, file or folder of it. ``revision`` None is the main branch."""
+
+    repo: str
+    revision: str | None = None
+    quant: str | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        text = self.repo + (f"@{self.revision}" if self.revision else "") + (f":{self.quant}" if self.quant else "")
+        return f"hf://{text}/{self.file}" if self.file else text
+
+
+@dataclass(frozen=True)
+class PipRef:
+    """A file or folder inside a wheel; ``sha256`` is that of the file, where known."""
+
+    package: str
+    version: str
+    path: str
+    sha256: str | None = None
+
+    def __str__(self) -> str:
+        return f"pip:{self.requirement}/{self.path}" + (f"#sha256={self.sha256}" if self.sha256 else "")
+
+    @property
+    def requirement(self) -> str:
+        """What pip installs: ``package==version``."""
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True)
+class KeyRef:
+    """A key of the catalogue; whether it exists is not checked here."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return self.key
+
+
+Reference = LocalRef | HubRef | PipRef | KeyRef
+
+
+def _bad(text: str, why: str) -> InvalidArgument:
+    return InvalidArgument(f"the reference {shorten(repr(text))} {why}", hint=f"A reference is {FORMS}")
+
+
+def _plain_path(text: str, path: str) -> str:
+    parts = path.split("/")
+    if "\\" in path or any(part in ("", ".", "..") for part in parts) or not path.isprintable():
+        raise _bad(text, f"has a path, {shorten(repr(path))}, that is not plain and relative")
+    return path
+
+
+def parse(reference: str | os.PathLike[str]) -> Reference:
+    """What a reference names.
+
+    Args:
+        reference: any of the forms above; a ``pathlib.Path`` is always a local path.
+
+    Raises:
+        InvalidArgument: it has none of the forms.
+    """
+    if not isinstance(reference, str):
+        return LocalRef(os.path.abspath(os.path.expanduser(os.fspath(reference))))
+    text = reference.strip()
+    if not text or len(text) > 4096 or not text.isprintable():
+        raise _bad(text, "is empty, too long or holds control characters")
+    if text.startswith("hf://"):
+        return _hub_url(text)
+    if text.startswith("pip:"):
+        match = _PIP.fullmatch(text)
+        if match is None:
+            raise _bad(text, "is not pip:package==version/path with an exact version")
+        path = _plain_path(text, match["path"])
+        return PipRef(match["package"], match["version"], path, match["sha256"])
+    if "://" in text:
+        raise _bad(text, "is an address; mpool fetches from the hub and from package indexes only, so download it and "
+                         "give its path")
+    if text.startswith(("/", "./", "../", "~")) or text in (".", "..") or os.path.exists(text) and "/" in text:
+        return LocalRef(os.path.abspath(os.path.expanduser(text)))
+    match = _HUB.fullmatch(text)
+    if match is not None:
+        if text.endswith((".gguf", ".safetensors", *PICKLE_SUFFIXES)):
+            return LocalRef(os.path.abspath(text))
+        return HubRef(_repo(text, match["repo"]), _revision(match["revision"]), match["quant"])
+    if "/" not in text:
+        if text.endswith((".gguf", ".safetensors", *PICKLE_SUFFIXES)):
+            return LocalRef(os.path.abspath(text))
+        if _KEY.fullmatch(text):
+            return KeyRef(text)
+    if text.count("/") >= 2 or os.path.exists(text):
+        return LocalRef(os.path.abspath(text))
+    raise _bad(text, "has none of the known forms")
+
+
+def _hub_url(text: str) -> HubRef:
+    match = _HUB_URL.fullmatch(text)
+    if match is None:
+        raise _bad(text, "is not hf://org/name, hf://org/name@revision or hf://org/name@revision/file")
+    file = _plain_path(text, match["file"]) if match["file"] else None
+    if file and match["quant"]:
+        raise _bad(text, "names both a quantisation and a file")
+    return HubRef(_repo(text, match["repo"]), _revision(match["revision"]), match["quant"], file)
+
+
+def _repo(text: str, repo: str) -> str:
+    if "--" in repo or ".." in repo or repo.endswith(".git"):
+        raise _bad(text, f"names no repository: {repo}")
+    return repo
+
+
+def _revision(revision: str | None) -> str | None:
+    return revision.replace("%2F", "/").replace("%2f", "/") if revision else None

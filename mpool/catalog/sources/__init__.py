@@ -1,0 +1,36 @@
+"""Where models come from: this machine, the hub, wheels. Each source turns its kind of reference into a Resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FileFact:
+    """What is known of a file before it is here: its size in bytes and its SHA-256, either None if unknown."""
+
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A reference that has become files on this machine.
+
+    Attributes:
+        ref: the reference, in canonical form.
+        kind: ``folder`` (transformers or sentence-transformers) or ``gguf``.
+        path: absolute path of the folder, or of the (first) GGUF file.
+        source: ``local``, ``hub`` or ``pip``.
+        files: absolute paths of the files that were checked, for the hub and for wheels.
+        revision: the hub's commit, or the package and version.
+        key: the catalogue's key, or None.
+    """
+
+    ref: str
+    kind: str
+    path: str
+    source: str
+    files: tuple[str, ...] = ()
+    revision: str | None = None
+    key: str | None = None
