@@ -245,8 +245,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     encoder_engine *engine = (encoder_engine *)base;
     mp_error error;
     mp_error_clear(&error);
-    int texts, longest, most_rows;
-    int64_t rows;
+    int texts = 0, longest = 1, most_rows;
+    int64_t rows = 0;
     uint64_t start = mp_sys_now_ns();
     if (collect(engine, plan, &texts, &rows, &longest, &error) != MP_OK) {
         fail_all(plan, &error, outcomes);
