@@ -214,7 +214,7 @@ static mp_status copy_bytes(mp_spec *spec, const void *from, uint64_t bytes, con
 }
 
 static mp_status copy_text(mp_spec *spec, const char *text, const char **to, mp_error *error) {
-    const void *copy;
+    const void *copy = NULL;
     MP_TRY(copy_bytes(spec, text, strlen(text), "a name", &copy, error));
     *to = copy;
     return MP_OK;
@@ -283,7 +283,7 @@ mp_status mp_spec_adopt(mp_spec *spec, const char *key, uint32_t length, const m
 
 static mp_status copy_strings(mp_spec *spec, const char *key, const mp_value *from, mp_value *to, mp_error *error) {
     const uint64_t *offsets = from->as.strings.offsets;
-    const void *copy;
+    const void *copy = NULL;
     if (from->count >= UINT64_MAX / sizeof *offsets)
         return mp_fail_memory(error, from->count, key);
     bool good = offsets[0] == 0;
@@ -450,7 +450,7 @@ mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_err
         if (tokens->eog[i] < 0 || tokens->eog[i] >= tokens->count)
             return mp_fail_file(error, MP_FORMAT, file, -1, "end-of-generation id", "an id of the vocabulary", "%d",
                                 (int)tokens->eog[i]);
-    const void *bytes, *offsets, *control, *eog;
+    const void *bytes = NULL, *offsets = NULL, *control = NULL, *eog = NULL;
     MP_TRY(copy_bytes(spec, tokens->bytes, tokens->offsets[count], "token bytes", &bytes, error));
     MP_TRY(copy_bytes(spec, tokens->offsets, (count + 1) * sizeof(uint64_t), "token offsets", &offsets, error));
     MP_TRY(copy_bytes(spec, tokens->control, count, "token flags", &control, error));

@@ -63,7 +63,7 @@ static void int_range(char *to, size_t size, int64_t low, int64_t high) {
 static mp_status read_int(const mp_spec *spec, const char *key, int64_t low, int64_t high, mp_status above,
                           const int64_t *def, int64_t *out, mp_error *error) {
     key_name name;
-    const mp_value *value;
+    const mp_value *value = NULL;
     char allowed[96];
     MP_TRY(look_up(spec, key, &name, &value, error));
     int_range(allowed, sizeof allowed, low, high);
@@ -99,7 +99,7 @@ mp_status mp_spec_int_capped(const mp_spec *spec, const char *key, int64_t low, 
 mp_status mp_spec_ints(const mp_spec *spec, const char *key, int count, int64_t low, int64_t high, const int64_t *def,
                        int64_t *out, mp_error *error) {
     key_name name;
-    const mp_value *value;
+    const mp_value *value = NULL;
     char range[64], allowed[96];
     MP_TRY(look_up(spec, key, &name, &value, error));
     int_range(range, sizeof range, low, high);
@@ -124,7 +124,7 @@ mp_status mp_spec_ints(const mp_spec *spec, const char *key, int count, int64_t 
 mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double high, const double *def, double *out,
                         mp_error *error) {
     key_name name;
-    const mp_value *value;
+    const mp_value *value = NULL;
     char allowed[96];
     MP_TRY(look_up(spec, key, &name, &value, error));
     bool open_above = high >= FLT_MAX, positive = low > 0 && low <= FLT_MIN;
@@ -155,7 +155,7 @@ mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double
 
 mp_status mp_spec_bool(const mp_spec *spec, const char *key, const bool *def, bool *out, mp_error *error) {
     key_name name;
-    const mp_value *value;
+    const mp_value *value = NULL;
     MP_TRY(look_up(spec, key, &name, &value, error));
     if (!value) {
         if (!def)
@@ -171,7 +171,7 @@ mp_status mp_spec_bool(const mp_spec *spec, const char *key, const bool *def, bo
 
 mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, const char **out, mp_error *error) {
     key_name name;
-    const mp_value *value;
+    const mp_value *value = NULL;
     MP_TRY(look_up(spec, key, &name, &value, error));
     if (!value) {
         if (!def)

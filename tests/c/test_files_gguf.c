@@ -80,7 +80,7 @@ MP_TEST(files_gguf_token_bytes_may_be_anything) {
     mp_spec_unpin(spec);
 }
 
-/* The file has the innermost size first and offsets within the data; the spec the outermost, and offsets in the file. */
+/* The file has the innermost size first and offsets within its data; the spec the outermost, offsets in the file. */
 MP_TEST(files_gguf_shapes_and_offsets) {
     mp_spec *spec = read_corpus("dimensions_1_to_4.gguf");
     static const int64_t shapes[4][4] = {{2, 1, 1, 1}, {3, 2, 1, 1}, {5, 3, 2, 1}, {7, 5, 3, 2}};

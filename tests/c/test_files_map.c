@@ -1,4 +1,4 @@
-/* test_files_map.c: mappings: what may be mapped, files cut short under a mapping, files rewritten, the signal handler. */
+/* test_files_map.c: what may be mapped, files cut short under a mapping, files rewritten, the signal handler. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -77,7 +77,8 @@ MP_TEST(files_map_pins) {
 /* Fault 5. */
 MP_TEST(files_map_shrinks) {
     char path[400], other_path[400];
-    mp_file_map *map = map_of(path, sizeof path, "a", 300000), *other = map_of(other_path, sizeof other_path, "b", 5000);
+    mp_file_map *map = map_of(path, sizeof path, "a", 300000);
+    mp_file_map *other = map_of(other_path, sizeof other_path, "b", 5000);
     MP_CHECK_INT(truncate(path, 10), 0);
     MP_CHECK(!mp_file_map_poisoned(map));
     MP_CHECK_INT(sum_of(map, 10, 300000), 0); /* the rest of its last page, and zeros for what is gone */

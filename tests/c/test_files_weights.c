@@ -22,7 +22,8 @@ typedef struct fixture {
     mp_error error;
 } fixture;
 
-static void add(fixture *f, const char *name, mp_dtype dtype, int64_t rows, int64_t columns, int file, uint64_t offset) {
+static void add(fixture *f, const char *name, mp_dtype dtype, int64_t rows, int64_t columns, int file,
+                uint64_t offset) {
     mp_tensor_entry entry = {.name = name, .dtype = dtype, .ndim = rows ? 2 : 1, .file = file, .offset = offset};
     entry.shape[0] = rows ? rows : columns;
     entry.shape[1] = rows ? columns : 0;
