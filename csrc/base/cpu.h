@@ -1,8 +1,8 @@
 /* cpu.h: what this CPU and its system can do, found once.
  *
  * A feature counts only when the operating system saves its registers (XGETBV). The option MPOOL_CPU lowers the level
- * for tests and for reproducing another machine's bits: "ref", "avx2", "avx512" (F BW VL DQ), "avx512vnni", "avx512bf16".
- * Asking for more than the machine has is an error, not a wish. */
+ * for tests and for reproducing another machine's bits: "ref", "avx2", "avx512" (F BW VL DQ), "avx512vnni",
+ * "avx512bf16". Asking for more than the machine has is an error, not a wish. */
 #ifndef MP_BASE_CPU_H
 #define MP_BASE_CPU_H
 

@@ -37,7 +37,8 @@ void mp_cond_broadcast(mp_cond *cond);
 /* --- threads --- */
 typedef struct mp_thread { pthread_t os; bool started; } mp_thread;
 /* name: at most 15 characters, shown by the system's tools. Every signal is blocked in the new thread, except those
- * that a fault of the thread itself raises (SIGBUS on a mapped file must reach its handler). SPAWN_FAILED when refused. */
+ * that a fault of the thread itself raises (SIGBUS on a mapped file must reach its handler). SPAWN_FAILED when
+ * refused. */
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error);
 void mp_thread_join(mp_thread *thread); /* legal on one that never started */
 /* Counts since the process began: created == joined after a clean shutdown. */

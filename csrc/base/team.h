@@ -1,8 +1,8 @@
 /* team.h: parallel regions on leased threads.
  *
  * A team owns helper threads (one fewer than the process may use CPUs). A worker leases some of them for a step and
- * runs a body on all lanes at once: the worker's own thread is lane 0. Inside the body the lanes meet at mp_lane_sync, a
- * barrier that spins for options MPOOL_SPIN_US and then parks. There are never more compute threads than CPUs.
+ * runs a body on all lanes at once: the worker's own thread is lane 0. Inside the body the lanes meet at mp_lane_sync,
+ * a barrier that spins for options MPOOL_SPIN_US and then parks. There are never more compute threads than CPUs.
  *
  *   worker --lease--> [lane 0 = worker][lane 1 = helper]...  body(lane, arg) runs on each; run returns when all have.
  *

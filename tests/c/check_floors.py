@@ -41,9 +41,9 @@ MOST_COLUMNS = 120
 
 STDIO_STREAMS = set("""
     printf fprintf vprintf vfprintf dprintf vdprintf __printf_chk __fprintf_chk __vfprintf_chk __vprintf_chk
-    __dprintf_chk puts putchar putc fputs fputc putw fopen fopen64 fdopen freopen freopen64 fclose fread fwrite fgets fgetc getc
-    getchar gets getline getdelim ungetc scanf fscanf vscanf vfscanf __isoc99_fscanf __isoc99_scanf __isoc23_fscanf
-    __isoc23_scanf
+    __dprintf_chk puts putchar putc fputs fputc putw fopen fopen64 fdopen freopen freopen64 fclose fread fwrite fgets
+    fgetc getc getchar gets getline getdelim ungetc scanf fscanf vscanf vfscanf __isoc99_fscanf __isoc99_scanf
+    __isoc23_fscanf __isoc23_scanf
     fflush fseek fseeko ftell ftello rewind setvbuf setbuf popen pclose tmpfile open_memstream fmemopen perror psignal
     stdin stdout stderr
 """.split())
