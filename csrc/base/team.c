@@ -7,8 +7,8 @@
  * one of the two sees the other, and the futex compares once more in the kernel: no wake-up is lost.
  *
  * The barrier is a counter and a generation. The last to arrive resets the counter and advances the generation, on
- * which the others wait in the same way. Regions live in the team, not on a stack: a helper that leaves the last barrier
- * late still reads valid memory. */
+ * which the others wait in the same way. Regions live in the team, not on a stack: a helper that leaves the last
+ * barrier late still reads valid memory. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
