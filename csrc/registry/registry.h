@@ -17,10 +17,12 @@ typedef struct mp_ticket mp_ticket;
 typedef struct mp_notifier mp_notifier;
 
 typedef struct mp_registry_config { /* 0 = default */
-    int lanes;                    /* compute threads in all; default: the CPUs this process may use */
+    /* Lanes and bytes are the process's, shared by all registries that leave these at 0. A registry that names a number
+     * keeps a ledger of its own, which the others do not see. */
+    int lanes;                    /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
     uint64_t memory_limit;        /* bytes; default: governor's rule */
-    uint64_t step_budget_ns;      /* default 25 ms */
-    uint64_t spin_ns;
+    uint64_t step_budget_ns;      /* default: MPOOL_STEP_BUDGET_MS */
+    uint64_t spin_ns;             /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = not */
     uint64_t shutdown_grace_ns;   /* default 5 s */
     uint64_t load_timeout_ns;     /* default 30 s since the last sign of progress */
     int queue_capacity[MP_CAPABILITY_COUNT]; /* calls waiting a model; default: capabilities.def */
@@ -29,23 +31,30 @@ typedef struct mp_registry_config { /* 0 = default */
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry, mp_error *error);
 /* Refuse new calls from now on (SHUTTING_DOWN). Idempotent. */
 void mp_registry_begin_shutdown(mp_registry *registry);
-/* begin_shutdown, drain for the grace, cancel the rest, join every thread. Every ticket gets its terminal state. */
+/* begin_shutdown, drain for the grace (0 here: not at all), end the rest, join every thread. Every ticket gets its terminal
+ * state: SHUTTING_DOWN for those that were cut off. Idempotent, from several threads too: all return when it is done. The
+ * registry stays valid and refuses everything. */
+void mp_registry_close(mp_registry *registry, uint64_t grace_ns);
+/* close with the configured grace, then free. Tickets may outlive it. NULL is legal. */
 void mp_registry_destroy(mp_registry *registry);
-/* In the child after fork: the parent's threads are gone; forget them so that first use starts new ones. Calls that were in
- * flight in the parent fail in the child as CANCELLED. */
-void mp_registry_after_fork(mp_registry *registry);
+/* fork: a child finds the same entries, models that were loaded still loaded over the same mappings, and no threads: first
+ * use starts new ones. Calls that were in flight in the parent are CANCELLED in the child. It happens by itself in every
+ * fork of the process. */
 
 /* ---- entries ----------------------------------------------------------------------------------------------------- */
 
-/* Takes the loader. A key that exists is INVALID_ARGUMENT unless replace, which switches new calls to the new model once
- * it is loaded; the old one drains. */
+/* Takes the loader, also on failure. A key that exists is INVALID_ARGUMENT unless replace: then, if the old model is in
+ * use, the new one is loaded beside it and gets the new calls once that succeeded, while the old one drains; if loading
+ * fails the old one stays (mp_registry_load says why). Returns at once. */
 mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace, mp_error *error);
 /* Refuse new calls to the key, let the running ones finish, free everything. UNKNOWN_MODEL. Returns when gone from memory
  * or at the deadline (TIMEOUT; it goes on in the background). */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
-/* Load now, wait until a worker is ready; single flight. pin: never evicted. */
+/* Load now, wait until a worker is ready; single flight; ignores the backoff of an earlier failure. pin: never evicted by
+ * the registry itself. Of a key that is being replaced: waits for the replacement. TIMEOUT: it goes on in the background. */
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error);
-/* Free the model but keep the key. Waits for running calls until the deadline. */
+/* Free the model but keep the key, pinned or not. Waits for running calls until the deadline (TIMEOUT; it goes on in the
+ * background). Calls that wait in the queue load it again. */
 mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 
 typedef struct mp_entry_info {
@@ -63,8 +72,10 @@ void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_
 typedef struct mp_registry_stats {
     uint64_t memory_limit, memory_used, bytes_by_tag[MP_TAG_COUNT];
     int lanes, lanes_leased;
-    uint64_t total_requests, errors, timeouts, cancelled, queue_full_rejections, steps;
-    uint64_t threads_created, threads_joined;
+#define MP_METRIC(name, meaning) uint64_t name;
+#include "registry/metrics.def"
+#undef MP_METRIC
+    uint64_t threads_created, threads_joined; /* of the process */
 } mp_registry_stats;
 void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
 
@@ -75,7 +86,8 @@ typedef struct mp_submit_options {
     uint8_t priority, lane;
     uint32_t tenant;
     bool fail_fast;        /* a full queue is OVERLOADED at once; else submit waits until the deadline */
-    const _Atomic int *interrupt; /* raised by another thread to give up waiting for room; or NULL */
+    bool (*give_up)(void *arg); /* asked every 50 ms while submit waits for room, no lock held; true ends it: CANCELLED */
+    void *give_up_arg;
 } mp_submit_options;
 
 /* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by the entry's
@@ -83,7 +95,7 @@ typedef struct mp_submit_options {
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
                              mp_ticket **ticket, mp_error *error);
 
-/* The caller's reference. Letting go of a ticket that is not done cancels it. */
+/* The caller's reference. When the last caller lets go of a ticket that is not done, it is cancelled. NULL is legal. */
 void mp_ticket_release(mp_ticket *ticket);
 mp_ticket *mp_ticket_pin(mp_ticket *ticket); /* a further caller's reference */
 /* Wait until done or progress exceeds `seen`, or the deadline. Returns false at the deadline. *progress receives a counter
@@ -106,7 +118,8 @@ int mp_ticket_position(mp_ticket *ticket);
 /* An eventfd and a list. A ticket bound to it adds `id` to the list when it is done or has new progress (coalesced: once
  * until taken) and makes the fd readable. */
 mp_status mp_notifier_create(mp_notifier **notifier, mp_error *error);
-void mp_notifier_destroy(mp_notifier *notifier); /* reference-counted by the tickets bound to it */
+/* Closes the fd; the tickets still bound to it keep the rest alive and tell nobody. */
+void mp_notifier_destroy(mp_notifier *notifier);
 int mp_notifier_fd(const mp_notifier *notifier);
 /* Move up to `capacity` ids out; clears the fd when the list is empty. */
 int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity);

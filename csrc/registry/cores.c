@@ -1,0 +1,269 @@
+/* cores.c: see cores.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "registry/cores.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+
+#include "base/alloc.h"
+#include "base/cpu.h"
+#include "base/options.h"
+#include "base/trace.h"
+#include "registry/shared.h"
+
+/* One that waits for lanes, on its own stack. */
+typedef struct lane_waiter {
+    struct lane_waiter *next;
+    int want, granted; /* granted > 0: these lanes are yours */
+    mp_cond cond;
+} lane_waiter;
+
+struct mp_cores {
+    int lanes;
+    bool process_wide;
+    _Atomic int references; /* pins, and one of all users together */
+    mp_mutex lock;
+    /* guarded by: lock */
+    lane_waiter *first, *last;
+    mp_team *team;
+    bool team_refused;
+    bool forking; /* a fork holds the lock; several registries may share the ledger, the first one's hook counts */
+    /* written under lock, read without it as a hint */
+    _Atomic int used;    /* lanes leased; 0 <= used <= lanes */
+    _Atomic int waiting; /* in the list */
+    /* counters */
+    _Atomic int runnable; /* workers between enter and leave */
+    _Atomic int spinning; /* threads that burn a lane that nobody computes on */
+};
+
+static mp_shared_slot process_cores;
+
+static int default_lanes(void) {
+    int64_t asked = mp_options_get()->threads;
+    return asked > 0 ? (int)asked : mp_cpu_lanes();
+}
+
+mp_status mp_cores_open(int lanes, mp_cores **cores_out, mp_error *error) {
+    *cores_out = NULL;
+    enum { MOST = 256 };
+    if (lanes < 0 || lanes > MOST)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "threads is %d, allowed: 0 (all CPUs of this process) to %d", lanes, MOST);
+    if (lanes == 0 && (*cores_out = mp_shared_take(&process_cores)))
+        return MP_OK;
+    mp_cores *cores = mp_alloc_zeroed(sizeof(*cores), MP_TAG_POOL);
+    if (!cores)
+        return mp_fail_memory(error, sizeof(*cores), "the ledger of CPUs");
+    cores->lanes = lanes ? lanes : default_lanes();
+    if (cores->lanes > MOST)
+        cores->lanes = MOST;
+    atomic_init(&cores->references, 1);
+    mp_mutex_init(&cores->lock);
+    cores->process_wide = lanes == 0;
+    *cores_out = cores->process_wide ? mp_shared_offer(&process_cores, cores) : cores;
+    if (*cores_out != cores)
+        mp_cores_unpin(cores);
+    return MP_OK;
+}
+
+void mp_cores_close(mp_cores *cores) {
+    if (!cores || (cores->process_wide && !mp_shared_drop(&process_cores)))
+        return;
+    assert(atomic_load(&cores->used) == 0 && !cores->first && "a lease is still held");
+    mp_team_destroy(cores->team);
+    cores->team = NULL;
+    mp_cores_unpin(cores);
+}
+
+mp_cores *mp_cores_pin(mp_cores *cores) {
+    atomic_fetch_add_explicit(&cores->references, 1, memory_order_relaxed);
+    return cores;
+}
+
+void mp_cores_unpin(mp_cores *cores) {
+    if (!cores || atomic_fetch_sub_explicit(&cores->references, 1, memory_order_acq_rel) != 1)
+        return;
+    mp_mutex_deinit(&cores->lock);
+    mp_free(cores);
+}
+
+int mp_cores_lanes(const mp_cores *cores) { return cores->lanes; }
+
+int mp_cores_leased(mp_cores *cores) { return atomic_load_explicit(&cores->used, memory_order_relaxed); }
+
+void mp_cores_enter(mp_cores *cores) { atomic_fetch_add_explicit(&cores->runnable, 1, memory_order_relaxed); }
+
+void mp_cores_leave(mp_cores *cores) {
+    int before = atomic_fetch_sub_explicit(&cores->runnable, 1, memory_order_relaxed);
+    assert(before > 0);
+    (void)before;
+}
+
+bool mp_cores_contended(mp_cores *cores) {
+    return atomic_load_explicit(&cores->runnable, memory_order_relaxed) > 1 ||
+           atomic_load_explicit(&cores->waiting, memory_order_relaxed) > 0;
+}
+
+/* --- leases --- */
+
+/* Lanes to grant now, 0 when none is free. Under the lock. */
+static int grant(mp_cores *cores, int want) {
+    int used = atomic_load_explicit(&cores->used, memory_order_relaxed), left = cores->lanes - used;
+    int runnable = atomic_load_explicit(&cores->runnable, memory_order_relaxed);
+    int share = runnable > 1 ? cores->lanes / runnable : cores->lanes;
+    if (share < 1)
+        share = 1;
+    int granted = want < share ? want : share;
+    if (granted < 1)
+        granted = 1;
+    if (granted > left)
+        granted = left;
+    atomic_store_explicit(&cores->used, used + granted, memory_order_relaxed);
+    return granted;
+}
+
+/* Under the lock: the helpers start when a second lane is wanted for the first time. */
+static mp_team *team_for(mp_cores *cores, int lanes) {
+    if (lanes > 1 && !cores->team && !cores->team_refused) {
+        mp_error error;
+        if (mp_team_create(cores->lanes - 1, &cores->team, &error) != MP_OK) {
+            cores->team_refused = true;
+            mp_log(MP_LOG_WARNING, "Computing on one thread: %s", error.message);
+        }
+    }
+    return lanes > 1 ? cores->team : NULL;
+}
+
+static void give_back(mp_cores *cores, int lanes) {
+    if (!lanes)
+        return;
+    mp_mutex_lock(&cores->lock);
+    assert(atomic_load_explicit(&cores->used, memory_order_relaxed) >= lanes);
+    atomic_fetch_sub_explicit(&cores->used, lanes, memory_order_relaxed);
+    while (cores->first && atomic_load_explicit(&cores->used, memory_order_relaxed) < cores->lanes) {
+        lane_waiter *waiter = cores->first;
+        cores->first = waiter->next;
+        if (!cores->first)
+            cores->last = NULL;
+        atomic_fetch_sub_explicit(&cores->waiting, 1, memory_order_relaxed);
+        waiter->granted = grant(cores, waiter->want);
+        /* Under the lock: the waiter's storage is gone as soon as it sees `granted`. */
+        mp_cond_signal(&waiter->cond);
+    }
+    mp_mutex_unlock(&cores->lock);
+}
+
+void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease) {
+    if (want > cores->lanes)
+        want = cores->lanes;
+    mp_mutex_lock(&cores->lock);
+    int granted = cores->first ? 0 : grant(cores, want);
+    if (!granted) {
+        lane_waiter self = {.want = want};
+        mp_cond_init(&self.cond);
+        if (cores->last)
+            cores->last->next = &self;
+        else
+            cores->first = &self;
+        cores->last = &self;
+        atomic_fetch_add_explicit(&cores->waiting, 1, memory_order_relaxed);
+        while (!self.granted)
+            mp_cond_wait(&self.cond, &cores->lock, 0);
+        mp_cond_deinit(&self.cond);
+        granted = self.granted;
+    }
+    mp_team *team = team_for(cores, granted);
+    mp_mutex_unlock(&cores->lock);
+
+    mp_team_lease(team, granted, lease);
+    /* Without a team (the system refused threads) the lease is one lane. */
+    give_back(cores, granted - lease->lanes);
+}
+
+void mp_cores_return(mp_cores *cores, mp_lease *lease) {
+    int lanes = lease->lanes;
+    mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
+    give_back(cores, lanes);
+}
+
+/* --- spinning --- */
+
+/* How often the system took the CPU away from this thread, looked at most every 10 ms: a machine that is busy with
+ * others' work is not ours to spin on. */
+static bool is_crowded(void) {
+#if defined(RUSAGE_THREAD)
+    enum { EVERY_NS = 10 * 1000 * 1000, PER_SECOND = 100 };
+    static _Thread_local uint64_t looked_ns;
+    static _Thread_local long switches;
+    static _Thread_local bool crowded;
+    uint64_t now = mp_sys_now_ns(), passed = now - looked_ns;
+    struct rusage usage;
+    if (passed >= EVERY_NS && getrusage(RUSAGE_THREAD, &usage) == 0) {
+        crowded = looked_ns && (double)(usage.ru_nivcsw - switches) > PER_SECOND * 1e-9 * (double)passed;
+        looked_ns = now;
+        switches = usage.ru_nivcsw;
+    }
+    return crowded;
+#else
+    return false;
+#endif
+}
+
+static bool lanes_left(void *arg) {
+    mp_cores *cores = arg;
+    return atomic_load_explicit(&cores->used, memory_order_relaxed) +
+               atomic_load_explicit(&cores->spinning, memory_order_relaxed) <=
+           cores->lanes;
+}
+
+static void spin_end(void *arg) {
+    mp_cores *cores = arg;
+    atomic_fetch_sub_explicit(&cores->spinning, 1, memory_order_relaxed);
+}
+
+static bool spin_begin(void *arg) {
+    mp_cores *cores = arg;
+    if (is_crowded())
+        return false;
+    atomic_fetch_add_explicit(&cores->spinning, 1, memory_order_relaxed);
+    if (lanes_left(cores))
+        return true;
+    spin_end(cores);
+    return false;
+}
+
+mp_spin_rule mp_cores_spin_rule(mp_cores *cores, uint64_t spin_ns) {
+    return (mp_spin_rule){.begin = spin_begin, .may_spin = lanes_left, .end = spin_end, .arg = cores, .spin_ns = spin_ns};
+}
+
+/* --- fork --- */
+
+void mp_cores_fork_before(mp_cores *cores) {
+    if (cores->forking)
+        return;
+    mp_mutex_lock(&cores->lock);
+    cores->forking = true;
+}
+
+void mp_cores_fork_parent(mp_cores *cores) {
+    if (!cores->forking)
+        return;
+    cores->forking = false;
+    mp_mutex_unlock(&cores->lock);
+}
+
+void mp_cores_fork_child(mp_cores *cores) {
+    if (!cores->forking)
+        return;
+    cores->forking = false;
+    mp_mutex_init(&cores->lock);
+    cores->first = cores->last = NULL;
+    cores->team = NULL; /* its threads are the parent's; its memory is left alone */
+    cores->team_refused = false;
+    atomic_store(&cores->used, 0);
+    atomic_store(&cores->waiting, 0);
+    atomic_store(&cores->runnable, 0);
+    atomic_store(&cores->spinning, 0);
+}

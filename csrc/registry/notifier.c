@@ -1,0 +1,120 @@
+/* notifier.c: see notifier.h and registry.h. */
+#include "registry/notifier.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/sys.h"
+#include "registry/fork.h"
+
+struct mp_notifier {
+    _Atomic int references;
+    uint32_t generation; /* of forks: a parent's notifier may be locked by a thread that does not exist here */
+    int number;          /* the fd's, for as long as the notifier lives */
+    mp_mutex lock;
+    /* guarded by: lock */
+    mp_notice list; /* ring, this its sentinel */
+    int fd;         /* -1 once destroyed */
+};
+
+mp_status mp_notifier_create(mp_notifier **notifier_out, mp_error *error) {
+    *notifier_out = NULL;
+    mp_notifier *notifier = mp_alloc_zeroed(sizeof(*notifier), MP_TAG_POOL);
+    if (!notifier)
+        return mp_fail_memory(error, sizeof(*notifier), "a notifier");
+    notifier->fd = notifier->number = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (notifier->fd < 0) {
+        int cause = errno;
+        mp_free(notifier);
+        return mp_fail_errno(error, cause, NULL, "an eventfd could not be made");
+    }
+    atomic_init(&notifier->references, 1);
+    notifier->generation = mp_fork_generation();
+    mp_mutex_init(&notifier->lock);
+    notifier->list.prev = notifier->list.next = &notifier->list;
+    *notifier_out = notifier;
+    return MP_OK;
+}
+
+mp_notifier *mp_notifier_pin(mp_notifier *notifier) {
+    atomic_fetch_add_explicit(&notifier->references, 1, memory_order_relaxed);
+    return notifier;
+}
+
+void mp_notifier_unpin(mp_notifier *notifier) {
+    if (!notifier || atomic_fetch_sub_explicit(&notifier->references, 1, memory_order_acq_rel) != 1)
+        return;
+    if (notifier->generation == mp_fork_generation())
+        mp_mutex_deinit(&notifier->lock);
+    mp_free(notifier);
+}
+
+void mp_notifier_destroy(mp_notifier *notifier) {
+    if (!notifier)
+        return;
+    if (notifier->generation != mp_fork_generation()) {
+        close(notifier->number);
+        return; /* tickets of the parent may point to it: its memory is left alone */
+    }
+    mp_mutex_lock(&notifier->lock);
+    int fd = notifier->fd;
+    notifier->fd = -1;
+    mp_mutex_unlock(&notifier->lock);
+    if (fd >= 0)
+        close(fd);
+    mp_notifier_unpin(notifier);
+}
+
+int mp_notifier_fd(const mp_notifier *notifier) { return notifier->number; }
+
+/* Under the lock. */
+static void unlink_notice(mp_notice *notice) {
+    notice->prev->next = notice->next;
+    notice->next->prev = notice->prev;
+    notice->prev = notice->next = NULL;
+}
+
+void mp_notifier_post(mp_notifier *notifier, mp_notice *notice) {
+    mp_mutex_lock(&notifier->lock);
+    if (!notice->next) {
+        bool was_empty = notifier->list.next == &notifier->list;
+        notice->prev = notifier->list.prev;
+        notice->next = &notifier->list;
+        notice->prev->next = notice;
+        notifier->list.prev = notice;
+        /* Under the lock, so that the fd is still ours. It can only fail when the counter is full: then it is readable. */
+        if (was_empty && notifier->fd >= 0) {
+            ssize_t written = write(notifier->fd, &(uint64_t){1}, sizeof(uint64_t));
+            (void)written;
+        }
+    }
+    mp_mutex_unlock(&notifier->lock);
+}
+
+void mp_notifier_withdraw(mp_notifier *notifier, mp_notice *notice) {
+    mp_mutex_lock(&notifier->lock);
+    if (notice->next)
+        unlink_notice(notice);
+    mp_mutex_unlock(&notifier->lock);
+}
+
+int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity) {
+    int count = 0;
+    if (notifier->generation != mp_fork_generation())
+        return 0;
+    mp_mutex_lock(&notifier->lock);
+    while (count < capacity && notifier->list.next != &notifier->list) {
+        mp_notice *notice = notifier->list.next;
+        unlink_notice(notice);
+        ids[count++] = notice->id;
+    }
+    if (notifier->list.next == &notifier->list && notifier->fd >= 0) {
+        uint64_t posts;
+        ssize_t got = read(notifier->fd, &posts, sizeof(posts)); /* fails when it is clear already */
+        (void)got;
+    }
+    mp_mutex_unlock(&notifier->lock);
+    return count;
+}
