@@ -1,0 +1,92 @@
+/* maintenance.c: see maintenance.h. */
+#include "registry/maintenance.h"
+
+#include <stdatomic.h>
+
+#include "base/trace.h"
+
+static const uint64_t NEVER = UINT64_MAX;
+
+void mp_maintenance_init(mp_maintenance *maintenance, uint64_t (*sweep)(void *arg, uint64_t now_ns), void *arg) {
+    maintenance->sweep = sweep;
+    maintenance->arg = arg;
+    atomic_init(&maintenance->next_ns, NEVER);
+    mp_mutex_init(&maintenance->lock);
+    mp_cond_init(&maintenance->changed);
+}
+
+void mp_maintenance_deinit(mp_maintenance *maintenance) {
+    mp_cond_deinit(&maintenance->changed);
+    mp_mutex_deinit(&maintenance->lock);
+}
+
+static void watch(void *arg) {
+    mp_maintenance *self = arg;
+    mp_mutex_lock(&self->lock);
+    while (!self->quit) {
+        uint64_t next = atomic_load_explicit(&self->next_ns, memory_order_relaxed), now = mp_sys_now_ns();
+        if (now < next) {
+            mp_cond_wait(&self->changed, &self->lock, next == NEVER ? 0 : next);
+            continue;
+        }
+        atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst);
+        mp_mutex_unlock(&self->lock);
+        uint64_t again = self->sweep(self->arg, now);
+        mp_mutex_lock(&self->lock);
+        if (again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))
+            atomic_store_explicit(&self->next_ns, again, memory_order_seq_cst);
+    }
+    self->running = false;
+    mp_cond_broadcast(&self->changed);
+    mp_mutex_unlock(&self->lock);
+}
+
+void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns) {
+    /* The common case takes no lock. Nothing is lost: whoever announces has made its call visible under an entry's lock
+     * before, and a sweep that raises next_ns looks at every entry after raising it. */
+    if (atomic_load_explicit(&maintenance->next_ns, memory_order_seq_cst) <= when_ns)
+        return;
+    bool start = false;
+    mp_mutex_lock(&maintenance->lock);
+    if (when_ns < atomic_load_explicit(&maintenance->next_ns, memory_order_relaxed)) {
+        atomic_store_explicit(&maintenance->next_ns, when_ns, memory_order_seq_cst);
+        start = !maintenance->running && !maintenance->quit && !maintenance->refused;
+        if (start)
+            maintenance->running = true;
+        else if (maintenance->running)
+            mp_cond_broadcast(&maintenance->changed);
+    }
+    mp_mutex_unlock(&maintenance->lock);
+    if (!start)
+        return;
+    mp_error error;
+    if (mp_pool_run(pool, (mp_job){watch, maintenance}, &error) == MP_OK)
+        return;
+    /* Workers look at the deadlines of running calls between steps all the same. */
+    mp_log(MP_LOG_WARNING, "Deadlines of waiting calls are checked late: %s", error.message);
+    mp_mutex_lock(&maintenance->lock);
+    maintenance->running = false;
+    maintenance->refused = true;
+    mp_cond_broadcast(&maintenance->changed);
+    mp_mutex_unlock(&maintenance->lock);
+}
+
+void mp_maintenance_stop(mp_maintenance *maintenance) {
+    mp_mutex_lock(&maintenance->lock);
+    maintenance->quit = true;
+    mp_cond_broadcast(&maintenance->changed);
+    while (maintenance->running)
+        mp_cond_wait(&maintenance->changed, &maintenance->lock, 0);
+    mp_mutex_unlock(&maintenance->lock);
+}
+
+void mp_maintenance_fork_before(mp_maintenance *maintenance) { mp_mutex_lock(&maintenance->lock); }
+
+void mp_maintenance_fork_parent(mp_maintenance *maintenance) { mp_mutex_unlock(&maintenance->lock); }
+
+void mp_maintenance_fork_child(mp_maintenance *maintenance) {
+    mp_mutex_init(&maintenance->lock);
+    mp_cond_init(&maintenance->changed);
+    maintenance->running = maintenance->refused = false;
+    atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_relaxed);
+}

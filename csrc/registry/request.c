@@ -1,0 +1,236 @@
+/* request.c: see request.h and registry.h. */
+#include "registry/request.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+
+#include "base/alloc.h"
+#include "registry/entry.h"
+
+static const uint64_t DONE = UINT64_MAX;
+/* A caller that waits for a short call is served sooner by spinning: a wake-up costs 20 to 46 us. */
+static const uint64_t CALLER_SPIN_NS = 50 * 1000;
+
+/* In the child of a fork, a ticket of the parent that was not done never will be: its worker is not here. Its lock may be
+ * held for ever by a thread that does not exist, so it is not touched. */
+static bool is_orphan(const mp_ticket *ticket) { return ticket->generation != mp_fork_generation(); }
+
+static bool is_done(const mp_ticket *ticket) {
+    return atomic_load_explicit(&ticket->progress, memory_order_acquire) == DONE;
+}
+
+mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket_out,
+                           mp_error *error) {
+    *ticket_out = NULL;
+    mp_ticket *ticket = mp_alloc_zeroed(sizeof(*ticket), MP_TAG_REQUEST);
+    if (!ticket) {
+        mp_call_destroy(call);
+        return mp_fail_memory(error, sizeof(*ticket), "a ticket");
+    }
+    ticket->entry = mp_entry_pin(entry);
+    ticket->generation = mp_fork_generation();
+    ticket->item.ticket = ticket;
+    ticket->item.call = call;
+    ticket->item.priority = options->priority;
+    ticket->item.lane = options->lane;
+    ticket->item.tenant = options->tenant;
+    ticket->item.deadline_ns = options->deadline_ns;
+    atomic_init(&ticket->references, 2);
+    atomic_init(&ticket->callers, 1);
+    atomic_init(&ticket->submitted_ns, mp_sys_now_ns());
+    atomic_init(&ticket->wake_at, DONE);
+    mp_mutex_init(&ticket->lock);
+    mp_cond_init(&ticket->changed);
+    *ticket_out = ticket;
+    return MP_OK;
+}
+
+void mp_ticket_move(mp_ticket *ticket, mp_entry *entry) {
+    assert(ticket->charged == 0 && ticket->load == 0);
+    mp_entry *before = ticket->entry;
+    ticket->entry = mp_entry_pin(entry);
+    mp_entry_unpin(before);
+}
+
+static void drop(mp_ticket *ticket) {
+    if (atomic_fetch_sub_explicit(&ticket->references, 1, memory_order_acq_rel) != 1)
+        return;
+    if (!is_orphan(ticket)) {
+        if (ticket->notice.notifier) {
+            mp_notifier_withdraw(ticket->notice.notifier, &ticket->notice);
+            mp_notifier_unpin(ticket->notice.notifier);
+        }
+        mp_cond_deinit(&ticket->changed);
+        mp_mutex_deinit(&ticket->lock);
+    }
+    mp_call_destroy(ticket->item.call);
+    mp_entry_unpin(ticket->entry);
+    mp_free(ticket);
+}
+
+void mp_ticket_discard(mp_ticket *ticket) {
+    assert(!mp_queue_holds(&ticket->node) && ticket->charged == 0);
+    atomic_store_explicit(&ticket->references, 1, memory_order_relaxed);
+    drop(ticket);
+}
+
+mp_ticket *mp_ticket_pin(mp_ticket *ticket) {
+    int before = atomic_fetch_add_explicit(&ticket->callers, 1, memory_order_relaxed);
+    assert(before > 0);
+    (void)before;
+    return ticket;
+}
+
+void mp_ticket_release(mp_ticket *ticket) {
+    if (!ticket || atomic_fetch_sub_explicit(&ticket->callers, 1, memory_order_acq_rel) != 1)
+        return;
+    mp_ticket_cancel(ticket);
+    drop(ticket);
+}
+
+void mp_ticket_cancel(mp_ticket *ticket) {
+    if (!is_done(ticket) && !is_orphan(ticket))
+        mp_entry_cancel(ticket->entry, ticket, MP_CANCELLED);
+}
+
+mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
+    const char *key = mp_entry_key(ticket->entry);
+    switch (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
+    case MP_TIMEOUT: {
+        uint64_t submitted = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
+        uint64_t allowed = ticket->item.deadline_ns > submitted ? ticket->item.deadline_ns - submitted : 0;
+        bool started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed) != 0;
+        return mp_fail(error, MP_TIMEOUT, "%s: no answer within %.3f s (%s)", key, (double)allowed * 1e-9,
+                       started ? "the call was running" : "the call was still waiting");
+    }
+    case MP_SHUTTING_DOWN:
+        return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool shut down before the call was answered", key);
+    default:
+        return mp_fail(error, MP_CANCELLED, "%s: the call was cancelled", key);
+    }
+}
+
+/* --- the worker's side --- */
+
+/* Under the ticket's lock. Who still waits afterwards says again for what. */
+static void tell(mp_ticket *ticket) {
+    mp_notifier *notifier = ticket->notice.notifier;
+    atomic_store_explicit(&ticket->wake_at, notifier ? 0 : DONE, memory_order_relaxed);
+    if (ticket->waiters)
+        mp_cond_broadcast(&ticket->changed);
+    if (notifier)
+        mp_notifier_post(notifier, &ticket->notice);
+}
+
+void mp_ticket_publish(mp_ticket *ticket) {
+    /* seq_cst on both: either the waiter sees this count, or this sees that it waits. */
+    uint64_t count = atomic_fetch_add_explicit(&ticket->progress, 1, memory_order_seq_cst) + 1;
+    if (count < atomic_load_explicit(&ticket->wake_at, memory_order_seq_cst))
+        return;
+    mp_mutex_lock(&ticket->lock);
+    tell(ticket);
+    mp_mutex_unlock(&ticket->lock);
+}
+
+void mp_ticket_finish(mp_ticket *ticket, mp_status status, const mp_error *error) {
+    assert(!is_done(ticket) && "a ticket has one terminal state");
+    assert(ticket->charged == 0);
+    ticket->status = status;
+    if (status != MP_OK && error != &ticket->item.error)
+        ticket->item.error = *error;
+    atomic_store_explicit(&ticket->finished_ns, mp_sys_now_ns(), memory_order_relaxed);
+    mp_mutex_lock(&ticket->lock);
+    atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);
+    tell(ticket);
+    mp_mutex_unlock(&ticket->lock);
+    drop(ticket);
+}
+
+/* --- the caller's side --- */
+
+typedef struct progress_watch {
+    const mp_ticket *ticket;
+    uint64_t seen;
+} progress_watch;
+
+static bool has_moved(void *arg) {
+    const progress_watch *watch = arg;
+    return atomic_load_explicit(&watch->ticket->progress, memory_order_acquire) > watch->seen;
+}
+
+static bool park(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns) {
+    bool in_time = true, moved;
+    mp_mutex_lock(&ticket->lock);
+    ticket->waiters++;
+    for (;;) {
+        if (seen + 1 < atomic_load_explicit(&ticket->wake_at, memory_order_relaxed))
+            atomic_store_explicit(&ticket->wake_at, seen + 1, memory_order_seq_cst);
+        moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;
+        if (moved || !in_time)
+            break;
+        in_time = mp_cond_wait(&ticket->changed, &ticket->lock, deadline_ns);
+    }
+    ticket->waiters--;
+    mp_mutex_unlock(&ticket->lock);
+    return moved;
+}
+
+bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress) {
+    progress_watch watch = {ticket, seen == DONE ? DONE - 1 : seen};
+    bool moved = has_moved(&watch);
+    if (!moved && is_orphan(ticket)) {
+        if (progress)
+            *progress = DONE;
+        return true;
+    }
+    if (!moved) {
+        mp_spin_rule rule = mp_entry_spin_rule(ticket->entry);
+        if (rule.spin_ns > CALLER_SPIN_NS)
+            rule.spin_ns = CALLER_SPIN_NS;
+        moved = mp_spin_until(has_moved, &watch, &rule) || park(ticket, watch.seen, deadline_ns);
+    }
+    if (progress)
+        *progress = atomic_load_explicit(&ticket->progress, memory_order_acquire);
+    return moved;
+}
+
+bool mp_ticket_done(mp_ticket *ticket) { return is_done(ticket) || is_orphan(ticket); }
+
+mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
+    if (!is_done(ticket)) {
+        assert(is_orphan(ticket) && "asked before it was done");
+        return mp_fail(error, MP_CANCELLED, "%s: the call belongs to the process that this one was forked from",
+                       mp_entry_key(ticket->entry));
+    }
+    if (ticket->status != MP_OK && error)
+        *error = ticket->item.error;
+    return ticket->status;
+}
+
+mp_call *mp_ticket_call(mp_ticket *ticket) { return ticket->item.call; }
+
+void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns) {
+    *submitted_ns = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
+    *started_ns = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed);
+    *finished_ns = atomic_load_explicit(&ticket->finished_ns, memory_order_relaxed);
+}
+
+int mp_ticket_position(mp_ticket *ticket) {
+    return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket);
+}
+
+void mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
+    if (is_orphan(ticket))
+        return; /* only the parent's worker could have told */
+    mp_mutex_lock(&ticket->lock);
+    mp_notifier *before = ticket->notice.notifier;
+    if (before)
+        mp_notifier_withdraw(before, &ticket->notice);
+    ticket->notice.notifier = mp_notifier_pin(notifier);
+    ticket->notice.id = id;
+    atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every piece is told */
+    if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0)
+        mp_notifier_post(notifier, &ticket->notice);
+    mp_mutex_unlock(&ticket->lock);
+    mp_notifier_unpin(before);
+}

@@ -1,0 +1,64 @@
+/* request.h: the ticket of a call, from submit to its one terminal state. Public part in registry/registry.h.
+ *
+ *   submitted -> queued <-> active -> done           who may end it: whoever took it off the queue or off the entry's
+ *                  |                   ^             active list, under the entry's lock. So it ends exactly once.
+ *                  +-------------------+
+ *
+ * Memory: the callers together hold one reference, the pool the other until the ticket is done; the last frees ticket and
+ * call. The entry is kept until then, so that cancel always finds its lock. */
+#ifndef MP_REGISTRY_REQUEST_H
+#define MP_REGISTRY_REQUEST_H
+
+#include "registry/fork.h"
+#include "registry/notifier.h"
+#include "registry/pool/bell.h"
+#include "registry/pool/queue.h"
+
+typedef struct mp_entry mp_entry;
+
+struct mp_ticket {
+    mp_item item;        /* what engines see; item.ticket is this; item.error becomes the ticket's */
+    mp_entry *entry;     /* a reference */
+    uint32_t generation; /* of forks when it was made */
+    _Atomic int references, callers;
+    /* by whoever holds it (see above) */
+    uint64_t load;          /* number of the load whose model checked the call, 0 = unchecked */
+    uint64_t charged;       /* bytes of the governor's budget */
+    uint64_t virtual_ns;    /* share of service it has had */
+    bool admitted;          /* by the engine */
+    struct mp_ticket *next; /* lists of those that are about to end */
+    /* guarded by: the entry's lock */
+    mp_queue_node node;
+    bool active, in_step;
+
+    _Atomic int cause; /* why it was cancelled: MP_CANCELLED, MP_TIMEOUT, ...; 0 = it was not; the first counts */
+    _Atomic uint64_t submitted_ns, started_ns, finished_ns;
+    _Atomic uint64_t progress; /* counts up; UINT64_MAX = done, stored after status and error */
+    _Atomic uint64_t wake_at;  /* progress for which somebody parks; written under lock, read without */
+    mp_status status;          /* valid once done */
+    mp_mutex lock;
+    mp_cond changed;
+    /* guarded by: lock */
+    int waiters;
+    mp_notice notice;
+};
+
+static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
+    return (mp_ticket *)((char *)node - offsetof(mp_ticket, node));
+}
+
+/* Takes the call also on failure. Pins the entry; the two references are the caller's and the pool's. */
+mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket,
+                           mp_error *error);
+/* One that did not reach this entry's queue tries another's. */
+void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);
+/* A piece of result is there. By the worker. */
+void mp_ticket_publish(mp_ticket *ticket);
+/* The terminal state, and the pool's reference back. error: copied, may be &ticket->item.error; unused with MP_OK. */
+void mp_ticket_finish(mp_ticket *ticket, mp_status status, const mp_error *error);
+/* The error that belongs to a cancelled ticket's cause. */
+mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error);
+/* One that never reached a queue: both references. */
+void mp_ticket_discard(mp_ticket *ticket);
+
+#endif

@@ -1,0 +1,54 @@
+/* services.h: what the entries of one registry share. Counted: the registry holds a reference and so does every entry, since
+ * tickets, and with them entries, may outlive the registry. */
+#ifndef MP_REGISTRY_SERVICES_H
+#define MP_REGISTRY_SERVICES_H
+
+#include <stdatomic.h>
+
+#include "registry/cores.h"
+#include "registry/governor.h"
+#include "registry/maintenance.h"
+#include "registry/registry.h"
+
+typedef struct mp_entry mp_entry;
+
+typedef enum mp_metric {
+#define MP_METRIC(name, meaning) MP_METRIC_##name,
+#include "registry/metrics.def"
+#undef MP_METRIC
+    MP_METRIC_COUNT
+} mp_metric;
+
+typedef enum mp_entry_event {
+    MP_ENTRY_LOADED,      /* a load succeeded */
+    MP_ENTRY_LOAD_FAILED, /* one failed */
+    MP_ENTRY_GONE         /* a removed entry has freed everything */
+} mp_entry_event;
+
+typedef struct mp_services {
+    _Atomic int references;
+    /* NULL once the registry is closed; no entry works then */
+    mp_cores *cores;
+    mp_pool *pool;
+    mp_governor *governor;
+    mp_cores *cores_seen; /* pinned: callers may ask whether to spin until the last ticket is gone */
+    mp_maintenance maintenance;
+    uint64_t step_budget_ns, spin_ns, load_timeout_ns;
+    _Atomic int resident; /* entries that hold or load a model */
+    _Atomic uint64_t metrics[MP_METRIC_COUNT];
+    /* Called by an entry's worker or caller, no lock held. */
+    void (*event)(mp_registry *registry, mp_entry *entry, mp_entry_event event);
+    mp_registry *registry; /* valid while an entry works */
+} mp_services;
+
+mp_services *mp_services_pin(mp_services *services);
+void mp_services_unpin(mp_services *services);
+
+static inline void mp_count(mp_services *services, mp_metric metric, uint64_t n) {
+    atomic_fetch_add_explicit(&services->metrics[metric], n, memory_order_relaxed);
+}
+
+/* The one row of a call's end. */
+void mp_count_end(mp_services *services, mp_status status);
+
+#endif
