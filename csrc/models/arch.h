@@ -5,19 +5,19 @@
 #include "files/weights.h"
 #include "models/model.h"
 
-enum { /* flags of a row; a fixture fails when one of them is flipped */
-    MP_ARCH_LEARNED_POSITIONS = 1 << 0, /* a table of positions is added to the embeddings */
-    MP_ARCH_TOKEN_TYPES = 1 << 1,       /* row 0 of the token-type table is added */
-    MP_ARCH_POST_NORM = 1 << 2,         /* layer norm after the residual sum, and after the embeddings */
-    MP_ARCH_BIAS = 1 << 3,              /* every linear layer has a bias */
-    MP_ARCH_QKV_BIAS = 1 << 4,          /* the query, key and value projections have a bias */
-    MP_ARCH_ROPE_NEOX = 1 << 5,         /* rotary pairs are (i, i + d/2), not (2i, 2i + 1) */
+enum {                                     /* flags of a row; a fixture fails when one of them is flipped */
+       MP_ARCH_LEARNED_POSITIONS = 1 << 0, /* a table of positions is added to the embeddings */
+       MP_ARCH_TOKEN_TYPES = 1 << 1,       /* row 0 of the token-type table is added */
+       MP_ARCH_POST_NORM = 1 << 2,         /* layer norm after the residual sum, and after the embeddings */
+       MP_ARCH_BIAS = 1 << 3,              /* every linear layer has a bias */
+       MP_ARCH_QKV_BIAS = 1 << 4,          /* the query, key and value projections have a bias */
+       MP_ARCH_ROPE_NEOX = 1 << 5,         /* rotary pairs are (i, i + d/2), not (2i, 2i + 1) */
 };
 
 typedef struct mp_load_args {
     mp_spec *spec;
-    uint32_t flags;       /* of the row */
-    mp_compute compute;   /* as asked for */
+    uint32_t flags;     /* of the row */
+    mp_compute compute; /* as asked for */
     mp_lease *lease;
     mp_budget *budget;
     mp_progress *progress;

@@ -1,8 +1,8 @@
 /* capability.h: what a call asks and what it gets, one pair of structs a capability.
  *
- * A call is a `mp_call`: a request and its result in one allocation chain, made by the binding, owned by the ticket until
- * both its holders (the caller and the pool) have let go. Engines read the request and write the result; the caller reads
- * the result once the ticket is done, or, for streams, up to what has been published. */
+ * A call is a `mp_call`: a request and its result in one allocation chain, made by the binding, owned by the ticket
+ * until both its holders (the caller and the pool) have let go. Engines read the request and write the result; the
+ * caller reads the result once the ticket is done, or, for streams, up to what has been published. */
 #ifndef MP_MODELS_CAPABILITY_H
 #define MP_MODELS_CAPABILITY_H
 
@@ -41,17 +41,17 @@ typedef struct mp_embed_call {
     mp_call base;
     /* request */
     int32_t n_texts;
-    int64_t n_tokens;        /* offsets[n_texts] */
-    int32_t *ids;            /* [n_tokens], special tokens included */
-    int64_t *offsets;        /* [n_texts + 1] */
-    int32_t *skip;           /* [n_texts] leading tokens (a prompt) that pooling leaves out, or NULL */
-    int32_t dimensions;      /* first so many components, then normalised again; 0 = all */
-    int8_t normalize;        /* 1, 0, or -1 = as the model says */
-    uint8_t output;          /* MP_EMBED_* */
+    int64_t n_tokens;   /* offsets[n_texts] */
+    int32_t *ids;       /* [n_tokens], special tokens included */
+    int64_t *offsets;   /* [n_texts + 1] */
+    int32_t *skip;      /* [n_texts] leading tokens (a prompt) that pooling leaves out, or NULL */
+    int32_t dimensions; /* first so many components, then normalised again; 0 = all */
+    int8_t normalize;   /* 1, 0, or -1 = as the model says */
+    uint8_t output;     /* MP_EMBED_* */
     /* result */
-    int32_t width;           /* components a vector; filled by the engine's check before it is queued */
-    float *vectors;          /* [n_texts, width] or [n_tokens, width]; 64-byte aligned; numpy adopts it */
-    _Atomic int32_t done;    /* texts finished so far */
+    int32_t width;        /* components a vector; filled by the engine's check before it is queued */
+    float *vectors;       /* [n_texts, width] or [n_tokens, width]; 64-byte aligned; numpy adopts it */
+    _Atomic int32_t done; /* texts finished so far */
 } mp_embed_call;
 
 /* Copies ids, offsets and skip (NULL allowed). vectors is allocated by mp_embed_call_output once width is known. */
@@ -61,62 +61,70 @@ mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *err
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
 
-typedef enum mp_finish { MP_FINISH_NONE, MP_FINISH_STOP, MP_FINISH_LENGTH, MP_FINISH_EOS, MP_FINISH_CANCELLED } mp_finish;
+typedef enum mp_finish {
+    MP_FINISH_NONE,
+    MP_FINISH_STOP,
+    MP_FINISH_LENGTH,
+    MP_FINISH_EOS,
+    MP_FINISH_CANCELLED
+} mp_finish;
 
 typedef struct mp_sampling {
     float temperature;        /* 0 = greedy */
     int32_t top_k;            /* 0 = off */
     float top_p, min_p;       /* 1 and 0 = off */
-    float repetition_penalty; /* 1 = off; divides positive and multiplies negative logits of tokens seen in prompt or output */
+    float repetition_penalty; /* 1 = off; of tokens in prompt or output it divides positive logits, multiplies others */
     float presence_penalty, frequency_penalty; /* 0 = off; over the output only */
     uint64_t seed;
     int32_t max_tokens, min_tokens;
-    int32_t logprobs;         /* -1 = none, else how many alternatives (0..20) beside the chosen token */
+    int32_t logprobs; /* -1 = none, else how many alternatives (0..20) beside the chosen token */
     bool ignore_eos;
 } mp_sampling;
 
 typedef struct mp_token_out { /* one generated token as the caller may see it */
     int32_t id;
-    float logprob;            /* of the unmodified distribution; NaN when not asked for */
-    uint32_t byte_end;        /* end of its text in choice->text */
+    float logprob;     /* of the unmodified distribution; NaN when not asked for */
+    uint32_t byte_end; /* end of its text in choice->text */
 } mp_token_out;
 
 typedef struct mp_choice { /* one of n answers; written by the engine, read by the caller */
-    mp_token_out *tokens;     /* [max_tokens] */
-    int32_t *top_ids;         /* [max_tokens, logprobs] or NULL */
-    float *top_logprobs;      /* [max_tokens, logprobs] or NULL */
-    char *text;               /* [text_capacity] bytes, valid UTF-8 up to text_bytes */
+    mp_token_out *tokens;  /* [max_tokens] */
+    int32_t *top_ids;      /* [max_tokens, logprobs] or NULL */
+    float *top_logprobs;   /* [max_tokens, logprobs] or NULL */
+    char *text;            /* [text_capacity] bytes, valid UTF-8 up to text_bytes */
     uint32_t text_capacity;
     _Atomic uint32_t token_count; /* tokens written; release after they are complete */
-    _Atomic uint32_t text_bytes;  /* text that is decided: no half character, nothing that may still become a stop string */
-    _Atomic int32_t finish;       /* mp_finish */
-    int32_t stop_index;           /* which stop string or id ended it, or -1 */
+    _Atomic uint32_t
+        text_bytes;         /* text that is decided: no half character, nothing that may still become a stop string */
+    _Atomic int32_t finish; /* mp_finish */
+    int32_t stop_index;     /* which stop string or id ended it, or -1 */
 } mp_choice;
 
 typedef struct mp_text_call {
     mp_call base;
     /* request */
     int32_t n_prompt;
-    int32_t *prompt;          /* [n_prompt] */
+    int32_t *prompt; /* [n_prompt] */
     mp_sampling sampling;
     int32_t n_choices;
-    int32_t n_stop;           /* stop strings */
-    char **stop;              /* [n_stop] bytes */
-    int32_t *stop_bytes;      /* [n_stop] lengths, 1..1024 */
+    int32_t n_stop;      /* stop strings */
+    char **stop;         /* [n_stop] bytes */
+    int32_t *stop_bytes; /* [n_stop] lengths, 1..1024 */
     int32_t n_stop_ids;
     int32_t *stop_ids;
     int32_t n_bias;
-    int32_t *bias_ids;        /* [n_bias] */
-    float *bias;              /* [n_bias] added to the logits first */
+    int32_t *bias_ids; /* [n_bias] */
+    float *bias;       /* [n_bias] added to the logits first */
     /* result */
-    mp_choice *choices;       /* [n_choices] */
-    int32_t cached_tokens;    /* prompt tokens that a prefix hit saved */
+    mp_choice *choices;                               /* [n_choices] */
+    int32_t cached_tokens;                            /* prompt tokens that a prefix hit saved */
     uint64_t started_ns, prompt_done_ns, finished_ns; /* of the monotonic clock; 0 = not yet */
-    float *prompt_logits;     /* [n_prompt, vocab] when want_prompt_logits, for tests and scoring; else NULL */
+    float *prompt_logits; /* [n_prompt, vocab] when want_prompt_logits, for tests and scoring; else NULL */
     bool want_prompt_logits;
 } mp_text_call;
 
-/* Copies everything. Bounds: n_choices 1..128, n_stop <= 64, stop strings 1..1024 bytes, n_stop_ids and n_bias <= 4096. */
+/* Copies everything. Bounds: n_choices 1..128, n_stop <= 64, stop strings 1..1024 bytes, n_stop_ids and n_bias <= 4096.
+ */
 typedef struct mp_text_args {
     int32_t n_prompt;
     const int32_t *prompt;
@@ -130,12 +138,13 @@ typedef struct mp_text_args {
     const int32_t *bias_ids;
     const float *bias;
     bool want_prompt_logits;
-    int32_t vocab;            /* for prompt_logits */
+    int32_t vocab; /* for prompt_logits */
 } mp_text_args;
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_error *error);
-/* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice, and
- * prompt_logits when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD (3 bytes). Does
- * nothing when it was done before (a call may be checked again after its model was replaced by one of the same table). */
+/* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,
+ * and prompt_logits when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD (3 bytes).
+ * Does nothing when it was done before (a call may be checked again after its model was replaced by one of the same
+ * table). */
 mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error);
 
 #endif

@@ -2,11 +2,11 @@
  *
  * A layer, on all lanes (| is a barrier):
  *   norm, query-key-value | rotate, store, attend | output + residual | norm, gate and up | gate, down + residual |
- * With few rows (MP_PRIVATE_ROWS) every lane norms and quantises them for itself, which is cheaper than to meet; with many
- * the rows are shared out and the lanes meet once more. Attention works on units (sequence, KV head) in one of three ways:
- *   fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits
- *   tiles  prompts: all rows are stored first, then units are cut into tiles of rows
- *   split  few units over long contexts: units are cut into ranges of blocks, whose partials are merged in order */
+ * With few rows (MP_PRIVATE_ROWS) every lane norms and quantises them for itself, which is cheaper than to meet; with
+ * many the rows are shared out and the lanes meet once more. Attention works on units (sequence, KV head) in one of
+ * three ways: fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits tiles  prompts:
+ * all rows are stored first, then units are cut into tiles of rows split  few units over long contexts: units are cut
+ * into ranges of blocks, whose partials are merged in order */
 #include <math.h>
 #include <string.h>
 
@@ -42,8 +42,8 @@ static void rotate_queries(const mp_decoder_pass *pass, const mp_row_seq *seq, i
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
-    float *q = pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width +
-               (size_t)(head * group * model->head_dim);
+    float *q =
+        pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width + (size_t)(head * group * model->head_dim);
     for (int g = 0; g < group; g++)
         call->rope(q + g * model->head_dim, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
 }
@@ -187,9 +187,7 @@ static void attend(const mp_decoder_pass *pass, const mp_lane *lane, int layer, 
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
 /* Rows that every lane prepares for itself stand in its own scratch, others in shared memory, followed by a barrier. */
-static bool is_private(int M) {
-    return M <= MP_PRIVATE_ROWS;
-}
+static bool is_private(int M) { return M <= MP_PRIVATE_ROWS; }
 
 static const float *norm_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, const float *x,
                               const float *weight, int M, float *shared) {

@@ -1,5 +1,5 @@
-/* decoder.h: causal transformers with a paged key-value cache. A step takes rows of many sequences, packed: the next token
- * of some, slices of the prompts of others. Used by the files decoder*.c only. */
+/* decoder.h: causal transformers with a paged key-value cache. A step takes rows of many sequences, packed: the next
+ * token of some, slices of the prompts of others. Used by the files decoder*.c only. */
 #ifndef MP_MODELS_DECODER_H
 #define MP_MODELS_DECODER_H
 
@@ -17,48 +17,48 @@ typedef struct mp_decoder {
     mp_model_base base;
     mp_weights *weights;
     mp_budget *budget;
-    uint64_t charged;           /* bytes taken from the budget */
+    uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
     int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
-    int32_t qkv_width;          /* (heads + 2 kv_heads) * head_dim */
+    int32_t qkv_width; /* (heads + 2 kv_heads) * head_dim */
     float eps;
     mp_act act;
     mp_rope rope;
-    mp_tensor tokens;           /* [vocab, hidden] as stored; unused when tied */
-    bool tied;                  /* the output matrix is the token table, packed */
-    float *norm;                /* [hidden] before the output */
-    mp_linear head;             /* [vocab, hidden] */
+    mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
+    bool tied;        /* the output matrix is the token table, packed */
+    float *norm;      /* [hidden] before the output */
+    mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
     mp_kv_group kv;
     uint32_t max_token_bytes;
-    int32_t sampled_vocab;      /* ids from here on have no token and are never drawn */
-    _Atomic uint64_t row_ns;    /* running estimate of time per prompt row in a full step */
+    int32_t sampled_vocab;   /* ids from here on have no token and are never drawn */
+    _Atomic uint64_t row_ns; /* running estimate of time per prompt row in a full step */
 } mp_decoder;
 
 /* ---- one forward pass -------------------------------------------------------------------------------------------- */
 
-typedef struct mp_row_seq {     /* consecutive rows of one sequence */
+typedef struct mp_row_seq { /* consecutive rows of one sequence */
     int row0, rows;
-    int32_t past;               /* position of row0 */
-    const uint32_t *blocks;     /* KV blocks for positions 0 .. past + rows - 1 */
-    float *all_outputs;         /* [rows, vocab]: logits of every row, or NULL */
+    int32_t past;           /* position of row0 */
+    const uint32_t *blocks; /* KV blocks for positions 0 .. past + rows - 1 */
+    float *all_outputs;     /* [rows, vocab]: logits of every row, or NULL */
 } mp_row_seq;
 
 typedef struct mp_rows {
     int M;
-    const int32_t *id;          /* [M] */
+    const int32_t *id; /* [M] */
     int n_seq;
     mp_row_seq *seq;
     int n_output;
-    int *output_row;            /* [n_output] */
-    float *logits;              /* [n_output, vocab] */
+    int *output_row; /* [n_output] */
+    float *logits;   /* [n_output, vocab] */
 } mp_rows;
 
 typedef struct mp_attention_unit { /* work on one KV head of one sequence */
     int seq, head;
-    int row0, rows;             /* within the sequence */
+    int row0, rows; /* within the sequence */
     int block0, block1;
-    int partial;                /* split mode: index of block0's partial */
+    int partial; /* split mode: index of block0's partial */
 } mp_attention_unit;
 
 typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made by mp_decoder_plan_pass */
@@ -67,11 +67,11 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     mp_rows rows;
     enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode;
     mp_attention_unit *units;
-    int *lane_units;            /* [lanes + 1] first unit of each lane */
+    int *lane_units; /* [lanes + 1] first unit of each lane */
     int unit_count, most_blocks;
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     void *acts;
-    uint8_t *lane_scratch;      /* [lanes] pieces */
+    uint8_t *lane_scratch; /* [lanes] pieces */
     size_t lane_bytes;
 } mp_decoder_pass;
 

@@ -2,8 +2,8 @@
  * running answers and for slices of the prompts that are being read.
  *
  * A sequence is its tokens (prompt and answer so far) and how many of them the cache holds. What is not cached yet is
- * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and starting
- * again after a preemption are one thing. The answers to one prompt (n) share its cache. */
+ * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and
+ * starting again after a preemption are one thing. The answers to one prompt (n) share its cache. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,26 +16,26 @@
 enum { STEP_ROWS = 512 }; /* most rows in a pass */
 
 typedef struct sequence {
-    int32_t *tokens;         /* [capacity] prompt, then the answer */
+    int32_t *tokens; /* [capacity] prompt, then the answer */
     int32_t count, cached;
-    uint32_t *blocks;        /* [block_count] */
+    uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
     mp_history history;
     mp_stream stream;
-    bool active, done;       /* the answers after the first wait until the prompt has been read */
+    bool active, done; /* the answers after the first wait until the prompt has been read */
 } sequence;
 
 typedef struct answer_state { /* an item's */
     int n;
     bool penalties;
-    int32_t *barred;         /* ids that may not come before min_tokens: ends and stop ids */
-    int n_barred, n_always;  /* the first n_always may never come */
+    int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */
+    int n_barred, n_always; /* the first n_always may never come */
     sequence seqs[];
 } answer_state;
 
-typedef struct step_seq {    /* a sequence that takes part in this step */
+typedef struct step_seq { /* a sequence that takes part in this step */
     sequence *seq;
-    int plan;                /* index in the plan */
+    int plan; /* index in the plan */
     int choice, rows, output;
 } step_seq;
 
@@ -47,7 +47,7 @@ typedef struct decoder_engine {
     mp_arena arena;
     uint64_t charged;
     const mp_token_table *tokens;
-    step_seq *steps;         /* [step_capacity] */
+    step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
 } decoder_engine;
 
@@ -56,7 +56,8 @@ typedef struct decoder_engine {
 static mp_status check_ids(const mp_decoder *model, const int32_t *ids, int32_t n, const char *what, mp_error *error) {
     for (int32_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= model->vocab)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "%s %d is outside the vocabulary of %d", what, ids[i], model->vocab);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "%s %d is outside the vocabulary of %d", what, ids[i],
+                           model->vocab);
     return MP_OK;
 }
 
@@ -225,7 +226,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->cost_ns = (uint64_t)planned * row_ns;
 }
 
-/* ---- step: before the pass ---------------------------------------------------------------------------------------- */
+/* ---- step: before the pass ----------------------------------------------------------------------------------------
+ */
 
 /* Blocks for `rows` more rows; *rows is cut to what could be had. */
 static mp_status extend(decoder_engine *engine, sequence *seq, int *rows, mp_error *error) {
@@ -339,7 +341,8 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
     rows->id = id;
 }
 
-/* ---- step: after the pass ----------------------------------------------------------------------------------------- */
+/* ---- step: after the pass -----------------------------------------------------------------------------------------
+ */
 
 static void finish_choice(sequence *seq, mp_choice *choice, mp_finish finish, int stop_index) {
     if (finish != MP_FINISH_STOP || stop_index < 0)
@@ -519,9 +522,7 @@ static void report(const decoder_engine *engine, const mp_plan *plan, mp_outcome
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
-static void pass_body(const mp_lane *lane, void *arg) {
-    mp_decoder_forward(arg, lane);
-}
+static void pass_body(const mp_lane *lane, void *arg) { mp_decoder_forward(arg, lane); }
 
 static void fail_rest(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++)
@@ -610,7 +611,7 @@ static void engine_destroy(mp_engine *base) {
     mp_free(engine);
 }
 
-static const mp_engine_ops decoder_engine_ops = {engine_admit,   engine_plan,   engine_step, engine_preempt,
+static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy};
 
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {

@@ -25,16 +25,12 @@ static bool decoder_healthy(const mp_model *base) {
     return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
 }
 
-static uint64_t decoder_bytes(const mp_model *base) {
-    return ((const mp_decoder *)base)->charged;
-}
+static uint64_t decoder_bytes(const mp_model *base) { return ((const mp_decoder *)base)->charged; }
 
 static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, decoder_healthy, decoder_bytes,
                                          decoder_destroy};
 
-static const char *spec_file(const mp_spec *spec) {
-    return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "";
-}
+static const char *spec_file(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
 
 static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;

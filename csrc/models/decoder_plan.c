@@ -5,13 +5,9 @@ size_t mp_decoder_partial_floats(const mp_decoder *model) {
     return ((size_t)mp_decoder_group(model) * (size_t)(model->head_dim + 2) + 15) & ~(size_t)15;
 }
 
-static int tile_rows(const mp_decoder *model) {
-    return MP_ATTN_ROWS / mp_decoder_group(model);
-}
+static int tile_rows(const mp_decoder *model) { return MP_ATTN_ROWS / mp_decoder_group(model); }
 
-static size_t most(size_t a, size_t b) {
-    return a > b ? a : b;
-}
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Prepared activations of M rows for any linear layer: files mix types, so layers need not be alike. */
 static size_t acts_scratch(const mp_decoder *model, int M) {
@@ -36,7 +32,8 @@ mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) 
 }
 
 typedef struct pass_sizes {
-    int units, blocks, most_blocks; /* upper bound of units; blocks of all of them in split mode; of the longest sequence */
+    int units, blocks,
+        most_blocks; /* upper bound of units; blocks of all of them in split mode; of the longest sequence */
 } pass_sizes;
 
 static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
@@ -55,9 +52,7 @@ static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
 /* With fewer units than this a lane, whole units share out badly; below so many blocks it does not matter. */
 enum { UNITS_A_LANE = 4, SPLIT_BLOCKS = 4 };
 
-static bool one_row_each(const mp_rows *rows) {
-    return rows->M == rows->n_seq;
-}
+static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
 
 static bool wants_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
     return one_row_each(rows) && lanes > 1 && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes &&
@@ -69,9 +64,7 @@ static size_t unit_list(const pass_sizes *sizes, int lanes) {
 }
 
 /* Floats a row of the query-key-value buffer, where the rows for the output are gathered at the end. */
-static size_t qkv_floats(const mp_decoder *model) {
-    return most((size_t)model->qkv_width, (size_t)model->hidden);
-}
+static size_t qkv_floats(const mp_decoder *model) { return most((size_t)model->qkv_width, (size_t)model->hidden); }
 
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes) {
     pass_sizes sizes = measure(model, rows);

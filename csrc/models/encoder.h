@@ -17,33 +17,33 @@ typedef struct mp_encoder {
     mp_model_base base;
     mp_weights *weights;
     mp_budget *budget;
-    uint64_t charged;                  /* bytes taken from the budget */
+    uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
     int32_t hidden, heads, head_dim, ffn, layer_count, vocab, context;
     float eps;
     mp_act act;
-    mp_tensor tokens, positions;       /* [vocab, hidden], [context, hidden], as stored: rows are converted on use */
-    float *token_type;                 /* [hidden] row 0, or NULL */
-    float *norm, *norm_bias;           /* [hidden] of the embeddings */
+    mp_tensor tokens, positions; /* [vocab, hidden], [context, hidden], as stored: rows are converted on use */
+    float *token_type;           /* [hidden] row 0, or NULL */
+    float *norm, *norm_bias;     /* [hidden] of the embeddings */
     mp_encoder_layer *layers;
     mp_head head;
-    _Atomic uint64_t token_ns;         /* running estimate of time per token on one lane */
+    _Atomic uint64_t token_ns; /* running estimate of time per token on one lane */
 } mp_encoder;
 
-typedef struct mp_encoder_text {       /* one text of a group */
-    const int32_t *ids;                /* [n] */
-    int32_t n, row;                    /* length; first row in the group */
+typedef struct mp_encoder_text { /* one text of a group */
+    const int32_t *ids;          /* [n] */
+    int32_t n, row;              /* length; first row in the group */
     int32_t skip;
     int32_t dimensions;
     bool normalize, want_tokens, finite;
-    float *out;                        /* [dimensions], or [n, hidden] when want_tokens */
+    float *out; /* [dimensions], or [n, hidden] when want_tokens */
 } mp_encoder_text;
 
 /* Scratch of a group of M rows whose longest text has T tokens. Lane scratch is per lane, shared scratch per group. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
 size_t mp_encoder_lane_scratch(const mp_encoder *model, int T);
-/* Compute a group. All lanes of the region call it with the same group and shared scratch, each with lane scratch of its
- * own. Sets finite of every text. Bits do not depend on the grouping or the lanes. */
+/* Compute a group. All lanes of the region call it with the same group and shared scratch, each with lane scratch of
+ * its own. Sets finite of every text. Bits do not depend on the grouping or the lanes. */
 void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
                         void *group_scratch, void *lane_scratch);
 

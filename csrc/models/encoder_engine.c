@@ -22,8 +22,8 @@ typedef struct encoder_engine {
     mp_arena arena;
     uint64_t charged;
     mp_encoder_text *texts;
-    int *owner;          /* [text_capacity] index of the item in the plan */
-    group *groups;       /* [text_capacity] */
+    int *owner;    /* [text_capacity] index of the item in the plan */
+    group *groups; /* [text_capacity] */
     int text_capacity;
 } encoder_engine;
 
@@ -117,10 +117,10 @@ typedef struct step_run {
     encoder_engine *engine;
     mp_lease *lease;
     int group_count;
-    bool together;              /* all lanes share one group instead of taking one each */
-    uint8_t *group_scratch;     /* [together ? 1 : lanes] pieces */
+    bool together;          /* all lanes share one group instead of taking one each */
+    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces */
     size_t group_bytes, lane_bytes;
-    uint8_t *lane_scratch;      /* [lanes] pieces */
+    uint8_t *lane_scratch; /* [lanes] pieces */
     _Atomic int next;
 } step_run;
 
@@ -330,7 +330,7 @@ static void engine_destroy(mp_engine *base) {
     mp_free(engine);
 }
 
-static const mp_engine_ops encoder_engine_ops = {engine_admit,   engine_plan,   engine_step, engine_preempt,
+static const mp_engine_ops encoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy};
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {

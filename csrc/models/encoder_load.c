@@ -26,9 +26,7 @@ static bool encoder_healthy(const mp_model *base) {
     return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
 }
 
-static uint64_t encoder_bytes(const mp_model *base) {
-    return ((const mp_encoder *)base)->charged;
-}
+static uint64_t encoder_bytes(const mp_model *base) { return ((const mp_encoder *)base)->charged; }
 
 static const mp_model_ops encoder_ops = {mp_encoder_engine, mp_encoder_check, encoder_healthy, encoder_bytes,
                                          encoder_destroy};
@@ -105,9 +103,9 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, b
         const char *name;
         mp_linear *linear;
         int32_t N, K;
-    } linears[] = {{"attn_q", &layer->qkv, hidden, hidden},          {"attn_k", &layer->qkv, hidden, hidden},
-                   {"attn_v", &layer->qkv, hidden, hidden},          {"attn_output", &layer->out, hidden, hidden},
-                   {"ffn_up", &layer->up, ffn, hidden},              {"ffn_down", &layer->down, hidden, ffn}};
+    } linears[] = {{"attn_q", &layer->qkv, hidden, hidden}, {"attn_k", &layer->qkv, hidden, hidden},
+                   {"attn_v", &layer->qkv, hidden, hidden}, {"attn_output", &layer->out, hidden, hidden},
+                   {"ffn_up", &layer->up, ffn, hidden},     {"ffn_down", &layer->down, hidden, ffn}};
     const struct {
         const char *name;
         float **out;

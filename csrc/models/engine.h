@@ -4,8 +4,9 @@
  *
  *   admit(item) for what waits  ->  plan(items, budget) -> step(lease, plan) -> outcome a planned item
  *
- * until every item is done; then retire(item). Batches, continuous decoding, chunked prompts, diffusion steps, fairness and
- * cancellation are all choices of what goes into the next plan. The pool sees items, costs and outcomes, never a model. */
+ * until every item is done; then retire(item). Batches, continuous decoding, chunked prompts, diffusion steps, fairness
+ * and cancellation are all choices of what goes into the next plan. The pool sees items, costs and outcomes, never a
+ * model. */
 #ifndef MP_MODELS_ENGINE_H
 #define MP_MODELS_ENGINE_H
 
@@ -21,21 +22,21 @@ typedef enum mp_outcome {
 } mp_outcome;
 
 typedef struct mp_item {
-    void *ticket;               /* the registry's; engines never look */
-    mp_call *call;              /* request and result */
-    uint8_t priority;           /* 0 = most urgent */
-    uint8_t lane;               /* 0 interactive, 1 bulk */
+    void *ticket;     /* the registry's; engines never look */
+    mp_call *call;    /* request and result */
+    uint8_t priority; /* 0 = most urgent */
+    uint8_t lane;     /* 0 interactive, 1 bulk */
     uint32_t tenant;
-    uint64_t deadline_ns;       /* absolute; 0 = none */
-    uint64_t cost_ns;           /* predicted by check() */
-    uint64_t sequence;          /* order of arrival; the youngest is preempted first */
+    uint64_t deadline_ns; /* absolute; 0 = none */
+    uint64_t cost_ns;     /* predicted by check() */
+    uint64_t sequence;    /* order of arrival; the youngest is preempted first */
     _Atomic int cancelled;
-    uint32_t cursor, total;     /* progress in the item's own units (texts, tokens, steps) */
-    void *state;                /* the engine's, from admit to retire */
+    uint32_t cursor, total; /* progress in the item's own units (texts, tokens, steps) */
+    void *state;            /* the engine's, from admit to retire */
     mp_error error;
 } mp_item;
 
-enum { MP_PLAN_MAX = 256 };     /* items in one step */
+enum { MP_PLAN_MAX = 256 }; /* items in one step */
 
 typedef struct mp_plan {
     int count;
@@ -47,8 +48,8 @@ typedef struct mp_plan {
 
 typedef struct mp_engine mp_engine;
 typedef struct mp_engine_ops { /* one thread at a time calls these: the worker that owns the engine */
-    /* Reserve what the item needs (KV blocks for its prompt, scratch). MP_MEMORY_EXHAUSTED: not now, try when others have
-     * retired; any other failure is the item's end. */
+    /* Reserve what the item needs (KV blocks for its prompt, scratch). MP_MEMORY_EXHAUSTED: not now, try when others
+     * have retired; any other failure is the item's end. */
     mp_status (*admit)(mp_engine *engine, mp_item *item, mp_error *error);
     /* Choose work for about budget_ns out of items[0..n), which are admitted, in order of preference. At least one item
      * unless n is 0. */

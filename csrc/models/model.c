@@ -13,9 +13,7 @@ static const mp_arch archs[] = {
 };
 enum { ARCH_COUNT = sizeof archs / sizeof *archs };
 
-int mp_arch_count(void) {
-    return ARCH_COUNT;
-}
+int mp_arch_count(void) { return ARCH_COUNT; }
 
 const mp_arch_info *mp_arch_at(int index) {
     static const mp_arch_info infos[] = {

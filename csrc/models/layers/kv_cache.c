@@ -35,7 +35,8 @@ static mp_status grow(mp_kv_cache *cache, mp_error *error) {
     if (free_ids)
         cache->free_ids = free_ids;
     if (!memory || !references || !free_ids)
-        return mp_fail_memory(error, capacity * (sizeof *memory + sizeof *references + sizeof *free_ids), "the KV table");
+        return mp_fail_memory(error, capacity * (sizeof *memory + sizeof *references + sizeof *free_ids),
+                              "the KV table");
     cache->capacity = capacity;
     return MP_OK;
 }
@@ -62,7 +63,8 @@ mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
         if (!mp_budget_take(cache->budget, cache->block_bytes))
             return mp_fail_memory(error, cache->block_bytes, "a KV block");
         void *memory = mp_alloc(cache->block_bytes, MP_TAG_KV);
-        mp_status status = memory ? empty_id(cache, id, error) : mp_fail_memory(error, cache->block_bytes, "a KV block");
+        mp_status status =
+            memory ? empty_id(cache, id, error) : mp_fail_memory(error, cache->block_bytes, "a KV block");
         if (status != MP_OK) {
             mp_free(memory);
             mp_budget_give(cache->budget, cache->block_bytes);

@@ -4,9 +4,9 @@
  *
  *   block memory:  layer 0: head 0 [K: k_dim x 64][V: 64 x v_dim]  head 1 ...   layer 1: ...
  *
- * A group says how layers, heads and sizes go (include the layers that are alike; sliding-window layers would be a group
- * of their own). Blocks are charged to the budget when their memory is made and kept for reuse until trimmed.
- * One thread at a time. */
+ * A group says how layers, heads and sizes go (include the layers that are alike; sliding-window layers would be a
+ * group of their own). Blocks are charged to the budget when their memory is made and kept for reuse until trimmed. One
+ * thread at a time. */
 #ifndef MP_MODELS_LAYERS_KV_CACHE_H
 #define MP_MODELS_LAYERS_KV_CACHE_H
 
@@ -15,18 +15,18 @@
 
 typedef struct mp_kv_group {
     int layers, heads, k_dim, v_dim;
-    int window;      /* 0 = every position is kept */
-    mp_dtype dtype;  /* F32 or F16, for keys and values */
+    int window;     /* 0 = every position is kept */
+    mp_dtype dtype; /* F32 or F16, for keys and values */
 } mp_kv_group;
 
 typedef struct mp_kv_cache {
     mp_kv_group group;
-    size_t k_bytes, v_bytes;  /* of one layer and head in a block */
+    size_t k_bytes, v_bytes; /* of one layer and head in a block */
     size_t block_bytes;
     mp_budget *budget;
-    void **memory;            /* [blocks] */
-    uint32_t *references;     /* [blocks]; 0 = free */
-    uint32_t *free_ids;       /* [free_count] whose memory is there */
+    void **memory;        /* [blocks] */
+    uint32_t *references; /* [blocks]; 0 = free */
+    uint32_t *free_ids;   /* [free_count] whose memory is there */
     uint32_t blocks, free_count, capacity;
 } mp_kv_cache;
 
@@ -34,11 +34,11 @@ void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget)
 void mp_kv_deinit(mp_kv_cache *cache);
 /* A zeroed block with one reference. MEMORY_EXHAUSTED when the budget or the system refuses. */
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error);
-void mp_kv_share(mp_kv_cache *cache, uint32_t id);   /* one reference more */
-void mp_kv_give(mp_kv_cache *cache, uint32_t id);    /* one less; free at 0 */
+void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* one reference more */
+void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* one less; free at 0 */
 /* A block of its own with the same contents (all layers). */
 mp_status mp_kv_copy(mp_kv_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
-uint64_t mp_kv_trim(mp_kv_cache *cache);             /* drop the memory of free blocks; returns bytes */
+uint64_t mp_kv_trim(mp_kv_cache *cache); /* drop the memory of free blocks; returns bytes */
 
 static inline void *mp_kv_k(const mp_kv_cache *cache, uint32_t id, int layer, int head) {
     size_t index = (size_t)layer * (size_t)cache->group.heads + (size_t)head;

@@ -5,14 +5,14 @@
 #include <string.h>
 
 typedef struct mp_build_job {
-    mp_linear *linear;  /* a matrix: part `part` of linear */
+    mp_linear *linear; /* a matrix: part `part` of linear */
     int part;
-    float **vector;     /* a vector, or a slice of a layer's bias */
-    int64_t n, at;      /* vector: length; offset within *vector when `append` */
+    float **vector; /* a vector, or a slice of a layer's bias */
+    int64_t n, at;  /* vector: length; offset within *vector when `append` */
     bool append;
     char name[MP_BUILDER_NAME];
     mp_tensor tensor;
-    size_t offset;      /* in the slab */
+    size_t offset; /* in the slab */
 } mp_build_job;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute) {
@@ -72,8 +72,9 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     mp_wkind kind;
     if (!mp_wmat_kind_for(job.tensor.dtype, builder->compute, &kind))
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which cannot be computed in the class asked for",
-                       name, mp_dtype_get(job.tensor.dtype)->name);
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "tensor %s is stored as %s, which cannot be computed in the class asked for", name,
+                       mp_dtype_get(job.tensor.dtype)->name);
     mp_wmat_init(&linear->w[part], kind, N, K);
     linear->acts[part] = (uint8_t)mp_wmat_acts(kind);
     linear->column[part] = linear->N;

@@ -19,7 +19,7 @@ typedef struct mp_linear {
     int32_t column[MP_LINEAR_PARTS]; /* first output column of each part */
     float *bias;                     /* [N] or NULL */
     int32_t N, K;
-    uint8_t acts[MP_LINEAR_PARTS];   /* mp_akind of each part */
+    uint8_t acts[MP_LINEAR_PARTS]; /* mp_akind of each part */
 } mp_linear;
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */
@@ -30,15 +30,15 @@ typedef struct mp_builder {
     mp_compute compute;
     struct mp_build_job *jobs;
     int count, capacity;
-    uint8_t *slab;       /* after finish: the model's, to be freed with mp_free */
+    uint8_t *slab; /* after finish: the model's, to be freed with mp_free */
     size_t slab_bytes;
     int64_t parameters;
 } mp_builder;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
 void mp_builder_deinit(mp_builder *builder); /* frees the list, and the slab if finish was not reached or failed */
-/* One part of a linear layer: tensor `name` [N, K]; bias_name NULL = no bias. Parts of one layer are added in order, all
- * with or all without a bias. Pointers must stay valid until finish. */
+/* One part of a linear layer: tensor `name` [N, K]; bias_name NULL = no bias. Parts of one layer are added in order,
+ * all with or all without a bias. Pointers must stay valid until finish. */
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                             int32_t K, mp_error *error);
 /* A vector of n floats, converted. */

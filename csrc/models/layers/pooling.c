@@ -7,18 +7,18 @@
 
 #include "base/alloc.h"
 
-static const char *const mode_names[MP_POOL_COUNT] = {"cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken"};
+static const char *const mode_names[MP_POOL_COUNT] = {"cls",           "max",          "mean",
+                                                      "mean_sqrt_len", "weightedmean", "lasttoken"};
 static const char mode_list[] = "cls, max, mean, mean_sqrt_len, weightedmean, lasttoken";
 
 static const struct {
     const char *name;
     mp_act act;
-} acts[] = {{"identity", MP_ACT_NONE}, {"tanh", MP_ACT_TANH}, {"gelu", MP_ACT_GELU}, {"gelu_tanh", MP_ACT_GELU_TANH},
-            {"relu", MP_ACT_RELU},     {"silu", MP_ACT_SILU}, {"sigmoid", MP_ACT_SIGMOID}};
+} acts[] = {{"identity", MP_ACT_NONE},       {"tanh", MP_ACT_TANH}, {"gelu", MP_ACT_GELU},
+            {"gelu_tanh", MP_ACT_GELU_TANH}, {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU},
+            {"sigmoid", MP_ACT_SIGMOID}};
 
-static const char *spec_name(const mp_spec *spec) {
-    return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "";
-}
+static const char *spec_name(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
 
 static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error) {
     const mp_value *value = mp_spec_find(spec, "mpool.pooling");

@@ -1,5 +1,5 @@
-/* pooling.h: from token vectors to one vector a text, as sentence-transformers' folders describe it: one or more poolings
- * side by side, dense layers, normalisation. */
+/* pooling.h: from token vectors to one vector a text, as sentence-transformers' folders describe it: one or more
+ * poolings side by side, dense layers, normalisation. */
 #ifndef MP_MODELS_LAYERS_POOLING_H
 #define MP_MODELS_LAYERS_POOLING_H
 
@@ -7,11 +7,11 @@
 #include "kernels/kernels.h"
 
 typedef enum mp_pooling_mode {
-    MP_POOL_CLS,            /* the first token */
-    MP_POOL_MAX,            /* the largest of each component */
+    MP_POOL_CLS, /* the first token */
+    MP_POOL_MAX, /* the largest of each component */
     MP_POOL_MEAN,
-    MP_POOL_MEAN_SQRT_LEN,  /* sum / sqrt(count) */
-    MP_POOL_WEIGHTED_MEAN,  /* weights 1, 2, 3, ... by position */
+    MP_POOL_MEAN_SQRT_LEN, /* sum / sqrt(count) */
+    MP_POOL_WEIGHTED_MEAN, /* weights 1, 2, 3, ... by position */
     MP_POOL_LAST_TOKEN,
     MP_POOL_COUNT
 } mp_pooling_mode;
@@ -32,7 +32,7 @@ typedef struct mp_head {
     int dense_count;
     mp_dense dense[MP_MAX_DENSE];
     bool normalize;
-    float *slab;                   /* weights of the dense layers */
+    float *slab; /* weights of the dense layers */
 } mp_head;
 
 /* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.normalize and the dense tensors. */

@@ -44,8 +44,8 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
         }
         return MP_OK;
     }
-    return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1, "rope.scaling.type",
-                        "none, linear, llama3", "%s", scaling);
+    return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1,
+                        "rope.scaling.type", "none, linear, llama3", "%s", scaling);
 }
 
 void mp_rope_deinit(mp_rope *rope) {

@@ -1,14 +1,14 @@
-/* rope.h: rotary position tables. Angle of pair i at position p: p * freq_base^(-2i / dim), adjusted by the scaling that
- * the model was trained with ("RoFormer", arXiv:2104.09864; Llama 3's scaling as published with its weights). */
+/* rope.h: rotary position tables. Angle of pair i at position p: p * freq_base^(-2i / dim), adjusted by the scaling
+ * that the model was trained with ("RoFormer", arXiv:2104.09864; Llama 3's scaling as published with its weights). */
 #ifndef MP_MODELS_LAYERS_ROPE_H
 #define MP_MODELS_LAYERS_ROPE_H
 
 #include "files/spec.h"
 
 typedef struct mp_rope {
-    int dim;          /* rotated components of a head, even */
+    int dim; /* rotated components of a head, even */
     bool neox;
-    double *inverse;  /* [dim / 2] angle per position */
+    double *inverse;       /* [dim / 2] angle per position */
     float attention_scale; /* factor on cos and sin; 1 without YaRN */
 } mp_rope;
 

@@ -64,9 +64,7 @@ void mp_history_deinit(mp_history *history) {
 /* ---- candidates -------------------------------------------------------------------------------------------------- */
 
 /* Larger logit first, then lower id: a total order, so that every selection is unique. */
-static bool before(mp_candidate a, mp_candidate b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
+static bool before(mp_candidate a, mp_candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
 static void sift(mp_candidate *heap, int n, int i) { /* the worst on top */
     for (;;) {
@@ -131,8 +129,8 @@ static void penalize(const mp_draw *draw, float *logits, int32_t vocab) {
             logits[draw->barred[i]] = -INFINITY;
 }
 
-/* How many of the n sorted candidates top_p keeps: the fewest whose probability reaches it, at least one. `total` is the
- * sum of weights of all candidates, weight = exp(logit - best). */
+/* How many of the n sorted candidates top_p keeps: the fewest whose probability reaches it, at least one. `total` is
+ * the sum of weights of all candidates, weight = exp(logit - best). */
 static int nucleus(const mp_candidate *sorted, int n, double total, float top_p, bool *reached) {
     double sum = 0, goal = (double)top_p * total, best = sorted[0].logit;
     for (int i = 0; i < n; i++) {

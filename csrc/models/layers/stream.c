@@ -4,9 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-void mp_stream_init(mp_stream *stream, mp_choice *choice) {
-    *stream = (mp_stream){.choice = choice};
-}
+void mp_stream_init(mp_stream *stream, mp_choice *choice) { *stream = (mp_stream){.choice = choice}; }
 
 static void put(mp_stream *stream, const uint8_t *bytes, size_t count) {
     assert(stream->bytes + count <= stream->choice->text_capacity);
@@ -14,9 +12,7 @@ static void put(mp_stream *stream, const uint8_t *bytes, size_t count) {
     stream->bytes += (uint32_t)count;
 }
 
-static void put_replacement(mp_stream *stream) {
-    put(stream, (const uint8_t *)"\xEF\xBF\xBD", 3);
-}
+static void put_replacement(mp_stream *stream) { put(stream, (const uint8_t *)"\xEF\xBF\xBD", 3); }
 
 /* Length of the character that `lead` begins, 0 for a byte that begins none. */
 static int character_bytes(uint8_t lead) {
