@@ -7,10 +7,10 @@
 
 #include "base/alloc.h"
 
-enum { MS = 1000 * 1000 };
+static const uint64_t MS = 1000 * 1000;
 static const uint64_t NEVER = UINT64_MAX;
-static const uint64_t ROOM_SLICE_NS = 50 * MS;
-static const uint64_t BACKOFF_FIRST_NS = 100 * MS, BACKOFF_MOST_NS = 10000ull * MS;
+static const uint64_t ROOM_SLICE_MS = 50;
+static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MOST_MS = 10000;
 
 /* --- life --- */
 
@@ -75,7 +75,7 @@ void mp_resident_unpin(mp_resident *resident) {
 }
 
 mp_spin_rule mp_entry_spin_rule(mp_entry *entry) {
-    return mp_cores_spin_rule(entry->services->cores, entry->services->spin_ns);
+    return mp_cores_spin_rule(entry->services->cores_seen, entry->services->spin_ns);
 }
 
 const char *mp_entry_stage(const mp_entry *entry) {
@@ -99,59 +99,54 @@ void mp_entry_set_state(mp_entry *entry, mp_entry_state state) {
     if (state == MP_ENTRY_READY)
         entry->idle_since_ns = mp_sys_now_ns();
     entry->state = state;
-    if (state != MP_ENTRY_BUSY && !(state == MP_ENTRY_READY && entry->attempts == entry->attempts_over))
-        mp_cond_broadcast(&entry->changed);
+    mp_cond_broadcast(&entry->changed); /* costs nothing when nobody waits */
 }
 
-static void set_failed(mp_entry *entry, const mp_error *error) {
+void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
     entry->failure = *error;
-    entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_NS;
-    if (entry->backoff_ns > BACKOFF_MOST_NS)
-        entry->backoff_ns = BACKOFF_MOST_NS;
+    entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
+    if (entry->backoff_ns > BACKOFF_MOST_MS * MS)
+        entry->backoff_ns = BACKOFF_MOST_MS * MS;
     entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
     mp_entry_set_state(entry, MP_ENTRY_FAILED);
 }
 
+void mp_entry_tell_room(mp_entry *entry) {
+    if (entry->room_waiters && !mp_queue_full(&entry->queue))
+        mp_cond_broadcast(&entry->room);
+}
+
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
     mp_ticket *first = NULL, **end = &first;
-    mp_queue_node *node;
-    while ((node = mp_queue_pop(&entry->queue))) {
-        mp_ticket *ticket = mp_ticket_of_node(node);
-        *end = ticket;
-        /* The list reuses the node, which nobody else looks at while the ticket is in neither queue nor active. */
-        end = (mp_ticket **)&ticket->notice_next;
+    for (mp_queue_node *node; (node = mp_queue_pop(&entry->queue));) {
+        *end = mp_ticket_of_node(node);
+        end = &(*end)->next;
     }
     *end = NULL;
-    if (entry->room_waiters)
-        mp_cond_broadcast(&entry->room);
+    mp_entry_tell_room(entry);
+    mp_cond_broadcast(&entry->changed);
     return first;
 }
 
-void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
-    mp_services *services = entry->services;
-    switch (status) {
-    case MP_OK:
-        mp_count(services, MP_METRIC_completed, 1);
-        break;
-    case MP_TIMEOUT:
-        mp_count(services, MP_METRIC_timeouts, 1);
-        break;
-    case MP_CANCELLED:
-        mp_count(services, MP_METRIC_cancelled, 1);
-        break;
-    default:
-        mp_count(services, MP_METRIC_errors, 1);
-        atomic_fetch_add_explicit(&entry->error_count, 1, memory_order_relaxed);
-    }
+/* --- ends --- */
+
+static void uncharge(mp_entry *entry, mp_ticket *ticket) {
     if (ticket->charged)
-        mp_budget_give(mp_governor_budget(services->governor), ticket->charged);
+        mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
     ticket->charged = 0;
+}
+
+void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
+    mp_count_end(entry->services, status);
+    if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
+        atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
+    uncharge(entry, ticket);
     mp_ticket_finish(ticket, status, error);
 }
 
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error) {
     while (list) {
-        mp_ticket *next = list->notice_next;
+        mp_ticket *next = list->next;
         mp_error own;
         mp_status status = error ? error->code : mp_ticket_cause(list, &own);
         mp_entry_finish(entry, list, status, error ? error : &own);
@@ -166,11 +161,6 @@ static bool begin_work(mp_entry *entry) {
     if (entry->working)
         return false;
     entry->working = true;
-    entry->stalled = false;
-    entry->attempts++;
-    atomic_store_explicit(&entry->step_cancelled, 0, memory_order_relaxed);
-    mp_progress_set(&entry->progress, "starting", 0);
-    mp_entry_set_state(entry, MP_ENTRY_LOADING);
     return true;
 }
 
@@ -184,8 +174,10 @@ static void launch(mp_entry *entry) {
     }
     mp_mutex_lock(&entry->lock);
     entry->working = false;
+    entry->attempts++;
     entry->attempts_over++;
-    set_failed(entry, &error);
+    mp_entry_set_state(entry, MP_ENTRY_LOADING);
+    mp_entry_set_failed(entry, &error);
     mp_ticket *list = mp_entry_take_queue(entry);
     mp_mutex_unlock(&entry->lock);
     mp_count(services, MP_METRIC_load_failures, 1);
@@ -243,12 +235,10 @@ static mp_status refusal(mp_entry *entry, bool *gone, mp_error *error) {
 /* Under the lock, which is given up meanwhile: wait for room in the queue. */
 static mp_status wait_for_room(mp_entry *entry, const mp_submit_options *options, mp_error *error) {
     int waiting = entry->queue.count;
-    if (options->fail_fast) {
-        mp_count(entry->services, MP_METRIC_queue_full_rejections, 1);
+    if (options->fail_fast)
         return mp_fail(error, MP_OVERLOADED, "%s: the queue is full, %d calls wait; try again when some are answered",
                        entry->key, waiting);
-    }
-    uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_NS;
+    uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_MS * MS;
     if (options->deadline_ns && now >= options->deadline_ns)
         return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline, %d calls wait", entry->key, waiting);
     if (options->deadline_ns && options->deadline_ns < slice)
@@ -256,31 +246,23 @@ static mp_status wait_for_room(mp_entry *entry, const mp_submit_options *options
     entry->room_waiters++;
     mp_cond_wait(&entry->room, &entry->lock, slice);
     entry->room_waiters--;
-    if (options->give_up && mp_queue_full(&entry->queue)) {
-        mp_mutex_unlock(&entry->lock);
-        bool give_up = options->give_up(options->give_up_arg);
-        mp_mutex_lock(&entry->lock);
-        if (give_up)
-            return mp_fail(error, MP_CANCELLED, "%s: the call was given up while the queue was full", entry->key);
-    }
-    return MP_OK;
+    if (!options->give_up || !mp_queue_full(&entry->queue))
+        return MP_OK;
+    mp_mutex_unlock(&entry->lock);
+    bool give_up = options->give_up(options->give_up_arg);
+    mp_mutex_lock(&entry->lock);
+    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the call was given up while the queue was full", entry->key) : MP_OK;
 }
 
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error) {
     mp_services *services = entry->services;
     bool wake = false, start = false;
-    mp_error discarded;
-    if (!error)
-        error = &discarded;
     *gone = false;
     mp_status status = charge(entry, ticket, error);
     mp_mutex_lock(&entry->lock);
-    while (status == MP_OK) {
-        status = refusal(entry, gone, error);
-        if (status != MP_OK)
-            break;
-        if (options->deadline_ns && mp_sys_now_ns() >= options->deadline_ns) {
+    while (status == MP_OK && (status = refusal(entry, gone, error)) == MP_OK) {
+        if (options->deadline_ns && mp_sys_now_ns() >= options->deadline_ns && !mp_queue_full(&entry->queue)) {
             status = mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
             break;
         }
@@ -304,15 +286,13 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     /* From here on the ticket may be answered at any moment; the caller's reference keeps it. */
     uint64_t deadline_ns = ticket->item.deadline_ns;
     mp_mutex_unlock(&entry->lock);
-    if (wake)
-        mp_bell_wake(&entry->bell);
     if (status != MP_OK) {
-        if (ticket->charged)
-            mp_budget_give(mp_governor_budget(services->governor), ticket->charged);
-        ticket->charged = 0;
+        uncharge(entry, ticket);
         ticket->load = 0;
         return status;
     }
+    if (wake)
+        mp_bell_wake(&entry->bell);
     if (start)
         launch(entry);
     if (deadline_ns)
@@ -320,9 +300,9 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     return MP_OK;
 }
 
-/* --- cancel, position --- */
+/* --- cancel, position, sweep --- */
 
-/* Under the lock. True: taken off the queue, the caller finishes it. */
+/* Under the lock, for one in the queue or active. True: taken off the queue, the caller finishes it. */
 static bool cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
     int none = 0;
     bool first = atomic_compare_exchange_strong_explicit(&ticket->cause, &none, cause, memory_order_acq_rel,
@@ -330,10 +310,8 @@ static bool cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
     atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
     if (mp_queue_holds(&ticket->node)) {
         mp_queue_remove(&entry->queue, &ticket->node);
-        if (entry->room_waiters)
-            mp_cond_broadcast(&entry->room);
-        if (entry->queue.count == 0)
-            mp_cond_broadcast(&entry->changed);
+        mp_entry_tell_room(entry);
+        mp_cond_broadcast(&entry->changed);
         return true;
     }
     if (first && ticket->in_step && --entry->step_live == 0)
@@ -348,7 +326,8 @@ void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
     if (!mine)
         return;
     mp_error error;
-    mp_entry_finish(entry, ticket, mp_ticket_cause(ticket, &error), &error);
+    mp_status status = mp_ticket_cause(ticket, &error);
+    mp_entry_finish(entry, ticket, status, &error);
 }
 
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket) {
@@ -358,8 +337,24 @@ int mp_entry_position(mp_entry *entry, mp_ticket *ticket) {
     return position;
 }
 
+/* Under the lock. Returns when the load is to be looked at again; *stalled_queue: who waited for a load that stalls. */
+static uint64_t watch_load(mp_entry *entry, uint64_t now_ns, mp_ticket **stalled_queue) {
+    if (entry->state != MP_ENTRY_LOADING || entry->stalled)
+        return NEVER;
+    uint64_t timeout = entry->services->load_timeout_ns;
+    uint64_t beat = atomic_load_explicit(&entry->progress.beat_ns, memory_order_acquire);
+    uint64_t due = (beat ? beat : now_ns) + timeout; /* 0: it waits for others, which is no fault of its own */
+    if (due > now_ns)
+        return due;
+    mp_fail(&entry->failure, MP_SPAWN_TIMEOUT, "%s: loading made no progress for %.1f s (stage: %s)", entry->key,
+            (double)timeout * 1e-9, mp_entry_stage(entry));
+    entry->stalled = true;
+    atomic_store_explicit(&entry->step_cancelled, 1, memory_order_release);
+    *stalled_queue = mp_entry_take_queue(entry);
+    return NEVER;
+}
+
 uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
-    mp_services *services = entry->services;
     uint64_t next = NEVER;
     mp_ticket *expired = NULL, *stalled = NULL;
     mp_error failure;
@@ -370,39 +365,25 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
         uint64_t deadline = ticket->item.deadline_ns;
         if (deadline && deadline <= now_ns) {
             cancel_locked(entry, ticket, MP_TIMEOUT);
-            ticket->notice_next = expired;
+            ticket->next = expired;
             expired = ticket;
         } else if (deadline && deadline < next) {
             next = deadline;
         }
     }
     for (int i = 0; i < entry->active_count; i++) {
-        mp_ticket *ticket = entry->active[i];
-        uint64_t deadline = ticket->item.deadline_ns;
+        uint64_t deadline = entry->active[i]->item.deadline_ns;
         if (deadline && deadline <= now_ns)
-            cancel_locked(entry, ticket, MP_TIMEOUT);
+            cancel_locked(entry, entry->active[i], MP_TIMEOUT);
         else if (deadline && deadline < next)
             next = deadline;
     }
-    if (entry->state == MP_ENTRY_LOADING && !entry->stalled) {
-        uint64_t beat = atomic_load_explicit(&entry->progress.beat_ns, memory_order_acquire); /* 0: not timed now */
-        uint64_t due = (beat ? beat : now_ns) + services->load_timeout_ns;
-        if (due <= now_ns) {
-            entry->stalled = true;
-            mp_fail(&entry->failure, MP_SPAWN_TIMEOUT, "%s: loading made no progress for %.1f s (stage: %s)", entry->key,
-                    (double)services->load_timeout_ns * 1e-9, mp_entry_stage(entry));
-            failure = entry->failure;
-            atomic_store_explicit(&entry->step_cancelled, 1, memory_order_release);
-            stalled = mp_entry_take_queue(entry);
-            mp_cond_broadcast(&entry->changed);
-        } else if (due < next) {
-            next = due;
-        }
-    }
+    uint64_t load_due = watch_load(entry, now_ns, &stalled);
+    failure = entry->failure;
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, expired, NULL);
     mp_entry_finish_list(entry, stalled, &failure);
-    return next;
+    return load_due < next ? load_due : next;
 }
 
 /* --- load, evict, remove --- */
@@ -415,10 +396,14 @@ void mp_entry_start(mp_entry *entry) {
         launch(entry);
 }
 
+bool mp_entry_in_use(mp_entry *entry) {
+    mp_mutex_lock(&entry->lock);
+    bool in_use = entry->working || entry->resident;
+    mp_mutex_unlock(&entry->lock);
+    return in_use;
+}
+
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_error *error) {
-    mp_error discarded;
-    if (!error)
-        error = &discarded;
     uint64_t attempt = 0, loads = 0;
     bool in_time = true;
     mp_status status = MP_OK;
@@ -430,9 +415,10 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_erro
         }
         if (entry->state == MP_ENTRY_READY || entry->state == MP_ENTRY_BUSY || (attempt && entry->loads > loads))
             break;
-        if (entry->stalled || (attempt && entry->state == MP_ENTRY_FAILED && entry->attempts_over >= attempt)) {
-            *error = entry->failure;
-            status = error->code;
+        if (entry->stalled || (attempt && entry->attempts_over >= attempt && entry->state == MP_ENTRY_FAILED)) {
+            status = entry->failure.code;
+            if (error)
+                *error = entry->failure;
             break;
         }
         if (entry->remove) {
@@ -444,16 +430,23 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_erro
                              mp_entry_stage(entry));
             break;
         }
-        if (entry->state != MP_ENTRY_EVICTING && !attempt) {
+        if (!attempt) {
             bool start = begin_work(entry);
-            attempt = entry->attempts;
             loads = entry->loads;
+            /* Either the attempt that runs, or the one that this call (or, after an eviction, the next) makes. */
+            attempt = entry->attempts + (entry->state != MP_ENTRY_LOADING);
             if (start) {
                 mp_mutex_unlock(&entry->lock);
                 launch(entry);
                 mp_mutex_lock(&entry->lock);
                 continue;
             }
+        } else if (!entry->working && begin_work(entry)) {
+            /* It was evicted, or another's attempt was called off. */
+            mp_mutex_unlock(&entry->lock);
+            launch(entry);
+            mp_mutex_lock(&entry->lock);
+            continue;
         }
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     }
@@ -469,33 +462,25 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     mp_resident *kept = NULL;
     mp_mutex_lock(&entry->lock);
     entry->pinned = false;
-    uint64_t loads = entry->loads;
-    if (!entry->working) {
+    if (entry->working) {
+        uint64_t unloads = entry->unloads;
+        entry->evict = true;
+        wake = mp_bell_ring(&entry->bell);
+        if (wake)
+            mp_bell_wake(&entry->bell);
+        while (entry->working && entry->unloads == unloads && in_time)
+            in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
+        if (entry->working && entry->unloads == unloads)
+            status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; unloading goes on", entry->key,
+                             entry->active_count);
+    } else {
         /* Failed and at rest, or loaded before a fork: nobody works, so it is done here. */
         kept = entry->resident;
         entry->resident = NULL;
         if (entry->state == MP_ENTRY_FAILED)
             mp_entry_set_state(entry, MP_ENTRY_COLD);
-    } else {
-        entry->evict = true;
-        wake = mp_bell_ring(&entry->bell);
-        /* Gone, or gone and loaded again. */
-        while (entry->working && (entry->evict || entry->state == MP_ENTRY_EVICTING) && entry->loads <= loads + 1) {
-            if (!in_time) {
-                status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; unloading goes on", entry->key,
-                                 entry->active_count);
-                break;
-            }
-            if (wake) {
-                mp_bell_wake(&entry->bell);
-                wake = false;
-            }
-            in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-        }
     }
     mp_mutex_unlock(&entry->lock);
-    if (kept)
-        atomic_fetch_sub_explicit(&entry->services->resident, 1, memory_order_relaxed);
     mp_resident_unpin(kept);
     return status;
 }
@@ -503,27 +488,24 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 void mp_entry_remove(mp_entry *entry) {
     mp_loader loader = {0};
     mp_resident *kept = NULL;
-    bool gone = false, wake = false;
+    bool wake = false;
     mp_mutex_lock(&entry->lock);
     entry->remove = true;
-    mp_cond_broadcast(&entry->room);
     if (entry->working) {
         wake = mp_bell_ring(&entry->bell);
-    } else if (entry->loader.ops) {
+    } else {
         loader = entry->loader;
         entry->loader = (mp_loader){0};
         kept = entry->resident;
         entry->resident = NULL;
-        gone = true;
     }
+    mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
     if (wake)
         mp_bell_wake(&entry->bell);
-    if (!gone)
+    if (!loader.ops)
         return;
-    if (kept)
-        atomic_fetch_sub_explicit(&entry->services->resident, 1, memory_order_relaxed);
     mp_resident_unpin(kept);
     free_loader(&loader);
     entry->services->event(entry->services->registry, entry, MP_ENTRY_GONE);
@@ -566,7 +548,7 @@ void mp_entry_quit(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     entry->quit = true;
     mp_ticket *list = mp_entry_take_queue(entry);
-    for (mp_ticket *ticket = list; ticket; ticket = ticket->notice_next)
+    for (mp_ticket *ticket = list; ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
     for (int i = 0; i < entry->active_count; i++)
         cancel_locked(entry, entry->active[i], MP_SHUTTING_DOWN);
@@ -594,7 +576,7 @@ void mp_entry_join(mp_entry *entry) {
 
 /* --- what the registry shows --- */
 
-void mp_entry_info_get(mp_entry *entry, mp_entry_info *info, mp_resident **pinned) {
+void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned) {
     static const char *const names[] = {
         [MP_ENTRY_COLD] = "cold", [MP_ENTRY_LOADING] = "loading",   [MP_ENTRY_READY] = "ready",
         [MP_ENTRY_BUSY] = "busy", [MP_ENTRY_EVICTING] = "evicting", [MP_ENTRY_FAILED] = "failed",
@@ -613,7 +595,7 @@ void mp_entry_info_get(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     info->idle_ns = entry->state == MP_ENTRY_READY ? mp_sys_now_ns() - entry->idle_since_ns : 0;
     *pinned = entry->resident ? mp_resident_pin(entry->resident) : NULL;
     mp_mutex_unlock(&entry->lock);
-    info->errors = atomic_load_explicit(&entry->error_count, memory_order_relaxed);
+    info->errors = atomic_load_explicit(&entry->errors, memory_order_relaxed);
     info->model = *pinned ? (*pinned)->model : NULL;
     info->model_bytes = *pinned ? (*pinned)->model->ops->bytes((*pinned)->model) : 0;
 }
