@@ -25,7 +25,9 @@ MAX_INT = (1 << 64) - 1
 
 _SPACE = re.compile(r"[ \t\n\r]*").match
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?").match
+_PLAIN_INT = re.compile(r"(?:0|[1-9][0-9]{0,17})(?=[,\]}])").match
 _NUMBER_LIKE = re.compile(r"[-+.0-9A-Za-z]*").match
+_BLANK = frozenset(" \t\n\r")
 _SURROGATE = re.compile("[\ud800-\udfff]").search
 _LITERALS: dict[str, tuple[str, Any]] = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
 
@@ -106,6 +108,8 @@ class _Parser:
         self.keys[-1] = name
         if name in container:
             self.fail(at, "a duplicate key", "each key once")
+        if text.startswith(':"', end):
+            return end + 1
         end = _SPACE(text, end).end()
         if text[end:end + 1] != ":":
             self.fail(end, shorten(text[end:end + 1]) or "the end of the text", "':' after the key")
@@ -113,7 +117,7 @@ class _Parser:
 
     def run(self) -> tuple[Json, int]:
         """Parses one value; returns it and where it ends. A loop with its own stack: depth costs no recursion."""
-        text, stack, keys = self.text, self.open, self.keys
+        text, stack, keys, plain_int = self.text, self.open, self.keys, _PLAIN_INT
         values = 0
         at = _SPACE(text, 0).end()
         while True:
@@ -132,6 +136,8 @@ class _Parser:
                     at = self.key(after) if first == "{" else after
                     continue
                 at = after + 1
+            elif (match := plain_int(text, at)) is not None:
+                value, at = int(match.group()), match.end()
             else:
                 value, at = self.scalar(at)
             while True:
@@ -143,10 +149,14 @@ class _Parser:
                     container.append(value)
                 else:
                     container[keys[-1]] = value
-                at = _SPACE(text, at).end()
                 mark = text[at:at + 1]
+                if mark in _BLANK:
+                    at = _SPACE(text, at).end()
+                    mark = text[at:at + 1]
                 if mark == ",":
-                    at = _SPACE(text, at + 1).end()
+                    at += 1
+                    if text[at:at + 1] in _BLANK:
+                        at = _SPACE(text, at).end()
                     if not is_list:
                         at = self.key(at)
                     break

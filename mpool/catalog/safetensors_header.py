@@ -66,17 +66,17 @@ class _Reader:
         try:
             if size < 8:
                 self.fail("file size", f"{size} bytes", "at least 8", offset=0)
-            length = int.from_bytes(read_exactly(fd, 0, 8, path=self.path), "little")
+            start = read_exactly(fd, 0, min(size, 9), path=self.path)
+            length = int.from_bytes(start[:8], "little")
             if length > MAX_HEADER:
                 self.fail("header length", length, f"at most {MAX_HEADER}", offset=0)
             if length > size - 8:
                 self.fail("header length", length, f"at most {size - 8}, what follows it in the file", offset=0)
+            if not length or start[8:] != b"{":
+                self.fail("header", describe(start[8:].decode("latin-1")) if length else "empty", "'{' first", offset=8)
             self.raw = read_exactly(fd, 8, length, path=self.path)
         finally:
             os.close(fd)
-        if self.raw[:1] != b"{":
-            self.fail("header", describe(self.raw[:1].decode("latin-1")) if self.raw else "empty", "'{' first",
-                      offset=8)
         text = self.raw.rstrip(b" ")
         if text[-1:] != b"}":
             self.fail("header padding", describe(text[-1:].decode("latin-1")), "spaces after the closing '}'",
@@ -142,7 +142,8 @@ class _Reader:
                           f"{before}", f"begin {at - start}", name=entry.name)
             at, before = at + entry.nbytes, shorten(entry.name)
         if at != size:
-            self.fail("data_offsets", f"the last tensor ends at byte {at}", f"{size}, the end of the file", offset=at)
+            self.fail("data_offsets", f"{at}, where the last tensor ends", f"{size}, the end of the file",
+                      offset=min(at, size))
         return tuple(entries)
 
 
