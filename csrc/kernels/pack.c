@@ -95,8 +95,8 @@ static inline v4 swap_bits(v4 x, int shift, uint32_t mask) {
     return x ^ t ^ (t << shift);
 }
 
-/* Exchange the bits of b that `mask` selects with the bits of a that stand `shift` above them: one step of transposing a
- * square of bits held in several words. */
+/* Exchange the bits of b that `mask` selects with the bits of a that stand `shift` above them: one step of transposing
+ * a square of bits held in several words. */
 static inline void swap_across(v4 *a, v4 *b, int shift, uint32_t mask) {
     v4 t = ((*a >> shift) ^ *b) & mask;
     *b ^= t;
@@ -134,8 +134,8 @@ static inline void pack_nibbles(const rows *rows, int b, int offset, uint8_t *to
     }
 }
 
-/* Bit 4 g + i of each word to bit g of its byte i: the index of a bit is (g2 g1 g0 i1 i0) and becomes (i1 i0 g2 g1 g0), in
- * four exchanges of two index bits. */
+/* Bit 4 g + i of each word to bit g of its byte i: the index of a bit is (g2 g1 g0 i1 i0) and becomes (i1 i0 g2 g1 g0),
+ * in four exchanges of two index bits. */
 static inline v4 spread_bits(v4 x) {
     x = swap_bits(x, 14, 0x0000ccccu);
     x = swap_bits(x, 7, 0x00aa00aau);
@@ -283,7 +283,7 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
                 store_lines(low, at);
                 store_lines(high, at + 2 * block);
             }
-            /* word[t], byte i, pair r: bits 4, 5 of input 4 t + i of block r of the half. Transposed: word[r], pair t. */
+            /* word[t], byte i, pair r: bits 4, 5 of input 4 t + i of the half's block r. Transposed: word[r], pair t */
             for (int h = 0; h < 2; h++) {
                 v4 word[4];
                 for (int i = 0; i < 4; i++)

@@ -1,9 +1,9 @@
 /* pack.h: the packed layouts of the quantised kinds, and how to read them one value at a time.
  *
- * A panel is 32 outputs, o = 0 ... 31, in two halves v = o / 16 of 16 lanes each: one 512-bit vector of four-byte lanes,
- * or two 256-bit ones. A block is 32 inputs of all 32 outputs. The inputs of a block form 8 groups g of four, k = 4 g + i;
- * a lane is one output's group, its byte i is input 4 g + i, which is what a four-byte dot product eats. A line is 64
- * bytes: 16 lanes. Blocks follow one another by ascending k; everything is a multiple of 64 bytes.
+ * A panel is 32 outputs, o = 0 ... 31, in two halves v = o / 16 of 16 lanes each: one 512-bit vector of four-byte
+ * lanes, or two 256-bit ones. A block is 32 inputs of all 32 outputs. The inputs of a block form 8 groups g of four,
+ * k = 4 g + i; a lane is one output's group, its byte i is input 4 g + i, which is what a four-byte dot product eats. A
+ * line is 64 bytes: 16 lanes. Blocks follow one another by ascending k; everything is a multiple of 64 bytes.
  *
  *   nibbles   [v][j = 0..3] lines, 512 bytes: low nibble = group j, high nibble = group j + 4
  *   bits      [v] lines, 128 bytes: bit g of byte i = bit 4 of input 4 g + i                         (Q5)
@@ -24,8 +24,8 @@
  *            a head a panel: int32 1 when the blocks have minima, else 0, 60 bytes of padding
  *   ANY16    bytes  s floats of inputs 0-15, of inputs 16-31  [m floats, the same]   1280 or 1536    10 or 12
  *
- * d, dmin, m, sc, mn are the stored ones, to the bit; ANY16's s and m are the products that dequantising makes. A panel of
- * ANY16 has room for minima whether or not it has them. */
+ * d, dmin, m, sc, mn are the stored ones, to the bit; ANY16's s and m are the products that dequantising makes. A panel
+ * of ANY16 has room for minima whether or not it has them. */
 #ifndef MP_KERNELS_PACK_H
 #define MP_KERNELS_PACK_H
 
@@ -44,7 +44,7 @@ enum { /* bytes of the parts */
     MP_PACK_ANY16_BLOCK_MINS = MP_PACK_BYTES + 4 * MP_PACK_FLOATS,
 };
 
-/* Sizes of a kind. A panel of K inputs is `start` bytes and K / 32 blocks, with a head before each `per_head` of them. */
+/* Sizes of a kind. A panel of K inputs is `start` bytes and K / 32 blocks, a head before each `per_head` of them. */
 typedef struct mp_pack_layout {
     int32_t inputs;   /* K is a multiple of it */
     int32_t block;    /* bytes of a block of 32 inputs, its head not counted */
@@ -60,8 +60,8 @@ size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);
 /* Pack panels [panel0, panel1) of a quantised w from src [N, K]. */
 void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
 
-/* Block b of output o (0 ... 31) of a packed panel, in plain numbers: input k is scale[k / group] * q[k] (+ min[k / group]
- * when mins), with the products rounded as the formulas of kernels.h and dequantising have them. */
+/* Block b of output o (0 ... 31) of a packed panel, in plain numbers: input k is scale[k / group] * q[k] (+ min[k /
+ * group] when mins), with the products rounded as the formulas of kernels.h and dequantising have them. */
 typedef struct mp_pack_view {
     int32_t q[32];
     int group; /* 16 or 32 */

@@ -188,7 +188,7 @@ MP_TEST(kernels_dequantize_rows_are_blocks) {
             mp_dequantize_row((mp_dtype)dtype, src + b * row->bytes, row->items, each + b * row->items);
         for (int k = 0; k < n; k++)
             if (!kt_equal(whole[k], each[k]))
-                MP_FAIL("%s: item %d is %g in a row and %g in its block", row->name, k, (double)whole[k], (double)each[k]);
+                MP_FAIL("%s: item %d is %g in a row, %g in its block", row->name, k, (double)whole[k], (double)each[k]);
         kt_free(src), kt_free(whole), kt_free(each);
     }
 }

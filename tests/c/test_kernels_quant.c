@@ -292,13 +292,15 @@ static void compare_gemm(const stored *type, const mp_wmat *w, const mp_acts *ac
 }
 
 MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
-    const int Ms[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 23, 40};
+    /* K 0: one, two, three times the type's block. The long ones go past what a variant prepares at a time. */
+    static const int shapes[][3] = {{1, 70, 0},  {2, 1, 0},     {3, 64, 2304}, {4, 33, 0},    {5, 70, 0},  {6, 65, 0},
+                                    {7, 64, 0},  {8, 33, 4352}, {9, 70, 0},    {11, 1, 0},    {16, 64, 0}, {23, 33, 0},
+                                    {40, 70, 0}, {1, 5, 33024}, {4, 40, 8448}, {100, 33, 512}};
     mp_test_random random = {21};
     for (int t = 0; t < TYPES; t++)
-        for (int i = 0; i < (int)(sizeof Ms / sizeof *Ms); i++) {
-            const int Ns[] = {70, 1, 64, 33}, M = Ms[i], N = Ns[i % 4];
-            /* the last goes past the 64 blocks that are prepared at a time */
-            const int K = i == 2 || i == 8 ? 2304 : unit_of(&types[t]) * (i % 3 + 1);
+        for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) {
+            const int M = shapes[i][0], N = shapes[i][1];
+            const int K = shapes[i][2] ? shapes[i][2] : unit_of(&types[t]) * (i % 3 + 1);
             mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, (uint64_t)(t * 50 + i));
             mp_wmat w = pack_by(&types[t], &src, 1);
             float *x = kt_alloc((size_t)(M * K) * 4);
@@ -416,8 +418,9 @@ MP_TEST(kernels_quant_gemm_epilogue) {
         const int M = 7, N = 75, K = 512;
         mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 9);
         mp_wmat w = pack_by(&types[t], &src, 1);
-        float *x = kt_alloc((size_t)(M * K) * 4), *bias = kt_alloc((size_t)N * 4), *residual = kt_alloc((size_t)(M * N) * 4);
-        float *y = kt_alloc((size_t)(M * N) * 4), *expected = kt_alloc((size_t)(M * N) * 4);
+        float *x = kt_alloc((size_t)(M * K) * 4), *bias = kt_alloc((size_t)N * 4);
+        float *residual = kt_alloc((size_t)(M * N) * 4), *y = kt_alloc((size_t)(M * N) * 4);
+        float *expected = kt_alloc((size_t)(M * N) * 4);
         kt_random(&random, x, M * K), kt_random(&random, bias, N), kt_random(&random, residual, M * N);
         for (kt_set v = kt_ref();;) {
             mp_acts acts = make_acts(x, M, K);

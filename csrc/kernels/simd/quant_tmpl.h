@@ -10,24 +10,28 @@
  *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
  *   q_dot_bytes(part, sum, w, a)      the same for the `bytes` part of a block: w is value + 128
  *   q_flush(part, sum)                empties part into sum
- *   Q_FLUSH_Q4, _Q5, _Q6              after how many dot products of each a flush is due: 16-bit parts must not overflow
+ *   Q_FLUSH_Q4, _Q5, _Q6              dot products of each after which a flush is due, so that 16-bit parts never
+ *                                     overflow
  *   Q_BYTES_OFFSET                    128 when q_dot_bytes takes w as it is, 0 when it restores the sign itself
  *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
- *   Q_ROWS                            most rows of a tile, at most 8
+ *   Q_ROWS                            most rows of a tile: 4 or 8
+ *   Q_TALL                            rows of the tiles when there are more rows than that
  *
- * A tile is R rows by Q_VECTORS(R) vectors. It walks the panel once, unpacks each line in registers and uses it for all of
- * its rows; nothing is unpacked to memory. Integer accumulators live for one block, float ones for the whole of K. What
- * belongs to a row and a block, and not to an output, is prepared for Q_CHUNK blocks at a time:
- *   start   where the integer accumulator begins: -(offset of the weights) * (sum of the activations)
- *   low     the factor of the minimum: sa * (float)(sum of the activations) */
+ * A tile is R rows by Q_VECTORS(R) vectors. It walks the panel once, unpacks each line in registers and uses it for all
+ * of its rows; nothing is unpacked to memory. Integer accumulators live for one block, float ones for the whole of K.
+ * What belongs to a row and a block, and not to an output, is prepared for many blocks at a time (q_rows). */
 #include "kernels/pack.h"
 
-enum { Q_CHUNK = 64 };
+enum { Q_PREPARED = 1024 };
 
-typedef struct q_rows { /* per row of a tile; two entries a block where groups are of 16 */
-    int32_t start[8][2 * Q_CHUNK];
-    float low[8][2 * Q_CHUNK];
+typedef struct q_rows {         /* [R][q_stride(R)]; an entry a block, or two where groups are of 16 */
+    int32_t start[Q_PREPARED];  /* where the integer accumulator begins: -(offset of the weights) * (sum of q) */
+    float low[Q_PREPARED];      /* the factor of the minimum: sa * (float)(sum of q) */
+    int row;                    /* the first row for which all blocks are prepared, or -1 */
 } q_rows;
+
+/* Entries a row: a multiple of 16, so that a chunk ends between superblocks. */
+static MP_INLINE int q_stride(int R) { return Q_PREPARED / R / 16 * 16; }
 
 /* ---- what a kind is ------------------------------------------------------------------------------------------- */
 
@@ -73,13 +77,15 @@ static MP_INLINE int q_head_bytes(int kind) {
 
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
 
-static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *x, int m, int b0, int n, q_rows *rows) {
+/* Blocks [b0, b0 + n) of rows m ... m + R - 1. */
+static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *x, int m, int b0, int n,
+                                q_rows *rows) {
     const int offset = q_offset(kind);
     for (int r = 0; r < R; r++) {
         const int32_t *sum = x->sum + (int64_t)(m + r) * (x->K / 16) + 2 * b0;
         const float *scale = x->scale + (int64_t)(m + r) * (x->K / 32) + b0;
-        int32_t *start = rows->start[r];
-        float *low = rows->low[r];
+        int32_t *start = rows->start + r * q_stride(R);
+        float *low = rows->low + r * q_stride(R);
         if (q_is_halved(kind)) {
             if (offset)
                 for (int h = 0; h < 2 * n; h++)
@@ -108,7 +114,7 @@ static MP_INLINE const uint8_t *q_line(const uint8_t *part, int lines, int u, in
     return part + ((o / 16) * lines + j) * MP_PACK_LINE + (o % 16) * 4;
 }
 
-/* Bits [at, ...) of every byte moved to bit 4; the caller masks. Neighbours within 16 bits leak into masked bits only. */
+/* Bit `at` of every byte moved to bit 4. The caller masks: what leaks from a byte's neighbour stays outside. */
 static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
 
 static MP_INLINE void q_dots_row(int R, int U, const qi *w, const int8_t *q, int64_t ldq, qi *part, qi *sum) {
@@ -128,8 +134,8 @@ static MP_INLINE void q_flush_all(int count, qi *part, qi *sum) {
 }
 
 /* 32 inputs of 4 or 5 bits. */
-static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, const int8_t *q, int64_t ldq,
-                                     qi *part, qi *sum) {
+static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, const int8_t *q,
+                                     int64_t ldq, qi *part, qi *sum) {
     const qi mask = q_set(0x0f0f0f0f), bit4 = q_set(0x10101010);
     const int flush = (fives ? Q_FLUSH_Q5 : Q_FLUSH_Q4) / 2;
     MP_UNROLL
@@ -193,10 +199,18 @@ static MP_INLINE void q_dots_bytes(int g0, int g1, int R, int U, const uint8_t *
 
 /* ---- one block into the float accumulators --------------------------------------------------------------------- */
 
-static MP_INLINE void q_start(int R, int U, const q_rows *rows, int at, int offset, qi *part, qi *sum) {
+typedef struct q_at { /* where a tile stands: its rows at one block */
+    const int8_t *q;
+    const float *scale;
+    int64_t ldq, ld_scale;
+    const q_rows *rows;
+    int entry; /* in rows */
+} q_at;
+
+static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offset, qi *part, qi *sum) {
     MP_UNROLL
     for (int r = 0; r < R; r++) {
-        const qi start = offset ? q_set(rows->start[r][at]) : q_zero();
+        const qi start = offset ? q_set(at->rows->start[r * q_stride(R) + entry]) : q_zero();
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             sum[r * U + u] = start;
@@ -205,18 +219,17 @@ static MP_INLINE void q_start(int R, int U, const q_rows *rows, int at, int offs
     }
 }
 
-/* f = fma(i, weight scale * sa, f) and, with minima, f = fma(+-low, low factor, f). */
-static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int minus, const mp_acts *x, int m, int b,
-                                   const q_rows *rows, int at, const qi *sum, qf *f) {
-    const int64_t ld = x->K / 32;
+/* f = fma(i, d * sa, f) and, with minima, f = fma(low, factor, f), or of -low when the format subtracts it. */
+static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int minus, const q_at *at, int entry,
+                                   const qi *sum, qf *f) {
     MP_UNROLL
     for (int r = 0; r < R; r++) {
-        const qf sa = qf_spread(x->scale + (m + r) * ld + b);
+        const qf sa = qf_spread(at->scale + r * at->ld_scale);
         MP_UNROLL
         for (int u = 0; u < U; u++)
             f[r * U + u] = qf_fma(q_to_float(sum[r * U + u]), qf_mul(d[u], sa), f[r * U + u]);
         if (low) {
-            const qf factor = qf_spread(&rows->low[r][at]);
+            const qf factor = qf_spread(&at->rows->low[r * q_stride(R) + entry]);
             MP_UNROLL
             for (int u = 0; u < U; u++)
                 f[r * U + u] = minus ? qf_fnma(low[u], factor, f[r * U + u]) : qf_fma(low[u], factor, f[r * U + u]);
@@ -224,43 +237,50 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
     }
 }
 
-/* head: of the superblock. b: block in the row; at: block in the chunk. */
-static MP_INLINE void q_block(int kind, int any16_mins, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
-                              const mp_acts *x, int m, int b, int at, const q_rows *rows, qf *f) {
-    const int8_t *q = x->q + m * x->ldq + b * 32;
-    const int integers = q_integers(kind), offset = q_offset(kind);
-    const uint8_t *scales = block + integers;
-    qi part[16], sum[16];
-    qf d[4], low[4];
-    if (q_is_halved(kind)) {
+/* Kinds with groups of 16. */
+static MP_INLINE void q_block_halved(int kind, int any16_mins, int R, int U, const uint8_t *head, const uint8_t *block,
+                                     int u0, const q_at *at, qf *f) {
+    const uint8_t *scales = block + q_integers(kind);
+    MP_UNROLL
+    for (int h = 0; h < 2; h++) {
+        qi part[16], sum[16];
+        qf d[4], low[4];
+        q_start(R, U, at, at->entry + h, q_offset(kind), part, sum);
+        if (kind == MP_W_Q6_K)
+            q_dots_sixes(h, R, U, block, u0, at->q, at->ldq, part, sum);
+        else
+            q_dots_bytes(4 * h, 4 * h + 4, R, U, block, u0, at->q, at->ldq, part, sum);
         MP_UNROLL
-        for (int h = 0; h < 2; h++) {
-            q_start(R, U, rows, 2 * at + h, offset, part, sum);
-            if (kind == MP_W_Q6_K)
-                q_dots_sixes(h, R, U, block, u0, q, x->ldq, part, sum);
-            else
-                q_dots_bytes(4 * h, 4 * h + 4, R, U, block, u0, q, x->ldq, part, sum);
-            MP_UNROLL
-            for (int u = 0; u < U; u++) {
-                const int o = (u0 + u) * Q_LANES;
-                if (kind == MP_W_Q6_K) {
-                    d[u] = qf_mul(qf_halves(head + 2 * o), qf_i8(scales + h * MP_PACK_SMALL + o));
-                } else {
-                    d[u] = qf_load((const float *)(scales + h * MP_PACK_FLOATS) + o);
-                    if (any16_mins)
-                        low[u] = qf_load((const float *)(scales + (2 + h) * MP_PACK_FLOATS) + o);
-                }
+        for (int u = 0; u < U; u++) {
+            const int o = (u0 + u) * Q_LANES;
+            if (kind == MP_W_Q6_K) {
+                d[u] = qf_mul(qf_halves(head + 2 * o), qf_i8(scales + h * MP_PACK_SMALL + o));
+            } else {
+                d[u] = qf_load((const float *)(scales + h * MP_PACK_FLOATS) + o);
+                if (any16_mins)
+                    low[u] = qf_load((const float *)(scales + (2 + h) * MP_PACK_FLOATS) + o);
             }
-            q_accumulate(R, U, d, any16_mins ? low : NULL, 0, x, m, b, rows, 2 * at + h, sum, f);
         }
+        q_accumulate(R, U, d, any16_mins ? low : NULL, 0, at, at->entry + h, sum, f);
+    }
+}
+
+/* head: of the superblock. */
+static MP_INLINE void q_block(int kind, int any16_mins, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
+                              const q_at *at, qf *f) {
+    if (q_is_halved(kind)) {
+        q_block_halved(kind, any16_mins, R, U, head, block, u0, at, f);
         return;
     }
-    q_start(R, U, rows, at, offset, part, sum);
-    if (kind == MP_W_Q8_0)
-        q_dots_bytes(0, 8, R, U, block, u0, q, x->ldq, part, sum);
-    else
-        q_dots_nibbles(q_is_fives(kind), R, U, block, u0, q, x->ldq, part, sum);
+    const uint8_t *scales = block + q_integers(kind);
     const int mins = q_has_mins(kind, 0);
+    qi part[16], sum[16];
+    qf d[4], low[4];
+    q_start(R, U, at, at->entry, q_offset(kind), part, sum);
+    if (kind == MP_W_Q8_0)
+        q_dots_bytes(0, 8, R, U, block, u0, at->q, at->ldq, part, sum);
+    else
+        q_dots_nibbles(q_is_fives(kind), R, U, block, u0, at->q, at->ldq, part, sum);
     MP_UNROLL
     for (int u = 0; u < U; u++) {
         const int o = (u0 + u) * Q_LANES;
@@ -273,7 +293,7 @@ static MP_INLINE void q_block(int kind, int any16_mins, int R, int U, const uint
                 low[u] = qf_halves(scales + MP_PACK_HALVES + 2 * o);
         }
     }
-    q_accumulate(R, U, d, mins ? low : NULL, q_is_super(kind), x, m, b, rows, at, sum, f);
+    q_accumulate(R, U, d, mins ? low : NULL, q_is_super(kind), at, at->entry, sum, f);
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------------------------- */
@@ -285,20 +305,24 @@ static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
 
 /* Rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel, to out [R, ld] at output 0 of the panel.
  * ahead: bytes by which to prefetch the panel, or 0. From DRAM 8 KiB is right: 2 KiB halves the rate of 4 rows. */
-static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, const uint8_t *panel, int u0, const mp_acts *x,
-                                     int m, int ahead, float *out, int64_t ld) {
-    _Alignas(64) q_rows rows;
+static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, const uint8_t *panel, int u0,
+                                     const mp_acts *x, int m, int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind, any16_mins), head_bytes = q_head_bytes(kind);
+    const int entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
     const uint8_t *block = panel + (kind == MP_W_ANY16 ? MP_PACK_LINE : 0), *head = block;
+    q_at at = {x->q + m * x->ldq, x->scale + m * (int64_t)blocks, x->ldq, blocks, rows, 0};
     qf f[16];
     MP_UNROLL
     for (int i = 0; i < R * U; i++)
         f[i] = qf_zero();
-    for (int b0 = 0; b0 < blocks; b0 += Q_CHUNK) {
-        const int n = blocks - b0 < Q_CHUNK ? blocks - b0 : Q_CHUNK;
-        q_prepare(kind, any16_mins, R, x, m, b0, n, &rows);
-        for (int at = 0; at < n; at++, block += bytes) {
-            if (head_bytes && at % 8 == 0) {
+    for (int b0 = 0; b0 < blocks; b0 += chunk) {
+        const int n = blocks - b0 < chunk ? blocks - b0 : chunk;
+        if (rows->row != m) {
+            q_prepare(kind, any16_mins, R, x, m, b0, n, rows);
+            rows->row = n == blocks ? m : -1;
+        }
+        for (int b = 0; b < n; b++) {
+            if (head_bytes && b % 8 == 0) {
                 head = block;
                 block += head_bytes;
                 if (ahead)
@@ -306,7 +330,11 @@ static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, con
             }
             if (ahead)
                 q_prefetch(block + ahead, bytes);
-            q_block(kind, any16_mins, R, U, head, block, u0, x, m, b0 + at, at, &rows, f);
+            at.entry = b * entries;
+            q_block(kind, any16_mins, R, U, head, block, u0, &at, f);
+            block += bytes;
+            at.q += 32;
+            at.scale++;
         }
     }
     MP_UNROLL
@@ -314,21 +342,26 @@ static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, con
         qf_store(out + (i / U) * ld + (u0 + i % U) * Q_LANES, f[i]);
 }
 
-static MP_INLINE void q_tile(int kind, int any16_mins, int R, const uint8_t *panel, const mp_acts *x, int m, int ahead,
-                             float *out, int64_t ld) {
-    for (int u = 0; u < MP_PANEL_N / Q_LANES; u += Q_VECTORS(R))
-        q_tile_vectors(kind, any16_mins, R, Q_VECTORS(R), panel, u, x, m, u == 0 ? ahead : 0, out, ld);
-}
+typedef void q_tile(const uint8_t *panel, const mp_acts *x, int m, int ahead, q_rows *rows, float *out, int64_t ld);
 
-typedef void q_tile_fn(const uint8_t *panel, const mp_acts *x, int m, int ahead, float *out, int64_t ld);
-
-#define Q_TILE(name, kind, mins, R)                                                                                     \
-    static MP_NOINLINE void q_##name##_##R(const uint8_t *panel, const mp_acts *x, int m, int ahead, float *out,        \
-                                           int64_t ld) {                                                                \
-        q_tile(kind, mins, R, panel, x, m, ahead, out, ld);                                                             \
+#define Q_TILE(name, kind, mins, R)                                                                                  \
+    static MP_NOINLINE void q_##name##_##R(const uint8_t *panel, const mp_acts *x, int m, int ahead, q_rows *rows,   \
+                                           float *out, int64_t ld) {                                                 \
+        for (int u = 0; u < MP_PANEL_N / Q_LANES; u += Q_VECTORS(R))                                                 \
+            q_tile_vectors(kind, mins, R, Q_VECTORS(R), panel, u, x, m, u == 0 ? ahead : 0, rows, out, ld);          \
     }
+#if Q_ROWS == 8
+#define Q_TILES(name, kind, mins)                                                                                    \
+    Q_TILE(name, kind, mins, 1) Q_TILE(name, kind, mins, 2) Q_TILE(name, kind, mins, 3) Q_TILE(name, kind, mins, 4)  \
+    Q_TILE(name, kind, mins, 5) Q_TILE(name, kind, mins, 6) Q_TILE(name, kind, mins, 7) Q_TILE(name, kind, mins, 8)
+#define Q_LIST(name) \
+    {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4, q_##name##_5, q_##name##_6, q_##name##_7, \
+     q_##name##_8}
+#else
 #define Q_TILES(name, kind, mins) \
     Q_TILE(name, kind, mins, 1) Q_TILE(name, kind, mins, 2) Q_TILE(name, kind, mins, 3) Q_TILE(name, kind, mins, 4)
+#define Q_LIST(name) {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4}
+#endif
 Q_TILES(q4_0, MP_W_Q4_0, 0)
 Q_TILES(q4_1, MP_W_Q4_1, 0)
 Q_TILES(q5_0, MP_W_Q5_0, 0)
@@ -349,44 +382,53 @@ enum {
     Q_ACTS_BYTES = 393216, /* activations that a pass over the panels keeps in L2 */
 };
 
-static void q_gemm(q_tile_fn *const *tiles, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+/* Rows of the next tile when `left` are left. Few rows are one tile, because the panel comes from memory and a second
+ * walk would wait for the first; many are cut into nearly equal ones: 8 rows of at most 6 are 4 + 4, not 6 + 2. */
+static int q_tile_rows(int left, bool few) {
+    if (few)
+        return left;
+    const int tiles = (left + Q_TALL - 1) / Q_TALL;
+    return (left + tiles - 1) / tiles;
+}
+
+static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                    const mp_epilogue *ep, float *y, int64_t ldy) {
     _Alignas(64) float scratch[Q_ROWS * MP_PANEL_N];
-    int pass = Q_ACTS_BYTES / w->K / Q_ROWS * Q_ROWS;
-    if (pass < 8 * Q_ROWS)
-        pass = 8 * Q_ROWS;
-    for (int mp = m0; mp < m1; mp += pass) {
-        const int end = m1 - mp < pass ? m1 : mp + pass;
+    _Alignas(64) q_rows rows;
+    rows.row = -1;
+    assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);
+    const bool few = m1 - m0 <= Q_ROWS;
+    int pass = Q_ACTS_BYTES / w->K / Q_TALL * Q_TALL;
+    if (pass < 8 * Q_TALL)
+        pass = 8 * Q_TALL;
+    for (int begin = m0; begin < m1; begin += pass) {
+        const int end = m1 - begin < pass ? m1 : begin + pass;
         for (int p = panel0; p < panel1; p++) {
             const uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
             const int n0 = p * MP_PANEL_N, n1 = w->N - n0 < MP_PANEL_N ? w->N : n0 + MP_PANEL_N;
             int ahead = Q_AHEAD; /* the panel is hot after its first tile */
-            for (int m = mp; m < end;) {
-                /* tiles of nearly equal height: 5 rows are 3 + 2 rather than 4 + 1 */
-                const int left = end - m, parts = (left + Q_ROWS - 1) / Q_ROWS, R = (left + parts - 1) / parts;
+            for (int m = begin; m < end; ahead = 0) {
+                const int R = q_tile_rows(end - m, few);
                 float *out = y + (int64_t)m * ldy + n0;
                 if (!ep && n1 - n0 == MP_PANEL_N) {
-                    tiles[R](panel, x, m, ahead, out, ldy);
+                    tiles[R](panel, x, m, ahead, &rows, out, ldy);
                 } else {
-                    tiles[R](panel, x, m, ahead, scratch, MP_PANEL_N);
+                    tiles[R](panel, x, m, ahead, &rows, scratch, MP_PANEL_N);
                     mp_epilogue_apply(ep, m, m + R, n0, n1, scratch, MP_PANEL_N);
                     for (int r = 0; r < R; r++)
                         memcpy(out + r * ldy, scratch + r * MP_PANEL_N, (size_t)(n1 - n0) * sizeof *out);
                 }
-                ahead = 0;
                 m += R;
             }
         }
     }
 }
 
-#define Q_LIST(name) {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4}
-#define Q_GEMM(name)                                                                                                    \
-    static void gemm_##name(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,                 \
-                            const mp_epilogue *ep, float *y, int64_t ldy) {                                             \
-        static q_tile_fn *const tiles[Q_ROWS + 1] = Q_LIST(name);                                                       \
-        assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);      \
-        q_gemm(tiles, w, x, m0, m1, panel0, panel1, ep, y, ldy);                                                        \
+#define Q_GEMM(name)                                                                                                 \
+    static void gemm_##name(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,              \
+                            const mp_epilogue *ep, float *y, int64_t ldy) {                                          \
+        static q_tile *const tiles[Q_ROWS + 1] = Q_LIST(name);                                                       \
+        q_gemm(tiles, w, x, m0, m1, panel0, panel1, ep, y, ldy);                                                     \
     }
 Q_GEMM(q4_0)
 Q_GEMM(q4_1)
@@ -397,10 +439,9 @@ Q_GEMM(q4_k)
 Q_GEMM(q5_k)
 Q_GEMM(q6_k)
 
-static void gemm_any16(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
-                       float *y, int64_t ldy) {
-    static q_tile_fn *const tiles[2][Q_ROWS + 1] = {Q_LIST(any16), Q_LIST(any16_mins)};
-    assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);
+static void gemm_any16(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                       const mp_epilogue *ep, float *y, int64_t ldy) {
+    static q_tile *const tiles[2][Q_ROWS + 1] = {Q_LIST(any16), Q_LIST(any16_mins)};
     int32_t mins; /* the same in every panel */
     memcpy(&mins, w->data, sizeof mins);
     q_gemm(tiles[mins != 0], w, x, m0, m1, panel0, panel1, ep, y, ldy);

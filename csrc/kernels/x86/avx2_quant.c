@@ -1,8 +1,8 @@
 /* avx2_quant.c: quantised products on AVX2 and FMA, and activations to int8.
  *
  * vpmaddubsw adds two products into 16 bits and saturates. It never does so here: activations stay within +-127, so a
- * pair of products of 4, 5, 6 bits is at most 3,810, 7,874, 16,002 and 8, 4, 2 of them fit; of 8 bits one pair of at most
- * 2 x 128 x 127 = 32,512, when the weight's sign is moved over to the activation. */
+ * pair of products of 4, 5, 6 bits is at most 3,810, 7,874, 16,002 and 8, 4, 2 of them fit; of 8 bits one pair of at
+ * most 2 x 128 x 127 = 32,512, when the weight's sign is moved over to the activation. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -19,8 +19,10 @@ typedef __m256i qi;
 typedef __m256 qf;
 typedef uint16_t q_words __attribute__((vector_size(32)));
 
-enum { Q_LANES = 8, Q_ROWS = 4, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_BYTES_OFFSET = 0 };
+enum { Q_LANES = 8, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_BYTES_OFFSET = 0 };
 #define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 16 registers: 4 floats, 4 integers and their company */
+#define Q_ROWS 4
+#define Q_TALL 4
 
 static MP_INLINE qi q_load(const void *from) { return _mm256_loadu_si256(from); }
 static MP_INLINE qi q_and(qi a, qi b) { return _mm256_and_si256(a, b); }
@@ -68,8 +70,8 @@ static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a) {
 
 #include "kernels/simd/quant_tmpl.h"
 
-static MP_INLINE __m256 magnitudes(__m256 x) {
-    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
+static MP_INLINE __m256i magnitudes(__m256 x) {
+    return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
 }
 
 static MP_INLINE __m128i max_halves(__m256i x) {
@@ -93,8 +95,8 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         for (int i = 0; i < 4; i++)
             v[i] = _mm256_loadu_ps(x + 8 * i);
         /* magnitudes as integers order like the floats, with Inf and NaN above all of them */
-        const __m256i m0 = _mm256_max_epi32(_mm256_castps_si256(magnitudes(v[0])), _mm256_castps_si256(magnitudes(v[1])));
-        const __m256i m1 = _mm256_max_epi32(_mm256_castps_si256(magnitudes(v[2])), _mm256_castps_si256(magnitudes(v[3])));
+        const __m256i m0 = _mm256_max_epi32(magnitudes(v[0]), magnitudes(v[1]));
+        const __m256i m1 = _mm256_max_epi32(magnitudes(v[2]), magnitudes(v[3]));
         __m128i m = max_halves(_mm256_max_epi32(m0, m1));
         m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
         m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));

@@ -18,8 +18,10 @@ typedef __m512i qi;
 typedef __m512 qf;
 typedef uint16_t q_words __attribute__((vector_size(64)));
 
-enum { Q_LANES = 16, Q_ROWS = 4, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 128 };
+enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 128 };
 #define Q_VECTORS(R) 2
+#define Q_ROWS 8
+#define Q_TALL 6 /* 12 floats and 12 integers of the 32 registers; at 8 rows the floats live in L1 */
 
 static MP_INLINE qi q_load(const void *from) { return _mm512_loadu_si512(from); }
 static MP_INLINE qi q_and(qi a, qi b) { return _mm512_and_si512(a, b); }
@@ -70,8 +72,9 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
     for (int b = 0; b < K / 32; b++, x += 32, q += 32, sum16 += 2) {
         const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
         /* magnitudes as integers order like the floats, with Inf and NaN above all of them */
-        const int32_t max_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(
-            _mm512_and_si512(_mm512_castps_si512(x0), magnitude), _mm512_and_si512(_mm512_castps_si512(x1), magnitude)));
+        const __m512i a0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude);
+        const __m512i a1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
+        const int32_t max_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(a0, a1));
         float max;
         memcpy(&max, &max_bits, sizeof max);
         const float inverse = 127.0f / max;
