@@ -121,6 +121,7 @@ typedef struct mp_text_call {
     uint64_t started_ns, prompt_done_ns, finished_ns; /* of the monotonic clock; 0 = not yet */
     float *prompt_logits; /* [n_prompt, vocab] when want_prompt_logits, for tests and scoring; else NULL */
     bool want_prompt_logits;
+    int32_t vocab; /* columns of prompt_logits, as the caller expects them */
 } mp_text_call;
 
 /* Copies everything. Bounds: n_choices 1..128, n_stop <= 64, stop strings 1..1024 bytes, n_stop_ids and n_bias <= 4096.

@@ -1,0 +1,240 @@
+/* capability.c: calls: making, output buffers, freeing. */
+#include "models/capability.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "models/engine.h"
+
+static const mp_capability_row rows[MP_CAPABILITY_COUNT] = {
+#define MP_CAPABILITY(NAME, name, queue, policy) {name, queue, policy},
+#include "models/capabilities.def"
+#undef MP_CAPABILITY
+};
+
+const mp_capability_row *mp_capability_get(mp_capability capability) { return &rows[capability]; }
+
+bool mp_capability_from_name(const char *name, mp_capability *capability) {
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
+        if (strcmp(rows[i].name, name) == 0) {
+            *capability = (mp_capability)i;
+            return true;
+        }
+    return false;
+}
+
+void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent) {
+    if (!progress)
+        return;
+    atomic_store_explicit(&progress->stage, stage, memory_order_relaxed);
+    atomic_store_explicit(&progress->percent, percent, memory_order_relaxed);
+    atomic_store_explicit(&progress->beat_ns, mp_sys_now_ns(), memory_order_release);
+}
+
+/* A copy of count items, or NULL for none; *ok becomes false when memory is refused. The bytes are added to *bytes. */
+static void *copy(const void *from, size_t count, size_t size, uint64_t *bytes, bool *ok) {
+    if (count == 0 || !from || !*ok)
+        return NULL;
+    void *to = mp_alloc_array(count, size, MP_TAG_REQUEST);
+    if (!to) {
+        *ok = false;
+        return NULL;
+    }
+    memcpy(to, from, count * size);
+    *bytes += count * size;
+    return to;
+}
+
+/* ---- text_embedding -------------------------------------------------------------------------------------------- */
+
+static void embed_destroy(mp_call *base) {
+    mp_embed_call *call = (mp_embed_call *)base;
+    mp_free(call->ids);
+    mp_free(call->offsets);
+    mp_free(call->skip);
+    mp_free(call->vectors);
+    mp_free(call);
+}
+
+mp_status mp_embed_call_create(int32_t n_texts, const int32_t *ids, const int64_t *offsets, const int32_t *skip,
+                               mp_embed_call **out, mp_error *error) {
+    *out = NULL;
+    if (n_texts < 1)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "there are %d texts, allowed: 1 or more", n_texts);
+    if (offsets[0] != 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "offsets[0] is %lld, allowed: 0", (long long)offsets[0]);
+    for (int32_t t = 0; t < n_texts; t++)
+        if (offsets[t + 1] < offsets[t])
+            return mp_fail(error, MP_INVALID_ARGUMENT, "offsets[%d] is %lld, below the one before", t + 1,
+                           (long long)offsets[t + 1]);
+    mp_embed_call *call = mp_alloc_zeroed(sizeof *call, MP_TAG_REQUEST);
+    if (!call)
+        return mp_fail_memory(error, sizeof *call, "a call");
+    bool ok = true;
+    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = embed_destroy, .bytes = sizeof *call};
+    call->n_texts = n_texts;
+    call->n_tokens = offsets[n_texts];
+    call->normalize = -1;
+    call->ids = copy(ids, (size_t)call->n_tokens, sizeof *ids, &call->base.bytes, &ok);
+    call->offsets = copy(offsets, (size_t)n_texts + 1, sizeof *offsets, &call->base.bytes, &ok);
+    call->skip = copy(skip, (size_t)n_texts, sizeof *skip, &call->base.bytes, &ok);
+    if (!ok) {
+        embed_destroy(&call->base);
+        return mp_fail_memory(error, (uint64_t)offsets[n_texts] * sizeof *ids, "the token ids of a call");
+    }
+    *out = call;
+    return MP_OK;
+}
+
+mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *error) {
+    if (call->vectors && call->width == width)
+        return MP_OK;
+    int64_t vectors = call->output == MP_EMBED_TOKENS ? call->n_tokens : call->n_texts;
+    size_t count = 0, bytes = 0;
+    if (__builtin_mul_overflow((size_t)vectors, (size_t)width, &count) ||
+        __builtin_mul_overflow(count, sizeof(float), &bytes))
+        return mp_fail_memory(error, UINT64_MAX, "the vectors");
+    mp_free(call->vectors);
+    call->vectors = mp_alloc(bytes, MP_TAG_REQUEST);
+    if (!call->vectors)
+        return mp_fail_memory(error, bytes, "the vectors");
+    call->width = width;
+    call->base.bytes += bytes;
+    return MP_OK;
+}
+
+/* ---- text_to_text ---------------------------------------------------------------------------------------------- */
+
+enum { MAX_CHOICES = 128, MAX_STOPS = 64, MAX_STOP_BYTES = 1024, MAX_IDS = 4096, MAX_LOGPROBS = 20 };
+
+static void text_destroy(mp_call *base) {
+    mp_text_call *call = (mp_text_call *)base;
+    for (int i = 0; call->stop && i < call->n_stop; i++)
+        mp_free(call->stop[i]);
+    for (int i = 0; call->choices && i < call->n_choices; i++) {
+        mp_free(call->choices[i].tokens);
+        mp_free(call->choices[i].top_ids);
+        mp_free(call->choices[i].top_logprobs);
+        mp_free(call->choices[i].text);
+    }
+    mp_free(call->prompt);
+    mp_free(call->stop);
+    mp_free(call->stop_bytes);
+    mp_free(call->stop_ids);
+    mp_free(call->bias_ids);
+    mp_free(call->bias);
+    mp_free(call->choices);
+    mp_free(call->prompt_logits);
+    mp_free(call);
+}
+
+static mp_status check_range(const char *name, int64_t value, int64_t low, int64_t high, mp_error *error) {
+    if (value >= low && value <= high)
+        return MP_OK;
+    return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %lld, allowed: %lld to %lld", name, (long long)value,
+                   (long long)low, (long long)high);
+}
+
+static mp_status check_number(const char *name, double value, double low, double high, mp_error *error) {
+    if (value >= low && value <= high)
+        return MP_OK; /* NaN is in no range */
+    return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %g, allowed: %g to %g", name, value, low, high);
+}
+
+static mp_status check_text(const mp_text_args *args, mp_error *error) {
+    const mp_sampling *s = &args->sampling;
+    MP_TRY(check_range("the number of prompt tokens", args->n_prompt, 1, INT32_MAX / 8, error));
+    MP_TRY(check_range("n", args->n_choices, 1, MAX_CHOICES, error));
+    MP_TRY(check_range("the number of stop strings", args->n_stop, 0, MAX_STOPS, error));
+    MP_TRY(check_range("the number of stop ids", args->n_stop_ids, 0, MAX_IDS, error));
+    MP_TRY(check_range("the number of logit biases", args->n_bias, 0, MAX_IDS, error));
+    MP_TRY(check_range("max_tokens", s->max_tokens, 1, INT32_MAX / 8, error));
+    MP_TRY(check_range("min_tokens", s->min_tokens, 0, s->max_tokens, error));
+    MP_TRY(check_range("top_k", s->top_k, 0, INT32_MAX, error));
+    MP_TRY(check_range("logprobs", s->logprobs, -1, MAX_LOGPROBS, error));
+    MP_TRY(check_number("temperature", s->temperature, 0, 100, error));
+    MP_TRY(check_number("top_p", s->top_p, 0, 1, error));
+    MP_TRY(check_number("min_p", s->min_p, 0, 1, error));
+    MP_TRY(check_number("repetition_penalty", s->repetition_penalty, 1e-3, 1e3, error));
+    MP_TRY(check_number("presence_penalty", s->presence_penalty, -100, 100, error));
+    MP_TRY(check_number("frequency_penalty", s->frequency_penalty, -100, 100, error));
+    for (int i = 0; i < args->n_stop; i++)
+        MP_TRY(check_range("the length of a stop string in bytes", args->stop_bytes[i], 1, MAX_STOP_BYTES, error));
+    for (int i = 0; i < args->n_bias; i++)
+        MP_TRY(check_number("a logit bias", args->bias[i], -1e6, 1e6, error));
+    return MP_OK;
+}
+
+mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_error *error) {
+    *out = NULL;
+    MP_TRY(check_text(args, error));
+    mp_text_call *call = mp_alloc_zeroed(sizeof *call, MP_TAG_REQUEST);
+    if (!call)
+        return mp_fail_memory(error, sizeof *call, "a call");
+    bool ok = true;
+    uint64_t *bytes = &call->base.bytes;
+    call->base = (mp_call){.capability = MP_TEXT_TO_TEXT, .destroy = text_destroy, .bytes = sizeof *call};
+    call->sampling = args->sampling;
+    call->n_prompt = args->n_prompt;
+    call->n_choices = args->n_choices;
+    call->n_stop = args->n_stop;
+    call->n_stop_ids = args->n_stop_ids;
+    call->n_bias = args->n_bias;
+    call->want_prompt_logits = args->want_prompt_logits;
+    call->vocab = args->vocab;
+    call->prompt = copy(args->prompt, (size_t)args->n_prompt, sizeof *args->prompt, bytes, &ok);
+    call->stop_bytes = copy(args->stop_bytes, (size_t)args->n_stop, sizeof *args->stop_bytes, bytes, &ok);
+    call->stop_ids = copy(args->stop_ids, (size_t)args->n_stop_ids, sizeof *args->stop_ids, bytes, &ok);
+    call->bias_ids = copy(args->bias_ids, (size_t)args->n_bias, sizeof *args->bias_ids, bytes, &ok);
+    call->bias = copy(args->bias, (size_t)args->n_bias, sizeof *args->bias, bytes, &ok);
+    call->stop = mp_alloc_array((size_t)args->n_stop + 1, sizeof *call->stop, MP_TAG_REQUEST);
+    call->choices = mp_alloc_array((size_t)args->n_choices, sizeof *call->choices, MP_TAG_REQUEST);
+    ok = ok && call->stop && call->choices;
+    for (int i = 0; ok && i < args->n_stop; i++)
+        call->stop[i] = copy(args->stop[i], (size_t)args->stop_bytes[i], 1, bytes, &ok);
+    for (int i = 0; ok && i < args->n_choices; i++)
+        call->choices[i].stop_index = -1;
+    if (!ok) {
+        text_destroy(&call->base);
+        return mp_fail_memory(error, (uint64_t)args->n_prompt * sizeof *args->prompt, "a call");
+    }
+    *out = call;
+    return MP_OK;
+}
+
+/* Memory that is only touched as far as the answer goes. */
+static void *output(size_t count, size_t size, uint64_t *bytes, bool *ok) {
+    size_t total;
+    if (!*ok || __builtin_mul_overflow(count, size, &total)) {
+        *ok = false;
+        return NULL;
+    }
+    void *memory = mp_alloc(total, MP_TAG_REQUEST);
+    *ok = memory != NULL;
+    *bytes += total;
+    return memory;
+}
+
+mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error) {
+    enum { GROWN = 3, REST = 8 }; /* bytes of U+FFFD; an unfinished character at the end */
+    const mp_sampling *s = &call->sampling;
+    size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
+    if (call->choices[0].tokens)
+        return MP_OK;
+    bool ok = true;
+    uint64_t *bytes = &call->base.bytes;
+    size_t text = tokens * max_token_bytes; /* both below 2^32 */
+    if (text > (UINT32_MAX - REST) / GROWN)
+        return mp_fail(error, MP_LIMIT, "max_tokens is %d: the text could exceed 4 GiB", s->max_tokens);
+    for (int c = 0; c < call->n_choices; c++) {
+        mp_choice *choice = &call->choices[c];
+        choice->text_capacity = (uint32_t)(GROWN * text + REST);
+        choice->text = output(choice->text_capacity, 1, bytes, &ok);
+        choice->top_ids = k ? output(tokens * k, sizeof *choice->top_ids, bytes, &ok) : NULL;
+        choice->top_logprobs = k ? output(tokens * k, sizeof *choice->top_logprobs, bytes, &ok) : NULL;
+        choice->tokens = output(tokens, sizeof *choice->tokens, bytes, &ok);
+    }
+    if (call->want_prompt_logits)
+        call->prompt_logits = output((size_t)call->n_prompt * (size_t)call->vocab, sizeof(float), bytes, &ok);
+    return ok ? MP_OK : mp_fail_memory(error, *bytes, "the answer of a call");
+}

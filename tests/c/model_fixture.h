@@ -1,0 +1,192 @@
+/* model_fixture.h: tiny models made in the test: a file of seeded random weights, a spec over it, a loaded model. Shapes
+ * are odd on purpose: grouped heads, a vocabulary that is no multiple of a panel, every hot storage type. */
+#ifndef MODEL_FIXTURE_H
+#define MODEL_FIXTURE_H
+
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/cpu.h"
+#include "mp_test.h"
+#include "models/model.h"
+
+enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
+       TINY_CONTEXT = 512 };
+
+typedef struct tiny_file { /* weights under construction */
+    uint8_t *bytes;
+    size_t used, capacity;
+    mp_spec *spec;
+    mp_test_random random;
+} tiny_file;
+
+/* A valid row of any type: quants are random bits, scales are modest half floats. */
+static inline void tiny_row(mp_test_random *random, mp_dtype dtype, uint8_t *row, int64_t n, float size) {
+    const mp_dtype_row *type = mp_dtype_get(dtype);
+    for (int64_t b = 0; b < n / type->items; b++, row += type->bytes) {
+        if (dtype == MP_F32) {
+            float x = mp_test_random_float(random, -size, size);
+            memcpy(row, &x, 4);
+            continue;
+        }
+        for (int i = 0; i < type->bytes; i++)
+            row[i] = (uint8_t)mp_test_random_u64(random);
+        uint16_t scale = (uint16_t)(0x1C00 + (mp_test_random_u64(random) & 0x1FF)); /* about 0.004 */
+        uint16_t low = (uint16_t)(scale | 0x8000);
+        switch (dtype) {
+        case MP_Q4_0: case MP_Q5_0: case MP_Q8_0:
+            memcpy(row, &scale, 2);
+            break;
+        case MP_Q4_1: case MP_Q5_1:
+            memcpy(row, &scale, 2);
+            memcpy(row + 2, &low, 2);
+            break;
+        case MP_Q4_K: case MP_Q5_K:
+            scale -= 0x1000;
+            memcpy(row, &scale, 2);
+            memcpy(row + 2, &scale, 2);
+            break;
+        case MP_Q6_K:
+            scale -= 0x1400;
+            memcpy(row + 208, &scale, 2);
+            break;
+        default:
+            MP_FAIL("no fixture rows of %s", type->name);
+        }
+    }
+}
+
+static inline void tiny_tensor(tiny_file *file, const char *name, mp_dtype dtype, int64_t rows, int64_t columns,
+                               float size, float offset) {
+    mp_error error;
+    uint64_t row_bytes;
+    MP_CHECK(mp_dtype_row_bytes(dtype, columns, &row_bytes));
+    file->used = (file->used + 63) & ~(size_t)63;
+    size_t bytes = (size_t)rows * row_bytes;
+    if (file->used + bytes > file->capacity) {
+        file->capacity = 2 * (file->used + bytes);
+        file->bytes = realloc(file->bytes, file->capacity);
+        MP_CHECK(file->bytes);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        tiny_row(&file->random, dtype, file->bytes + file->used + (size_t)r * row_bytes, columns, size);
+    for (int64_t i = 0; dtype == MP_F32 && offset != 0 && i < rows * columns; i++) {
+        float x;
+        memcpy(&x, file->bytes + file->used + 4 * i, 4);
+        x += offset;
+        memcpy(file->bytes + file->used + 4 * i, &x, 4);
+    }
+    mp_tensor_entry entry = {.name = name, .dtype = dtype, .ndim = rows > 1 ? 2 : 1, .offset = file->used,
+                             .nbytes = bytes};
+    entry.shape[0] = rows > 1 ? rows : columns;
+    entry.shape[1] = columns;
+    MP_CHECK_OK(mp_spec_add_tensor(file->spec, &entry, &error), &error);
+    file->used += bytes;
+}
+
+static inline void tiny_int(mp_spec *spec, const char *key, int64_t value) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = value};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
+static inline void tiny_float(mp_spec *spec, const char *key, double value) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_FLOAT, .gguf_type = -1, .count = 1, .as.real = value};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
+/* Token i is the letter 'a' + i % 26, but for the last, which is the end. */
+static inline void tiny_tokens(mp_spec *spec) {
+    static uint8_t bytes[TINY_VOCAB], control[TINY_VOCAB];
+    static uint64_t offsets[TINY_VOCAB + 1];
+    for (int i = 0; i < TINY_VOCAB; i++) {
+        bytes[i] = (uint8_t)('a' + i % 26);
+        offsets[i + 1] = (uint64_t)i + 1;
+    }
+    control[TINY_VOCAB - 1] = 1;
+    int32_t end = TINY_VOCAB - 1;
+    mp_token_table table = {TINY_VOCAB, bytes, offsets, control, 1, &end};
+    mp_error error;
+    MP_CHECK_OK(mp_spec_set_tokens(spec, &table, &error), &error);
+}
+
+/* The spec of a decoder whose matrices go through `types` in turn. */
+static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, uint64_t seed) {
+    mp_error error;
+    char path[512], name[64];
+    snprintf(path, sizeof path, "%s/tiny-%llu.bin", mp_test_directory(), (unsigned long long)seed);
+    tiny_file file = {.spec = mp_spec_create(), .random = {seed}};
+    MP_CHECK(file.spec);
+    MP_CHECK_OK(mp_spec_set_architecture(file.spec, "llama", &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    tiny_int(file.spec, "llama.block_count", TINY_LAYERS);
+    tiny_int(file.spec, "llama.embedding_length", TINY_HIDDEN);
+    tiny_int(file.spec, "llama.feed_forward_length", TINY_FFN);
+    tiny_int(file.spec, "llama.attention.head_count", TINY_HEADS);
+    tiny_int(file.spec, "llama.attention.head_count_kv", TINY_KV_HEADS);
+    tiny_int(file.spec, "llama.context_length", TINY_CONTEXT);
+    tiny_float(file.spec, "llama.attention.layer_norm_rms_epsilon", 1e-5);
+    tiny_float(file.spec, "llama.rope.freq_base", 10000);
+    int kv = TINY_HIDDEN / TINY_HEADS * TINY_KV_HEADS, at = 0;
+    const struct {
+        const char *name;
+        int rows, columns;
+    } matrices[] = {{"attn_q", TINY_HIDDEN, TINY_HIDDEN}, {"attn_k", kv, TINY_HIDDEN}, {"attn_v", kv, TINY_HIDDEN},
+                    {"attn_output", TINY_HIDDEN, TINY_HIDDEN}, {"ffn_gate", TINY_FFN, TINY_HIDDEN},
+                    {"ffn_up", TINY_FFN, TINY_HIDDEN}, {"ffn_down", TINY_HIDDEN, TINY_FFN}};
+    tiny_tensor(&file, "token_embd.weight", types[0], TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
+    tiny_tensor(&file, "output_norm.weight", MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
+    for (int l = 0; l < TINY_LAYERS; l++) {
+        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
+            tiny_tensor(&file, name, types[at++ % type_count], matrices[m].rows, matrices[m].columns, 0.1f, 0);
+        }
+        snprintf(name, sizeof name, "blk.%d.attn_norm.weight", l);
+        tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
+        snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", l);
+        tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
+    }
+    tiny_tokens(file.spec);
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    free(file.bytes);
+    return file.spec;
+}
+
+typedef struct tiny_model {
+    mp_spec *spec;
+    mp_team *team;
+    mp_lease lease;
+    mp_budget budget;
+    mp_loader loader;
+    mp_model *model;
+    mp_engine *engine;
+} tiny_model;
+
+static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int lanes) {
+    mp_error error;
+    *tiny = (tiny_model){.spec = spec};
+    tiny->budget.limit = UINT64_MAX;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(lanes - 1, &tiny->team, &error), &error);
+    mp_team_lease(tiny->team, lanes, &tiny->lease);
+    MP_CHECK_INT(tiny->lease.lanes, lanes);
+    MP_CHECK_OK(mp_model_loader(spec, compute, &tiny->loader, &error), &error);
+    MP_CHECK_OK(tiny->loader.ops->load(tiny->loader.self, &tiny->lease, &tiny->budget, NULL, &tiny->model, &error),
+                &error);
+    MP_CHECK_OK(tiny->model->ops->engine(tiny->model, &tiny->budget, &tiny->engine, &error), &error);
+}
+
+static inline void tiny_unload(tiny_model *tiny) {
+    tiny->engine->ops->destroy(tiny->engine);
+    tiny->model->ops->destroy(tiny->model);
+    tiny->loader.ops->destroy(tiny->loader.self);
+    mp_team_return(&tiny->lease);
+    mp_team_destroy(tiny->team);
+    mp_spec_unpin(tiny->spec);
+    MP_CHECK_INT(tiny->budget.used, 0);
+}
+
+#endif

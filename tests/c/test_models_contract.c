@@ -1,0 +1,221 @@
+/* The numeric contract, stated once: however a prompt is cut, whoever shares the step, however many lanes work, whatever is
+ * preempted, the tokens and every logit are the same bits. */
+#include "model_fixture.h"
+
+enum { ITEMS = 4, ANSWER = 12 };
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) { /* FNV-1a */
+    const uint8_t *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 1099511628211u;
+    return hash;
+}
+
+typedef struct job {
+    mp_text_call *call;
+    mp_item item;
+    bool admitted, done;
+} job;
+
+static void make_job(const tiny_model *tiny, job *job, int index) {
+    static const int lengths[ITEMS] = {1, 70, 200, 33};
+    mp_error error;
+    mp_test_random random = {100 + (uint64_t)index};
+    int32_t prompt[256];
+    for (int i = 0; i < lengths[index]; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(&random) % TINY_VOCAB);
+    mp_text_args args = {
+        .n_prompt = lengths[index],
+        .prompt = prompt,
+        .n_choices = index == 1 ? 3 : 1,
+        .want_prompt_logits = true,
+        .vocab = TINY_VOCAB,
+        .sampling = {.temperature = index % 2 ? 0.9f : 0, .top_k = index == 3 ? 40 : 0, .top_p = index == 1 ? 0.95f : 1,
+                     .repetition_penalty = index == 3 ? 1.2f : 1, .seed = 7, .max_tokens = ANSWER, .logprobs = 2,
+                     .ignore_eos = true},
+    };
+    *job = (struct job){0};
+    MP_CHECK_OK(mp_text_call_create(&args, &job->call, &error), &error);
+    uint64_t cost;
+    job->item.call = &job->call->base;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
+}
+
+static uint64_t hash_job(const job *job) {
+    const mp_text_call *call = job->call;
+    uint64_t hash = 14695981039346656037u;
+    hash = hash_bytes(hash, call->prompt_logits, (size_t)call->n_prompt * TINY_VOCAB * sizeof(float));
+    for (int c = 0; c < call->n_choices; c++) {
+        const mp_choice *choice = &call->choices[c];
+        MP_CHECK_INT(choice->token_count, ANSWER);
+        MP_CHECK_INT(choice->finish, MP_FINISH_LENGTH);
+        MP_CHECK_INT(choice->text_bytes, ANSWER);
+        for (int t = 0; t < ANSWER; t++) {
+            hash = hash_bytes(hash, &choice->tokens[t].id, sizeof(int32_t));
+            hash = hash_bytes(hash, &choice->tokens[t].logprob, sizeof(float));
+        }
+        hash = hash_bytes(hash, choice->top_ids, 2 * ANSWER * sizeof(int32_t));
+        hash = hash_bytes(hash, choice->top_logprobs, 2 * ANSWER * sizeof(float));
+    }
+    return hash;
+}
+
+/* Alone, each in one go: the reference. */
+static void run_alone(tiny_model *tiny, uint64_t *hashes) {
+    for (int i = 0; i < ITEMS; i++) {
+        mp_error error;
+        job job;
+        make_job(tiny, &job, i);
+        MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &job.item, &error), &error);
+        mp_item *items[1] = {&job.item};
+        mp_plan plan;
+        mp_outcome outcomes[MP_PLAN_MAX];
+        do {
+            tiny->engine->ops->plan(tiny->engine, items, 1, UINT64_MAX, &plan);
+            MP_CHECK_INT(plan.count, 1);
+            tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+        } while (outcomes[0] == MP_OUTCOME_MORE);
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+        tiny->engine->ops->retire(tiny->engine, &job.item);
+        hashes[i] = hash_job(&job);
+        mp_call_destroy(&job.call->base);
+    }
+}
+
+/* All together under a seeded schedule: random amounts, random absences, random preemptions. */
+static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected) {
+    mp_test_random random = {seed};
+    job jobs[ITEMS];
+    mp_error error;
+    for (int i = 0; i < ITEMS; i++)
+        make_job(tiny, &jobs[i], i);
+    for (int open = ITEMS; open > 0;) {
+        mp_plan plan = {0};
+        mp_outcome outcomes[MP_PLAN_MAX];
+        int which[ITEMS];
+        for (int i = 0; i < ITEMS; i++) {
+            job *job = &jobs[i];
+            if (job->done || mp_test_random_u64(&random) % 3 == 0)
+                continue;
+            if (!job->admitted) {
+                MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &job->item, &error), &error);
+                job->admitted = true;
+            } else if (mp_test_random_u64(&random) % 13 == 0) {
+                tiny->engine->ops->preempt(tiny->engine, &job->item);
+                MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &job->item, &error), &error);
+            }
+            which[plan.count] = i;
+            plan.items[plan.count] = &job->item;
+            plan.amount[plan.count++] = 1 + (uint32_t)(mp_test_random_u64(&random) % 97);
+        }
+        if (plan.count == 0)
+            continue;
+        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+        for (int p = 0; p < plan.count; p++)
+            if (outcomes[p] == MP_OUTCOME_DONE) {
+                jobs[which[p]].done = true;
+                tiny->engine->ops->retire(tiny->engine, plan.items[p]);
+                open--;
+            } else {
+                MP_CHECK_INT(outcomes[p], MP_OUTCOME_MORE);
+            }
+    }
+    for (int i = 0; i < ITEMS; i++) {
+        if (hash_job(&jobs[i]) != expected[i])
+            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
+        mp_call_destroy(&jobs[i].call->base);
+    }
+}
+
+static void check_contract(const mp_dtype *types, int count, mp_compute compute) {
+    uint64_t expected[ITEMS], again[ITEMS];
+    for (int lanes = 1; lanes <= 4; lanes++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_decoder_spec(types, count, 42), compute, lanes);
+        run_alone(&tiny, lanes == 1 ? expected : again);
+        if (lanes > 1)
+            MP_CHECK(memcmp(expected, again, sizeof expected) == 0);
+        for (uint64_t seed = 1; seed <= 3; seed++)
+            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected);
+        tiny_unload(&tiny);
+    }
+}
+
+MP_TEST_SECONDS(models_contract_quantised, 120) {
+    static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q4_0, MP_Q5_0, MP_Q4_K, MP_Q6_K, MP_Q5_1, MP_Q5_K};
+    check_contract(types, 8, MP_COMPUTE_AUTO);
+}
+
+MP_TEST_SECONDS(models_contract_float32, 120) {
+    static const mp_dtype types[] = {MP_F32};
+    check_contract(types, 1, MP_COMPUTE_F32);
+}
+
+MP_TEST_SECONDS(models_contract_bfloat16, 120) {
+    static const mp_dtype types[] = {MP_F32};
+    check_contract(types, 1, MP_COMPUTE_BF16);
+}
+
+/* The same bits under every instruction set (bf16 apart). */
+MP_TEST_SECONDS(models_contract_masks, 120) {
+    static const mp_dtype types[] = {MP_Q4_0, MP_Q6_K, MP_Q8_0, MP_Q4_K, MP_Q4_1};
+    static const char *const masks[] = {"ref", "avx2", "avx512", "avx512vnni"};
+    uint64_t expected[ITEMS], got[ITEMS];
+    tiny_model tiny;
+    mp_error error;
+    tiny_load(&tiny, tiny_decoder_spec(types, 5, 43), MP_COMPUTE_AUTO, 2);
+    run_alone(&tiny, expected);
+    int compared = 0;
+    for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+        if (mp_cpu_init(masks[m], &error) != MP_OK)
+            continue; /* this machine has less */
+        mp_kernels_init();
+        run_alone(&tiny, got);
+        MP_CHECK(memcmp(expected, got, sizeof got) == 0);
+        compared++;
+    }
+    MP_CHECK(compared >= 1);
+    tiny_unload(&tiny);
+}
+
+/* Memory that runs out is no end: the item waits, and goes on when others have given theirs back. */
+MP_TEST_SECONDS(models_memory_waits, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    uint64_t expected[ITEMS];
+    tiny_model tiny;
+    mp_error error;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 44), MP_COMPUTE_AUTO, 1);
+    run_alone(&tiny, expected);
+    tiny.engine->ops->trim(tiny.engine);
+    job a, b;
+    make_job(&tiny, &a, 2);
+    make_job(&tiny, &b, 3);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &a.item, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &b.item, &error), &error);
+    mp_plan plan = {.count = 1, .items = {&a.item}, .amount = {200}};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    tiny.budget.limit = tiny.budget.used; /* not one block more */
+    plan.items[0] = &b.item;
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_WAIT_MEMORY);
+    tiny.engine->ops->preempt(tiny.engine, &a.item);
+    do {
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    tiny.engine->ops->retire(tiny.engine, &b.item);
+    plan.items[0] = &a.item;
+    do {
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    tiny.engine->ops->retire(tiny.engine, &a.item);
+    MP_CHECK(hash_job(&a) == expected[2]);
+    MP_CHECK(hash_job(&b) == expected[3]);
+    mp_call_destroy(&a.call->base);
+    mp_call_destroy(&b.call->base);
+    tiny.budget.limit = UINT64_MAX;
+    tiny_unload(&tiny);
+}
