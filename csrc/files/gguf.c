@@ -47,28 +47,6 @@ static mp_status no_memory(mp_error *error, uint64_t bytes) {
     return mp_fail_memory(error, bytes, "the header of a GGUF file");
 }
 
-/* Strict: no overlong forms, no surrogates, nothing above U+10FFFF. */
-static bool is_utf8(const uint8_t *text, uint64_t length) {
-    for (uint64_t i = 0; i < length;) {
-        uint8_t lead = text[i];
-        uint64_t more = lead < 0x80 ? 0 : lead >= 0xC2 && lead < 0xE0 ? 1 : (lead & 0xF0) == 0xE0 ? 2
-                        : lead >= 0xF0 && lead < 0xF5 ? 3 : 4;
-        if (more == 4 || more > length - i - 1)
-            return false;
-        uint32_t code = more ? lead & (0x3Fu >> more) : lead;
-        for (uint64_t j = 1; j <= more; j++) {
-            if ((text[i + j] & 0xC0) != 0x80)
-                return false;
-            code = code << 6 | (text[i + j] & 0x3Fu);
-        }
-        if ((more == 2 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) ||
-            (more == 3 && (code < 0x10000 || code > 0x10FFFF)))
-            return false;
-        i += more + 1;
-    }
-    return true;
-}
-
 /* A length and that many bytes, borrowed. */
 static mp_status read_string(reader *r, const char *field, const uint8_t **bytes, uint64_t *length, mp_error *error) {
     uint64_t at = r->c.at;
@@ -338,7 +316,7 @@ static mp_status read_name(reader *r, char *name, mp_error *error) {
     MP_TRY(mp_cursor_take(&r->c, length, "tensor name", &bytes, error));
     memcpy(name, bytes, length);
     name[length] = 0;
-    if (memchr(name, 0, length) || !is_utf8((const uint8_t *)name, length))
+    if (memchr(name, 0, length) || !mp_is_utf8(name, length))
         return REFUSE(at, "tensor name", "UTF-8 without NUL", "other bytes");
     if (mp_spec_has_tensor(r->spec, name, (uint32_t)length))
         return REFUSE(at, "tensor name", "each tensor once", "there twice: %s", name);

@@ -230,6 +230,28 @@ static const char *spec_file(const mp_spec *spec) { return spec->file_count ? sp
 
 /* --- building --- */
 
+bool mp_is_utf8(const char *bytes, uint64_t length) {
+    const uint8_t *text = (const uint8_t *)bytes;
+    for (uint64_t i = 0; i < length;) {
+        uint8_t lead = text[i];
+        uint64_t more = lead < 0x80 ? 0 : lead >= 0xC2 && lead < 0xE0 ? 1 : (lead & 0xF0) == 0xE0 ? 2
+                        : lead >= 0xF0 && lead < 0xF5 ? 3 : 4;
+        if (more == 4 || more > length - i - 1)
+            return false;
+        uint32_t code = more ? lead & (0x3Fu >> more) : lead;
+        for (uint64_t j = 1; j <= more; j++) {
+            if ((text[i + j] & 0xC0) != 0x80)
+                return false;
+            code = code << 6 | (text[i + j] & 0x3Fu);
+        }
+        if ((more == 2 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) ||
+            (more == 3 && (code < 0x10000 || code > 0x10FFFF)))
+            return false;
+        i += more + 1;
+    }
+    return true;
+}
+
 mp_status mp_spec_set_architecture(mp_spec *spec, const char *name, mp_error *error) {
     MP_TRY(check_open(spec, error));
     size_t length = strlen(name);
@@ -265,6 +287,10 @@ static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length
     if (length == 0 || length > MP_SPEC_MAX_KEY)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "key length", "1 to 65535 bytes", "%llu",
                             (unsigned long long)length);
+    for (uint64_t i = 0; i < length; i++)
+        if (key[i] < 0x20 || key[i] > 0x7E)
+            return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "key", "printable ASCII", "byte %02x",
+                                (uint8_t)key[i]);
     if (names_find(spec, &spec->keys, key, (uint32_t)length) >= 0)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "each key once", "there twice");
     return MP_OK;
@@ -403,6 +429,8 @@ mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_err
     size_t length = strlen(entry->name);
     if (length == 0 || length > MP_SPEC_MAX_NAME)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "1 to 255 bytes", "%zu", length);
+    if (!mp_is_utf8(entry->name, length))
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "UTF-8", "other bytes");
     if (names_find(spec, &spec->tensor_names, entry->name, (uint32_t)length) >= 0)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, entry->name, "each tensor once", "there twice");
     MP_TRY(mp_spec_check_tensor(spec, entry, error));

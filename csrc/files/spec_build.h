@@ -17,6 +17,8 @@ mp_tensor_entry *mp_spec_tensor_edit(mp_spec *spec, int index);
 /* What holds for a tensor by itself: dtype, 1 to MP_MAX_DIMS dimensions of at least 1, no overflow, whole blocks,
  * nbytes that follows from them, an end below 2^63. FORMAT names the tensor and what is wrong. */
 mp_status mp_spec_check_tensor(const mp_spec *spec, const mp_tensor_entry *entry, mp_error *error);
+/* Strict: no overlong forms, no surrogates, nothing above U+10FFFF. NUL is UTF-8. */
+bool mp_is_utf8(const char *bytes, uint64_t length);
 /* Elements of a shape; false when one is below 1 or the product leaves int64. */
 bool mp_shape_items(int ndim, const int64_t *shape, int64_t *items);
 /* "[2, 3]" into a buffer, cut to fit. */

@@ -127,6 +127,11 @@ MP_TEST(files_spec_refuses_names) {
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, longer + 65536 - 65, &error), MP_FORMAT, &error);
     MP_CHECK_OK(mp_spec_set_architecture(spec, longer + 65536 - 64, &error), &error);
     MP_CHECK_STATUS(mp_spec_add_file(spec, "", &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_set(spec, "gr\xc3\xb6\xc3\x9f" "e", &one, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "key");
+    tensor.name = "\xc3";
+    MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "tensor name");
     uint64_t falling[] = {0, 3, 2}, late[] = {1, 2, 3};
     mp_value strings = {.type = MP_VALUE_STRINGS, .count = 2, .as.strings = {"abc", falling}};
     MP_CHECK_STATUS(mp_spec_set(spec, "s", &strings, &error), MP_FORMAT, &error);

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Builds and runs the fuzz targets (libFuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer).
+
+    python tests/fuzz/fuzz.py [gguf] [spec] --seconds 20 [--out build/fuzz]
+    python tests/fuzz/fuzz.py --merge           # keep what a long run found in tests/fuzz/corpus/<target>
+
+One process a target, one after another. Exit code 1 when a target failed; what failed it lies in <out>/artifacts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+HERE = Path(__file__).resolve().parent
+GGUF = ROOT / "tests" / "corpus" / "gguf"
+
+ROOMS = ["base", "tensor", "files"]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", "-Wall", "-Wextra", "-Werror",
+         f"-I{CSRC}", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+#: Target -> folders of seeds besides tests/fuzz/corpus/<target>, and options of libFuzzer.
+TARGETS: dict[str, tuple[list[Path], list[str]]] = {
+    "gguf": ([GGUF / "valid", GGUF / "reject", GGUF / "regress"],
+             ["-max_len=8192", f"-dict={HERE / 'gguf.dict'}"]),
+    "spec": ([], ["-max_len=1024"]),
+}
+
+
+class FuzzError(Exception):
+    """The targets could not be built, or one of them failed; the message has the end of its output."""
+
+
+def find_clang() -> str | None:
+    """A clang that has libFuzzer, or None."""
+    clang = shutil.which(os.environ.get("FUZZ_CC", "clang"))
+    if clang is None:
+        return None
+    probe = subprocess.run([clang, "-x", "c", "-fsanitize=fuzzer,address", "-", "-o", os.devnull],
+                           input=b"int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { (void)d; return n > 9; }",
+                           capture_output=True)
+    return clang if probe.returncode == 0 else None
+
+
+def build(clang: str, out: Path, targets: list[str]) -> dict[str, Path]:
+    """Compile the core and link each target. Returns target -> program."""
+    objects = out / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    newest_header = max(path.stat().st_mtime for path in CSRC.rglob("*") if path.suffix in (".h", ".def"))
+
+    def compile_one(source: Path, *flags: str) -> Path:
+        made = objects / (source.relative_to(ROOT).as_posix().replace("/", "_") + ".o")
+        if made.exists() and made.stat().st_mtime > max(source.stat().st_mtime, newest_header):
+            return made
+        run = subprocess.run([clang, *FLAGS, *flags, "-c", str(source), "-o", str(made)], capture_output=True, text=True)
+        if run.returncode:
+            made.unlink(missing_ok=True)
+            raise FuzzError(run.stderr)
+        return made
+
+    core = [compile_one(source, "-fsanitize=fuzzer-no-link")
+            for room in ROOMS for source in sorted((CSRC / room).glob("*.c"))]
+    programs = {}
+    for target in targets:
+        main = compile_one(HERE / f"fuzz_{target}.c", "-fsanitize=fuzzer-no-link")
+        program = out / f"fuzz_{target}"
+        run = subprocess.run([clang, *FLAGS, "-fsanitize=fuzzer", str(main), *map(str, core), "-lm", "-ldl", "-o",
+                              str(program)], capture_output=True, text=True)
+        if run.returncode:
+            raise FuzzError(run.stderr)
+        programs[target] = program
+    return programs
+
+
+def run(target: str, program: Path, out: Path, seconds: int, seed: int) -> str:
+    """Run one target for so long. Returns the last lines of its output; raises FuzzError when it failed."""
+    folders, options = TARGETS[target]
+    found, artifacts = out / "found" / target, out / "artifacts"
+    found.mkdir(parents=True, exist_ok=True)
+    artifacts.mkdir(parents=True, exist_ok=True)
+    seeds = [folder for folder in (HERE / "corpus" / target, *folders) if folder.is_dir()]
+    done = subprocess.run(
+        [str(program), *options, f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=1500", f"-seed={seed}",
+         "-print_final_stats=1", f"-artifact_prefix={artifacts}/{target}-", str(found), *map(str, seeds)],
+        capture_output=True, text=True, errors="replace", timeout=seconds + 300)
+    if done.returncode:
+        raise FuzzError(f"fuzz_{target} failed:\n" + done.stderr[-6000:])
+    return "\n".join(done.stderr.splitlines()[-9:])
+
+
+def merge(target: str, program: Path, out: Path) -> int:
+    """Put the fewest inputs that cover all that was found into the corpus. Returns how many lie there."""
+    keep = HERE / "corpus" / target
+    folders, options = TARGETS[target]
+    fresh = out / "merged" / target
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    sources = [path for path in (keep, out / "found" / target) if path.is_dir()]
+    # What the files of the other corpus cover need not be kept again: they come first, and are left out afterwards.
+    others = [folder for folder in folders if folder.is_dir()]
+    done = subprocess.run([str(program), *options, "-merge=1", str(fresh), *map(str, others + sources)],
+                          capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise FuzzError(done.stderr[-4000:])
+    known = {path.read_bytes() for folder in others for path in folder.rglob("*") if path.is_file()}
+    shutil.rmtree(keep, ignore_errors=True)
+    keep.mkdir(parents=True)
+    count = 0
+    for path in sorted(fresh.iterdir()):
+        if path.read_bytes() not in known and path.stat().st_size <= 2048:
+            shutil.copy(path, keep / path.name[:16])
+            count += 1
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="default: all")
+    parser.add_argument("--seconds", type=int, default=20, help="for each target")
+    parser.add_argument("--seed", type=int, default=0, help="0: another one each time")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
+    parser.add_argument("--merge", action="store_true", help="do not run; keep what earlier runs in --out found")
+    args = parser.parse_args()
+    clang = find_clang()
+    if clang is None:
+        print("no clang with libFuzzer here", file=sys.stderr)
+        return 2
+    targets = args.targets or list(TARGETS)
+    out = args.out.resolve()
+    try:
+        programs = build(clang, out, targets)
+        for target in targets:
+            if args.merge:
+                print(f"{target}: {merge(target, programs[target], out)} inputs kept")
+            else:
+                print(f"fuzz_{target}:\n{run(target, programs[target], out, args.seconds, args.seed)}", flush=True)
+    except FuzzError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
