@@ -1,0 +1,103 @@
+"""Tokenizers built from the vocabulary of a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Iterable, Mapping, Sequence
+
+from mpool.catalog.spec import TokenTable
+from mpool.text.gguf_build import build
+from mpool.text.gguf_vocab import GGUFVocab
+from mpool.text.specials import compile_trie
+from mpool.text.tokenizer import Tokenizer, check_ids
+
+_ASCII_SPACES = " \t\n\v\f\r"
+
+
+class GGUFTokenizer(Tokenizer):
+    """A tokenizer built from a GGUF vocabulary."""
+
+    def __init__(self, kv: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        vocab = self._vocab = GGUFVocab(kv, file=config.get("file"))
+        self._hf, self._prepare = build(vocab)
+        self.vocab_size = len(vocab.texts)
+        self.special = dict(vocab.special)
+        self.prefix_ids, self.suffix_ids = tuple(vocab.prefix), tuple(vocab.suffix)
+        self.eog_ids = vocab.eog
+        self._words_apart = vocab.kind == "wordpiece" and not vocab.user_defined
+        control = vocab.control
+        self.control_texts = tuple(vocab.texts[token] for token in control)
+        self._parsed_ids = {vocab.texts[token]: token for token in control}
+        self._split_control: re.Pattern[str] | None = None
+        # HF finds user-defined tokens by itself, but what must be prepared first must be cut up before that.
+        self._always_ids = {} if self._prepare is None else {vocab.texts[token]: token for token in vocab.user_defined}
+        self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
+        self._table: TokenTable | None = None
+
+    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        if self._split_always is not None:
+            return [self._pieces(text, self._split_always, self._always_ids, None) for text in texts]
+        if self._prepare is not None:
+            texts = list(map(self._prepare, texts))
+        return self._run(self._hf, texts)
+
+    def _parsed(self, text: str, mark: str | None) -> list[int]:
+        if self._split_control is None:
+            self._parsed_ids = self._always_ids | self._parsed_ids
+            self._split_control = compile_trie(self._parsed_ids, group=True)
+        return self._pieces(text, self._split_control, self._parsed_ids, mark)
+
+    def _pieces(self, text: str, split: re.Pattern[str], known: Mapping[str, int], mark: str | None) -> list[int]:
+        """Ids of ``text``, cut at the tokens of ``known``; what lies between is plain."""
+        parts = split.split(text)  # text, token, text, ..., text
+        lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
+        if lstrip or rstrip:
+            for at in range(1, len(parts), 2):
+                if known[parts[at]] in lstrip:
+                    parts[at - 1] = parts[at - 1].rstrip(_ASCII_SPACES)
+                if known[parts[at]] in rstrip:
+                    parts[at + 1] = parts[at + 1].lstrip(_ASCII_SPACES)
+        plain = parts[::2]
+        if mark is not None:
+            plain = [part.replace(mark, "") for part in plain]
+        wanted = [part for part in plain if part]
+        if self._prepare is not None:
+            wanted = list(map(self._prepare, wanted))
+        bodies = iter(self._run(self._hf, wanted) if wanted else ())
+        ids: list[int] = []
+        for at, part in enumerate(plain):
+            if part:
+                ids += next(bodies)
+            if 2 * at + 1 < len(parts):
+                ids.append(known[parts[2 * at + 1]])
+        return ids
+
+    def token_table(self) -> TokenTable:
+        if self._table is None:
+            self._table = self._vocab.token_table()
+        return self._table
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        ids = check_ids(ids, self.vocab_size)
+        table = self.token_table()
+        data, offsets = table.data, table.offsets
+        if skip_special:
+            parts = [data[offsets[token]:offsets[token + 1]] for token in ids]
+        else:
+            parts = [self._vocab.texts[token].encode() if table.control[token] else
+                     data[offsets[token]:offsets[token + 1]] for token in ids]
+        text = b"".join(parts).decode("utf-8", "replace")
+        # the space that was put before the first word
+        return text[1:] if self._leading_space and text.startswith(" ") else text
+
+    @property
+    def _leading_space(self) -> bool:
+        vocab = self._vocab
+        return vocab.add_space_prefix or vocab.remove_extra_whitespaces or vocab.kind == "wordpiece"
+
+    def token_text(self, token: int) -> str:
+        check_ids((token,), self.vocab_size)
+        return self._vocab.texts[token]
+
+    def token_id(self, text: str) -> int | None:
+        return self._vocab.ids.get(text)

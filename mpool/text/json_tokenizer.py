@@ -1,0 +1,231 @@
+"""Tokenizers read from a ``tokenizer.json``, HF tokenizers' own file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from mpool.catalog.spec import TokenTable
+from mpool.errors import FileError, FormatError, LimitError
+from mpool.text import limits
+from mpool.text.gguf_vocab import byte_alphabet
+from mpool.text.specials import END_OF_TURN, compile_trie
+from mpool.text.tokenizer import CONFIG_TOKENS, MARKS, Tokenizer, check_ids
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class JSONTokenizer(Tokenizer):
+    """A tokenizer read from a ``tokenizer.json``, whose own truncation and padding are switched off."""
+
+    def __init__(self, path: str, config: Mapping[str, Any]) -> None:
+        self._path = path
+        self._hf = _load(path)
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        added = self._hf.get_added_tokens_decoder()
+        vocab = self._hf.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(max(vocab.values(), default=-1), max(added, default=-1)) + 1
+        if self.vocab_size == 0:
+            raise FormatError(file=path, field="model.vocab", got="nothing", allowed="at least one token")
+        if self.vocab_size > limits.max_vocab_tokens:
+            raise LimitError(f"{path}: token ids reach {self.vocab_size - 1:,}, the limit is "
+                             f"{limits.max_vocab_tokens:,} tokens",
+                             hint="mpool.text.limits.max_vocab_tokens raises it")
+        self._added = added
+        self._control = {token for token, entry in added.items() if entry.special}
+        self.control_texts = tuple(added[token].content for token in sorted(self._control))
+        self._find_control = compile_trie(self.control_texts) if self._control else None
+        # such tokens are looked for after normalisation, so that a text need not show them
+        self._hidden_control = any(added[token].normalized for token in self._control)
+        self._plain_hf: tokenizers.Tokenizer | None = None
+        self._marked_hf: tokenizers.Tokenizer | None = None
+        self._table: TokenTable | None = None
+        self._truncate_left = config.get("truncation_side") == "left"
+        self._words_apart = (type(self._hf.model).__name__ == "WordPiece" and
+                             type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
+                             all(entry.special and not entry.lstrip and not entry.rstrip and " " not in entry.content
+                                 for entry in added.values()))
+        self._read_config(config, vocab)
+
+    def _read_config(self, config: Mapping[str, Any], vocab: Mapping[str, int]) -> None:
+        special: dict[str, int] = {}
+        for name in CONFIG_TOKENS:
+            text = config.get(f"{name}_token")
+            if isinstance(text, Mapping):
+                text = text.get("content")
+            if isinstance(text, str) and text in vocab:
+                special[name] = vocab[text]
+        unk = getattr(self._hf.model, "unk_token", None) or "<unk>"
+        if "unk" not in special and unk in vocab:
+            special["unk"] = vocab[unk]
+        self.special = special
+        if "add_bos_token" in config or "add_eos_token" in config:
+            # as transformers: either key replaces what the file puts around a text
+            self.prefix_ids = (special["bos"],) if config.get("add_bos_token") and "bos" in special else ()
+            self.suffix_ids = (special["eos"],) if config.get("add_eos_token") and "eos" in special else ()
+        else:
+            self.prefix_ids, self.suffix_ids = self._read_template()
+        given = config.get("eos_token_id")
+        eog = set(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
+        for token in eog:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise FormatError(file=self._path, field="eos_token_id", got=token,
+                                  allowed=f"0 to {self.vocab_size - 1}")
+        if not eog:
+            eog = {vocab[text] for text in END_OF_TURN if vocab.get(text) in self._control}
+        if "eos" in special:
+            eog.add(special["eos"])
+        self.eog_ids = tuple(sorted(eog))
+
+    def _read_template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that the file's post-processor puts around one text."""
+        around = self._hf.num_special_tokens_to_add(False)
+        if around == 0:
+            return (), ()
+        for probe in ("a", "1", "."):
+            body = self._hf.encode(probe, add_special_tokens=False).ids
+            full = self._hf.encode(probe, add_special_tokens=True).ids
+            for start in range(around + 1):
+                if body and full[start:start + len(body)] == body and len(full) == len(body) + around:
+                    return tuple(full[:start]), tuple(full[start + len(body):])
+        raise FormatError(file=self._path, field="post_processor", got="a template that does more than put tokens "
+                          "around the text", allowed="tokens before and after one text")
+
+    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        find = self._find_control
+        if find is None:
+            return self._run(self._hf, texts)
+        marked = [at for at, text in enumerate(texts) if find.search(text)]
+        if not marked:
+            bodies = self._run(self._hf, texts)
+            if self._hidden_control:
+                marked = [at for at, body in enumerate(bodies) if not self._control.isdisjoint(body)]
+                for at in marked:
+                    bodies[at] = self._without_control(texts[at])
+            return bodies
+        if len(marked) == len(texts):
+            return [self._without_control(text) for text in texts]
+        bodies = self._run(self._hf, ["" if find.search(text) else text for text in texts])
+        for at in marked:
+            bodies[at] = self._without_control(texts[at])
+        return bodies
+
+    def _without_control(self, text: str) -> Sequence[int]:
+        """Ids of a text that holds the texts of control tokens, as plain text."""
+        if self._plain_hf is None:
+            from tokenizers import Tokenizer as HFTokenizer
+            plain = HFTokenizer.from_str(self._hf.to_str())
+            plain.encode_special_tokens = True
+            self._plain_hf = plain
+        ids = self._run(self._plain_hf, [text])[0]
+        if self._harmless(ids) or self._find_control is None:
+            return ids
+        # The model itself makes control tokens of text (a unigram model that lists "</s>"): cut them in two.
+        pieces, start = [], 0
+        for match in self._find_control.finditer(text):
+            pieces.append(text[start:match.start() + 1])
+            start = match.start() + 1
+        pieces.append(text[start:])
+        ids = [token for body in self._run(self._plain_hf, pieces) for token in body]
+        return ids if self._harmless(ids) else [token for token in ids if self._harmless((token,))]
+
+    def _harmless(self, ids: Sequence[int]) -> bool:
+        return self._control.isdisjoint(token for token in ids if token != self.special.get("unk"))
+
+    def _parsed(self, text: str, mark: str | None) -> list[int]:
+        if mark is None:
+            return list(self._run(self._hf, [text])[0])
+        if self._marked_hf is None:
+            from tokenizers import AddedToken
+            from tokenizers import Tokenizer as HFTokenizer
+            marked = HFTokenizer.from_str(self._hf.to_str())
+            marked.add_special_tokens([AddedToken(char, normalized=False, special=True) for char in MARKS])
+            self._marked_hf = marked
+        marks = {self._marked_hf.token_to_id(char) for char in MARKS}
+        return [token for token in self._run(self._marked_hf, [text])[0] if token not in marks]
+
+    def token_table(self) -> TokenTable:
+        if self._table is None:
+            self._table = self._make_table()
+        return self._table
+
+    def _make_table(self) -> TokenTable:
+        texts = [self._hf.id_to_token(token) or "" for token in range(self.vocab_size)]
+        parts = _parts(texts, json.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else {})
+        hidden = bytearray(self.vocab_size)
+        for token, entry in self._added.items():
+            parts[token] = b"" if entry.special else entry.content.encode()
+            hidden[token] = entry.special
+        offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+        np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
+        return TokenTable(data=b"".join(parts), offsets=offsets, control=bytes(hidden), eog=self.eog_ids)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        return self._hf.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special)
+
+    def token_text(self, token: int) -> str:
+        check_ids((token,), self.vocab_size)
+        return self._hf.id_to_token(token) or ""
+
+    def token_id(self, text: str) -> int | None:
+        return self._hf.token_to_id(text)
+
+
+def _load(path: str) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as HFTokenizer
+
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(file=path, field="tokenizer.json", got="not a regular file", allowed="a regular file")
+            if status.st_size > limits.max_tokenizer_json_bytes:
+                raise LimitError(f"{path}: {status.st_size:,} bytes, the limit is "
+                                 f"{limits.max_tokenizer_json_bytes:,}",
+                                 hint="mpool.text.limits.max_tokenizer_json_bytes raises it")
+            data = stream.read(limits.max_tokenizer_json_bytes + 1)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    try:
+        return HFTokenizer.from_buffer(data)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = str(error)
+    if "recursion limit" in reason:
+        raise LimitError(f"{path}: nested deeper than 128 levels", hint="The file is damaged: fetch it again")
+    raise FormatError(file=path, field="tokenizer.json", got=reason, allowed="a tokenizer of HF tokenizers",
+                      hint="The file is damaged, or needs a newer version of tokenizers")
+
+
+def _parts(texts: list[str], decoder: Mapping[str, Any]) -> list[bytes]:
+    """Bytes of every token, by the kind of the file's decoder."""
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        alphabet = {char: bytes((byte,)) for byte, char in byte_alphabet().items()}
+        return [b"".join([alphabet.get(char) or char.encode() for char in text]) for text in texts]
+    for step in steps:
+        kind = step.get("type")
+        if kind == "WordPiece":
+            prefix = step.get("prefix", "##")
+            texts = [text[len(prefix):] if text.startswith(prefix) else " " + text for text in texts]
+        elif kind == "Metaspace":
+            texts = [text.replace(step.get("replacement", "▁"), " ") for text in texts]
+        elif kind == "BPEDecoder":
+            texts = [text.replace(step.get("suffix", "</w>"), " ") for text in texts]
+        elif kind == "Replace" and "String" in step.get("pattern", {}):
+            texts = [text.replace(step["pattern"]["String"], step.get("content", "")) for text in texts]
+    if "ByteFallback" not in kinds:
+        return [text.encode() for text in texts]
+    byte = re.compile("<0x([0-9A-Fa-f]{2})>")
+    found = ((byte.fullmatch(text) if len(text) == 6 else None, text) for text in texts)
+    return [bytes((int(match[1], 16),)) if match else text.encode() for match, text in found]

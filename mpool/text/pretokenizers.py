@@ -1,0 +1,152 @@
+r"""The pre-tokenizers that ``tokenizer.ggml.pre`` names: how a BPE vocabulary of a GGUF file cuts text into words.
+
+A file says only a name; what it stands for is a fact of llama.cpp (``src/llama-vocab.cpp``), against which every row
+is checked id for id (``tests/parity/text``). A row is a list of expressions applied one after the other: each cuts the
+pieces left by the one before, into its matches and what lies between them.
+
+The expressions are written for Oniguruma, which HF ``tokenizers`` uses. They state what llama.cpp does, which is not
+always what the model's authors wrote: it knows no difference between upper and lower case outside ASCII, for example
+(``tekken``, ``gpt-4o``). A model's own ``tokenizer.json`` is the better source where both exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """What a name stands for.
+
+    Attributes:
+        patterns: expressions, applied in order.
+        ignore_merges: a word that is itself a token is that token, whatever the merges say.
+        add_bos: the text starts with BOS unless the file says otherwise.
+        default_bos: BOS has the default id when the file names none.
+        byte_level: words are written in GPT-2's byte alphabet; else they stay UTF-8 with ``▁`` for a space.
+        whole_newlines: a word of newlines only is one token if the vocabulary has it.
+        lstrip: tokens that swallow the white space before them.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+    default_bos: bool = True
+    byte_level: bool = True
+    whole_newlines: bool = False
+    lstrip: tuple[str, ...] = ()
+
+
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SYMBOLS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = _CONTRACTIONS + "|" + _WORD + r"|\p{N}{1,3}" + _SYMBOLS + _SPACES
+_QWEN2 = _CONTRACTIONS + "|" + _WORD + r"|\p{N}" + _SYMBOLS + _SPACES
+_DEEPSEEK3 = (_PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES)
+# To llama.cpp a white space beyond ASCII is \s and nothing else, whatever range it lies in.
+_CJK = "[[\u0800-\u9fa5\uac00-\ud7ff]&&[^\\s]]+"
+_HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_SENTENCE_MARKS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+
+# A capital is anything that is not a-z, a small letter anything that is not A-Z.
+_UPPER = r"[\p{L}&&[^a-z]]"
+_LOWER = r"[\p{L}&&[^A-Z]]"
+_UPPER_MARK = r"[[\p{L}\p{M}]&&[^a-z]]"
+_LOWER_MARK = r"[[\p{L}\p{M}]&&[^A-Z]]"
+
+
+def _cased(upper: str, lower: str, suffix: str, digits: str) -> str:
+    lead = r"[^\r\n\p{L}\p{N}]?"
+    return (f"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}|{digits}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES)
+
+
+#: DeepSeek's letters: those that have a case, spelt out. (Escaped: some would not survive normalisation.)
+_DEEPSEEK_LETTERS = (
+    "\\s?["
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
+    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
+    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
+    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+")
+
+_gpt2 = PreTokenizer((_GPT2,))
+_digits_gpt2 = PreTokenizer((r"\p{N}", _GPT2))
+_llama3 = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+_qwen2 = PreTokenizer((_QWEN2,))
+_deepseek3 = PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _DEEPSEEK3))
+_gpt4o = PreTokenizer((_cased(_UPPER, _LOWER, _CONTRACTIONS + "?", r"\p{N}{1,3}"),))
+_marks = PreTokenizer((_SENTENCE_MARKS,))
+_bailing = PreTokenizer((r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|" + _WORD + r"|\p{N}" + _SYMBOLS +
+                         r"|\s*[\r\n]|\s+(?!\S)|\s+",))
+_newlines = PreTokenizer((r"[^\n]+|[\n]+",), byte_level=False)
+
+#: Name in ``tokenizer.ggml.pre`` -> what it stands for.
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    # Llama 3 and who took its tokenizer
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+                     "jina-v5-nano"), _llama3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,))),
+    "chatglm-bpe": PreTokenizer((_LLAMA3,), default_bos=False),
+    **dict.fromkeys(("glm4", "glm5"), PreTokenizer((_LLAMA3,), ignore_merges=True, default_bos=False)),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _CONTRACTIONS + "|" + _WORD + r"|\p{N}+" + _SYMBOLS + _SPACES),
+                             ignore_merges=True),
+    "jais-2": PreTokenizer((_CONTRACTIONS + "|" + _WORD + r"|\p{N}{1,3}" + _SYMBOLS + r"|\s*[\r\n]+|" + "|".join(
+        rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")) + r"|\s{1}",)),
+    # Qwen
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open",
+                     "grok-2"), _qwen2),
+    "qwen35": PreTokenizer((_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" +
+                            _SPACES,)),
+    "ufakzeka": PreTokenizer((_WORD + r"|\p{N}" + _SYMBOLS + _SPACES,)),
+    "seed-coder": PreTokenizer((_CONTRACTIONS + "|" + _WORD + r"|\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACES,)),
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", _QWEN2)),
+    # GPT-2
+    **dict.fromkeys(("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais",
+                     "trillion", "granite-docling", "exaone4", "jina-v1-en", "roberta-bpe"), _gpt2),
+    **dict.fromkeys(("jina-v2-es", "jina-v2-de", "jina-v2-code"), replace(_gpt2, lstrip=("<mask>",))),
+    "modern-bert": replace(_gpt2, lstrip=("[MASK]",)),
+    # digits one by one, then GPT-2
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+                    _digits_gpt2),
+    # DeepSeek
+    "deepseek-llm": PreTokenizer((r"[\r\n]", _DEEPSEEK_LETTERS, "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+", r"\s+$", _CJK,
+                                  r"\p{N}+")),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _deepseek3),
+    "spark2_5": PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _PUNCTUATION +
+                              r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
+                              r"\p{N}")),
+    "youtu": PreTokenizer((
+        "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+        "|[\u3105-\u312f]+|" + _HAN_KANA,
+        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+" + _CONTRACTIONS + r"?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES),
+        ignore_merges=True),
+    # OpenAI's o200k and Mistral's tekken: words are cut where the case changes
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _gpt4o),
+    "tekken": PreTokenizer((_cased(_UPPER, _LOWER, "", r"\p{N}"),), ignore_merges=True, add_bos=True),
+    "granite-embed-multi-97m": PreTokenizer((_cased(_UPPER_MARK, _LOWER_MARK, _CONTRACTIONS + "?", r"\p{N}{1,3}"),),
+                                            ignore_merges=True),
+    # others
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), _marks),
+    "viking": PreTokenizer((_SENTENCE_MARKS, r"\p{N}")),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _bailing),
+    "chameleon": PreTokenizer((r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )",
+                               r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2), add_bos=True),
+    "exaone-moe": PreTokenizer((_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+                                r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",)),
+    # SentencePiece-like BPE: no words, only lines
+    **dict.fromkeys(("gemma4", "granite-embed-multi-311m"), replace(_newlines, whole_newlines=True, add_bos=True)),
+    "sarvam-moe": _newlines,
+}

@@ -1,0 +1,79 @@
+"""Tokens with a meaning: which texts name them, and how to find them in a text.
+
+GGUF files rarely say which tokens end a generation; llama.cpp goes by their texts (``src/llama-vocab.cpp``), and the
+names below are those facts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, Mapping
+
+#: Texts of tokens that end a turn, in order of preference.
+END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>",
+               "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>")
+
+#: Texts of tokens that end a generation, whatever else the file says.
+END_OF_GENERATION = frozenset((*END_OF_TURN, "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>",
+                               "[EOS]", "<eos>", "<turn|>", "<|tool_response>", "[e~["))
+
+#: Key of ``tokenizer.ggml`` -> texts that name the token when the key is absent.
+BY_TEXT: Mapping[str, tuple[str, ...]] = {
+    "eot": END_OF_TURN,
+    "eom": ("<|eom_id|>",),
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+                "<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+                "<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+                "<|code_middle|>", "<|middle|>"),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+
+#: Markers of a harmony conversation: shown as text, whatever their type says.
+SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+def trie_pattern(words: Iterable[str]) -> str:
+    """A regular expression that matches the longest of ``words`` at a place, without trying them one by one."""
+    ordered = sorted(set(words))
+    try:
+        return _trie(ordered, 0, len(ordered), 0) if ordered else "(?!)"
+    except RecursionError:
+        return "|".join(map(re.escape, sorted(ordered, key=len, reverse=True)))
+
+
+def compile_trie(words: Iterable[str], *, group: bool = False) -> re.Pattern[str]:
+    """:func:`trie_pattern`, compiled; with ``group``, as one capturing group (for ``re.split``)."""
+    words = list(words)
+    pattern = trie_pattern(words)
+    try:
+        return re.compile(f"({pattern})" if group else pattern)
+    except RecursionError:
+        pattern = "|".join(map(re.escape, sorted(set(words), key=len, reverse=True)))
+        return re.compile(f"({pattern})" if group else pattern)
+
+
+def _trie(words: list[str], low: int, high: int, depth: int) -> str:
+    """Pattern of ``words[low:high]``, which agree on their first ``depth`` characters."""
+    ends_here = len(words[low]) == depth
+    if ends_here:
+        low += 1
+        if low == high:
+            return ""
+    branches = []
+    while low < high:
+        first, end = words[low][depth], low + 1
+        while end < high and words[end][depth] == first:
+            end += 1
+        shared, last = depth + 1, words[end - 1]
+        # sorted: what the first and the last share, all share
+        while shared < len(words[low]) and shared < len(last) and words[low][shared] == last[shared]:
+            shared += 1
+        branches.append(re.escape(words[low][depth:shared]) + _trie(words, low, end, shared))
+        low = end
+    if len(branches) == 1 and not ends_here:
+        return branches[0]
+    return "(?:" + "|".join(branches) + ")" + ("?" if ends_here else "")

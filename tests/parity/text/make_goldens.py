@@ -1,0 +1,129 @@
+"""Token ids of llama.cpp, kept as goldens: what ``tests/python/test_text_parity.py`` compares with.
+
+Run in an environment with llama-cpp-python (0.3.36 made the goldens in the tree), after ``make_vocabs.py``:
+
+    python tests/parity/text/make_goldens.py smollm2.gguf qwen05.gguf
+
+The first file is SmolLM2-135M-Instruct, the second Qwen2.5-Coder-0.5B-Instruct; a name may be left out as ``-``, which
+leaves its golden as it is. The synthetic vocabularies of ``make_vocabs.py`` are written as GGUF files to a temporary
+folder, BPE once for every name of a pre-tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import struct
+import sys
+import tempfile
+from array import array
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parents[2]))
+
+from make_lines import lines  # noqa: E402
+from make_vocabs import load  # noqa: E402
+
+#: Lines that real and synthetic vocabularies are tried on.
+LINES, SYNTHETIC_LINES = 3000, 2000
+#: Lines that every pre-tokenizer is tried on, and how many share one hash.
+PRE_LINES, PRE_GROUP = 2000, 8
+#: Lines that are read with control tokens parsed.
+SPECIAL_LINES = 800
+
+
+def write_gguf(path: Path, kv: dict) -> None:
+    """A GGUF file (version 3) without tensors."""
+
+    def string(text: str) -> bytes:
+        data = text.encode()
+        return struct.pack("<Q", len(data)) + data
+
+    def value(key: str, item) -> bytes:
+        if isinstance(item, bool):
+            return struct.pack("<I?", 7, item)
+        if isinstance(item, int):
+            return struct.pack("<II", 4, item)
+        if isinstance(item, str):
+            return struct.pack("<I", 8) + string(item)
+        kind, body = 8, b"".join(map(string, item)) if isinstance(item[0], str) else b""
+        if key.endswith("charsmap"):
+            kind, body = 0, bytes(item)
+        elif isinstance(item[0], float):
+            kind, body = 6, struct.pack(f"<{len(item)}f", *item)
+        elif isinstance(item[0], int):
+            kind, body = 5, struct.pack(f"<{len(item)}i", *item)
+        return struct.pack("<IIQ", 9, kind, len(item)) + body
+
+    entries = {"general.architecture": "llama", **kv}
+    data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries))
+    path.write_bytes(data + b"".join(string(key) + value(key, item) for key, item in entries.items()))
+
+
+def pack(rows: list[list[int]]) -> bytes:
+    """Rows of ids as int32, each after its length, compressed."""
+    flat = array("i")
+    for row in rows:
+        flat.append(len(row))
+        flat.extend(row)
+    return lzma.compress(flat.tobytes(), preset=9 | lzma.PRESET_EXTREME)
+
+
+def unpack(data: bytes) -> list[list[int]]:
+    """What :func:`pack` made, as it was."""
+    flat, rows, at = array("i", lzma.decompress(data)), [], 0
+    while at < len(flat):
+        rows.append(list(flat[at + 1:at + 1 + flat[at]]))
+        at += 1 + flat[at]
+    return rows
+
+
+def digest(rows: list[list[int]]) -> bytes:
+    """Four bytes that stand for these rows."""
+    return hashlib.blake2b(repr([list(map(int, row)) for row in rows]).encode(), digest_size=4).digest()
+
+
+def main(smollm2: str, qwen05: str) -> None:
+    """Makes every golden."""
+    from llama_cpp import Llama
+
+    goldens, texts = HERE / "goldens", lines(LINES)
+
+    def ids(path: Path | str, count: int, special: bool = False, around: bool = False) -> list[list[int]]:
+        model = Llama(str(path), vocab_only=True, verbose=False, n_ctx=8)
+        # llama-cpp-python cannot hold an empty result
+        return [model.tokenize(text.encode(), add_bos=around, special=special) if text else []
+                for text in texts[:count]]
+
+    for name, path in (("smollm2", smollm2), ("qwen05", qwen05)):
+        if path != "-":
+            (goldens / f"{name}.xz").write_bytes(pack(ids(path, LINES)))
+    vocabs = load()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocab.gguf"
+        for name in ("spm", "unigram", "wordpiece"):
+            write_gguf(path, vocabs[name])
+            (goldens / f"{name}.xz").write_bytes(pack(ids(path, SYNTHETIC_LINES)))
+        write_gguf(path, vocabs["bpe"])
+        (goldens / "bpe_special.xz").write_bytes(pack(ids(path, SPECIAL_LINES, special=True)))
+        from mpool.text.pretokenizers import PRE_TOKENIZERS
+        made: dict[object, bytes] = {}
+        with lzma.open(goldens / "pre.xz", "wb", preset=9) as stream:
+            for name, pre in sorted(PRE_TOKENIZERS.items()):
+                if not pre.byte_level:
+                    continue
+                write_gguf(path, {**vocabs["bpe"], "tokenizer.ggml.pre": name})
+                rows = ids(path, PRE_LINES)
+                hashes = b"".join(digest(rows[at:at + PRE_GROUP]) for at in range(0, PRE_LINES, PRE_GROUP))
+                # names for the same thing share their hashes, if llama.cpp agrees that they are the same
+                if made.setdefault(pre, hashes) != hashes:
+                    raise SystemExit(f"{name} differs from another name of its row")
+                stream.write(name.encode() + b"\n" + hashes)
+                print(name)
+    print(sum(item.stat().st_size for item in goldens.iterdir()), "bytes")
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:3] if len(sys.argv) > 2 else ("-", "-")))
