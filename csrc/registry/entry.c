@@ -88,7 +88,7 @@ const char *mp_entry_stage(const mp_entry *entry) {
 void mp_entry_set_state(mp_entry *entry, mp_entry_state state) {
     static const uint8_t legal[] = {
         [MP_ENTRY_COLD] = 1 << MP_ENTRY_LOADING,
-        [MP_ENTRY_LOADING] = 1 << MP_ENTRY_READY | 1 << MP_ENTRY_FAILED | 1 << MP_ENTRY_COLD,
+        [MP_ENTRY_LOADING] = 1 << MP_ENTRY_READY | 1 << MP_ENTRY_FAILED,
         [MP_ENTRY_READY] = 1 << MP_ENTRY_BUSY | 1 << MP_ENTRY_EVICTING,
         [MP_ENTRY_BUSY] = 1 << MP_ENTRY_READY | 1 << MP_ENTRY_EVICTING,
         [MP_ENTRY_EVICTING] = 1 << MP_ENTRY_COLD | 1 << MP_ENTRY_FAILED,

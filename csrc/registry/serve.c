@@ -202,11 +202,12 @@ static void end_item(serving *s, mp_ticket *ticket, mp_status status, const mp_e
 }
 
 static void end_cancelled(serving *s) {
+    uint64_t now = mp_sys_now_ns();
     for (int i = s->entry->active_count - 1; i >= 0; i--) {
         mp_ticket *ticket = s->entry->active[i];
         uint64_t deadline = ticket->item.deadline_ns;
         /* The sweep looks too, but it may be late or have no thread. */
-        if (deadline && mp_sys_now_ns() >= deadline)
+        if (deadline && now >= deadline)
             mp_entry_cancel(s->entry, ticket, MP_TIMEOUT);
         if (!atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue;
@@ -466,6 +467,7 @@ static void hand_out(serving *s, uint64_t took_ns) {
             break;
         case MP_OUTCOME_WAIT_MASK: /* NOTE: grammar masks come later; until then an engine has no reason to say this */
         case MP_OUTCOME_MORE:
+            s->trimmed = false;
             mp_ticket_publish(ticket);
             break;
         }
@@ -545,8 +547,8 @@ static void run(serving *s, mp_error *fault) {
 
 /* --- the job --- */
 
-/* Free engine and model. Returns whether calls have come meanwhile and the model is to be loaded again. */
-static bool give_up_model(serving *s, const mp_error *fault) {
+/* Free engine and model. */
+static void give_up_model(serving *s, const mp_error *fault) {
     mp_entry *entry = s->entry;
     mp_mutex_lock(&entry->lock);
     mp_resident *resident = entry->resident;
@@ -567,33 +569,30 @@ static bool give_up_model(serving *s, const mp_error *fault) {
     } else {
         mp_entry_set_state(entry, MP_ENTRY_COLD);
     }
-    bool again = !s->unhealthy && entry->queue.count > 0 && !entry->quit;
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, list, fault);
-    return again;
 }
 
 void mp_entry_serve(void *arg) {
     mp_entry *entry = arg;
     mp_services *services = entry->services;
-    serving *s = mp_alloc_zeroed(sizeof(*s), MP_TAG_POOL);
+    serving s;
     mp_loader loader = {0};
     bool again;
     atomic_fetch_add_explicit(&services->resident, 1, memory_order_relaxed);
     do {
         mp_error fault;
-        again = false;
-        if (s) {
-            *s = (serving){.entry = entry, .services = services, .healthy_ns = mp_sys_now_ns()};
-            if (start(s)) {
-                run(s, &fault);
-                again = give_up_model(s, &fault);
-            }
+        memset(&s, 0, sizeof(s));
+        s.entry = entry;
+        s.services = services;
+        s.healthy_ns = mp_sys_now_ns();
+        if (start(&s)) {
+            run(&s, &fault);
+            give_up_model(&s, &fault);
         }
         mp_mutex_lock(&entry->lock);
-        /* Calls may have come since: they saw a worker and rely on it. Not after a failure: those were refused. */
-        if (!again && entry->queue.count && !entry->quit)
-            again = true;
+        /* Calls that wait saw a worker and rely on it: then the model is loaded again. */
+        again = entry->queue.count && !entry->quit;
         if (!again) {
             entry->working = false;
             if (entry->remove && !entry->quit) {
@@ -605,7 +604,6 @@ void mp_entry_serve(void *arg) {
         mp_mutex_unlock(&entry->lock);
     } while (again);
     atomic_fetch_sub_explicit(&services->resident, 1, memory_order_relaxed);
-    mp_free(s);
     if (loader.ops) {
         loader.ops->destroy(loader.self);
         services->event(services->registry, entry, MP_ENTRY_GONE);

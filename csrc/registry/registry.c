@@ -1,0 +1,604 @@
+/* registry.c: keys and the entries behind them. See registry.h.
+ *
+ * Lock order, outermost first; no lock is held while a model loads or steps, while an entry reports an event, or while a
+ * visitor or a give_up callback runs:
+ *
+ *   fork.c's list  >  registry  >  entry  >  ticket  >  notifier
+ *                     registry  >  entry  >  { pool, maintenance, governor, cores }   (leaves: nothing is taken under them)
+ *
+ * `inside` counts threads between the lookup of an entry and the end of their call, so that close can let the pool go
+ * after the last of them. */
+#include "registry/registry.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "base/trace.h"
+#include "registry/entry.h"
+
+enum { MAX_THREADS = 512 }; /* of the pool: one an entry that is loaded, and maintenance */
+static const uint64_t MS = 1000 * 1000;
+
+typedef struct slot { /* a key; both references are the slot's */
+    mp_entry *current;
+    mp_entry *incoming; /* loads beside it, to replace it; or NULL */
+} slot;
+
+typedef enum closing { OPEN, CLOSING, CLOSED } closing;
+
+struct mp_registry {
+    mp_services *services;
+    uint64_t grace_ns;
+    int queue_capacity[MP_CAPABILITY_COUNT];
+    mp_registry *fork_next;
+    _Atomic bool refusing;
+    mp_mutex lock;
+    mp_cond changed;
+    /* guarded by: lock */
+    slot *slots; /* by key, ascending */
+    int slot_count, slot_capacity;
+    mp_entry **leaving; /* removed or replaced, still draining; references */
+    int leaving_count, leaving_capacity;
+    int inside;
+    closing closing;
+};
+
+/* --- lookup; under the lock --- */
+
+static int find(const mp_registry *registry, const char *key, bool *found) {
+    int low = 0, high = registry->slot_count;
+    *found = false;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        int order = strcmp(mp_entry_key(registry->slots[middle].current), key);
+        if (order == 0) {
+            *found = true;
+            return middle;
+        }
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Room for one more in an array that grows. False: no memory. */
+static bool reserve(void **array, int count, int *capacity, size_t item) {
+    if (count < *capacity)
+        return true;
+    int larger = *capacity ? *capacity * 2 : 16;
+    void *grown = mp_realloc(*array, (size_t)larger * item, MP_TAG_POOL);
+    if (!grown)
+        return false;
+    *array = grown;
+    *capacity = larger;
+    return true;
+}
+
+static mp_status fail_unknown(const char *key, mp_error *error) {
+    return mp_fail(error, MP_UNKNOWN_MODEL, "no model has the key \"%s\"", key);
+}
+
+static mp_status refuse_closed(mp_registry *registry, mp_error *error) {
+    if (registry->closing == OPEN && !atomic_load(&registry->refusing))
+        return MP_OK;
+    return mp_fail(error, MP_SHUTTING_DOWN, "the pool is shutting down");
+}
+
+/* No lock held. A reference to the entry, and the caller is inside until it calls leave. */
+static mp_status enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry, mp_error *error) {
+    *entry = NULL;
+    mp_mutex_lock(&registry->lock);
+    mp_status status = refuse_closed(registry, error);
+    if (status == MP_OK) {
+        bool found;
+        int at = find(registry, key, &found);
+        if (found) {
+            slot *slot = &registry->slots[at];
+            *entry = mp_entry_pin(want_incoming && slot->incoming ? slot->incoming : slot->current);
+            registry->inside++;
+        } else {
+            status = fail_unknown(key, error);
+        }
+    }
+    mp_mutex_unlock(&registry->lock);
+    return status;
+}
+
+static void leave(mp_registry *registry, mp_entry *entry) {
+    mp_mutex_lock(&registry->lock);
+    if (--registry->inside == 0 && registry->closing != OPEN)
+        mp_cond_broadcast(&registry->changed);
+    mp_mutex_unlock(&registry->lock);
+    mp_entry_unpin(entry);
+}
+
+/* --- a copy of all entries, each with a reference --- */
+
+typedef struct snapshot {
+    mp_entry **entries;
+    int count;
+} snapshot;
+
+/* Under the lock. Entries that are to be replaced or are draining only with `all`. */
+static bool take_snapshot(mp_registry *registry, bool all, snapshot *copy) {
+    int most = registry->slot_count * 2 + registry->leaving_count;
+    *copy = (snapshot){mp_alloc_array((size_t)most + 1, sizeof(mp_entry *), MP_TAG_POOL), 0};
+    if (!copy->entries)
+        return false;
+    for (int i = 0; i < registry->slot_count; i++) {
+        copy->entries[copy->count++] = mp_entry_pin(registry->slots[i].current);
+        if (all && registry->slots[i].incoming)
+            copy->entries[copy->count++] = mp_entry_pin(registry->slots[i].incoming);
+    }
+    for (int i = 0; all && i < registry->leaving_count; i++)
+        copy->entries[copy->count++] = mp_entry_pin(registry->leaving[i]);
+    return true;
+}
+
+static void drop_snapshot(snapshot *copy) {
+    for (int i = 0; i < copy->count; i++)
+        mp_entry_unpin(copy->entries[i]);
+    mp_free(copy->entries);
+}
+
+/* --- what entries report; no lock held --- */
+
+/* Under the lock: the slot that has this entry as its incoming one, or NULL. */
+static slot *slot_of_incoming(mp_registry *registry, const mp_entry *entry) {
+    bool found;
+    int at = find(registry, mp_entry_key(entry), &found);
+    return found && registry->slots[at].incoming == entry ? &registry->slots[at] : NULL;
+}
+
+/* Under the lock: the reference moves to the list of those that drain (which has room: add reserved it). */
+static void start_leaving(mp_registry *registry, mp_entry *entry) {
+    assert(registry->leaving_count < registry->leaving_capacity);
+    registry->leaving[registry->leaving_count++] = entry;
+}
+
+static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
+    mp_entry *old = NULL, *gone = NULL;
+    mp_mutex_lock(&registry->lock);
+    slot *slot = event == MP_ENTRY_GONE ? NULL : slot_of_incoming(registry, entry);
+    if (slot) {
+        old = event == MP_ENTRY_LOADED ? slot->current : entry;
+        if (event == MP_ENTRY_LOADED)
+            slot->current = entry;
+        slot->incoming = NULL;
+        start_leaving(registry, mp_entry_pin(old));
+    }
+    for (int i = 0; event == MP_ENTRY_GONE && i < registry->leaving_count && !gone; i++) {
+        if (registry->leaving[i] != entry)
+            continue;
+        gone = entry;
+        registry->leaving[i] = registry->leaving[--registry->leaving_count];
+    }
+    mp_mutex_unlock(&registry->lock);
+    if (old) {
+        mp_log(event == MP_ENTRY_LOADED ? MP_LOG_INFO : MP_LOG_WARNING,
+               event == MP_ENTRY_LOADED ? "Replaced %s" : "%s was not replaced", mp_entry_key(entry));
+        mp_entry_remove(old);
+        mp_entry_unpin(old);
+    }
+    mp_entry_unpin(gone);
+}
+
+static uint64_t sweep(void *arg, uint64_t now_ns) {
+    mp_registry *registry = arg;
+    snapshot copy;
+    uint64_t next = UINT64_MAX;
+    mp_mutex_lock(&registry->lock);
+    bool taken = take_snapshot(registry, true, &copy);
+    mp_mutex_unlock(&registry->lock);
+    if (!taken)
+        return now_ns + 100 * MS;
+    for (int i = 0; i < copy.count; i++) {
+        uint64_t due = mp_entry_sweep(copy.entries[i], now_ns);
+        if (due < next)
+            next = due;
+    }
+    drop_snapshot(&copy);
+    return next;
+}
+
+/* --- life --- */
+
+static mp_status create_services(mp_registry *registry, const mp_registry_config *config, mp_error *error) {
+    mp_services *services = mp_alloc_zeroed(sizeof(*services), MP_TAG_POOL);
+    if (!services)
+        return mp_fail_memory(error, sizeof(*services), "the services of a registry");
+    registry->services = services;
+    const mp_options *options = mp_options_get();
+    atomic_init(&services->references, 1);
+    services->registry = registry;
+    services->event = on_event;
+    services->step_budget_ns = config->step_budget_ns ? config->step_budget_ns : (uint64_t)options->step_budget_ms * MS;
+    services->spin_ns = config->spin_ns ? config->spin_ns : (uint64_t)options->spin_us * 1000;
+    if (services->spin_ns == 1)
+        services->spin_ns = 0;
+    services->load_timeout_ns = config->load_timeout_ns ? config->load_timeout_ns : 30000 * MS;
+    mp_maintenance_init(&services->maintenance, sweep, registry);
+    MP_TRY(mp_cores_open(config->lanes, &services->cores, error));
+    services->cores_seen = mp_cores_pin(services->cores);
+    MP_TRY(mp_governor_open(config->memory_limit, &services->governor, error));
+    return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
+}
+
+/* Nobody works any more. */
+static void let_go(mp_services *services) {
+    mp_pool_destroy(services->pool);
+    services->pool = NULL;
+    mp_cores_close(services->cores);
+    services->cores = NULL;
+}
+
+mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry_out, mp_error *error) {
+    *registry_out = NULL;
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
+        if (config->queue_capacity[i] < 0)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d",
+                           mp_capability_get((mp_capability)i)->name, config->queue_capacity[i],
+                           mp_capability_get((mp_capability)i)->queue_capacity);
+    mp_registry *registry = mp_alloc_zeroed(sizeof(*registry), MP_TAG_POOL);
+    if (!registry)
+        return mp_fail_memory(error, sizeof(*registry), "a registry");
+    mp_mutex_init(&registry->lock);
+    mp_cond_init(&registry->changed);
+    registry->grace_ns = config->shutdown_grace_ns ? config->shutdown_grace_ns : 5000 * MS;
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
+        registry->queue_capacity[i] = config->queue_capacity[i] ? config->queue_capacity[i]
+                                                                : mp_capability_get((mp_capability)i)->queue_capacity;
+    mp_status status = create_services(registry, config, error);
+    if (status != MP_OK) {
+        if (registry->services) {
+            let_go(registry->services);
+            mp_services_unpin(registry->services);
+        }
+        mp_cond_deinit(&registry->changed);
+        mp_mutex_deinit(&registry->lock);
+        mp_free(registry);
+        return status;
+    }
+    mp_fork_join(registry);
+    *registry_out = registry;
+    return MP_OK;
+}
+
+void mp_registry_begin_shutdown(mp_registry *registry) { atomic_store(&registry->refusing, true); }
+
+/* Under the lock, as the one thread that closes. */
+static void close_entries(mp_registry *registry, uint64_t grace_ns) {
+    snapshot copy;
+    while (!take_snapshot(registry, true, &copy)) { /* it has to be known whom to wait for */
+        mp_mutex_unlock(&registry->lock);
+        mp_sys_sleep_ns(10 * MS);
+        mp_mutex_lock(&registry->lock);
+    }
+    mp_mutex_unlock(&registry->lock);
+    uint64_t deadline_ns = mp_sys_now_ns() + grace_ns;
+    for (int i = 0; i < copy.count; i++)
+        mp_entry_close(copy.entries[i]);
+    for (int i = 0; grace_ns && i < copy.count; i++)
+        if (!mp_entry_drain(copy.entries[i], deadline_ns))
+            break;
+    for (int i = 0; i < copy.count; i++)
+        mp_entry_quit(copy.entries[i]);
+    for (int i = 0; i < copy.count; i++)
+        mp_entry_join(copy.entries[i]);
+    drop_snapshot(&copy);
+    mp_mutex_lock(&registry->lock);
+}
+
+void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
+    mp_registry_begin_shutdown(registry);
+    mp_mutex_lock(&registry->lock);
+    if (registry->closing != OPEN) {
+        while (registry->closing != CLOSED)
+            mp_cond_wait(&registry->changed, &registry->lock, 0);
+        mp_mutex_unlock(&registry->lock);
+        return;
+    }
+    registry->closing = CLOSING;
+    close_entries(registry, grace_ns);
+    /* A replacement may have taken its slot, or a caller may have been on its way in, while the entries were closed. */
+    while (registry->inside)
+        mp_cond_wait(&registry->changed, &registry->lock, 0);
+    close_entries(registry, 0);
+    mp_mutex_unlock(&registry->lock);
+
+    mp_maintenance_stop(&registry->services->maintenance);
+    let_go(registry->services);
+
+    mp_mutex_lock(&registry->lock);
+    for (int i = 0; i < registry->slot_count; i++) {
+        mp_entry_unpin(registry->slots[i].current);
+        mp_entry_unpin(registry->slots[i].incoming);
+    }
+    for (int i = 0; i < registry->leaving_count; i++)
+        mp_entry_unpin(registry->leaving[i]);
+    registry->slot_count = registry->leaving_count = 0;
+    registry->closing = CLOSED;
+    mp_cond_broadcast(&registry->changed);
+    mp_mutex_unlock(&registry->lock);
+    mp_log(MP_LOG_INFO, "Graceful shutdown complete");
+}
+
+void mp_registry_destroy(mp_registry *registry) {
+    if (!registry)
+        return;
+    mp_registry_close(registry, registry->grace_ns);
+    mp_fork_leave(registry);
+    mp_services_unpin(registry->services);
+    mp_free(registry->slots);
+    mp_free(registry->leaving);
+    mp_cond_deinit(&registry->changed);
+    mp_mutex_deinit(&registry->lock);
+    mp_free(registry);
+}
+
+/* --- entries --- */
+
+static mp_status check_key(const char *key, mp_error *error) {
+    size_t length = strlen(key), most = sizeof(((mp_entry *)NULL)->key) - 1;
+    if (length >= 1 && length <= most)
+        return MP_OK;
+    return mp_fail(error, MP_INVALID_ARGUMENT, "a key has %zu bytes, allowed: 1 to %zu", length, most);
+}
+
+/* Under the lock; takes the new entry's reference. *replaced: removed by the caller after the lock; *loading: started so. */
+static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_entry **replaced, mp_entry **loading,
+                     mp_error *error) {
+    const char *key = mp_entry_key(entry);
+    MP_TRY(refuse_closed(registry, error));
+    bool found;
+    int at = find(registry, key, &found);
+    if (found && !replace)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the key \"%s\" is taken; pass replace to put another model in its place",
+                       key);
+    /* Every slot may have two entries that leave some day. */
+    int most = registry->leaving_count + 2 * registry->slot_count + 2;
+    while (registry->leaving_capacity < most)
+        if (!reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
+                     sizeof(*registry->leaving)))
+            return mp_fail_memory(error, (uint64_t)most * sizeof(mp_entry *), "the list of entries");
+    if (!found) {
+        if (!reserve((void **)&registry->slots, registry->slot_count, &registry->slot_capacity, sizeof(slot)))
+            return mp_fail_memory(error, sizeof(slot), "the list of keys");
+        memmove(&registry->slots[at + 1], &registry->slots[at], (size_t)(registry->slot_count - at) * sizeof(slot));
+        registry->slots[at] = (slot){.current = entry};
+        registry->slot_count++;
+        return MP_OK;
+    }
+    slot *slot = &registry->slots[at];
+    if (slot->incoming) {
+        *replaced = slot->incoming; /* the latest wins */
+        slot->incoming = NULL;
+    } else if (!mp_entry_in_use(slot->current)) {
+        *replaced = slot->current;
+        slot->current = entry;
+    }
+    if (*replaced)
+        start_leaving(registry, mp_entry_pin(*replaced));
+    if (slot->current != entry) {
+        slot->incoming = entry;
+        *loading = mp_entry_pin(entry);
+    }
+    registry->inside++;
+    return MP_OK;
+}
+
+mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace, mp_error *error) {
+    mp_status status = check_key(key, error);
+    if (status != MP_OK) {
+        loader->ops->destroy(loader->self);
+        return status;
+    }
+    mp_entry *entry, *replaced = NULL, *loading = NULL;
+    MP_TRY(mp_entry_create(registry->services, key, loader, registry->queue_capacity[loader->capability], &entry, error));
+    mp_mutex_lock(&registry->lock);
+    int inside = registry->inside;
+    status = put(registry, entry, replace, &replaced, &loading, error);
+    inside = registry->inside - inside;
+    mp_mutex_unlock(&registry->lock);
+    if (status != MP_OK)
+        mp_entry_unpin(entry);
+    if (replaced) {
+        mp_entry_remove(replaced);
+        mp_entry_unpin(replaced);
+    }
+    if (loading)
+        mp_entry_start(loading);
+    if (inside)
+        leave(registry, loading);
+    return status;
+}
+
+mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error) {
+    mp_entry *current = NULL, *incoming = NULL;
+    mp_mutex_lock(&registry->lock);
+    mp_status status = refuse_closed(registry, error);
+    if (status == MP_OK) {
+        bool found;
+        int at = find(registry, key, &found);
+        if (found) {
+            current = registry->slots[at].current;
+            incoming = registry->slots[at].incoming;
+            start_leaving(registry, mp_entry_pin(current));
+            if (incoming)
+                start_leaving(registry, mp_entry_pin(incoming));
+            memmove(&registry->slots[at], &registry->slots[at + 1],
+                    (size_t)(registry->slot_count - at - 1) * sizeof(slot));
+            registry->slot_count--;
+            registry->inside++;
+        } else {
+            status = fail_unknown(key, error);
+        }
+    }
+    mp_mutex_unlock(&registry->lock);
+    if (status != MP_OK)
+        return status;
+    mp_entry_remove(current);
+    if (incoming)
+        mp_entry_remove(incoming);
+    status = mp_entry_wait_gone(current, deadline_ns, error);
+    mp_entry_unpin(incoming);
+    leave(registry, current);
+    return status;
+}
+
+mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
+    mp_entry *entry;
+    MP_TRY(enter(registry, key, true, &entry, error));
+    mp_status status = mp_entry_load(entry, pin, deadline_ns, error);
+    leave(registry, entry);
+    return status;
+}
+
+mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error) {
+    mp_entry *entry;
+    MP_TRY(enter(registry, key, false, &entry, error));
+    mp_status status = mp_entry_evict(entry, deadline_ns, error);
+    leave(registry, entry);
+    return status;
+}
+
+void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_entry_info *info), void *arg) {
+    snapshot copy;
+    mp_mutex_lock(&registry->lock);
+    bool taken = take_snapshot(registry, false, &copy);
+    mp_mutex_unlock(&registry->lock);
+    if (!taken)
+        return;
+    for (int i = 0; i < copy.count; i++) {
+        mp_entry_info info;
+        mp_resident *pinned;
+        mp_entry_describe(copy.entries[i], &info, &pinned);
+        visit(arg, &info);
+        mp_resident_unpin(pinned);
+    }
+    drop_snapshot(&copy);
+}
+
+void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats) {
+    mp_services *services = registry->services;
+    mp_budget *budget = mp_governor_budget(services->governor);
+    *stats = (mp_registry_stats){
+        .memory_limit = atomic_load(&budget->limit),
+        .memory_used = atomic_load(&budget->used),
+        .lanes = mp_cores_lanes(services->cores_seen),
+        .lanes_leased = mp_cores_leased(services->cores_seen),
+    };
+    for (int i = 0; i < MP_TAG_COUNT; i++)
+        stats->bytes_by_tag[i] = mp_alloc_bytes((mp_tag)i);
+#define MP_METRIC(name, meaning) \
+    stats->name = atomic_load_explicit(&services->metrics[MP_METRIC_##name], memory_order_relaxed);
+#include "registry/metrics.def"
+#undef MP_METRIC
+    mp_thread_counts(&stats->threads_created, &stats->threads_joined);
+}
+
+/* --- calls --- */
+
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
+                             mp_ticket **ticket_out, mp_error *error) {
+    mp_services *services = registry->services;
+    mp_error unseen;
+    mp_entry *entry;
+    mp_ticket *ticket = NULL;
+    mp_status status;
+    bool gone;
+    *ticket_out = NULL;
+    if (!error)
+        error = &unseen;
+    mp_count(services, MP_METRIC_total_requests, 1);
+    do { /* again when the entry was replaced between lookup and queue */
+        gone = false;
+        status = enter(registry, key, false, &entry, error);
+        if (status != MP_OK)
+            break;
+        if (call->capability != entry->capability) {
+            status = mp_fail(error, MP_WRONG_CAPABILITY, "%s does %s, not %s", key, mp_capability_get(entry->capability)->name,
+                             mp_capability_get(call->capability)->name);
+        } else if (ticket) {
+            mp_ticket_move(ticket, entry);
+        } else {
+            status = mp_ticket_create(entry, call, options, &ticket, error);
+            call = status == MP_OK ? call : NULL;
+        }
+        if (status == MP_OK)
+            status = mp_entry_submit(entry, ticket, options, &gone, error);
+        leave(registry, entry);
+    } while (gone);
+    if (status == MP_OK) {
+        *ticket_out = ticket;
+        return MP_OK;
+    }
+    mp_count_end(services, status);
+    if (ticket)
+        mp_ticket_discard(ticket);
+    else
+        mp_call_destroy(call);
+    return status;
+}
+
+/* --- fork --- */
+
+mp_registry **mp_registry_fork_next(mp_registry *registry) { return &registry->fork_next; }
+
+typedef void entry_hook(mp_entry *entry);
+
+static void for_each_entry(mp_registry *registry, entry_hook *hook) {
+    for (int i = 0; i < registry->slot_count; i++) {
+        hook(registry->slots[i].current);
+        if (registry->slots[i].incoming)
+            hook(registry->slots[i].incoming);
+    }
+    for (int i = 0; i < registry->leaving_count; i++)
+        hook(registry->leaving[i]);
+}
+
+static void lock_entry(mp_entry *entry) { mp_mutex_lock(&entry->lock); }
+
+static void unlock_entry(mp_entry *entry) { mp_mutex_unlock(&entry->lock); }
+
+void mp_registry_fork_before(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_mutex_lock(&registry->lock);
+    for_each_entry(registry, lock_entry);
+    if (services->pool)
+        mp_pool_fork_before(services->pool);
+    mp_maintenance_fork_before(&services->maintenance);
+    mp_governor_fork_before(services->governor);
+    mp_cores_fork_before(services->cores_seen);
+}
+
+void mp_registry_fork_parent(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_cores_fork_parent(services->cores_seen);
+    mp_governor_fork_parent(services->governor);
+    mp_maintenance_fork_parent(&services->maintenance);
+    if (services->pool)
+        mp_pool_fork_parent(services->pool);
+    for_each_entry(registry, unlock_entry);
+    mp_mutex_unlock(&registry->lock);
+}
+
+void mp_registry_fork_child(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_cores_fork_child(services->cores_seen);
+    mp_governor_fork_child(services->governor);
+    mp_maintenance_fork_child(&services->maintenance);
+    if (services->pool)
+        mp_pool_fork_child(services->pool);
+    for_each_entry(registry, mp_entry_fork_child);
+    mp_mutex_init(&registry->lock);
+    mp_cond_init(&registry->changed);
+    registry->inside = 0;
+    atomic_store(&services->resident, 0);
+    if (registry->closing == CLOSING) /* the thread that closes it is in the parent */
+        registry->closing = CLOSED;
+}
