@@ -288,7 +288,7 @@ void mp_decoder_forward(const mp_decoder_pass *pass, const mp_lane *lane) {
     for (int s = 0; s < pass->rows.n_seq; s++) {
         const mp_row_seq *seq = &pass->rows.seq[s];
         if (seq->all_outputs)
-            output_rows(pass, lane, &view, pass->x + (size_t)seq->row0 * hidden, seq->rows, seq->all_outputs);
+            output_rows(pass, lane, &view, pass->x + (size_t)seq->row0 * hidden, seq->all_rows, seq->all_outputs);
     }
     if (pass->rows.n_output == 0)
         return;

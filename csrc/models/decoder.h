@@ -41,7 +41,8 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
     int row0, rows;
     int32_t past;           /* position of row0 */
     const uint32_t *blocks; /* KV blocks for positions 0 .. past + rows - 1 */
-    float *all_outputs;     /* [rows, vocab]: logits of every row, or NULL */
+    float *all_outputs;     /* [all_rows, vocab]: logits of the first rows too, or NULL */
+    int all_rows;
 } mp_row_seq;
 
 typedef struct mp_rows {

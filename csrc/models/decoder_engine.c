@@ -325,13 +325,15 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
         mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         bool last = seq->cached + step->rows == seq->count;
-        bool all = call->want_prompt_logits && step->choice == 0 && seq->cached < call->n_prompt;
+        int unread = call->n_prompt - seq->cached; /* below 0 once it decodes */
+        bool all = call->want_prompt_logits && step->choice == 0 && unread > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
             .rows = step->rows,
             .past = seq->cached,
             .blocks = seq->blocks,
             .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
+            .all_rows = step->rows < unread ? step->rows : unread,
         };
         rows->M += step->rows;
         step->output = last ? rows->n_output : -1;
