@@ -1,0 +1,120 @@
+"""mpool: every model always behind a pool of workers, inside one Python process, on a CPU.
+
+    >>> import mpool
+    >>> mpool.embed("A sentence.").shape
+    (384,)
+    >>> mpool.generate("The capital of France is", temperature=0, max_tokens=8).text
+    ' Paris.'
+
+Everything is imported on first use: ``import mpool`` itself loads neither numpy nor the C core.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from . import aio as aio
+    from . import catalog as catalog
+    from . import errors as errors
+    from . import text as text
+    from ._runtime import chat as chat
+    from ._runtime import count_tokens as count_tokens
+    from ._runtime import detokenize as detokenize
+    from ._runtime import embed as embed
+    from ._runtime import embed_iter as embed_iter
+    from ._runtime import generate as generate
+    from ._runtime import get as get
+    from ._runtime import load as load
+    from ._runtime import ps as ps
+    from ._runtime import register as register
+    from ._runtime import submit as submit
+    from ._runtime import tokenize as tokenize
+    from ._runtime import unload as unload
+    from .config import PoolConfig as PoolConfig
+    from .embedding import EmbedIterator as EmbedIterator
+    from .errors import CircuitOpen as CircuitOpen
+    from .errors import Cancelled as Cancelled
+    from .errors import ContextOverflow as ContextOverflow
+    from .errors import DownloadError as DownloadError
+    from .errors import FileError as FileError
+    from .errors import FormatError as FormatError
+    from .errors import IntegrityError as IntegrityError
+    from .errors import InternalError as InternalError
+    from .errors import InvalidArgument as InvalidArgument
+    from .errors import LimitError as LimitError
+    from .errors import MemoryExhausted as MemoryExhausted
+    from .errors import ModelError as ModelError
+    from .errors import MpoolError as MpoolError
+    from .errors import NoWorkers as NoWorkers
+    from .errors import NumericError as NumericError
+    from .errors import OfflineError as OfflineError
+    from .errors import Overloaded as Overloaded
+    from .errors import PoolError as PoolError
+    from .errors import RecvError as RecvError
+    from .errors import SendError as SendError
+    from .errors import ShuttingDown as ShuttingDown
+    from .errors import SpawnFailed as SpawnFailed
+    from .errors import SpawnTimeout as SpawnTimeout
+    from .errors import TemplateError as TemplateError
+    from .errors import Timeout as Timeout
+    from .errors import UnknownModel as UnknownModel
+    from .errors import UnsafeFormat as UnsafeFormat
+    from .errors import Unsupported as Unsupported
+    from .errors import WrongCapability as WrongCapability
+    from .jobs import Job as Job
+    from .model import Model as Model
+    from .pool import Pool as Pool
+    from .results import Choice as Choice
+    from .results import Chunk as Chunk
+    from .results import Completion as Completion
+    from .results import Timings as Timings
+    from .results import TokenLogprob as TokenLogprob
+    from .results import TopLogprob as TopLogprob
+    from .results import Usage as Usage
+    from .show import show_config as show_config
+    from .similarity import similarity as similarity
+    from .streams import Stream as Stream
+
+_MODULES = ("aio", "catalog", "errors", "text")
+_ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "FileError", "FormatError", "IntegrityError",
+           "InternalError", "InvalidArgument", "LimitError", "MemoryExhausted", "ModelError", "MpoolError", "NoWorkers",
+           "NumericError", "OfflineError", "Overloaded", "PoolError", "RecvError", "SendError", "ShuttingDown",
+           "SpawnFailed", "SpawnTimeout", "TemplateError", "Timeout", "UnknownModel", "UnsafeFormat", "Unsupported",
+           "WrongCapability")
+
+#: Public name -> the module it lives in.
+_HOME: dict[str, str] = {name: module for module, names in {
+    "_runtime": ("chat", "count_tokens", "detokenize", "embed", "embed_iter", "generate", "get", "load", "ps",
+                 "register", "submit", "tokenize", "unload"),
+    "config": ("PoolConfig",),
+    "embedding": ("EmbedIterator",),
+    "errors": _ERRORS,
+    "jobs": ("Job",),
+    "model": ("Model",),
+    "pool": ("Pool",),
+    "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "TopLogprob", "Usage"),
+    "show": ("show_config",),
+    "similarity": ("similarity",),
+    "streams": ("Stream",),
+}.items() for name in names}
+
+__all__ = sorted([*_HOME, *_MODULES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(_import_module(f".{_HOME[name]}", __name__), name)
+    elif name in _MODULES:
+        value = _import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,154 @@
+"""What calls that generate text return: frozen dataclasses, made once, safe to share between threads and to pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: Why a text ended. ``"stop"``: the model ended it, or a stop string or token did (see ``stop``); ``"length"``:
+#: ``max_tokens`` or the context was full; ``"cancelled"``: the stream was left early.
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts of tokens.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt, those around it (BOS, chat template) included.
+        completion_tokens: tokens generated, of all choices together.
+        cached_tokens: of the prompt's, those that did not have to be computed again.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went, in seconds.
+
+    Attributes:
+        queued: from the call to its first step, loading the model included.
+        prompt: reading the prompt, up to the first token.
+        generation: from the first token to the last.
+        total: from the call to its end.
+    """
+
+    queued: float
+    prompt: float
+    generation: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """An alternative at one place: its id, the text it would have added, its log probability (natural)."""
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One generated token.
+
+    Attributes:
+        token_id: its id.
+        token: the text it adds; bytes that are part of a character only show as U+FFFD.
+        logprob: its natural log probability under the model, before temperature, penalties and filters.
+        top: the likeliest tokens at this place, likeliest first; as many as ``top_logprobs`` asked for.
+    """
+
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the ``n`` answers to a prompt.
+
+    Attributes:
+        index: which, from 0.
+        text: the answer, without the stop string.
+        finish_reason: see :data:`FinishReason`.
+        stop: the stop string (str) or stop token (int) that ended it; None if the model ended it by itself, or
+            nothing but its length did.
+        token_ids: ids of the generated tokens, without the one that ended it.
+        logprobs: one an id, if asked for.
+    """
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    stop: str | int | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer. ``str()`` of it is its text.
+
+    Attributes:
+        text, finish_reason, stop, token_ids, logprobs: those of the first choice (see :class:`Choice`).
+        usage: counts of tokens.
+        timings: where the time went.
+        model: key of the model that wrote it.
+        seed: the seed in use; passing it again with the same request gives the same tokens.
+        choices: all ``n`` answers.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    stop: str | int | None
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    usage: Usage
+    timings: Timings
+    model: str
+    seed: int
+    choices: tuple[Choice, ...]
+
+    @property
+    def message(self) -> dict[str, str]:
+        """The answer as a chat message, ready to be appended to ``messages``."""
+        return {"role": "assistant", "content": self.text}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stream. ``str()`` of it is its text.
+
+    Attributes:
+        text: what was added; whole characters, never part of what may still become a stop string. Empty in a last
+            piece that adds nothing.
+        index: which of the ``n`` choices it continues.
+        finish_reason: set in the last piece of a choice, else None.
+        stop: as in :class:`Choice`, in the last piece.
+        logprobs: of the tokens decided since the piece before, if asked for.
+    """
+
+    text: str
+    index: int = 0
+    finish_reason: FinishReason | None = None
+    stop: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+__all__ = ["Choice", "Chunk", "Completion", "FinishReason", "Timings", "TokenLogprob", "TopLogprob", "Usage"]
