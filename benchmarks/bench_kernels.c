@@ -5,7 +5,7 @@
  *
  * One thread. A line a kind, shape and M: per cent of the peak of that kind's instruction (vfmadd231ps, vdpbf16ps,
  * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2), measured by a probe just before and just after; the time is
- * the best of many short rounds. Weights rotate through --pool MB (default 0: one matrix, cache-resident as in an
+ * the best of many short rounds, in CPU time. Weights rotate through --pool MB (default 0: one matrix, cache-resident as in an
  * encoder), activations are prepared outside of the time, --act puts bias and GELU into it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -22,9 +22,10 @@
 #include "base/cpu.h"
 #include "kernels/variants.h"
 
+/* Seconds of this thread on a CPU: what others take on a shared machine does not count. */
 static double now(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 

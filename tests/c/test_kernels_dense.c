@@ -371,6 +371,8 @@ static void check_kind(int kind) {
     const kt_set ref = kt_ref();
     for (int M = 1; M <= 40; M++) /* every height of a tile, every split of the rows */
         check_shape(&ref, kind, M, M % 3 ? 77 : 160, 37 + M % 5, -1, &random);
+    check_shape(&ref, kind, 517, 33, 19, -1, &random); /* more rows than one block */
+    check_shape(&ref, kind, 1100, 70, 9, -1, &random);
     const int Ns[] = {1, 15, 16, 17, 31, 32, 33, 64, 127, 129, 300};
     for (size_t i = 0; i < sizeof Ns / sizeof *Ns; i++)
         for (int M = 1; M <= 13; M += M < 6 ? 1 : 7)

@@ -15,8 +15,8 @@
  *   D_W, D_A, D_ACC     what D(load) reads from a panel, D(splat) from a row, and what D(dot) accumulates in
  *   D_STEPS(K)          steps of a row of K inputs;  D_CHUNK steps of one chain
  *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (AVX2 has 16 registers)
- *   D_MAX_ROWS          rows of the tallest tile, at most 14
- *   D_PANELS(R)         panels that a tile of R rows spans: several when R alone would leave the latency exposed
+ *   D_MAX_ROWS          rows of the tallest tile, 4, 6 or 12
+ *   D_PANELS(R)         panels that a tile of R rows spans: 1, or 2 when R rows alone would leave the latency exposed
  *   D_ROW(x, m)         row m of the activations, as const uint8_t *;  D_ROW_STRIDE(x): bytes between rows
  *   D_SCALED            1: D(result) wants the scales of int8
  * and, static MP_INLINE,
@@ -35,7 +35,7 @@ typedef struct dense_tile {
     const uint8_t *a;      /* first row */
     int64_t a_stride;      /* bytes */
     int steps;
-    int64_t prefetch;      /* bytes ahead of w; 0 = what is being read anyway */
+    int64_t prefetch;      /* bytes ahead of w; 0: the panel is in a cache already */
     const int32_t *sum;    /* int8: [rows] sums of q */
     const float *sa;       /* int8: [rows] scales */
     const float *bias;     /* [P * 32 / D_HALVES] or NULL */
@@ -44,14 +44,16 @@ typedef struct dense_tile {
     float *out;            /* [rows, ld] */
     int64_t ld;
 } dense_tile;
-enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192 };
+enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 #endif
 
 #define D_V (MP_PANEL_N / D_HALVES / D_LANES)
 
-/* `count` steps of the tile; count is a constant of at most 4 where it matters. */
+/* `count` steps of the tile, a constant. a[i] is row 3 * i: a base, base + stride and base + 2 * stride are operands of
+ * one instruction, so that 12 rows need 5 registers and no arithmetic. */
 static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
-                               const uint8_t *a, D_ACC *acc) {
+                               const uint8_t *const *a, D_ACC *acc) {
+    const int64_t stride = t->a_stride;
     MP_UNROLL
     for (int u = 0; u < count; u++) {
         D_W wv[8];
@@ -67,7 +69,7 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
         }
         MP_UNROLL
         for (int r = 0; r < R; r++) {
-            const D_A av = D(splat)(a + r * t->a_stride + u * 4);
+            const D_A av = D(splat)(a[r / 3] + r % 3 * stride + u * 4);
             MP_UNROLL
             for (int i = 0; i < P * D_V; i++)
                 acc[r * P * D_V + i] = D(dot)(acc[r * P * D_V + i], wv[i], av);
@@ -77,19 +79,32 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
 
 static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
     D_ACC acc[28], run[28];
-    const uint8_t *w = t->w, *a = t->a;
+    const uint8_t *w = t->w, *a[4];
     int left = t->steps;
     bool first = true;
+    MP_UNROLL
+    for (int i = 0; i < (R + 2) / 3; i++)
+        a[i] = t->a + 3 * i * t->a_stride;
     for (;;) {
         int n = left < D_CHUNK ? left : D_CHUNK;
         left -= n;
         MP_UNROLL
         for (int i = 0; i < R * P * D_V; i++)
             acc[i] = D(start)(D_SCALED ? t->sum[i / (P * D_V)] : 0);
-        for (; n >= 4; n -= 4, w += 4 * DENSE_STEP, a += 16)
+        for (; n >= 4; n -= 4) {
             D(steps)(R, P, 4, t, w, a, acc);
-        for (; n > 0; n--, w += DENSE_STEP, a += 4)
+            w += 4 * DENSE_STEP;
+            MP_UNROLL
+            for (int i = 0; i < (R + 2) / 3; i++)
+                a[i] += 16;
+        }
+        for (; n > 0; n--) {
             D(steps)(R, P, 1, t, w, a, acc);
+            w += DENSE_STEP;
+            MP_UNROLL
+            for (int i = 0; i < (R + 2) / 3; i++)
+                a[i] += 4;
+        }
 #if D_SCALED
         (void)run, (void)first;
         break;
@@ -107,23 +122,29 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
         first = false;
 #endif
     }
+    v_float f[28];
     MP_UNROLL
-    for (int r = 0; r < R; r++) {
-        MP_UNROLL
-        for (int i = 0; i < P * D_V; i++) {
-            const int column = i / D_V * MP_PANEL_N + i % D_V * D_LANES; /* P > 1 goes with D_HALVES 1 */
-            const float *sw = NULL;
-            if (D_SCALED) /* scales lie behind the last step of their panel; w began half a step in for a second half */
-                sw = (const float *)(t->w + (size_t)(i / D_V) * t->panel_bytes + (size_t)t->steps * DENSE_STEP) +
-                     i % D_V * D_LANES;
-            v_float f = D(result)(acc[r * P * D_V + i], sw, D_SCALED ? t->sa[r] : 0.0f);
-            if (t->bias)
-                f = v_add(f, v_load(t->bias + column));
-            if (t->residual)
-                f = v_add(f, v_load(t->residual + r * t->ld_residual + column));
-            v_store(t->out + r * t->ld + column, f);
-        }
+    for (int i = 0; i < R * P * D_V; i++) {
+        const int r = i / (P * D_V), v = i % (P * D_V);
+        const float *sw = NULL;
+        if (D_SCALED) /* scales lie behind the last step of their panel; a second half began half a step in */
+            sw = (const float *)(const void *)(t->w + (size_t)(v / D_V) * t->panel_bytes +
+                                               (size_t)t->steps * DENSE_STEP) + v % D_V * D_LANES;
+        f[i] = D(result)(acc[i], sw, D_SCALED ? t->sa[r] : 0.0f);
     }
+    if (t->bias) {
+        MP_UNROLL
+        for (int i = 0; i < R * P * D_V; i++)
+            f[i] = v_add(f[i], v_load(t->bias + i % (P * D_V) * D_LANES));
+    }
+    if (t->residual) {
+        MP_UNROLL
+        for (int i = 0; i < R * P * D_V; i++)
+            f[i] = v_add(f[i], v_load(t->residual + i / (P * D_V) * t->ld_residual + i % (P * D_V) * D_LANES));
+    }
+    MP_UNROLL
+    for (int i = 0; i < R * P * D_V; i++)
+        v_store(t->out + i / (P * D_V) * t->ld + i % (P * D_V) * D_LANES, f[i]);
 }
 
 #define D_TILE(R)                                                     \
@@ -133,8 +154,10 @@ D_TILE(1)
 D_TILE(2)
 D_TILE(3)
 D_TILE(4)
+#if D_MAX_ROWS > 4
 D_TILE(5)
 D_TILE(6)
+#endif
 #if D_MAX_ROWS > 6
 D_TILE(7)
 D_TILE(8)
@@ -145,23 +168,30 @@ D_TILE(12)
 #endif
 #undef D_TILE
 
-static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
-                    float *y, int64_t ldy) {
+/* Rows [m0, m1) times panels [panel0, panel1): a panel stays in cache while the rows go by. */
+static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                     float *y, int64_t ldy) {
     typedef void (*tile_function)(const dense_tile *);
     static const tile_function tiles[2][D_MAX_ROWS] = {
-        {D(one_1), D(one_2), D(one_3), D(one_4), D(one_5), D(one_6),
+        {D(one_1), D(one_2), D(one_3), D(one_4),
+#if D_MAX_ROWS > 4
+         D(one_5), D(one_6),
+#endif
 #if D_MAX_ROWS > 6
-         D(one_7), D(one_8), D(one_9), D(one_10), D(one_11), D(one_12)
+         D(one_7), D(one_8), D(one_9), D(one_10), D(one_11), D(one_12),
 #endif
         },
-        {D(wide_1), D(wide_2), D(wide_3), D(wide_4), D(wide_5), D(wide_6),
+        {D(wide_1), D(wide_2), D(wide_3), D(wide_4),
+#if D_MAX_ROWS > 4
+         D(wide_5), D(wide_6),
+#endif
 #if D_MAX_ROWS > 6
-         D(wide_7), D(wide_8), D(wide_9), D(wide_10), D(wide_11), D(wide_12)
+         D(wide_7), D(wide_8), D(wide_9), D(wide_10), D(wide_11), D(wide_12),
 #endif
         },
     };
-    _Alignas(64) float buffer[D_MAX_ROWS * MP_PANEL_N * 4];
-    _Alignas(64) float bias[MP_PANEL_N * 4];
+    _Alignas(64) float buffer[D_MAX_ROWS * MP_PANEL_N * 2];
+    _Alignas(64) float bias[MP_PANEL_N * 2];
     const int rows = m1 - m0;
     const int count = (rows + D_MAX_ROWS - 1) / D_MAX_ROWS; /* tiles, of nearly equal height */
     const mp_act act = ep ? ep->act : MP_ACT_NONE;
@@ -215,6 +245,17 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
                     memcpy(y + r * ldy + n0, buffer + (r - r0) * cols, sizeof(float) * (size_t)cols);
             }
         }
+    }
+}
+
+static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                    float *y, int64_t ldy) {
+    /* so many rows that the panels' way from memory is paid for, so few that the rows come from a cache each time */
+    const int count = (m1 - m0 + DENSE_BLOCK - 1) / DENSE_BLOCK;
+    for (int i = 0; i < count; i++) {
+        const int r0 = m0 + (int)((int64_t)(m1 - m0) * i / count);
+        const int r1 = m0 + (int)((int64_t)(m1 - m0) * (i + 1) / count);
+        D(block)(w, x, r0, r1, panel0, panel1, ep, y, ldy);
     }
 }
 

@@ -1,5 +1,5 @@
 /* x86/avx2_dense.c: dense gemm and activations in 256 bits. A tile is half a panel wide: 6 rows times 2 vectors are 12
- * accumulators of the 16 registers. */
+ * accumulators of the 16 registers; 4 rows where a step needs more of them for itself. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
@@ -64,7 +64,7 @@ static MP_INLINE bf16_pair bf16_split(__m256i pairs) {
 #define D_ACC __m256
 #define D_STEPS(K) (((K) + 1) / 2)
 #define D_CHUNK INT32_MAX
-#define D_MAX_ROWS 6
+#define D_MAX_ROWS 4
 #define D_PANELS(R) 1
 #define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
@@ -91,7 +91,7 @@ static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
 #define D_ACC __m256i
 #define D_STEPS(K) (((K) + 3) / 4)
 #define D_CHUNK INT32_MAX
-#define D_MAX_ROWS 6
+#define D_MAX_ROWS 4
 #define D_PANELS(R) 1
 #define D_ROW(x, m) ((const uint8_t *)((x)->q + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq)

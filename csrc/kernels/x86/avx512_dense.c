@@ -26,7 +26,7 @@ MP_TARGET_AVX512_BEGIN
 #define D_STEPS(K) (K)
 #define D_CHUNK MP_K_CHUNK
 #define D_MAX_ROWS 12
-#define D_PANELS(R) ((R) <= 3 ? 4 : (R) <= 6 ? 2 : 1)
+#define D_PANELS(R) ((R) <= 3 ? 2 : 1)
 #define D_ROW(x, m) ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
 #define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
 #define D_SCALED 0
@@ -148,7 +148,7 @@ MP_TARGET_AVX512_VNNI_BEGIN
 #define D_STEPS(K) (((K) + 3) / 4)
 #define D_CHUNK INT32_MAX
 #define D_MAX_ROWS 12
-#define D_PANELS(R) ((R) <= 3 ? 4 : (R) <= 6 ? 2 : 1)
+#define D_PANELS(R) ((R) >= 4 && (R) <= 6 ? 2 : 1)
 #define D_ROW(x, m) ((const uint8_t *)((x)->q + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq)
 #define D_SCALED 1
@@ -184,7 +184,7 @@ MP_TARGET_AVX512_BF16_BEGIN
 #define D_STEPS(K) (((K) + 1) / 2)
 #define D_CHUNK INT32_MAX
 #define D_MAX_ROWS 12
-#define D_PANELS(R) ((R) <= 3 ? 4 : (R) <= 6 ? 2 : 1)
+#define D_PANELS(R) ((R) <= 6 ? 2 : 1)
 #define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
 #define D_SCALED 0
