@@ -14,9 +14,11 @@ static inline float mp_half_to_float(uint16_t half) {
     float subnormal = (float)(int32_t)rest * 0x1p-24f;
     uint32_t subnormal_bits;
     memcpy(&subnormal_bits, &subnormal, sizeof subnormal_bits);
-    uint32_t normal_bits = (rest << 13) + (112u << 23);
-    uint32_t special_bits = (rest << 13) | 0x7f800000u | (rest > 0x7c00u ? 0x400000u : 0u);
-    uint32_t bits = rest < 0x400u ? subnormal_bits : rest < 0x7c00u ? normal_bits : special_bits;
+    /* masks instead of ?: because the compiler vectorises the loops around them */
+    uint32_t is_subnormal = -(uint32_t)(rest < 0x400u), is_special = -(uint32_t)(rest >= 0x7c00u);
+    uint32_t is_nan = -(uint32_t)(rest > 0x7c00u), rebias = 112u << 23;
+    uint32_t bits = ((rest << 13) + rebias + (is_special & rebias)) | (is_nan & 0x400000u);
+    bits = (bits & ~is_subnormal) | (subnormal_bits & is_subnormal);
     bits |= sign;
     float value;
     memcpy(&value, &bits, sizeof value);
