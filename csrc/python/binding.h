@@ -1,0 +1,107 @@
+/* binding.h: what the files of the Python binding share. This room is the sole home of Python.h and numpy.
+ *
+ * The GIL: held on entry to everything here unless a comment says otherwise; given up around whatever waits or computes.
+ * No thread of the core ever takes it, so destroying a registry is safe at any time, the interpreter's end included. */
+#ifndef MP_PYTHON_BINDING_H
+#define MP_PYTHON_BINDING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL mp_numpy
+#ifndef MP_PYTHON_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "files/spec.h"
+#include "registry/registry.h"
+
+/* Free-threaded builds: one call at a time on an object that changes. Nothing where the GIL does that. */
+#ifdef Py_GIL_DISABLED
+#define MP_BEGIN_EXCLUSIVE(object) Py_BEGIN_CRITICAL_SECTION(object)
+#define MP_END_EXCLUSIVE() Py_END_CRITICAL_SECTION()
+#else
+#define MP_BEGIN_EXCLUSIVE(object) {
+#define MP_END_EXCLUSIVE() }
+#endif
+
+#define MP_METHOD(function) ((PyCFunction)(void (*)(void))(function))
+
+typedef struct mp_state { /* of the module */
+    PyObject *errors;     /* mpool.errors, imported when first needed */
+    PyTypeObject *spec_type, *gguf_type, *notifier_type, *ticket_type, *registry_type;
+    unsigned long main_thread; /* the one that runs signal handlers */
+} mp_state;
+
+mp_state *mp_state_of_module(PyObject *module);
+mp_state *mp_state_of_type(PyTypeObject *type);
+static inline mp_state *mp_state_of(PyObject *self) { return mp_state_of_type(Py_TYPE(self)); }
+
+/* --- errors.c: each sets an exception and returns NULL --- */
+
+/* key: of the model concerned, or NULL. */
+PyObject *mp_raise(mp_state *state, const mp_error *error, const char *key);
+PyObject *mp_raise_new(mp_state *state, mp_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+PyObject *mp_status_table(PyObject *module, PyObject *none);
+
+/* --- waiting (module.c) --- */
+
+/* A timeout in seconds as a deadline: None and infinity are none (0). False: an exception is set. */
+bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns);
+static inline bool mp_is_main_thread(const mp_state *state) { return PyThread_get_thread_ident() == state->main_thread; }
+/* End of the next wait: the deadline, or sooner in the main thread, which has signals to look at. 0: no end. */
+uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
+/* Wait as mp_ticket_wait does. 1: it moved. 0: the deadline passed. -1: a signal handler raised. */
+int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
+
+/* --- type_spec.c, type_gguf.c, type_notifier.c, type_ticket.c, type_registry.c --- */
+
+extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_notifier_type_spec, mp_ticket_type_spec, mp_registry_type_spec;
+
+/* Takes the spec. */
+PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
+/* Borrowed, frozen from now on; NULL with TypeError when it is no Spec. */
+mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object);
+PyObject *mp_read_gguf(PyObject *module, PyObject *path);
+/* Borrowed; NULL with an exception when it is none or closed. */
+mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
+
+typedef struct mp_ticket_object {
+    PyObject_HEAD
+    mp_ticket *ticket;  /* a caller's reference */
+    PyObject *registry; /* keeps the workers alive until the call is answered */
+    char key[256];
+} mp_ticket_object;
+/* Takes the caller's reference of the ticket. */
+PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *registry, const char *key);
+/* Raise the call's error if it failed, or INVALID_ARGUMENT if it is not done. False: an exception is set. */
+bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key);
+/* The ticket's call when it has that capability; NULL with an exception otherwise. */
+mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability capability);
+
+/* --- convert_<capability>.c --- */
+
+/* Options that every submit takes. */
+typedef struct mp_submit_args {
+    mp_submit_options options;
+    const char *key;
+} mp_submit_args;
+/* An array over memory that belongs to the ticket's call: keeps the ticket, copies nothing. */
+PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int type, void *data);
+/* Contiguous array of a type, from anything that casts to it safely; a new reference. */
+PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name);
+
+/* Parse the arguments of submit_embed and embed and make the call; NULL with an exception. */
+mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_embed_vectors(mp_state *state, mp_ticket *ticket, const char *key);
+
+mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket);
+PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket);
+
+#endif

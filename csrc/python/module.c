@@ -1,0 +1,411 @@
+/* module.c: the module mpool._core: its functions, its state, waiting with signals. */
+#define MP_PYTHON_IMPORTS_NUMPY
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/options.h"
+#include "base/trace.h"
+#include "files/file_map.h"
+#include "kernels/kernels.h"
+#include "models/model.h"
+#include "python/binding.h"
+
+#define STRING_OF(x) #x
+#define STRING(x) STRING_OF(x)
+#ifndef MPOOL_VERSION
+#define MPOOL_VERSION 0.1.0
+#endif
+
+static const uint64_t SLICE_NS = 50ull * 1000 * 1000;
+
+/* --- waiting --- */
+
+bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
+    *deadline_ns = 0;
+    if (!timeout || timeout == Py_None)
+        return true;
+    double seconds = PyFloat_AsDouble(timeout);
+    if (seconds == -1.0 && PyErr_Occurred())
+        return false;
+    if (isnan(seconds) || seconds < 0) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "timeout is %g, allowed: seconds from 0 up, or None", seconds);
+        return false;
+    }
+    if (seconds < 1e9) /* longer than that is for ever */
+        *deadline_ns = mp_sys_now_ns() + (uint64_t)(seconds * 1e9);
+    return true;
+}
+
+uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns) {
+    if (!mp_is_main_thread(state))
+        return deadline_ns;
+    uint64_t slice = mp_sys_now_ns() + SLICE_NS;
+    return deadline_ns && deadline_ns < slice ? deadline_ns : slice;
+}
+
+int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress) {
+    for (;;) {
+        bool moved;
+        Py_BEGIN_ALLOW_THREADS
+        moved = mp_ticket_wait(ticket, seen, mp_wait_slice(state, deadline_ns), progress);
+        Py_END_ALLOW_THREADS
+        if (moved)
+            return 1;
+        if (PyErr_CheckSignals() < 0)
+            return -1;
+        if (deadline_ns && mp_sys_now_ns() >= deadline_ns)
+            return 0;
+    }
+}
+
+/* --- arrays --- */
+
+static void release_ticket(PyObject *capsule) { mp_ticket_release(PyCapsule_GetPointer(capsule, "mpool.ticket")); }
+
+PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int type, void *data) {
+    PyObject *array = PyArray_SimpleNewFromData(ndim, shape, type, data);
+    if (!array)
+        return NULL;
+    PyObject *capsule = PyCapsule_New(ticket, "mpool.ticket", release_ticket);
+    if (!capsule) {
+        Py_DECREF(array);
+        return NULL;
+    }
+    mp_ticket_pin(ticket);
+    if (PyArray_SetBaseObject((PyArrayObject *)array, capsule) < 0) /* takes the capsule, also on failure */
+        Py_CLEAR(array);
+    return array;
+}
+
+PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name) {
+    PyArray_Descr *descr = PyArray_DescrFromType(type);
+    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(object, descr, 1, 1, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED,
+                                                            NULL); /* takes descr */
+    if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
+        PyErr_Clear();
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has the wrong type or shape, allowed: a flat array of %s", name,
+                     type == NPY_INT32 ? "int32" : type == NPY_INT64 ? "int64" : "float32");
+    }
+    return array;
+}
+
+/* --- functions --- */
+
+static PyObject *architectures(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < mp_arch_count(); i++) {
+        const mp_arch_info *info = mp_arch_at(i);
+        PyObject *row = Py_BuildValue("(ss)", info->name, mp_capability_get(info->capability)->name);
+        if (!row || PyList_Append(list, row) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyObject *capabilities(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < MP_CAPABILITY_COUNT; i++) {
+        const mp_capability_row *info = mp_capability_get((mp_capability)i);
+        PyObject *row = Py_BuildValue("(sis)", info->name, info->queue_capacity, info->policy);
+        if (!row || PyList_Append(list, row) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyObject *options(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    int count;
+    const mp_option_row *rows = mp_option_rows(&count);
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < count; i++) {
+        char value[512];
+        mp_option_value(i, value, sizeof(value));
+        PyObject *text = PyUnicode_DecodeFSDefault(value);
+        PyObject *row = text ? Py_BuildValue("(sOss)", rows[i].variable, text, rows[i].def, rows[i].meaning) : NULL;
+        if (!row || PyList_Append(list, row) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(row);
+        Py_XDECREF(text);
+    }
+    return list;
+}
+
+static PyObject *cpu_features(void) {
+    static const struct {
+        uint32_t bit;
+        const char *name;
+    } known[] = {
+        {MP_CPU_AVX2, "avx2"},
+        {MP_CPU_AVX512, "avx512"},
+        {MP_CPU_AVX512_VNNI, "avx512vnni"},
+        {MP_CPU_AVX512_BF16, "avx512bf16"},
+        {MP_CPU_NEON, "neon"},
+    };
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < sizeof(known) / sizeof(known[0]); i++) {
+        if (!(mp_cpu_features() & known[i].bit))
+            continue;
+        PyObject *name = PyUnicode_FromString(known[i].name);
+        if (!name || PyList_Append(list, name) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *kernel_variants(void) {
+    PyObject *variants = PyDict_New();
+    for (int i = 0; variants && i < mp_kernels_count(); i++) {
+        PyObject *variant = PyUnicode_FromString(mp_kernels_variant(i));
+        if (!variant || PyDict_SetItemString(variants, mp_kernels_slot(i), variant) < 0)
+            Py_CLEAR(variants);
+        Py_XDECREF(variant);
+    }
+    return variants;
+}
+
+static PyObject *config(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+#if defined(__clang__)
+    const char *compiler = "clang " __clang_version__;
+#else
+    const char *compiler = "gcc " __VERSION__;
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    const char *sanitizer = "address";
+#elif defined(__SANITIZE_THREAD__)
+    const char *sanitizer = "thread";
+#else
+    const char *sanitizer = "";
+#endif
+    const char *why = "", *core;
+    Py_BEGIN_ALLOW_THREADS /* opens and tests the library on first need */
+    core = mp_blas_core(&why);
+    Py_END_ALLOW_THREADS
+    PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
+    if (features && kernels)
+        result = Py_BuildValue("{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(),
+                               "level", mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why",
+                               why, "lanes", mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_lanes(),
+                               "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
+                               STRING(MPOOL_VERSION), "sanitizer", sanitizer, "numpy_abi",
+                               "numpy C API " STRING(NPY_API_VERSION));
+    Py_XDECREF(features);
+    Py_XDECREF(kernels);
+    return result;
+}
+
+static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dtype", "data", "n", NULL};
+    mp_state *state = mp_state_of_module(module);
+    const char *name;
+    Py_buffer data;
+    Py_ssize_t n;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sy*n:dequantize", names, &name, &data, &n))
+        return NULL;
+    PyObject *array = NULL;
+    mp_dtype dtype;
+    uint64_t bytes = 0;
+    if (!mp_dtype_from_name(name, &dtype)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "no storage type is called \"%s\"", name);
+    } else if (dtype == MP_I8 || dtype == MP_I16 || dtype == MP_I32 || dtype == MP_I64) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s holds whole numbers: there is nothing to dequantise", name);
+    } else if (n < 0 || !mp_dtype_row_bytes(dtype, n, &bytes)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d from 0 up", n,
+                     mp_dtype_get(dtype)->items);
+    } else if (bytes != (uint64_t)data.len) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s are %llu bytes, got %zd", n, name,
+                     (unsigned long long)bytes, data.len);
+    } else if ((array = PyArray_SimpleNew(1, (npy_intp[]){n}, NPY_FLOAT32))) {
+        float *out = PyArray_DATA((PyArrayObject *)array);
+        Py_BEGIN_ALLOW_THREADS
+        if (n)
+            mp_dequantize_row(dtype, data.buf, n, out);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&data);
+    return array;
+}
+
+static void append_record(const mp_log_record *record, void *arg) {
+    PyObject **list = arg;
+    if (!*list)
+        return;
+    PyObject *text = PyUnicode_DecodeUTF8(record->text, (Py_ssize_t)strlen(record->text), "replace");
+    PyObject *row = text ? Py_BuildValue("(iO)", record->level, text) : NULL;
+    if (!row || PyList_Append(*list, row) < 0)
+        Py_CLEAR(*list);
+    Py_XDECREF(row);
+    Py_XDECREF(text);
+}
+
+static PyObject *drain_log(PyObject *module, PyObject *none) {
+    (void)none;
+    PyObject *list = PyList_New(0);
+    MP_BEGIN_EXCLUSIVE(module); /* one thread at a time may drain */
+    (void)module;
+    mp_log_drain(append_record, &list);
+    MP_END_EXCLUSIVE();
+    return list;
+}
+
+static PyObject *set_log_level(PyObject *module, PyObject *level) {
+    (void)module;
+    long value = PyLong_AsLong(level);
+    if (value == -1 && PyErr_Occurred())
+        return NULL;
+    mp_log_set_level(value < 0 ? 0 : value > MP_LOG_OFF ? MP_LOG_OFF : (int)value);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"status_table", mp_status_table, METH_NOARGS, "Rows of status.def: number, name, text, Python class, built-in base."},
+    {"architectures", architectures, METH_NOARGS, "Rows of archs.def: name, capability."},
+    {"capabilities", capabilities, METH_NOARGS, "Rows of capabilities.def: name, queue capacity, policy."},
+    {"options", options, METH_NOARGS, "Rows of options.def: variable, value in use, default, meaning."},
+    {"config", config, METH_NOARGS, "CPU, kernels, BLAS, lanes and memory in use; how this was built."},
+    {"dequantize", MP_METHOD(dequantize), METH_VARARGS | METH_KEYWORDS, "n items of a stored row as float32 (n,)."},
+    {"drain_log", drain_log, METH_NOARGS, "Records of the core's log ring, (level, text), oldest first; clears it."},
+    {"set_log_level", set_log_level, METH_O, "Record from this level of logging on."},
+    {"read_gguf", mp_read_gguf, METH_O, "Parse the header of a GGUF file and of its splits."},
+    {NULL, NULL, 0, NULL},
+};
+
+/* --- the module --- */
+
+/* Once a process, before any other thread of the core. */
+static bool init_core(mp_state *state, PyObject *module) {
+    static _Atomic int initialised;
+    if (atomic_exchange(&initialised, 1))
+        return true;
+    mp_error error;
+    if (mp_options_init(&error) != MP_OK || mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK ||
+        mp_trace_init(mp_options_get()->trace, &error) != MP_OK) {
+        atomic_store(&initialised, 0);
+        mp_raise(state, &error, NULL);
+        return false;
+    }
+    mp_kernels_init();
+    mp_file_map_init();
+    if (mp_options_get()->blas[0]) {
+        mp_blas_set_path(mp_options_get()->blas);
+        return true;
+    }
+    PyObject *file = PyModule_GetFilenameObject(module), *bytes = NULL;
+    if (!file || !PyUnicode_FSConverter(file, &bytes)) {
+        PyErr_Clear(); /* built into the interpreter: then there is nothing beside it */
+    } else {
+        static const char library[] = "_libs/libscipy_openblas.so";
+        const char *path = PyBytes_AS_STRING(bytes), *slash = strrchr(path, '/');
+        char beside[1024];
+        size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
+        if (folder + sizeof(library) <= sizeof(beside)) {
+            memcpy(beside, path, folder);
+            memcpy(beside + folder, library, sizeof(library));
+            mp_blas_set_path(beside);
+        }
+    }
+    Py_XDECREF(bytes);
+    Py_XDECREF(file);
+    return true;
+}
+
+static bool add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type && PyModule_AddType(module, *type) == 0;
+}
+
+/* Signal handlers run in the thread that threading calls the main one. */
+static bool find_main_thread(mp_state *state) {
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *thread = threading ? PyObject_CallMethod(threading, "main_thread", NULL) : NULL;
+    PyObject *ident = thread ? PyObject_GetAttrString(thread, "ident") : NULL;
+    state->main_thread = ident ? PyLong_AsUnsignedLong(ident) : 0;
+    Py_XDECREF(ident);
+    Py_XDECREF(thread);
+    Py_XDECREF(threading);
+    return !PyErr_Occurred();
+}
+
+static int exec_module(PyObject *module) {
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "mpool._core cannot be imported in a sub-interpreter: numpy cannot either");
+        return -1;
+    }
+    if (PyArray_ImportNumPyAPI() < 0)
+        return -1;
+    mp_state *state = mp_state_of_module(module);
+    if (!find_main_thread(state) || !init_core(state, module) ||
+        !add_type(module, &mp_spec_type_spec, &state->spec_type) ||
+        !add_type(module, &mp_gguf_type_spec, &state->gguf_type) ||
+        !add_type(module, &mp_notifier_type_spec, &state->notifier_type) ||
+        !add_type(module, &mp_ticket_type_spec, &state->ticket_type) ||
+        !add_type(module, &mp_registry_type_spec, &state->registry_type))
+        return -1;
+    return PyModule_AddStringConstant(module, "__version__", STRING(MPOOL_VERSION));
+}
+
+static int traverse_module(PyObject *module, visitproc visit, void *arg) {
+    mp_state *state = mp_state_of_module(module);
+    Py_VISIT(state->errors);
+    Py_VISIT(state->spec_type);
+    Py_VISIT(state->gguf_type);
+    Py_VISIT(state->notifier_type);
+    Py_VISIT(state->ticket_type);
+    Py_VISIT(state->registry_type);
+    return 0;
+}
+
+static int clear_module(PyObject *module) {
+    mp_state *state = mp_state_of_module(module);
+    Py_CLEAR(state->errors);
+    Py_CLEAR(state->spec_type);
+    Py_CLEAR(state->gguf_type);
+    Py_CLEAR(state->notifier_type);
+    Py_CLEAR(state->ticket_type);
+    Py_CLEAR(state->registry_type);
+    return 0;
+}
+
+static void free_module(void *module) { clear_module(module); }
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, exec_module},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "mpool._core",
+    .m_doc = "The C core of mpool. Private: everything a user needs is in mpool.",
+    .m_size = sizeof(mp_state),
+    .m_methods = functions,
+    .m_slots = slots,
+    .m_traverse = traverse_module,
+    .m_clear = clear_module,
+    .m_free = free_module,
+};
+
+mp_state *mp_state_of_module(PyObject *module) { return PyModule_GetState(module); }
+
+mp_state *mp_state_of_type(PyTypeObject *type) { return PyType_GetModuleState(type); }
+
+PyMODINIT_FUNC PyInit__core(void);
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

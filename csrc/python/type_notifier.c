@@ -1,0 +1,92 @@
+/* type_notifier.c: Notifier, what an event loop watches. */
+#include "python/binding.h"
+
+typedef struct notifier_object {
+    PyObject_HEAD
+    mp_notifier *notifier; /* NULL once closed */
+} notifier_object;
+
+static PyObject *notifier_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Notifier", names))
+        return NULL;
+    notifier_object *self = (notifier_object *)type->tp_alloc(type, 0);
+    mp_error error;
+    if (self && mp_notifier_create(&self->notifier, &error) != MP_OK) {
+        mp_raise(mp_state_of_type(type), &error, NULL);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void notifier_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    mp_notifier_destroy(((notifier_object *)object)->notifier);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+mp_notifier *mp_notifier_of(mp_state *state, PyObject *object) {
+    if (!PyObject_TypeCheck(object, state->notifier_type)) {
+        PyErr_Format(PyExc_TypeError, "a Notifier is needed, not %.100s", Py_TYPE(object)->tp_name);
+        return NULL;
+    }
+    mp_notifier *notifier = ((notifier_object *)object)->notifier;
+    if (!notifier)
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "the notifier is closed");
+    return notifier;
+}
+
+static PyObject *notifier_fileno(PyObject *self, PyObject *none) {
+    (void)none;
+    mp_notifier *notifier = mp_notifier_of(mp_state_of(self), self);
+    return notifier ? PyLong_FromLong(mp_notifier_fd(notifier)) : NULL;
+}
+
+static PyObject *notifier_take(PyObject *self, PyObject *none) {
+    (void)none;
+    enum { AT_ONCE = 256 };
+    uint64_t ids[AT_ONCE];
+    mp_notifier *notifier = mp_notifier_of(mp_state_of(self), self);
+    PyObject *list = notifier ? PyList_New(0) : NULL;
+    for (int count = AT_ONCE; list && count == AT_ONCE;) {
+        count = mp_notifier_take(notifier, ids, AT_ONCE);
+        for (int i = 0; list && i < count; i++) {
+            PyObject *id = PyLong_FromUnsignedLongLong(ids[i]);
+            if (!id || PyList_Append(list, id) < 0)
+                Py_CLEAR(list);
+            Py_XDECREF(id);
+        }
+    }
+    return list;
+}
+
+static PyObject *notifier_close(PyObject *object, PyObject *none) {
+    (void)none;
+    notifier_object *self = (notifier_object *)object;
+    mp_notifier *notifier;
+    MP_BEGIN_EXCLUSIVE(object);
+    notifier = self->notifier;
+    self->notifier = NULL;
+    MP_END_EXCLUSIVE();
+    mp_notifier_destroy(notifier);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"fileno", notifier_fileno, METH_NOARGS, "File descriptor that is readable while take() has something to give."},
+    {"take", notifier_take, METH_NOARGS, "Ids of the tickets that are done or have moved since they were taken last."},
+    {"close", notifier_close, METH_NOARGS, "Close the descriptor; tickets bound to it tell nobody any more."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "What an event loop watches for tickets: one a loop."},
+    {Py_tp_new, notifier_new},
+    {Py_tp_dealloc, notifier_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec mp_notifier_type_spec = {
+    .name = "mpool._core.Notifier", .basicsize = sizeof(notifier_object), .flags = Py_TPFLAGS_DEFAULT, .slots = slots};

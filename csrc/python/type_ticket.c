@@ -1,0 +1,195 @@
+/* type_ticket.c: Ticket, a call in flight. What is particular to a capability is in convert_<capability>.c. */
+#include <string.h>
+
+#include "python/binding.h"
+
+PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *registry, const char *key) {
+    PyTypeObject *type = state->ticket_type;
+    mp_ticket_object *self = (mp_ticket_object *)type->tp_alloc(type, 0);
+    if (!self) {
+        mp_ticket_release(ticket);
+        return NULL;
+    }
+    self->ticket = ticket;
+    Py_INCREF(registry);
+    self->registry = registry;
+    strncpy(self->key, key, sizeof(self->key) - 1);
+    return (PyObject *)self;
+}
+
+static void ticket_dealloc(PyObject *object) {
+    mp_ticket_object *self = (mp_ticket_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    mp_ticket_release(self->ticket);
+    Py_XDECREF(self->registry);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static mp_ticket *ticket_of(PyObject *self) { return ((mp_ticket_object *)self)->ticket; }
+
+bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key) {
+    mp_error error;
+    if (!mp_ticket_done(ticket)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "the call is not done yet: wait() first");
+        return false;
+    }
+    if (mp_ticket_status(ticket, &error) == MP_OK)
+        return true;
+    mp_raise(state, &error, key);
+    return false;
+}
+
+mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability capability) {
+    mp_call *call = mp_ticket_call(ticket);
+    if (call->capability == capability)
+        return call;
+    mp_raise_new(state, MP_WRONG_CAPABILITY, "this ticket is of a call of %s, not of %s",
+                 mp_capability_get(call->capability)->name, mp_capability_get(capability)->name);
+    return NULL;
+}
+
+static PyObject *ticket_wait(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"timeout", NULL};
+    PyObject *timeout = Py_None;
+    uint64_t deadline_ns;
+    mp_state *state = mp_state_of(self);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:wait", names, &timeout) ||
+        !mp_deadline(state, timeout, &deadline_ns))
+        return NULL;
+    int moved = mp_wait_ticket(state, ticket_of(self), UINT64_MAX, deadline_ns, NULL);
+    if (moved < 0) { /* an interrupted call is over for its caller */
+        mp_ticket_cancel(ticket_of(self));
+        return NULL;
+    }
+    return PyBool_FromLong(moved);
+}
+
+static PyObject *ticket_wait_progress(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"seen", "timeout", NULL};
+    unsigned long long seen;
+    PyObject *timeout = Py_None;
+    uint64_t deadline_ns, progress = 0;
+    mp_state *state = mp_state_of(self);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K|O:wait_progress", names, &seen, &timeout) ||
+        !mp_deadline(state, timeout, &deadline_ns))
+        return NULL;
+    if (mp_wait_ticket(state, ticket_of(self), seen, deadline_ns, &progress) < 0) {
+        mp_ticket_cancel(ticket_of(self));
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(progress);
+}
+
+static PyObject *ticket_done(PyObject *self, PyObject *none) {
+    (void)none;
+    return PyBool_FromLong(mp_ticket_done(ticket_of(self)));
+}
+
+static PyObject *ticket_cancel(PyObject *self, PyObject *none) {
+    (void)none;
+    mp_ticket_cancel(ticket_of(self));
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticket_check(PyObject *self, PyObject *none) {
+    (void)none;
+    if (!mp_ticket_check(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticket_bind(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"notifier", "id", NULL};
+    PyObject *object;
+    unsigned long long id;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OK:bind", names, &object, &id))
+        return NULL;
+    mp_notifier *notifier = mp_notifier_of(mp_state_of(self), object);
+    if (!notifier)
+        return NULL;
+    mp_ticket_bind(ticket_of(self), notifier, id);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ticket_times(PyObject *self, PyObject *none) {
+    (void)none;
+    uint64_t submitted, started, finished;
+    mp_ticket_times(ticket_of(self), &submitted, &started, &finished);
+    return Py_BuildValue("(ddd)", (double)submitted * 1e-9, (double)started * 1e-9, (double)finished * 1e-9);
+}
+
+static PyObject *ticket_position(PyObject *self, PyObject *none) {
+    (void)none;
+    return PyLong_FromLong(mp_ticket_position(ticket_of(self)));
+}
+
+static PyObject *ticket_vectors(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_embed_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+}
+
+static PyObject *ticket_texts_done(PyObject *self, PyObject *none) {
+    (void)none;
+    mp_call *call = mp_ticket_call_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
+    return call ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embed_call *)call)->done, __ATOMIC_ACQUIRE)) : NULL;
+}
+
+static PyObject *ticket_text(PyObject *self, PyObject *args) {
+    return mp_text_text(mp_state_of(self), ticket_of(self), args);
+}
+
+static PyObject *ticket_tokens(PyObject *self, PyObject *args) {
+    return mp_text_tokens(mp_state_of(self), ticket_of(self), args);
+}
+
+static PyObject *ticket_top_logprobs(PyObject *self, PyObject *args) {
+    return mp_text_top_logprobs(mp_state_of(self), ticket_of(self), args);
+}
+
+static PyObject *ticket_usage(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_text_usage(mp_state_of(self), ticket_of(self));
+}
+
+static PyObject *ticket_prompt_logits(PyObject *self, PyObject *none) {
+    (void)none;
+    if (!mp_ticket_check(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key))
+        return NULL;
+    return mp_text_prompt_logits(mp_state_of(self), ticket_of(self));
+}
+
+static PyMethodDef methods[] = {
+    {"wait", MP_METHOD(ticket_wait), METH_VARARGS | METH_KEYWORDS,
+     "Until done; False when the timeout passes first (the call goes on)."},
+    {"wait_progress", MP_METHOD(ticket_wait_progress), METH_VARARGS | METH_KEYWORDS,
+     "Until the progress counter exceeds `seen`; returns it (2**64 - 1 once done)."},
+    {"done", ticket_done, METH_NOARGS, "Whether the call has been answered."},
+    {"cancel", ticket_cancel, METH_NOARGS, "Ask the call to stop."},
+    {"check", ticket_check, METH_NOARGS, "Raise the call's error if it failed. Must be done."},
+    {"bind", MP_METHOD(ticket_bind), METH_VARARGS | METH_KEYWORDS, "Tell a notifier, under this id, whenever it moves."},
+    {"times", ticket_times, METH_NOARGS, "Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."},
+    {"position", ticket_position, METH_NOARGS, "Calls ahead in the queue; -1 once running or done."},
+    {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},
+    {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
+    {"text", ticket_text, METH_VARARGS, "(choice, start=0): decided text, tokens so far, finish, stop index."},
+    {"tokens", ticket_tokens, METH_VARARGS, "(choice): ids, logprobs, byte_end of the tokens so far."},
+    {"top_logprobs", ticket_top_logprobs, METH_VARARGS, "(choice): (tokens, k) ids and logprobs, or None."},
+    {"usage", ticket_usage, METH_NOARGS, "Prompt, generated and cached tokens; seconds queued, prompt, generation."},
+    {"prompt_logits", ticket_prompt_logits, METH_NOARGS, "float32 (n_prompt, vocab) when asked for, not copied."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "A call in flight. Dropping the last reference cancels it."},
+    {Py_tp_dealloc, ticket_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec mp_ticket_type_spec = {
+    .name = "mpool._core.Ticket",
+    .basicsize = sizeof(mp_ticket_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};
