@@ -111,13 +111,27 @@ static inline void kt_extreme(mp_test_random *random, enum kt_extreme kind, floa
         const uint64_t u = mp_test_random_u64(random);
         const float sign = u & 1 ? -1.0f : 1.0f;
         switch (kind) {
-        case KT_DENORMAL: x[i] *= u % 3 ? 0x1p-130f : 0x1p-70f; break;
-        case KT_HUGE: x[i] *= u % 5 ? 1.0f : 0x1p120f; break;
-        case KT_TINY: x[i] *= 0x1p-100f; break;
-        case KT_INF: x[i] = u % 97 ? x[i] : sign * INFINITY; break;
-        case KT_NAN: x[i] = u % 97 ? x[i] : NAN; break;
-        case KT_WIDE: x[i] = ldexpf(x[i], (int)(u >> 8 & 127) % 81 - 40); break;
-        default: x[i] = sign * 0.0f; break;
+        case KT_DENORMAL:
+            x[i] *= u % 3 ? 0x1p-130f : 0x1p-70f;
+            break;
+        case KT_HUGE:
+            x[i] *= u % 5 ? 1.0f : 0x1p120f;
+            break;
+        case KT_TINY:
+            x[i] *= 0x1p-100f;
+            break;
+        case KT_INF:
+            x[i] = u % 97 ? x[i] : sign * INFINITY;
+            break;
+        case KT_NAN:
+            x[i] = u % 97 ? x[i] : NAN;
+            break;
+        case KT_WIDE:
+            x[i] = ldexpf(x[i], (int)(u >> 8 & 127) % 81 - 40);
+            break;
+        default:
+            x[i] = sign * 0.0f;
+            break;
         }
     }
 }
@@ -131,9 +145,7 @@ static inline uint32_t kt_bits(float x) {
 }
 
 /* Same bits, or both NaN (which NaN is no part of the contract). */
-static inline bool kt_equal(float a, float b) {
-    return kt_bits(a) == kt_bits(b) || (a != a && b != b);
-}
+static inline bool kt_equal(float a, float b) { return kt_bits(a) == kt_bits(b) || (a != a && b != b); }
 
 /* Fail with a report unless got equals expected [rows, ld] in columns [0, cols). */
 __attribute__((format(printf, 7, 8))) static inline void kt_same_matrix(const kt_set *set, const float *expected,
@@ -161,9 +173,8 @@ __attribute__((format(printf, 7, 8))) static inline void kt_same_matrix(const kt
 #define kt_same(set, expected, got, n, ...) kt_same_matrix(set, expected, got, 1, (int)(n), (n) ? (n) : 1, __VA_ARGS__)
 
 /* The same for bytes (packed data, int8, bf16). */
-__attribute__((format(printf, 5, 6))) static inline void kt_same_bytes(const kt_set *set, const void *expected,
-                                                                       const void *got, size_t bytes,
-                                                                       const char *format, ...) {
+__attribute__((format(printf, 5, 6))) static inline void
+kt_same_bytes(const kt_set *set, const void *expected, const void *got, size_t bytes, const char *format, ...) {
     const uint8_t *e = expected, *g = got;
     size_t at = 0;
     while (at < bytes && e[at] == g[at])
@@ -175,7 +186,8 @@ __attribute__((format(printf, 5, 6))) static inline void kt_same_bytes(const kt_
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    MP_FAIL("%s under %s, %s: byte %zu of %zu is %u, expected %u", set->variant, set->mask, what, at, bytes, g[at], e[at]);
+    MP_FAIL("%s under %s, %s: byte %zu of %zu is %u, expected %u", set->variant, set->mask, what, at, bytes, g[at],
+            e[at]);
 }
 
 #endif

@@ -10,14 +10,17 @@
 typedef struct problem {
     mp_wkind kind;
     int M, N, K;
-    float *w, *x;     /* [N, K], [M, K] */
+    float *w, *x; /* [N, K], [M, K] */
     mp_wmat packed;
     mp_acts acts;
     void *acts_memory;
 } problem;
 
 static mp_tensor tensor_of(const float *w, int N, int K) {
-    return (mp_tensor){.dtype = MP_F32, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)w,
+    return (mp_tensor){.dtype = MP_F32,
+                       .ndim = 2,
+                       .shape = {N, K},
+                       .data = (const uint8_t *)w,
                        .nbytes = sizeof(float) * (uint64_t)N * (uint64_t)K};
 }
 
@@ -54,21 +57,25 @@ static const char *const dense_names[] = {"F32", "BF16", "I8"};
 enum { DENSE_KINDS = 3 };
 
 /* gemm of a kind through a table, not through mp_gemm, whose table is the process's. */
-static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0, int p1, const mp_epilogue *ep, float *y,
-                int64_t ldy) {
+static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0, int p1, const mp_epilogue *ep,
+                float *y, int64_t ldy) {
     switch (p->kind) {
-    case MP_W_F32: call->gemm_f32(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy); break;
-    case MP_W_BF16: call->gemm_bf16(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy); break;
-    default: call->gemm_i8(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy); break;
+    case MP_W_F32:
+        call->gemm_f32(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy);
+        break;
+    case MP_W_BF16:
+        call->gemm_bf16(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy);
+        break;
+    default:
+        call->gemm_i8(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy);
+        break;
     }
 }
 
-/* ---- vdpbf16ps in words: inputs that are denormal count as zero, a denormal sum becomes zero, each of the two products
- * (exact in fp32, or out of its range) is added with one rounding ------------------------------------------------- */
+/* ---- vdpbf16ps in words: inputs that are denormal count as zero, a denormal sum becomes zero, each of the two
+ * products (exact in fp32, or out of its range) is added with one rounding ----------------------------------------- */
 
-static float flush(float x) {
-    return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x;
-}
+static float flush(float x) { return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x; }
 
 static float bf16_step(float acc, uint16_t a, uint16_t b) {
     return flush(fmaf(flush(mp_bf16_to_f32(a)), flush(mp_bf16_to_f32(b)), flush(acc)));
@@ -168,7 +175,10 @@ MP_TEST(kernels_dense_pack_in_parts_and_from_halves) {
         prepare(&p);
         mp_wmat other = p.packed;
         other.data = kt_alloc(mp_wmat_bytes(&other));
-        const mp_tensor src = {.dtype = MP_BF16, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)half,
+        const mp_tensor src = {.dtype = MP_BF16,
+                               .ndim = 2,
+                               .shape = {N, K},
+                               .data = (const uint8_t *)half,
                                .nbytes = sizeof(uint16_t) * N * K};
         mp_wmat_pack(&other, &src, 3, 4);
         mp_wmat_pack(&other, &src, 0, 1);
@@ -318,8 +328,8 @@ MP_TEST(kernels_dense_acts_memory) {
 static const float GUARD = 123456.75f;
 
 /* Compare a set with what it must give, in the corner [m0, m1) x panels [p0, p1), guards around it. */
-static void check(const kt_set *set, const problem *p, const float *expected, int64_t lde, int m0, int m1, int p0, int p1,
-                  const char *what) {
+static void check(const kt_set *set, const problem *p, const float *expected, int64_t lde, int m0, int m1, int p0,
+                  int p1, const char *what) {
     const int64_t ldy = p->N + 5;
     const int n0 = p0 * 32, n1 = p1 * 32 < p->N ? p1 * 32 : p->N;
     float *y = kt_alloc(sizeof(float) * (size_t)(p->M * ldy));
@@ -334,7 +344,8 @@ static void check(const kt_set *set, const problem *p, const float *expected, in
                         p->K, m0, m1, p0, p1, m, n);
         if (inside && n1 > n0)
             kt_same_matrix(set, expected + m * lde + n0, y + m * ldy + n0, 1, n1 - n0, n1 - n0,
-                           "%s M=%d N=%d K=%d row %d of %d-%d, panels %d-%d", what, p->M, p->N, p->K, m, m0, m1, p0, p1);
+                           "%s M=%d N=%d K=%d row %d of %d-%d, panels %d-%d", what, p->M, p->N, p->K, m, m0, m1, p0,
+                           p1);
     }
     kt_free(y);
 }
@@ -513,7 +524,8 @@ MP_TEST(kernels_dense_epilogues) {
                     }
                     memcpy(got, residual, sizeof(float) * (size_t)(M * ldy));
                     run(&v.call, &p, 0, M, 0, p.packed.panels, &ep, got, ldy);
-                    kt_same_matrix(&v, expected, got, M, N, ldy, "%s epilogue %d M=%d N=%d", dense_names[kind], use, M, N);
+                    kt_same_matrix(&v, expected, got, M, N, ldy, "%s epilogue %d M=%d N=%d", dense_names[kind], use, M,
+                                   N);
                     for (int m = 0; m < M; m++)
                         MP_CHECK(memcmp(got + m * ldy + N, residual + m * ldy + N, sizeof(float) * 3) == 0);
                 }
@@ -563,7 +575,8 @@ static float chain(const float *x, const float *w, int K) {
 
 static void check_plain(int M, int N, int K, int stride, mp_test_random *random) {
     const int ldx = K + 3, ldw = K + 1, ldy = N + 2;
-    float *x = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldx), *w = kt_alloc(sizeof(float) * (size_t)N * (size_t)ldw);
+    float *x = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldx),
+          *w = kt_alloc(sizeof(float) * (size_t)N * (size_t)ldw);
     float *y = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldy);
     kt_random(random, x, (int64_t)M * ldx);
     kt_random(random, w, (int64_t)N * ldw);

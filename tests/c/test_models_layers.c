@@ -1,0 +1,425 @@
+/* The small parts of models: random numbers, sampling, text streams, poolings, the KV cache, rotary tables. */
+#include <stdatomic.h>
+
+#include "mp_test.h"
+#include "models/layers/kv_cache.h"
+#include "models/layers/pooling.h"
+#include "models/layers/rope.h"
+#include "models/layers/sampler.h"
+#include "models/layers/stream.h"
+
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
+
+MP_TEST(models_random_is_spread) {
+    double sum = 0;
+    for (uint32_t i = 0; i < 10000; i++) {
+        double u = mp_random_at(5, i % 3, i);
+        MP_CHECK(u >= 0 && u < 1);
+        sum += u;
+    }
+    MP_CHECK_NEAR(sum / 10000, 0.5, 0.02);
+    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(2, 0, 0));
+    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(1, 1, 0));
+    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(1, 0, 1));
+    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(1ull << 32 | 1, 0, 0));
+}
+
+/* ---- sampling ---------------------------------------------------------------------------------------------------- */
+
+enum { VOCAB = 1000 };
+static float logits[VOCAB];
+static mp_candidate candidates[VOCAB];
+static const mp_sampling plain = {.temperature = 1, .top_p = 1, .repetition_penalty = 1};
+
+static void fill_logits(void) {
+    mp_test_random random = {9};
+    for (int i = 0; i < VOCAB; i++)
+        logits[i] = mp_test_random_float(&random, -4, 4);
+}
+
+static int32_t sample(const mp_sampling *sampling, const mp_history *history, uint32_t position) {
+    mp_draw draw = {.sampling = sampling, .history = history, .position = position};
+    return mp_sample(&draw, logits, VOCAB, candidates);
+}
+
+static double softmax_at(int id, float temperature) {
+    double sum = 0;
+    for (int i = 0; i < VOCAB; i++)
+        sum += exp((double)logits[i] / temperature);
+    return exp((double)logits[id] / temperature) / sum;
+}
+
+MP_TEST(models_sample_greedy_takes_the_lowest_of_equals) {
+    mp_kernels_init();
+    fill_logits();
+    logits[700] = logits[300] = 9;
+    mp_sampling greedy = plain;
+    greedy.temperature = 0;
+    MP_CHECK_INT(sample(&greedy, NULL, 0), 300);
+}
+
+/* Frequencies of many draws are the probabilities, by every route through the sampler. */
+MP_TEST(models_sample_follows_the_distribution) {
+    enum { DRAWS = 10000 };
+    mp_kernels_init();
+    static int seen[VOCAB];
+    const struct {
+        int top_k;
+        float top_p, min_p, temperature;
+    } cases[] = {{0, 1, 0, 1}, {0, 1, 0, 0.5f}, {40, 1, 0, 1}, {0, 0.8f, 0, 1}, {40, 0.8f, 0, 1}, {0, 1, 0.3f, 1},
+                 {0, 0.999f, 0, 1}, {5, 0.999f, 0.5f, 2}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        mp_sampling s = plain;
+        s.top_k = cases[c].top_k;
+        s.top_p = cases[c].top_p;
+        s.min_p = cases[c].min_p;
+        s.temperature = cases[c].temperature;
+        memset(seen, 0, sizeof seen);
+        for (uint32_t d = 0; d < DRAWS; d++) {
+            fill_logits();
+            int32_t id = sample(&s, NULL, d);
+            MP_CHECK(id >= 0 && id < VOCAB);
+            seen[id]++;
+        }
+        /* the reference, by definition: sort, cut, normalise */
+        static int order[VOCAB];
+        static double p[VOCAB];
+        fill_logits();
+        for (int i = 0; i < VOCAB; i++) {
+            order[i] = i;
+            p[i] = softmax_at(i, s.temperature);
+        }
+        for (int i = 1; i < VOCAB; i++)
+            for (int k = i; k > 0 && p[order[k]] > p[order[k - 1]]; k--) {
+                int t = order[k];
+                order[k] = order[k - 1];
+                order[k - 1] = t;
+            }
+        int keep = s.top_k ? s.top_k : VOCAB;
+        double total = 0, sum = 0;
+        for (int i = 0; i < keep; i++)
+            total += p[order[i]];
+        for (int i = 0; s.top_p < 1 && i < keep; i++) {
+            sum += p[order[i]];
+            if (sum >= (double)s.top_p * total)
+                keep = i + 1;
+        }
+        while (keep > 1 && p[order[keep - 1]] < (double)s.min_p * p[order[0]])
+            keep--;
+        total = 0;
+        for (int i = 0; i < keep; i++)
+            total += p[order[i]];
+        double distance = 0;
+        for (int i = 0; i < VOCAB; i++) {
+            double expected = i < keep ? p[order[i]] / total : 0;
+            if (i >= keep)
+                MP_CHECK_INT(seen[order[i]], 0);
+            distance += fabs((double)seen[order[i]] / DRAWS - expected) / 2;
+        }
+        /* total variation of DRAWS draws over `keep` outcomes is about sqrt(keep / (2 pi DRAWS)) */
+        if (distance > 0.02 + 1.5 * sqrt(keep / (6.28 * DRAWS)))
+            MP_FAIL("case %zu: distance %g from the distribution (%d kept)", c, distance, keep);
+    }
+}
+
+MP_TEST(models_sample_penalties) {
+    mp_kernels_init();
+    mp_error error;
+    mp_history history = {0};
+    mp_sampling s = plain;
+    s.temperature = 0;
+    s.repetition_penalty = 2;
+    fill_logits();
+    logits[1] = 9;
+    logits[2] = 8;
+    MP_CHECK_OK(mp_history_add(&history, 1, true, &error), &error);
+    MP_CHECK_INT(sample(&s, &history, 0), 2); /* 9 / 2 < 8 */
+    s.repetition_penalty = 1;
+    s.presence_penalty = 1.5f;
+    fill_logits();
+    logits[1] = 9;
+    logits[2] = 8;
+    MP_CHECK_INT(sample(&s, &history, 0), 1); /* the prompt does not count */
+    for (int i = 0; i < 600; i++)
+        MP_CHECK_OK(mp_history_add(&history, 1 + i % 300, false, &error), &error);
+    MP_CHECK_INT(history.count, 300);
+    s.presence_penalty = 0;
+    s.frequency_penalty = 1;
+    fill_logits();
+    logits[1] = 9;
+    logits[400] = 8;
+    MP_CHECK_INT(sample(&s, &history, 0), 400); /* 9 - 2 < 8 */
+    mp_history_deinit(&history);
+}
+
+MP_TEST(models_sample_bias_and_bars) {
+    mp_kernels_init();
+    mp_sampling greedy = plain;
+    greedy.temperature = 0;
+    int32_t ids[] = {5}, barred[] = {7, 8};
+    float bias[] = {100};
+    fill_logits();
+    logits[7] = 50;
+    mp_draw draw = {.sampling = &greedy, .n_bias = 1, .bias_ids = ids, .bias = bias};
+    MP_CHECK_INT(mp_sample(&draw, logits, VOCAB, candidates), 5);
+    fill_logits();
+    logits[7] = 50;
+    draw = (mp_draw){.sampling = &greedy, .n_barred = 2, .barred = barred};
+    MP_CHECK(mp_sample(&draw, logits, VOCAB, candidates) != 7);
+    for (int i = 0; i < VOCAB; i++)
+        logits[i] = -INFINITY;
+    MP_CHECK_INT(mp_sample(&draw, logits, VOCAB, candidates), -1);
+}
+
+MP_TEST(models_logprobs) {
+    mp_kernels_init();
+    fill_logits();
+    float logprob, top[4];
+    int32_t top_ids[4];
+    mp_logprobs(logits, VOCAB, 17, 4, &logprob, top_ids, top, candidates);
+    MP_CHECK_NEAR(logprob, log(softmax_at(17, 1)), 1e-5);
+    for (int i = 0; i < 4; i++) {
+        MP_CHECK_NEAR(top[i], log(softmax_at(top_ids[i], 1)), 1e-5);
+        int above = 0;
+        for (int k = 0; k < VOCAB; k++)
+            above += logits[k] > logits[top_ids[i]];
+        MP_CHECK_INT(above, i);
+    }
+}
+
+/* ---- streams ----------------------------------------------------------------------------------------------------- */
+
+static char text[4096];
+
+static uint32_t decided(const mp_choice *choice) { return atomic_load(&choice->text_bytes); }
+
+/* Feed the pieces (separated by |) and return the index of the stop that was found, or -1. */
+static int feed(mp_choice *choice, mp_stream *stream, const char *pieces, int n_stop, char **stop) {
+    int32_t lengths[8];
+    for (int i = 0; i < n_stop; i++)
+        lengths[i] = (int32_t)strlen(stop[i]);
+    *choice = (mp_choice){.text = text, .text_capacity = sizeof text};
+    mp_stream_init(stream, choice);
+    uint32_t last = 0;
+    while (*pieces) {
+        size_t n = strcspn(pieces, "|");
+        int found = mp_stream_append(stream, (const uint8_t *)pieces, n, n_stop, stop, lengths);
+        MP_CHECK(decided(choice) >= last); /* what was shown is never taken back */
+        last = decided(choice);
+        if (found >= 0)
+            return found;
+        pieces += n + (pieces[n] == '|');
+    }
+    return -1;
+}
+
+MP_TEST(models_stream_never_shows_half_a_character) {
+    mp_choice choice;
+    mp_stream stream;
+    feed(&choice, &stream, "a\xF0\x9F|\x98", 0, NULL);
+    MP_CHECK_INT(decided(&choice), 1);
+    feed(&choice, &stream, "a\xF0\x9F|\x98|\x80" "b", 0, NULL);
+    MP_CHECK_INT(decided(&choice), 6);
+    MP_CHECK(memcmp(text, "a\xF0\x9F\x98\x80" "b", 6) == 0);
+}
+
+MP_TEST(models_stream_replaces_what_is_not_utf8) {
+    static const struct {
+        const char *in, *out;
+    } cases[] = {{"\xFF", "\xEF\xBF\xBD"},
+                 {"\xC3|(", "\xEF\xBF\xBD("},
+                 {"\xE2\x82|\xE2\x82\xAC", "\xEF\xBF\xBD\xE2\x82\xAC"},
+                 {"\xED\xA0|\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* half of a surrogate pair */
+                 {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},
+                 {"x\xF0\x9F\x98", "x\xEF\xBF\xBD"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_choice choice;
+        mp_stream stream;
+        feed(&choice, &stream, cases[i].in, 0, NULL);
+        mp_stream_finish(&stream);
+        MP_CHECK_INT(decided(&choice), strlen(cases[i].out));
+        MP_CHECK(memcmp(text, cases[i].out, strlen(cases[i].out)) == 0);
+    }
+}
+
+MP_TEST(models_stream_holds_stop_strings_back) {
+    mp_choice choice;
+    mp_stream stream;
+    char *stop[] = {"STOP", "\n\n", "TOPS"};
+    MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
+    MP_CHECK_INT(decided(&choice), 3);
+    MP_CHECK_INT(feed(&choice, &stream, "go ST|AY", 3, stop), -1);
+    MP_CHECK_INT(decided(&choice), 7);
+    MP_CHECK_INT(feed(&choice, &stream, "go S|T|O|P it", 3, stop), 0);
+    MP_CHECK_INT(decided(&choice), 3);
+    MP_CHECK_INT(feed(&choice, &stream, "a\n|\nb", 3, stop), 1);
+    MP_CHECK_INT(decided(&choice), 1);
+    MP_CHECK_INT(feed(&choice, &stream, "xTOPSTOP", 3, stop), 2); /* the earliest in the text */
+    MP_CHECK_INT(decided(&choice), 1);
+    MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
+    mp_stream_finish(&stream);
+    MP_CHECK_INT(decided(&choice), 5);
+}
+
+/* Against the definition: the text before the earliest stop, whatever the pieces. */
+MP_TEST(models_stream_any_cut_gives_the_same_text) {
+    char *stop[] = {"abab", "bb"};
+    static const char letters[] = "ab";
+    mp_test_random random = {4};
+    for (int round = 0; round < 3000; round++) {
+        char whole[24], cut[64];
+        int length = 1 + (int)(mp_test_random_u64(&random) % 16), at = 0;
+        for (int i = 0; i < length; i++) {
+            whole[i] = letters[mp_test_random_u64(&random) % 2];
+            cut[at++] = whole[i];
+            if (mp_test_random_u64(&random) % 2)
+                cut[at++] = '|';
+        }
+        whole[length] = cut[at] = 0;
+        char *first = strstr(whole, stop[0]), *second = strstr(whole, stop[1]);
+        (void)second;
+        mp_choice choice;
+        mp_stream stream;
+        int found = feed(&choice, &stream, cut, 2, stop);
+        if (found < 0) {
+            mp_stream_finish(&stream);
+            MP_CHECK(!first && !second);
+            MP_CHECK_INT(decided(&choice), length);
+        } else {
+            const char *expected = found == 0 ? first : second;
+            MP_CHECK(expected != NULL);
+            /* it is complete before the other could be, or begins before it in the same piece */
+            MP_CHECK_INT(decided(&choice), expected - whole);
+        }
+    }
+}
+
+/* ---- poolings ---------------------------------------------------------------------------------------------------- */
+
+MP_TEST(models_pooling_modes) {
+    mp_kernels_init();
+    static const float tokens[] = {1, -2, 3, 4, 5, -6}; /* [3, 2] */
+    static const float expected[MP_POOL_COUNT][2] = {
+        {1, -2},                                                /* cls */
+        {5, 4},                                                 /* max */
+        {3, -4.0f / 3},                                         /* mean */
+        {9 / 1.7320508f, -4 / 1.7320508f},                      /* mean_sqrt_len */
+        {(1 + 6 + 15) / 6.0f, (-2 + 8 - 18) / 6.0f},            /* weightedmean */
+        {5, -6},                                                /* lasttoken */
+    };
+    float scratch[64], out[2 * MP_POOL_COUNT];
+    mp_head head = {.hidden = 2, .modes = MP_POOL_COUNT, .pooled = 2 * MP_POOL_COUNT, .width = 2 * MP_POOL_COUNT};
+    for (int m = 0; m < MP_POOL_COUNT; m++)
+        head.mode[m] = (mp_pooling_mode)m;
+    MP_CHECK(mp_head_scratch(&head) <= 64);
+    mp_head_apply(&head, tokens, 3, 0, head.width, false, scratch, out);
+    for (int m = 0; m < MP_POOL_COUNT; m++)
+        for (int i = 0; i < 2; i++)
+            MP_CHECK_NEAR(out[2 * m + i], expected[m][i], 1e-6);
+    /* a prompt of one token left out */
+    static const float skipped[MP_POOL_COUNT][2] = {{1, -2}, {5, 4}, {4, -1}, {8 / 1.4142135f, -2 / 1.4142135f},
+                                                    {(6 + 15) / 5.0f, (8 - 18) / 5.0f}, {5, -6}};
+    mp_head_apply(&head, tokens, 3, 1, head.width, false, scratch, out);
+    for (int m = 0; m < MP_POOL_COUNT; m++)
+        for (int i = 0; i < 2; i++)
+            MP_CHECK_NEAR(out[2 * m + i], skipped[m][i], 1e-6);
+}
+
+MP_TEST(models_pooling_truncates_and_normalises) {
+    mp_kernels_init();
+    static const float tokens[] = {3, 4, 12, 84};
+    float scratch[64], out[4];
+    mp_head head = {.hidden = 4, .modes = 1, .mode = {MP_POOL_MEAN}, .pooled = 4, .width = 4};
+    mp_head_apply(&head, tokens, 1, 0, 2, true, scratch, out);
+    MP_CHECK_NEAR(out[0], 0.6, 1e-7);
+    MP_CHECK_NEAR(out[1], 0.8, 1e-7);
+    static const float zero[] = {0, 0, 0, 0};
+    mp_head_apply(&head, zero, 1, 0, 4, true, scratch, out);
+    MP_CHECK(out[0] == 0);
+}
+
+/* ---- KV cache ---------------------------------------------------------------------------------------------------- */
+
+MP_TEST(models_kv_blocks_are_counted) {
+    mp_budget budget = {0};
+    mp_error error;
+    mp_kv_cache cache;
+    mp_kv_group group = {.layers = 2, .heads = 3, .k_dim = 16, .v_dim = 32, .dtype = MP_F16};
+    mp_kv_init(&cache, &group, &budget);
+    MP_CHECK_INT(cache.block_bytes, 2 * 3 * 64 * (16 + 32) * 2);
+    budget.limit = 3 * cache.block_bytes;
+    uint32_t a, b, c, d;
+    MP_CHECK_OK(mp_kv_take(&cache, &a, &error), &error);
+    MP_CHECK_OK(mp_kv_take(&cache, &b, &error), &error);
+    memset(mp_kv_v(&cache, a, 1, 2), 7, cache.v_bytes);
+    MP_CHECK_OK(mp_kv_copy(&cache, a, &c, &error), &error);
+    MP_CHECK(memcmp(mp_kv_v(&cache, c, 1, 2), mp_kv_v(&cache, a, 1, 2), cache.v_bytes) == 0);
+    MP_CHECK_STATUS(mp_kv_take(&cache, &d, &error), MP_MEMORY_EXHAUSTED, &error);
+    mp_kv_share(&cache, a);
+    mp_kv_give(&cache, a);
+    MP_CHECK_INT(cache.free_count, 0); /* one reference is left */
+    mp_kv_give(&cache, a);
+    MP_CHECK_INT(cache.free_count, 1);
+    MP_CHECK_OK(mp_kv_take(&cache, &d, &error), &error);
+    for (size_t i = 0; i < cache.v_bytes; i++)
+        MP_CHECK(((uint8_t *)mp_kv_v(&cache, d, 1, 2))[i] == 0); /* a fresh block is zeroed */
+    mp_kv_give(&cache, b);
+    mp_kv_give(&cache, c);
+    MP_CHECK_INT(mp_kv_trim(&cache), 2 * cache.block_bytes);
+    MP_CHECK_INT(budget.used, cache.block_bytes);
+    MP_CHECK_OK(mp_kv_take(&cache, &a, &error), &error);
+    mp_kv_deinit(&cache);
+    MP_CHECK_INT(budget.used, 0);
+}
+
+/* ---- rotary tables ----------------------------------------------------------------------------------------------- */
+
+static void set_string(mp_spec *spec, const char *key, const char *value) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(value), .as.string = value};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
+static void set_real(mp_spec *spec, const char *key, double value) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_FLOAT, .gguf_type = -1, .count = 1, .as.real = value};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
+MP_TEST(models_rope_scaling) {
+    mp_error error;
+    mp_rope rope;
+    float row[8];
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_set_architecture(spec, "llama", &error), &error);
+    set_real(spec, "llama.rope.freq_base", 10000);
+    MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);
+    mp_rope_row(&rope, 3, row);
+    for (int i = 0; i < 4; i++) {
+        double angle = 3 * pow(10000, -2.0 * i / 8);
+        MP_CHECK_NEAR(row[2 * i], cos(angle), 1e-7);
+        MP_CHECK_NEAR(row[2 * i + 1], sin(angle), 1e-7);
+    }
+    mp_rope_deinit(&rope);
+    set_string(spec, "llama.rope.scaling.type", "llama3");
+    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* its factors are missing */
+    mp_rope_deinit(&rope);
+    set_real(spec, "llama.rope.scaling.factor", 8);
+    set_real(spec, "llama.rope.scaling.low_freq_factor", 1);
+    set_real(spec, "llama.rope.scaling.high_freq_factor", 4);
+    set_real(spec, "llama.rope.scaling.original_context_length", 8192);
+    MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);
+    MP_CHECK_NEAR(rope.inverse[0], 1, 1e-12); /* short waves stay */
+    /* wavelength of the last pair is 2 pi 1000 = 6283: 8192 / 6283 = 1.304 -> smooth (1.304 - 1) / 3 */
+    double smooth = (8192 / (2 * 3.14159265358979323846 * 1000) - 1) / 3;
+    MP_CHECK_NEAR(rope.inverse[3], 0.001 * ((1 - smooth) / 8 + smooth), 1e-12);
+    mp_rope_deinit(&rope);
+    mp_spec_unpin(spec);
+    spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_set_architecture(spec, "llama", &error), &error);
+    set_string(spec, "llama.rope.scaling.type", "yarn");
+    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error);
+    MP_CHECK_HAS(error.message, "yarn");
+    mp_rope_deinit(&rope);
+    mp_spec_unpin(spec);
+}
