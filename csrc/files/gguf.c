@@ -373,11 +373,9 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         return REFUSE(shape_at, FIELD("row"), text, "%lld elements", (long long)columns);
     }
     if (!mp_dtype_row_bytes(entry.dtype, columns, &row_bytes) ||
-        __builtin_mul_overflow(row_bytes, (uint64_t)(items / columns), &entry.nbytes))
+        __builtin_mul_overflow(row_bytes, (uint64_t)(items / columns), &entry.nbytes) || entry.nbytes > INT64_MAX)
         return REFUSE(shape_at, FIELD("size"), "below 2^63 bytes", "%lld elements of %s", (long long)items, row->name);
-    if (__builtin_add_overflow(entry.nbytes, r->alignment - 1, &padded))
-        return REFUSE(shape_at, FIELD("size"), "below 2^63 bytes with its padding", "%llu bytes", LL(entry.nbytes));
-    padded &= ~(r->alignment - 1);
+    padded = (entry.nbytes + r->alignment - 1) & ~(r->alignment - 1); /* below 2^63 + 2^16 */
 
     at = r->c.at;
     MP_TRY(mp_cursor_u64(&r->c, FIELD("offset"), &entry.offset, error));
@@ -389,7 +387,7 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         snprintf(text, sizeof text, "%llu, the end of the tensor before", LL(r->data_bytes));
         return REFUSE(at, field, text, "%llu", LL(entry.offset));
     }
-    /* Also against the whole file: offset and size are checked again once the start of the data is known. */
+    /* Neither wraps below 2^64. Checked again once the start of the data is known. */
     if (__builtin_add_overflow(r->data_bytes, padded, &next) || next > INT64_MAX ||
         entry.offset + entry.nbytes > r->c.size)
         return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes from %llu, the file has %llu",

@@ -72,8 +72,8 @@ void mp_spec_unpin(mp_spec *spec);   /* NULL is legal; the last one frees */
 mp_status mp_spec_copy(const mp_spec *spec, mp_spec **copy, mp_error *error);
 
 /* Building. Strings and arrays are copied. FORMAT for a duplicate key or tensor name (hashed: linear time), a name
- * longer than its limit, a key that is not printable ASCII, a tensor's name that is not UTF-8, a tensor that is wrong by
- * itself (shape, size). A failed call leaves the spec as it was. */
+ * longer than its limit, a key that is not printable ASCII, a tensor's name that is not UTF-8, a tensor that is wrong
+ * by itself (shape, size). A failed call leaves the spec as it was. */
 mp_status mp_spec_set_architecture(mp_spec *spec, const char *name, mp_error *error);
 mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error);
 mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_error *error);

@@ -455,7 +455,7 @@ static _Atomic bool stop_writing;
 static void rewrite(void *arg) {
     int fd = open(arg, O_WRONLY);
     static const uint64_t lengths[] = {9, 50000};
-    /* the last string: behind the header, the architecture, the key "x", its type, element type, count and the others */
+    /* the last string: behind the header, the architecture, the key "x", its type, element type, count, the others */
     const off_t at = 24 + 44 + 9 + 4 + 4 + 8 + 8 * (off_t)EMPTY_STRINGS;
     for (uint64_t i = 0; fd >= 0 && !atomic_load(&stop_writing); i++)
         if (pwrite(fd, &lengths[i % 2], 8, at) != 8)

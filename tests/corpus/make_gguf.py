@@ -269,6 +269,8 @@ def reject_cases() -> Iterator[Case]:
     yield bad("case23_bytes_wrap", "a: size", tensors(info("a", (2**61, 3))))
     yield bad("case23_row_bytes_wrap", "a: size", tensors(info("a", (2**62 + 2,), DTYPES["I64"][0])))
     yield bad("case24_padding_wraps", "a: size", tensors(info("a", (4, 2**30 - 1, 2**30 + 1))))
+    yield bad("case24_second_padding_wraps", "b: size",
+              tensors(info("a", (8,)), info("b", (4, 2**30 - 1, 2**30 + 1), offset=32)))
     yield bad("case25_sum_wraps", "a: size", tensors(info("a", (2**60, 2)), info("b", (2**60, 2), offset=2**63)))
     yield bad("case25_second_wraps", "b: size", tensors(info("a", (8,)), info("b", (2**61, 1), offset=32)))
     yield bad("case25_with_header_past_end", "a: size", tensors(info("a", (24,)), data=bytes(64)))
