@@ -42,8 +42,10 @@ def cache_dir() -> str:
 
 
 def make_folder(path: str) -> str:
-    """Creates a folder of the cache, private to the user, and returns it."""
+    """Creates a folder of the cache and returns it; the cache itself is private to the user."""
     try:
+        # makedirs gives its mode to the last folder alone
+        os.makedirs(cache_dir(), mode=0o700, exist_ok=True)
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}",
@@ -162,8 +164,12 @@ def _identity(path: str) -> dict[str, int]:
 def stamp(path: str, kind: str, digest: str) -> None:
     """Remembers that a file has a digest. A cache that cannot be written costs only the next use a hash."""
     try:
-        write_json(_stamp_path(path), {"path": os.path.realpath(path), kind: digest, "at": int(time.time()),
-                                       **_identity(path)})
+        identity = _identity(path)
+        known = read_json(_stamp_path(path)) or {}
+        if any(known.get(name) != value for name, value in identity.items()):
+            known = {}
+        write_json(_stamp_path(path), {**known, **identity, kind: digest, "path": os.path.realpath(path),
+                                       "at": int(time.time())})
     except OSError as error:
         log.debug("no stamp for %s: %s", path, error)
 

@@ -316,6 +316,9 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
     commit = os.path.basename(folder)
     names = sorted(os.path.relpath(os.path.join(parent, name), folder)
                    for parent, _, files in os.walk(folder) for name in files)
+    if not _wants_gguf(ref, names):
+        # of a folder every file counts: what the commit has, where that is known, not what happens to be here
+        names = _listed(ref.repo, commit) or names
     record = store.read_json(_record_path(ref, commit)) or {}
     listed = record.get("files")
     try:
@@ -329,6 +332,17 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
     for name in chosen:
         _check(folder, name, _blob_fact(os.path.join(folder, name)), recheck)
     return _resolved(ref, folder, commit, chosen)
+
+
+def _listed(repo: str, commit: str) -> list[str]:
+    """Names of all files of a commit, if the library kept its listing (versions since 2)."""
+    import huggingface_hub
+
+    try:
+        return sorted(file.path for file in huggingface_hub.get_cached_repo_tree(repo, revision=commit))
+    except Exception as error:
+        log.debug("no listing of %s at %s: %s", repo, commit, error)
+        return []
 
 
 def _blob_fact(path: str) -> _Remote:
