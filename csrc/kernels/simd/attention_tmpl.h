@@ -25,34 +25,34 @@ typedef struct attn_source {
     const void *next; /* the same rows of what comes after it, to be fetched meanwhile; or NULL */
 } attn_source;
 
-static MP_INLINE void chain(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
+static VEC_INLINE void chain(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
                             int column, int from, int to, vec *sum) {
     const int64_t size = half ? 2 : 4, step = b->ld * size;
     const uint8_t *at = (const uint8_t *)b->data + from * step + column * size;
     const uint8_t *next = b->next ? (const uint8_t *)b->next + from * step + column * size : NULL;
     const float *row[VEC_TILE_ROWS];
-    MP_UNROLL
+    VEC_UNROLL
     for (int r = 0; r < R; r++)
         row[r] = a[r];
-    MP_UNROLL
+    VEC_UNROLL
     for (int i = 0; i < R * V; i++)
         sum[i] = vec_zero();
     for (int k = from; k < to; k++, at += step) {
         vec x[4];
-        MP_UNROLL
+        VEC_UNROLL
         for (int v = 0; v < V; v++)
             x[v] = half ? vec_load_half((const uint16_t *)(const void *)at + v * VEC_N)
                         : vec_load((const float *)(const void *)at + v * VEC_N);
         if (next) {
-            MP_UNROLL
+            VEC_UNROLL
             for (int64_t line = 0; line < V * VEC_N * size; line += 64)
                 vec_prefetch(next + line);
             next += step;
         }
-        MP_UNROLL
+        VEC_UNROLL
         for (int r = 0; r < R; r++) {
             const vec s = vec_set(row[r][k]);
-            MP_UNROLL
+            VEC_UNROLL
             for (int v = 0; v < V; v++)
                 sum[r * V + v] = vec_fma(x[v], s, sum[r * V + v]);
         }
@@ -60,7 +60,7 @@ static MP_INLINE void chain(const int R, const int V, const bool half, const flo
 }
 
 /* `rows` are dealt to as few tiles as there can be, as evenly as can be: how many the next tile takes. */
-static MP_INLINE int tile_rows(int rows) {
+static VEC_INLINE int tile_rows(int rows) {
     const int tiles = (rows + VEC_TILE_ROWS - 1) / VEC_TILE_ROWS;
     return (rows + tiles - 1) / tiles;
 }
@@ -86,20 +86,20 @@ static MP_INLINE int tile_rows(int rows) {
 
 /* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs): as many steps of V vecs as there are from v on;
  * returns the vec it came to. */
-static MP_INLINE int scores_step(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
+static VEC_INLINE int scores_step(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
                                  int depth, int v, int vecs, float scale, float *s, int64_t ld) {
     const vec by = vec_set(scale);
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
         chain(R, V, half, a, b, v * VEC_N, 0, depth, sum);
-        MP_UNROLL
+        VEC_UNROLL
         for (int i = 0; i < R * V; i++)
             vec_store(s + i / V * ld + (v + i % V) * VEC_N, vec_mul(sum[i], by));
     }
     return v;
 }
 
-static MP_INLINE void scores_of(const int R, const bool half, const float *const *a, const attn_source *b, int depth,
+static VEC_INLINE void scores_of(const int R, const bool half, const float *const *a, const attn_source *b, int depth,
                                 int vecs, float scale, float *s, int64_t ld) {
     int v = 0;
     if (R * 4 <= VEC_ACCUMULATORS)
@@ -126,13 +126,13 @@ static MP_NOINLINE void scores_f16(int rows, const float *const *a, const attn_s
 /* ---- softmax of one row ---- */
 
 /* Lanes [from, to) of the whole row, as lanes of the vec at t. */
-static MP_INLINE vmask visible_lanes(int from, int to, int t) {
+static VEC_INLINE vmask visible_lanes(int from, int to, int t) {
     return vec_lanes(from - t, to - t);
 }
 
 /* s[t] = exp(s[t] + bias[t] - max) for t in [from, to), 0 for the others up to n (a multiple of 16); the max and the sum.
  * Memory of bias outside [from, to) is not touched. from >= to gives zeros, max -inf, sum 0. */
-static MP_INLINE void softmax_visible(float *s, int n, int from, int to, const float *bias, float *max, float *sum) {
+static VEC_INLINE void softmax_visible(float *s, int n, int from, int to, const float *bias, float *max, float *sum) {
     const vec lowest = vec_set(-INFINITY);
     const int first = from / VEC_N * VEC_N;
     vec top = lowest, total = vec_zero();
@@ -209,13 +209,13 @@ static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column
 }
 
 /* Rows of probabilities p times rows [from, to) of b, `vecs` wide: steps as above. */
-static MP_INLINE int output_step(const int R, const int V, const bool half, const float *const *p, const attn_source *b,
+static VEC_INLINE int output_step(const int R, const int V, const bool half, const float *const *p, const attn_source *b,
                                  int from, int to, int v, int vecs, const attn_output *o) {
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
         chain(R, V, half, p, b, v * VEC_N, from, to, sum);
         _Alignas(64) float tile[VEC_ACCUMULATORS * VEC_N];
-        MP_UNROLL
+        VEC_UNROLL
         for (int i = 0; i < R * V; i++)
             vec_store(tile + i * VEC_N, sum[i]);
         put(o, R, V, v * VEC_N, tile);
@@ -223,7 +223,7 @@ static MP_INLINE int output_step(const int R, const int V, const bool half, cons
     return v;
 }
 
-static MP_INLINE void output_of(const int R, const bool half, const float *const *p, const attn_source *b, int from,
+static VEC_INLINE void output_of(const int R, const bool half, const float *const *p, const attn_source *b, int from,
                                 int to, int vecs, const attn_output *o) {
     int v = 0;
     if (R * 4 <= VEC_ACCUMULATORS)
@@ -350,7 +350,7 @@ static void attn_kv_store(mp_dtype dtype, const float *k, const float *v, int k_
     for (int d = 0; d < k_dim; d += VEC_N) {
         uint16_t part[VEC_N];
         vec_store_half(part, vec_load(k + d));
-        MP_UNROLL
+        VEC_UNROLL
         for (int i = 0; i < VEC_N; i++)
             column[(d + i) * MP_KV_BLOCK] = part[i];
     }
@@ -359,7 +359,7 @@ static void attn_kv_store(mp_dtype dtype, const float *k, const float *v, int k_
 }
 
 /* Slots [from, to) of a block that row r sees; empty when from >= to. */
-static MP_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *from, int *to) {
+static VEC_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *from, int *to) {
     const int64_t own = a->pos0 + r - (int64_t)block * MP_KV_BLOCK; /* the row's position, counted from the block's */
     const int64_t oldest = a->window ? own - a->window + 1 : 0;
     *to = own < 0 ? 0 : own < MP_KV_BLOCK ? (int)own + 1 : MP_KV_BLOCK;
@@ -367,7 +367,7 @@ static MP_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *fro
 }
 
 /* p, m and l of one block for all rows x group. */
-static MP_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const attn_source *k, bool half, float *p,
+static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const attn_source *k, bool half, float *p,
                                  float *m, float *l) {
     attn_source source = *k;
     for (int i = 0, R; i < n; i += R) {
@@ -386,7 +386,7 @@ static MP_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const at
     }
 }
 
-static MP_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const attn_source *v, bool half, const float *p,
+static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const attn_source *v, bool half, const float *p,
                                 const attn_output *out) {
     attn_source source = *v;
     for (int i = 0, R; i < n; i += R) {
@@ -428,7 +428,7 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
 }
 
 /* The new m and l of a state, the factors a and b of its o and of the partial's, and what to do in each row. */
-static MP_INLINE void merge_factors(int n, const float *m, const float *l, mp_attn_partial *state, float *a, float *b,
+static VEC_INLINE void merge_factors(int n, const float *m, const float *l, mp_attn_partial *state, float *a, float *b,
                                     uint8_t *what) {
     for (int i = 0; i < n; i += VEC_N) {
         const int left = n - i < VEC_N ? n - i : VEC_N;
@@ -473,7 +473,7 @@ static void attn_attn_merge(int rows, int v_dim, const mp_attn_partial *in, mp_a
 }
 
 /* A block of halves as floats, of which a tile after the other then makes use. */
-static MP_INLINE void unpack(const attn_source *from, int n, float *to) {
+static VEC_INLINE void unpack(const attn_source *from, int n, float *to) {
     const uint16_t *x = from->data;
     const uint8_t *next = from->next;
     for (int i = 0; i < n; i += 2 * VEC_N) {

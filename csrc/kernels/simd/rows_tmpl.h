@@ -12,11 +12,11 @@
 #include "kernels/variants.h"
 
 /* The vec at x[i] of a row of n, and its way back. */
-static MP_INLINE vec row_load(const float *x, int64_t i, int64_t n) {
+static VEC_INLINE vec row_load(const float *x, int64_t i, int64_t n) {
     return n - i >= VEC_N ? vec_load(x + i) : vec_load_n(x + i, (int)(n - i));
 }
 
-static MP_INLINE void row_store(float *y, int64_t i, int64_t n, vec v) {
+static VEC_INLINE void row_store(float *y, int64_t i, int64_t n, vec v) {
     if (n - i >= VEC_N)
         vec_store(y + i, v);
     else
@@ -24,7 +24,7 @@ static MP_INLINE void row_store(float *y, int64_t i, int64_t n, vec v) {
 }
 
 /* Lanes of x[i ...] that belong to the row; the others become `rest`. */
-static MP_INLINE vec row_keep(vec v, int64_t i, int64_t n, vec rest) {
+static VEC_INLINE vec row_keep(vec v, int64_t i, int64_t n, vec rest) {
     return n - i >= VEC_N ? v : vec_select(vec_lanes(0, (int)(n - i)), v, rest);
 }
 
@@ -75,7 +75,7 @@ static void rows_add(const float *x, int64_t n, float *y) {
     case MP_ACT_SIGMOID: run(MP_ACT_SIGMOID); break;           \
     }
 
-static MP_INLINE void rows_gated_as(const mp_act act, const float *gate, const float *up, int64_t n, float *y) {
+static VEC_INLINE void rows_gated_as(const mp_act act, const float *gate, const float *up, int64_t n, float *y) {
     for (int64_t i = 0; i < n; i += VEC_N)
         row_store(y, i, n, vec_mul(vec_activate(act, row_load(gate, i, n)), row_load(up, i, n)));
 }
@@ -86,7 +86,7 @@ static void rows_gated(mp_act act, const float *gate, const float *up, int64_t n
 #undef ROWS_RUN
 }
 
-static MP_INLINE void rows_activate_as(const mp_act act, int64_t n, float *x) {
+static VEC_INLINE void rows_activate_as(const mp_act act, int64_t n, float *x) {
     for (int64_t i = 0; i < n; i += VEC_N)
         row_store(x, i, n, vec_activate(act, row_load(x, i, n)));
 }
@@ -155,7 +155,7 @@ static bool rows_all_finite(const float *x, int64_t n) {
     return vec_sum(sum) == 0.0f;
 }
 
-static MP_INLINE void rope_turn(vec *a, vec *b, vec c, vec s) {
+static VEC_INLINE void rope_turn(vec *a, vec *b, vec c, vec s) {
     vec turned = vec_fma(*a, c, vec_neg(vec_mul(*b, s)));
     *b = vec_fma(*a, s, vec_mul(*b, c));
     *a = turned;

@@ -23,6 +23,10 @@
 #include "kernels/half.h"
 #include "kernels/simd/target.h"
 
+/* How templates ask for code that melts into its caller and for loops over registers: of no use to arrays. */
+#define VEC_INLINE inline
+#define VEC_UNROLL
+
 enum {
     VEC_N = 16,
     VEC_TILE_ROWS = 6,    /* rows of a tile of sums that the registers hold ... */
@@ -39,13 +43,13 @@ typedef struct vmask {
 
 #define VEC_EACH(l) for (int l = 0; l < VEC_N; l++)
 
-static MP_INLINE uint32_t vec_bits(float x) {
+static VEC_INLINE uint32_t vec_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static MP_INLINE float vec_from_bits(uint32_t u) {
+static VEC_INLINE float vec_from_bits(uint32_t u) {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
@@ -53,45 +57,45 @@ static MP_INLINE float vec_from_bits(uint32_t u) {
 
 /* ---- memory: no pointer needs alignment ---- */
 
-static MP_INLINE vec vec_set(float x) {
+static VEC_INLINE vec vec_set(float x) {
     vec y;
     VEC_EACH(l) y.lane[l] = x;
     return y;
 }
 
-static MP_INLINE vec vec_zero(void) {
+static VEC_INLINE vec vec_zero(void) {
     return vec_set(0.0f);
 }
 
-static MP_INLINE vec vec_load(const float *p) {
+static VEC_INLINE vec vec_load(const float *p) {
     vec y;
     memcpy(&y, p, sizeof y);
     return y;
 }
 
 /* The first n of 16 (0 <= n <= 16), the others 0. Memory past them is not touched. */
-static MP_INLINE vec vec_load_n(const float *p, int n) {
+static VEC_INLINE vec vec_load_n(const float *p, int n) {
     vec y;
     VEC_EACH(l) y.lane[l] = l < n ? p[l] : 0.0f;
     return y;
 }
 
-static MP_INLINE void vec_store(float *p, vec x) {
+static VEC_INLINE void vec_store(float *p, vec x) {
     memcpy(p, &x, sizeof x);
 }
 
-static MP_INLINE void vec_store_n(float *p, vec x, int n) {
+static VEC_INLINE void vec_store_n(float *p, vec x, int n) {
     VEC_EACH(l) if (l < n) p[l] = x.lane[l];
 }
 
-static MP_INLINE vec vec_load_half(const uint16_t *p) {
+static VEC_INLINE vec vec_load_half(const uint16_t *p) {
     vec y;
     VEC_EACH(l) y.lane[l] = mp_half_to_float(p[l]);
     return y;
 }
 
 /* 16 halves, rounded to nearest even; too large becomes inf. */
-static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
+static VEC_INLINE void vec_store_half(uint16_t *p, vec x) {
     VEC_EACH(l) {
         uint32_t u = vec_bits(x.lane[l]), sign = u >> 16 & 0x8000u, half;
         u &= 0x7fffffffu;
@@ -108,14 +112,14 @@ static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
 }
 
 /* p[0], p[2], ... p[30] and p[1], p[3], ... p[31]; and back. */
-static MP_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
+static VEC_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
     VEC_EACH(l) {
         even->lane[l] = p[2 * l];
         odd->lane[l] = p[2 * l + 1];
     }
 }
 
-static MP_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
+static VEC_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
     VEC_EACH(l) {
         p[2 * l] = even.lane[l];
         p[2 * l + 1] = odd.lane[l];
@@ -124,7 +128,7 @@ static MP_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
 
 /* An 8 x 8 piece of rows at src to columns at dst: dst[c * dst_ld + r] = src[r * src_ld + c]. When rows < 8 (at least 1),
  * the last row stands in for the missing ones. */
-static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
+static VEC_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
     for (int r = 0; r < 8; r++)
         for (int c = 0; c < 8; c++)
             dst[c * dst_ld + r] = src[(r < rows ? r : rows - 1) * src_ld + c];
@@ -133,7 +137,7 @@ static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows,
 /* ---- arithmetic ---- */
 
 #define VEC_PLAIN_2(name, expression)            \
-    static MP_INLINE vec name(vec a, vec b) {    \
+    static VEC_INLINE vec name(vec a, vec b) {    \
         vec y;                                   \
         VEC_EACH(l) y.lane[l] = (expression);    \
         return y;                                \
@@ -151,18 +155,18 @@ VEC_PLAIN_2(vec_copysign, copysignf(a.lane[l], b.lane[l]))
 VEC_PLAIN_2(vec_scale_exponent, vec_from_bits(vec_bits(a.lane[l]) + (vec_bits(b.lane[l]) << 23)))
 
 /* a * b + c, rounded once */
-static MP_INLINE vec vec_fma(vec a, vec b, vec c) {
+static VEC_INLINE vec vec_fma(vec a, vec b, vec c) {
     vec y;
     VEC_EACH(l) y.lane[l] = fmaf(a.lane[l], b.lane[l], c.lane[l]);
     return y;
 }
 
-static MP_INLINE vec vec_abs(vec x) {
+static VEC_INLINE vec vec_abs(vec x) {
     VEC_EACH(l) x.lane[l] = fabsf(x.lane[l]);
     return x;
 }
 
-static MP_INLINE vec vec_neg(vec x) {
+static VEC_INLINE vec vec_neg(vec x) {
     VEC_EACH(l) x.lane[l] = -x.lane[l];
     return x;
 }
@@ -170,48 +174,48 @@ static MP_INLINE vec vec_neg(vec x) {
 /* ---- masks ---- */
 
 /* a < b, a <= b: false when either is NaN */
-static MP_INLINE vmask vec_less(vec a, vec b) {
+static VEC_INLINE vmask vec_less(vec a, vec b) {
     vmask m;
     VEC_EACH(l) m.lane[l] = a.lane[l] < b.lane[l];
     return m;
 }
 
-static MP_INLINE vmask vec_less_equal(vec a, vec b) {
+static VEC_INLINE vmask vec_less_equal(vec a, vec b) {
     vmask m;
     VEC_EACH(l) m.lane[l] = a.lane[l] <= b.lane[l];
     return m;
 }
 
 /* lanes from <= l < to, for any from and to */
-static MP_INLINE vmask vec_lanes(int from, int to) {
+static VEC_INLINE vmask vec_lanes(int from, int to) {
     vmask m;
     VEC_EACH(l) m.lane[l] = from <= l && l < to;
     return m;
 }
 
 /* a where the mask is set, b elsewhere */
-static MP_INLINE vec vec_select(vmask m, vec a, vec b) {
+static VEC_INLINE vec vec_select(vmask m, vec a, vec b) {
     VEC_EACH(l) a.lane[l] = m.lane[l] ? a.lane[l] : b.lane[l];
     return a;
 }
 
 /* ---- the fixed tree: lanes 8 apart, 4, 2, 1 ---- */
 
-static MP_INLINE float vec_sum(vec x) {
+static VEC_INLINE float vec_sum(vec x) {
     for (int width = VEC_N / 2; width > 0; width /= 2)
         for (int l = 0; l < width; l++)
             x.lane[l] = x.lane[l] + x.lane[l + width];
     return x.lane[0];
 }
 
-static MP_INLINE float vec_top(vec x) {
+static VEC_INLINE float vec_top(vec x) {
     for (int width = VEC_N / 2; width > 0; width /= 2)
         for (int l = 0; l < width; l++)
             x.lane[l] = x.lane[l + width] > x.lane[l] ? x.lane[l + width] : x.lane[l];
     return x.lane[0];
 }
 
-static MP_INLINE void vec_prefetch(const void *p) {
+static VEC_INLINE void vec_prefetch(const void *p) {
     __builtin_prefetch(p);
 }
 

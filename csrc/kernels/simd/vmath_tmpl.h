@@ -9,7 +9,7 @@
 #include "kernels/kernels.h"
 #include "kernels/math_const.h"
 
-static MP_INLINE vec vec_exp(vec x) {
+static VEC_INLINE vec vec_exp(vec x) {
     vec t = vec_fma(x, vec_set(MP_LOG2E), vec_set(MP_ROUND_MAGIC));
     vec n = vec_sub(t, vec_set(MP_ROUND_MAGIC));
     vec r = vec_fma(n, vec_set(-MP_LN2_HI), x);
@@ -27,13 +27,13 @@ static MP_INLINE vec vec_exp(vec x) {
 }
 
 /* From exp(-|x|), so that neither end overflows or goes below the smallest normal but to 0. */
-static MP_INLINE vec vec_sigmoid(vec x) {
+static VEC_INLINE vec vec_sigmoid(vec x) {
     vec e = vec_exp(vec_neg(vec_abs(x)));
     vec one = vec_set(1.0f);
     return vec_div(vec_select(vec_less_equal(vec_zero(), x), one, e), vec_add(one, e));
 }
 
-static MP_INLINE vec vec_tanh(vec x) {
+static VEC_INLINE vec vec_tanh(vec x) {
     vec a = vec_abs(x), s = vec_mul(x, x);
     vec p = vec_set(MP_TANH_T4);
     p = vec_fma(p, s, vec_set(MP_TANH_T3));
@@ -46,7 +46,7 @@ static MP_INLINE vec vec_tanh(vec x) {
     return vec_select(vec_less(a, vec_set(MP_TANH_SPLIT)), small, vec_copysign(large, x));
 }
 
-static MP_INLINE vec vec_gelu(vec x) {
+static VEC_INLINE vec vec_gelu(vec x) {
     vec t = vec_abs(x);
     vec q = vec_set(MP_GELU_G10);
     q = vec_fma(q, t, vec_set(MP_GELU_G9));
@@ -63,13 +63,13 @@ static MP_INLINE vec vec_gelu(vec x) {
     return vec_mul(x, vec_select(vec_less_equal(vec_zero(), x), vec_sub(vec_set(1.0f), tail), tail));
 }
 
-static MP_INLINE vec vec_gelu_tanh(vec x) {
+static VEC_INLINE vec vec_gelu_tanh(vec x) {
     vec cubic = vec_fma(vec_mul(vec_set(MP_GELU_TANH_B), x), vec_mul(x, x), x);
     return vec_mul(x, vec_sigmoid(vec_mul(vec_set(MP_GELU_TANH_A), cubic)));
 }
 
 /* act should be a constant where this is inlined. */
-static MP_INLINE vec vec_activate(const mp_act act, vec x) {
+static VEC_INLINE vec vec_activate(const mp_act act, vec x) {
     switch (act) {
     case MP_ACT_NONE: return x;
     case MP_ACT_GELU: return vec_gelu(x);
