@@ -111,28 +111,31 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
                             "bias_ids",
                             "bias",
                             "prompt_logits",
-                            "vocab",
                             "timeout",
                             "priority",
                             "lane",
                             "tenant",
                             "fail_fast",
                             NULL};
-    PyObject *prompt_in, *stop, *stop_ids, *bias_ids, *bias, *timeout = Py_None;
-    mp_text_args text = {.sampling = {0}};
+    PyObject *prompt_in, *stop = NULL, *stop_ids = NULL, *bias_ids = NULL, *bias = NULL, *timeout = Py_None;
+    mp_text_args text = {.n_choices = 0};
     mp_sampling *s = &text.sampling;
-    unsigned long long seed;
-    int ignore_eos, prompt_logits = 0, fail_fast = 0;
+    unsigned long long seed = 0;
+    int ignore_eos = 0, prompt_logits = 0, fail_fast = 0;
     unsigned char priority = 2, lane = 0;
     unsigned int tenant = 0;
     *submit = (mp_submit_args){.key = NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO$fiffffffKiiipiOOOO|piObbIp" + 0, names, &submit->key, &prompt_in,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOpObbIp", names, &submit->key, &prompt_in,
                                      &s->temperature, &s->top_k, &s->top_p, &s->min_p, &s->repetition_penalty,
                                      &s->presence_penalty, &s->frequency_penalty, &seed, &s->max_tokens, &s->min_tokens,
                                      &s->logprobs, &ignore_eos, &text.n_choices, &stop, &stop_ids, &bias_ids, &bias,
-                                     &prompt_logits, &text.vocab, &timeout, &priority, &lane, &tenant, &fail_fast) ||
+                                     &prompt_logits, &timeout, &priority, &lane, &tenant, &fail_fast) ||
         !mp_deadline(state, timeout, &submit->options.deadline_ns))
         return NULL;
+    if (!bias) { /* the last that is needed: the format cannot ask for keywords */
+        PyErr_SetString(PyExc_TypeError, "submit_text needs every keyword from temperature to bias");
+        return NULL;
+    }
     s->seed = seed;
     s->ignore_eos = ignore_eos;
     submit->options.priority = priority;

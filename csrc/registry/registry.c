@@ -65,6 +65,13 @@ static int find(const mp_registry *registry, const char *key, bool *found) {
     return low;
 }
 
+static mp_entry *find_leaving(const mp_registry *registry, const char *key) {
+    for (int i = 0; i < registry->leaving_count; i++)
+        if (strcmp(mp_entry_key(registry->leaving[i]), key) == 0)
+            return registry->leaving[i];
+    return NULL;
+}
+
 /* Room for one more in an array that grows. False: no memory. */
 static bool reserve(void **array, int count, int *capacity, size_t item) {
     if (count < *capacity)
@@ -433,6 +440,9 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
             memmove(&registry->slots[at], &registry->slots[at + 1],
                     (size_t)(registry->slot_count - at - 1) * sizeof(slot));
             registry->slot_count--;
+            registry->inside++;
+        } else if ((current = find_leaving(registry, key))) { /* an earlier call gave up waiting */
+            mp_entry_pin(current);
             registry->inside++;
         } else {
             status = fail_unknown(key, error);

@@ -48,7 +48,7 @@ void mp_registry_destroy(mp_registry *registry);
  * fails the old one stays (mp_registry_load says why). Returns at once. */
 mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace, mp_error *error);
 /* Refuse new calls to the key, let the running ones finish, free everything. UNKNOWN_MODEL. Returns when gone from memory
- * or at the deadline (TIMEOUT; it goes on in the background). */
+ * or at the deadline (TIMEOUT; it goes on in the background; called again, it waits on). */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 /* Load now, wait until a worker is ready; single flight; ignores the backoff of an earlier failure. pin: never evicted by
  * the registry itself. Of a key that is being replaced: waits for the replacement. TIMEOUT: it goes on in the background. */

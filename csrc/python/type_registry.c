@@ -1,0 +1,409 @@
+/* type_registry.c: Registry, keys and calls (registry/registry.h). */
+#include <math.h>
+#include <stdatomic.h>
+
+#include "models/model.h"
+#include "python/binding.h"
+
+typedef struct registry_object {
+    PyObject_HEAD
+    mp_registry *registry;
+    uint64_t grace_ns;
+} registry_object;
+
+static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }
+
+/* --- life --- */
+
+/* Seconds as nanoseconds; 0 for 0, which means the default. */
+static bool seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns) {
+    if (seconds >= 0 && seconds < 1e9) {
+        *ns = (uint64_t)(seconds * 1e9);
+        return true;
+    }
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %g, allowed: seconds from 0 up", name, seconds);
+    return false;
+}
+
+static bool capacities_in(mp_state *state, PyObject *dict, mp_registry_config *config) {
+    if (dict == Py_None)
+        return true;
+    if (!PyDict_Check(dict)) {
+        PyErr_SetString(PyExc_TypeError, "queue_capacity is a dict of capability and number of calls");
+        return false;
+    }
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dict, &at, &key, &value)) {
+        mp_capability capability;
+        const char *name = PyUnicode_AsUTF8(key);
+        if (!name)
+            return false;
+        if (!mp_capability_from_name(name, &capability)) {
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity: there is no capability \"%s\"", name);
+            return false;
+        }
+        long calls = PyLong_AsLong(value);
+        if (calls == -1 && PyErr_Occurred())
+            return false;
+        if (calls < 1 || calls > 1000000) {
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name, calls);
+            return false;
+        }
+        config->queue_capacity[capability] = (int)calls;
+    }
+    return true;
+}
+
+static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"threads",        "memory_bytes", "step_budget",    "spin",
+                            "shutdown_grace", "load_timeout", "queue_capacity", NULL};
+    mp_state *state = mp_state_of_type(type);
+    mp_registry_config config = {.lanes = 0};
+    unsigned long long memory = 0;
+    double step_budget = 0, spin = -1, grace = 5, load_timeout = 30;
+    uint64_t grace_ns;
+    PyObject *capacity = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iKddddO:Registry", names, &config.lanes, &memory, &step_budget, &spin,
+                                     &grace, &load_timeout, &capacity))
+        return NULL;
+    config.memory_limit = memory;
+    if (!seconds_in(state, "step_budget", step_budget, &config.step_budget_ns) ||
+        !seconds_in(state, "shutdown_grace", grace, &grace_ns) ||
+        !seconds_in(state, "load_timeout", load_timeout, &config.load_timeout_ns) || !capacities_in(state, capacity, &config))
+        return NULL;
+    if (spin >= 0) {
+        if (!seconds_in(state, "spin", spin, &config.spin_ns))
+            return NULL;
+        if (config.spin_ns == 0)
+            config.spin_ns = 1; /* not at all */
+    }
+    config.shutdown_grace_ns = grace_ns ? grace_ns : 1;
+    registry_object *self = (registry_object *)type->tp_alloc(type, 0);
+    mp_error error;
+    if (self && mp_registry_create(&config, &self->registry, &error) != MP_OK) {
+        mp_raise(state, &error, NULL);
+        Py_CLEAR(self);
+    }
+    if (self)
+        self->grace_ns = grace_ns;
+    return (PyObject *)self;
+}
+
+static void registry_dealloc(PyObject *object) {
+    registry_object *self = (registry_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    mp_registry *registry = self->registry;
+    if (registry) {
+        /* Nobody waits: a ticket holds its registry, and a running method holds self. Our threads never want the GIL, so it
+         * may stay with us where giving it up is not safe any more. */
+#if PY_VERSION_HEX >= 0x030D0000
+        bool finalizing = Py_IsFinalizing();
+#else
+        bool finalizing = _Py_IsFinalizing();
+#endif
+        PyThreadState *saved = finalizing ? NULL : PyEval_SaveThread();
+        mp_registry_close(registry, 0);
+        mp_registry_destroy(registry);
+        if (saved)
+            PyEval_RestoreThread(saved);
+    }
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *registry_begin_shutdown(PyObject *self, PyObject *none) {
+    (void)none;
+    mp_registry_begin_shutdown(registry_of(self));
+    Py_RETURN_NONE;
+}
+
+static PyObject *registry_close(PyObject *self, PyObject *none) {
+    (void)none;
+    Py_BEGIN_ALLOW_THREADS
+    mp_registry_close(registry_of(self), ((registry_object *)self)->grace_ns);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *registry_after_fork(PyObject *self, PyObject *none) {
+    (void)none;
+    mp_state *state = mp_state_of(self);
+    state->main_thread = PyThread_get_thread_ident(); /* the thread that forked is the child's main one */
+    Py_RETURN_NONE;
+}
+
+/* --- entries --- */
+
+static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
+    static const struct {
+        const char *name;
+        mp_compute compute;
+    } known[] = {
+        {"auto", MP_COMPUTE_AUTO}, {"float32", MP_COMPUTE_F32}, {"bfloat16", MP_COMPUTE_BF16}, {"int8", MP_COMPUTE_I8}};
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        if (strcmp(known[i].name, name) == 0) {
+            *compute = known[i].compute;
+            return true;
+        }
+    }
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "compute is \"%s\", allowed: auto, float32, bfloat16, int8", name);
+    return false;
+}
+
+static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"key", "spec", "compute", "replace", NULL};
+    mp_state *state = mp_state_of(self);
+    const char *key, *compute_name = "auto";
+    PyObject *object;
+    int replace = 0;
+    mp_compute compute;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|sp:add", names, &key, &object, &compute_name, &replace) ||
+        !compute_in(state, compute_name, &compute))
+        return NULL;
+    mp_spec *spec = mp_spec_freeze_object(state, object);
+    if (!spec)
+        return NULL;
+    mp_loader loader;
+    mp_error error;
+    mp_status status = mp_model_loader(spec, compute, &loader, &error);
+    if (status == MP_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        status = mp_registry_add(registry_of(self), key, &loader, replace, &error);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != MP_OK)
+        return mp_raise(state, &error, key);
+    Py_RETURN_NONE;
+}
+
+/* What waits on an entry: called again and again, a slice at a time, so that signals are seen. */
+typedef mp_status entry_wait(mp_registry *registry, const char *key, bool flag, uint64_t deadline_ns, mp_error *error);
+
+static mp_status wait_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
+    return mp_registry_load(registry, key, pin, deadline_ns, error);
+}
+
+static mp_status wait_evict(mp_registry *registry, const char *key, bool flag, uint64_t deadline_ns, mp_error *error) {
+    (void)flag;
+    return mp_registry_evict(registry, key, deadline_ns, error);
+}
+
+static mp_status wait_remove(mp_registry *registry, const char *key, bool flag, uint64_t deadline_ns, mp_error *error) {
+    (void)flag;
+    return mp_registry_remove(registry, key, deadline_ns, error);
+}
+
+static PyObject *wait_entry(PyObject *self, entry_wait *wait, const char *key, bool flag, PyObject *timeout) {
+    mp_state *state = mp_state_of(self);
+    uint64_t deadline_ns;
+    if (!mp_deadline(state, timeout, &deadline_ns))
+        return NULL;
+    for (bool again = false;; again = true) {
+        mp_error error;
+        mp_status status;
+        uint64_t slice = mp_wait_slice(state, deadline_ns);
+        Py_BEGIN_ALLOW_THREADS
+        status = wait(registry_of(self), key, flag, slice, &error);
+        Py_END_ALLOW_THREADS
+        /* remove: the key is gone since the first slice, the entry drains by itself */
+        if (status == MP_OK || (again && wait == wait_remove && status == MP_UNKNOWN_MODEL))
+            Py_RETURN_NONE;
+        if (status != MP_TIMEOUT || slice == deadline_ns)
+            return mp_raise(state, &error, key);
+        if (PyErr_CheckSignals() < 0)
+            return NULL;
+    }
+}
+
+static PyObject *registry_remove(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"key", "timeout", NULL};
+    const char *key;
+    PyObject *timeout = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:remove", names, &key, &timeout))
+        return NULL;
+    return wait_entry(self, wait_remove, key, false, timeout);
+}
+
+static PyObject *registry_load(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"key", "pin", "timeout", NULL};
+    const char *key;
+    int pin = 0;
+    PyObject *timeout = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|pO:load", names, &key, &pin, &timeout))
+        return NULL;
+    return wait_entry(self, wait_load, key, pin, timeout);
+}
+
+static PyObject *registry_evict(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"key", "timeout", NULL};
+    const char *key;
+    PyObject *timeout = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:evict", names, &key, &timeout))
+        return NULL;
+    return wait_entry(self, wait_evict, key, false, timeout);
+}
+
+static PyObject *facts_of(const mp_model *model) {
+    mp_model_facts facts;
+    mp_model_get_facts(model, &facts);
+    return Py_BuildValue("{s:s,s:s,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "architecture", facts.architecture, "compute", facts.compute,
+                         "context_length", (long long)facts.context_length, "vocab", (long long)facts.vocab, "hidden_size",
+                         (long long)facts.hidden_size, "layers", (long long)facts.layers, "output_size",
+                         (long long)facts.output_size, "parameters", (long long)facts.parameters, "weight_bytes",
+                         (long long)facts.weight_bytes);
+}
+
+static void append_entry(void *arg, const mp_entry_info *info) {
+    PyObject **list = arg;
+    if (!*list)
+        return;
+    PyObject *facts = info->model ? facts_of(info->model) : PyDict_New();
+    PyObject *row =
+        facts ? Py_BuildValue("{s:s,s:s,s:s,s:i,s:i,s:i,s:O,s:K,s:K,s:K,s:K,s:d,s:O}", "key", info->key, "capability",
+                              mp_capability_get(info->capability)->name, "state", info->state, "workers", info->workers,
+                              "queued", info->queued, "running", info->running, "pinned", info->pinned ? Py_True : Py_False,
+                              "model_bytes", (unsigned long long)info->model_bytes, "engine_bytes",
+                              (unsigned long long)info->engine_bytes, "calls", (unsigned long long)info->calls, "errors",
+                              (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "facts", facts)
+              : NULL;
+    if (!row || PyList_Append(*list, row) < 0)
+        Py_CLEAR(*list);
+    Py_XDECREF(row);
+    Py_XDECREF(facts);
+}
+
+static PyObject *registry_entries(PyObject *self, PyObject *none) {
+    (void)none;
+    PyObject *list = PyList_New(0);
+    /* With the GIL: the visitor makes objects, and whoever holds a lock of the registry never waits for the GIL. */
+    mp_registry_visit(registry_of(self), append_entry, &list);
+    return list;
+}
+
+static bool put_number(PyObject *dict, const char *name, uint64_t number) {
+    PyObject *value = PyLong_FromUnsignedLongLong(number);
+    bool ok = value && PyDict_SetItemString(dict, name, value) == 0;
+    Py_XDECREF(value);
+    return ok;
+}
+
+static PyObject *registry_stats(PyObject *self, PyObject *none) {
+    (void)none;
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry_of(self), &stats);
+    PyObject *dict = PyDict_New(), *tags = PyDict_New();
+    bool ok = dict && tags && put_number(dict, "memory_limit", stats.memory_limit) &&
+              put_number(dict, "memory_used", stats.memory_used) && put_number(dict, "lanes", (uint64_t)stats.lanes) &&
+              put_number(dict, "lanes_leased", (uint64_t)stats.lanes_leased) &&
+              put_number(dict, "threads_created", stats.threads_created) &&
+              put_number(dict, "threads_joined", stats.threads_joined);
+#define MP_METRIC(name, meaning) ok = ok && put_number(dict, #name, stats.name);
+#include "registry/metrics.def"
+#undef MP_METRIC
+    for (int i = 0; ok && i < MP_TAG_COUNT; i++)
+        ok = put_number(tags, mp_tag_name((mp_tag)i), stats.bytes_by_tag[i]);
+    if (!ok || PyDict_SetItemString(dict, "bytes_by_tag", tags) < 0)
+        Py_CLEAR(dict);
+    Py_XDECREF(tags);
+    return dict;
+}
+
+/* --- calls --- */
+
+/* Looks at signals for a submit that waits for room, on its own thread. */
+typedef struct signal_look {
+    PyThreadState *saved; /* of the submitting thread, which gave the GIL up */
+    bool main, raised;
+} signal_look;
+
+static bool signal_came(void *arg) {
+    signal_look *look = arg;
+    if (!look->main)
+        return false;
+    PyEval_RestoreThread(look->saved);
+    look->raised = PyErr_CheckSignals() < 0;
+    look->saved = PyEval_SaveThread();
+    return look->raised;
+}
+
+/* Submit, and wait for the first slice unless `wait` is false: all with the GIL given up once. Takes the call.
+ * NULL with an exception when it was refused. */
+static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, bool wait, bool *done) {
+    mp_state *state = mp_state_of(self);
+    mp_ticket *ticket = NULL;
+    mp_error error;
+    signal_look look = {.main = mp_is_main_thread(state)};
+    submit->options.give_up = signal_came;
+    submit->options.give_up_arg = &look;
+    *done = false;
+    look.saved = PyEval_SaveThread();
+    mp_status status = mp_registry_submit(registry_of(self), submit->key, call, &submit->options, &ticket, &error);
+    if (status == MP_OK && wait)
+        *done = mp_ticket_wait(ticket, UINT64_MAX, mp_wait_slice(state, 0), NULL);
+    PyEval_RestoreThread(look.saved);
+    if (status != MP_OK && !look.raised)
+        mp_raise(state, &error, submit->key);
+    return ticket;
+}
+
+static PyObject *registry_submit_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
+    mp_state *state = mp_state_of(self);
+    mp_submit_args options;
+    bool done;
+    mp_embed_call *call = mp_embed_from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
+    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
+}
+
+static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
+    mp_state *state = mp_state_of(self);
+    mp_submit_args options;
+    bool done;
+    mp_embed_call *call = mp_embed_from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = call ? submit(self, &call->base, &options, true, &done) : NULL;
+    if (!ticket)
+        return NULL;
+    PyObject *vectors = NULL;
+    /* The call's own deadline ends it, so this wait needs none. */
+    if (done || (PyErr_CheckSignals() == 0 && mp_wait_ticket(state, ticket, UINT64_MAX, 0, NULL) > 0))
+        vectors = mp_embed_vectors(state, ticket, options.key);
+    mp_ticket_release(ticket); /* one that was interrupted is cancelled by this */
+    return vectors;
+}
+
+static PyObject *registry_submit_text(PyObject *self, PyObject *args, PyObject *kwargs) {
+    mp_state *state = mp_state_of(self);
+    mp_submit_args options;
+    bool done;
+    mp_text_call *call = mp_text_from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
+    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
+}
+
+static PyMethodDef methods[] = {
+    {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key; loads nothing yet."},
+    {"remove", MP_METHOD(registry_remove), METH_VARARGS | METH_KEYWORDS, "Let its calls finish, then forget a key."},
+    {"load", MP_METHOD(registry_load), METH_VARARGS | METH_KEYWORDS, "Load now and wait until it serves."},
+    {"evict", MP_METHOD(registry_evict), METH_VARARGS | METH_KEYWORDS, "Free the model but keep the key."},
+    {"entries", registry_entries, METH_NOARGS, "One dict an entry."},
+    {"stats", registry_stats, METH_NOARGS, "Counters, memory and lanes."},
+    {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS, "Queue an embedding call: a Ticket."},
+    {"embed", MP_METHOD(registry_embed), METH_VARARGS | METH_KEYWORDS, "Submit, wait and return the vectors."},
+    {"submit_text", MP_METHOD(registry_submit_text), METH_VARARGS | METH_KEYWORDS, "Queue a text call: a Ticket."},
+    {"begin_shutdown", registry_begin_shutdown, METH_NOARGS, "Refuse new calls from now on."},
+    {"close", registry_close, METH_NOARGS, "Drain and join; idempotent; from any thread."},
+    {"after_fork", registry_after_fork, METH_NOARGS, "In a forked child: its only thread is the one for signals now."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Keys, the models behind them, and their workers."},
+    {Py_tp_new, registry_new},
+    {Py_tp_dealloc, registry_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec mp_registry_type_spec = {
+    .name = "mpool._core.Registry", .basicsize = sizeof(registry_object), .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
