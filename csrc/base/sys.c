@@ -196,6 +196,11 @@ void mp_thread_counts(uint64_t *created, uint64_t *joined) {
     *created = atomic_load_explicit(&threads_created, memory_order_relaxed);
 }
 
+mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error) {
+    int result = pthread_atfork(before, parent, child);
+    return result ? mp_fail_errno(error, result, NULL, "the hooks for fork were refused") : MP_OK;
+}
+
 /* --- parking --- */
 
 void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {

@@ -44,6 +44,10 @@ void mp_thread_join(mp_thread *thread); /* legal on one that never started */
 /* Counts since the process began: created == joined after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);
 
+/* Called around every fork of the process from now on: before and parent in the parent's forking thread, child in the
+ * child's only one. MEMORY_EXHAUSTED when refused. */
+mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error);
+
 /* --- parking on a word, used by team.c only: futex on Linux, a short sleep elsewhere --- */
 void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void mp_unpark_all(_Atomic uint32_t *word);

@@ -1,9 +1,9 @@
 /* fork.c: see fork.h. */
 #include "registry/fork.h"
 
-#include <pthread.h> /* pthread_atfork has no place in the seam: nothing waits or fails in it */
 #include <stdatomic.h>
 
+#include "base/sys.h"
 #include "registry/shared.h"
 
 static _Atomic uint32_t generation;
@@ -32,13 +32,16 @@ static void in_child(void) {
     mp_shared_unlock(&registries);
 }
 
-void mp_fork_join(mp_registry *registry) {
+mp_status mp_fork_join(mp_registry *registry, mp_error *error) {
     mp_shared_lock(&registries);
-    if (!installed)
-        installed = pthread_atfork(before, in_parent, in_child) == 0;
-    *mp_registry_fork_next(registry) = first;
-    first = registry;
+    mp_status status = installed ? MP_OK : mp_sys_at_fork(before, in_parent, in_child, error);
+    if (status == MP_OK) {
+        installed = true;
+        *mp_registry_fork_next(registry) = first;
+        first = registry;
+    }
     mp_shared_unlock(&registries);
+    return status;
 }
 
 void mp_fork_leave(mp_registry *registry) {

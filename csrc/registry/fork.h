@@ -12,7 +12,7 @@
 /* Forks between the first process that used registries and this one. */
 uint32_t mp_fork_generation(void);
 /* Known to the hooks from join to leave. The first join installs them. */
-void mp_fork_join(mp_registry *registry);
+mp_status mp_fork_join(mp_registry *registry, mp_error *error);
 void mp_fork_leave(mp_registry *registry);
 
 /* By fork.c, to each registry. */

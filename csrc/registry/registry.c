@@ -260,6 +260,8 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         registry->queue_capacity[i] = config->queue_capacity[i] ? config->queue_capacity[i]
                                                                 : mp_capability_get((mp_capability)i)->queue_capacity;
     mp_status status = create_services(registry, config, error);
+    if (status == MP_OK)
+        status = mp_fork_join(registry, error);
     if (status != MP_OK) {
         if (registry->services) {
             let_go(registry->services);
@@ -270,7 +272,6 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         mp_free(registry);
         return status;
     }
-    mp_fork_join(registry);
     *registry_out = registry;
     return MP_OK;
 }
