@@ -1,14 +1,15 @@
 /* binding.h: what the files of the Python binding share. This room is the sole home of Python.h and numpy.
  *
- * The GIL: held on entry to everything here unless a comment says otherwise; given up around whatever waits or computes.
- * No thread of the core ever takes it, so destroying a registry is safe at any time, the interpreter's end included. */
+ * The GIL: held on entry to everything here unless a comment says otherwise; given up around whatever waits or
+ * computes. No thread of the core ever takes it, so destroying a registry is safe at any time, the interpreter's end
+ * included. */
 #ifndef MP_PYTHON_BINDING_H
 #define MP_PYTHON_BINDING_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define NPY_NO_DEPRECATED_API  NPY_1_7_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL mp_numpy
 #ifndef MP_PYTHON_IMPORTS_NUMPY
 #define NO_IMPORT_ARRAY
@@ -21,10 +22,10 @@
 /* Free-threaded builds: one call at a time on an object that changes. Nothing where the GIL does that. */
 #ifdef Py_GIL_DISABLED
 #define MP_BEGIN_EXCLUSIVE(object) Py_BEGIN_CRITICAL_SECTION(object)
-#define MP_END_EXCLUSIVE() Py_END_CRITICAL_SECTION()
+#define MP_END_EXCLUSIVE()         Py_END_CRITICAL_SECTION()
 #else
 #define MP_BEGIN_EXCLUSIVE(object) {
-#define MP_END_EXCLUSIVE() }
+#define MP_END_EXCLUSIVE()         }
 #endif
 
 #define MP_METHOD(function) ((PyCFunction)(void (*)(void))(function))
@@ -50,7 +51,9 @@ PyObject *mp_status_table(PyObject *module, PyObject *none);
 
 /* A timeout in seconds as a deadline: None and infinity are none (0). False: an exception is set. */
 bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns);
-static inline bool mp_is_main_thread(const mp_state *state) { return PyThread_get_thread_ident() == state->main_thread; }
+static inline bool mp_is_main_thread(const mp_state *state) {
+    return PyThread_get_thread_ident() == state->main_thread;
+}
 /* End of the next wait: the deadline, or sooner in the main thread, which has signals to look at. 0: no end. */
 uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
 /* Wait as mp_ticket_wait does. 1: it moved. 0: the deadline passed. -1: a signal handler raised. */
@@ -58,7 +61,8 @@ int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t d
 
 /* --- type_spec.c, type_gguf.c, type_notifier.c, type_ticket.c, type_registry.c --- */
 
-extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_notifier_type_spec, mp_ticket_type_spec, mp_registry_type_spec;
+extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
+    mp_registry_type_spec;
 
 /* Takes the spec. */
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
@@ -69,9 +73,8 @@ PyObject *mp_read_gguf(PyObject *module, PyObject *path);
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
 
 typedef struct mp_ticket_object {
-    PyObject_HEAD
-    mp_ticket *ticket;  /* a caller's reference */
-    PyObject *registry; /* keeps the workers alive until the call is answered */
+    PyObject_HEAD mp_ticket *ticket; /* a caller's reference */
+    PyObject *registry;              /* keeps the workers alive until the call is answered */
     char key[256];
 } mp_ticket_object;
 /* Takes the caller's reference of the ticket. */

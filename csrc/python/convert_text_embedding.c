@@ -9,8 +9,9 @@ mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *k
     unsigned char priority = 2, lane = 0;
     unsigned int tenant = 0;
     *submit = (mp_submit_args){.key = NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|O$iiiObbIp", names, &submit->key, &ids_in, &offsets_in, &skip_in,
-                                     &dimensions, &normalize, &output, &timeout, &priority, &lane, &tenant, &fail_fast) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|O$iiiObbIp", names, &submit->key, &ids_in, &offsets_in,
+                                     &skip_in, &dimensions, &normalize, &output, &timeout, &priority, &lane, &tenant,
+                                     &fail_fast) ||
         !mp_deadline(state, timeout, &submit->options.deadline_ns))
         return NULL;
     submit->options.priority = priority;
@@ -29,27 +30,28 @@ mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *k
     npy_intp texts = PyArray_DIM(offsets, 0) - 1, tokens = PyArray_DIM(ids, 0);
     const int64_t *ends = PyArray_DATA(offsets);
     if (texts < 1 || texts > INT32_MAX) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "offsets has %zd entries, allowed: one more than there are texts, 2 to 2^31",
-                     texts + 1);
+        mp_raise_new(state, MP_INVALID_ARGUMENT,
+                     "offsets has %zd entries, allowed: one more than there are texts, 2 to 2^31", texts + 1);
     } else if (ends[texts] != tokens) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "offsets ends at %lld, but there are %zd ids", (long long)ends[texts], tokens);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "offsets ends at %lld, but there are %zd ids", (long long)ends[texts],
+                     tokens);
     } else if (skip && PyArray_DIM(skip, 0) != texts) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "skip has %zd entries, allowed: one a text, %zd", PyArray_DIM(skip, 0),
                      texts);
     } else if (normalize < -1 || normalize > 1) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "normalize is %d, allowed: -1, 0, 1", normalize);
     } else if (output != MP_EMBED_POOLED && output != MP_EMBED_TOKENS) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "output is %d, allowed: 0 (a vector a text), 1 (a vector a token)", output);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "output is %d, allowed: 0 (a vector a text), 1 (a vector a token)",
+                     output);
     } else if (dimensions < 0) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 0 (all) and up", dimensions);
     } else {
         mp_error error;
         mp_status status;
         Py_BEGIN_ALLOW_THREADS /* a bulk call copies megabytes */
-        status = mp_embed_call_create((int32_t)texts, PyArray_DATA(ids), ends, skip ? PyArray_DATA(skip) : NULL, &call,
-                                      &error);
-        Py_END_ALLOW_THREADS
-        if (status != MP_OK) {
+            status = mp_embed_call_create((int32_t)texts, PyArray_DATA(ids), ends, skip ? PyArray_DATA(skip) : NULL,
+                                          &call, &error);
+        Py_END_ALLOW_THREADS if (status != MP_OK) {
             mp_raise(state, &error, submit->key);
             goto cleanup;
         }

@@ -151,9 +151,11 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
         !ints_in(state, bias_ids, "bias_ids", &bias_list) || !floats_in(state, bias, "bias", &values))
         goto cleanup;
     if (bias_list.count != values.count) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "there are %d bias_ids and %d values in bias", bias_list.count, values.count);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "there are %d bias_ids and %d values in bias", bias_list.count,
+                     values.count);
     } else if (PyArray_DIM(prompt, 0) > INT32_MAX) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "the prompt has %zd tokens, allowed: below 2^31", PyArray_DIM(prompt, 0));
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "the prompt has %zd tokens, allowed: below 2^31",
+                     PyArray_DIM(prompt, 0));
     } else {
         text.n_prompt = (int32_t)PyArray_DIM(prompt, 0);
         text.prompt = PyArray_DATA(prompt);
@@ -261,7 +263,9 @@ PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *arg
     return result;
 }
 
-static double seconds_between(uint64_t from, uint64_t to) { return from && to > from ? (double)(to - from) * 1e-9 : 0.0; }
+static double seconds_between(uint64_t from, uint64_t to) {
+    return from && to > from ? (double)(to - from) * 1e-9 : 0.0;
+}
 
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
     mp_text_call *call = text_call(state, ticket);
@@ -275,8 +279,9 @@ PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
     if (!mp_ticket_done(ticket)) /* the engine's times are complete once it is done */
         return Py_BuildValue("(ikiddd)", call->n_prompt, generated, 0, seconds_between(submitted, started), 0.0, 0.0);
     uint64_t prompt_done = call->prompt_done_ns ? call->prompt_done_ns : finished;
-    return Py_BuildValue("(ikiddd)", call->n_prompt, generated, call->cached_tokens, seconds_between(submitted, started),
-                         seconds_between(started, prompt_done), seconds_between(prompt_done, finished));
+    return Py_BuildValue("(ikiddd)", call->n_prompt, generated, call->cached_tokens,
+                         seconds_between(submitted, started), seconds_between(started, prompt_done),
+                         seconds_between(prompt_done, finished));
 }
 
 PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket) {

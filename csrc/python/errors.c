@@ -69,7 +69,8 @@ static bool put_details(PyObject *kwargs, const mp_error *error) {
     long long number;
     switch (error->code) {
     case MP_FORMAT:
-        return put_text(kwargs, "file", error->file) && (error->offset < 0 || put_int(kwargs, "offset", error->offset)) &&
+        return put_text(kwargs, "file", error->file) &&
+               (error->offset < 0 || put_int(kwargs, "offset", error->offset)) &&
                put_text(kwargs, "field", error->field) && put_text(kwargs, "got", error->got) &&
                put_text(kwargs, "allowed", error->allowed);
     case MP_CONTEXT_OVERFLOW:

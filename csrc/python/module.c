@@ -1,7 +1,9 @@
 /* module.c: the module mpool._core: its functions, its state, waiting with signals. */
 #define MP_PYTHON_IMPORTS_NUMPY
+#include <dirent.h>
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
 #include <string.h>
 
 #include "base/cpu.h"
@@ -13,7 +15,7 @@
 #include "python/binding.h"
 
 #define STRING_OF(x) #x
-#define STRING(x) STRING_OF(x)
+#define STRING(x)    STRING_OF(x)
 #ifndef MPOOL_VERSION
 #define MPOOL_VERSION 0.1.0
 #endif
@@ -48,11 +50,8 @@ uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns) {
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress) {
     for (;;) {
         bool moved;
-        Py_BEGIN_ALLOW_THREADS
-        moved = mp_ticket_wait(ticket, seen, mp_wait_slice(state, deadline_ns), progress);
-        Py_END_ALLOW_THREADS
-        if (moved)
-            return 1;
+        Py_BEGIN_ALLOW_THREADS moved = mp_ticket_wait(ticket, seen, mp_wait_slice(state, deadline_ns), progress);
+        Py_END_ALLOW_THREADS if (moved) return 1;
         if (PyErr_CheckSignals() < 0)
             return -1;
         if (deadline_ns && mp_sys_now_ns() >= deadline_ns)
@@ -81,12 +80,14 @@ PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int ty
 
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name) {
     PyArray_Descr *descr = PyArray_DescrFromType(type);
-    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(object, descr, 1, 1, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED,
-                                                            NULL); /* takes descr */
+    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(
+        object, descr, 1, 1, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL); /* takes descr */
     if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has the wrong type or shape, allowed: a flat array of %s", name,
-                     type == NPY_INT32 ? "int32" : type == NPY_INT64 ? "int64" : "float32");
+                     type == NPY_INT32   ? "int32"
+                     : type == NPY_INT64 ? "int64"
+                                         : "float32");
     }
     return array;
 }
@@ -191,16 +192,15 @@ static PyObject *config(PyObject *module, PyObject *none) {
 #endif
     const char *why = "", *core;
     Py_BEGIN_ALLOW_THREADS /* opens and tests the library on first need */
-    core = mp_blas_core(&why);
-    Py_END_ALLOW_THREADS
-    PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
+        core = mp_blas_core(&why);
+    Py_END_ALLOW_THREADS PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
     if (features && kernels)
-        result = Py_BuildValue("{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(),
-                               "level", mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why",
-                               why, "lanes", mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_lanes(),
-                               "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
-                               STRING(MPOOL_VERSION), "sanitizer", sanitizer, "numpy_abi",
-                               "numpy C API " STRING(NPY_API_VERSION));
+        result = Py_BuildValue(
+            "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
+            mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why", why, "lanes",
+            mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_lanes(), "memory_bytes",
+            (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version", STRING(MPOOL_VERSION),
+            "sanitizer", sanitizer, "numpy_abi", "numpy C API " STRING(NPY_API_VERSION));
     Py_XDECREF(features);
     Py_XDECREF(kernels);
     return result;
@@ -229,9 +229,7 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
                      (unsigned long long)bytes, data.len);
     } else if ((array = PyArray_SimpleNew(1, (npy_intp[]){n}, NPY_FLOAT32))) {
         float *out = PyArray_DATA((PyArrayObject *)array);
-        Py_BEGIN_ALLOW_THREADS
-        if (n)
-            mp_dequantize_row(dtype, data.buf, n, out);
+        Py_BEGIN_ALLOW_THREADS if (n) mp_dequantize_row(dtype, data.buf, n, out);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&data);
@@ -270,7 +268,8 @@ static PyObject *set_log_level(PyObject *module, PyObject *level) {
 }
 
 static PyMethodDef functions[] = {
-    {"status_table", mp_status_table, METH_NOARGS, "Rows of status.def: number, name, text, Python class, built-in base."},
+    {"status_table", mp_status_table, METH_NOARGS,
+     "Rows of status.def: number, name, text, Python class, built-in base."},
     {"architectures", architectures, METH_NOARGS, "Rows of archs.def: name, capability."},
     {"capabilities", capabilities, METH_NOARGS, "Rows of capabilities.def: name, queue capacity, policy."},
     {"options", options, METH_NOARGS, "Rows of options.def: variable, value in use, default, meaning."},
@@ -283,6 +282,29 @@ static PyMethodDef functions[] = {
 };
 
 /* --- the module --- */
+
+/* The OpenBLAS that was installed beside the module, in _libs. */
+static bool find_openblas(PyObject *module, char *path, size_t size) {
+    PyObject *file = PyModule_GetFilenameObject(module), *bytes = NULL;
+    bool found = false;
+    if (file && PyUnicode_FSConverter(file, &bytes)) {
+        const char *name = PyBytes_AS_STRING(bytes), *slash = strrchr(name, '/');
+        int folder = slash ? (int)(slash - name) + 1 : 0;
+        int written = snprintf(path, size, "%.*s_libs", folder, name);
+        DIR *libraries = written > 0 && (size_t)written < size ? opendir(path) : NULL;
+        for (struct dirent *entry; libraries && !found && (entry = readdir(libraries));) {
+            const char *end = strrchr(entry->d_name, '.');
+            found = end && strcmp(end, ".so") == 0 && strstr(entry->d_name, "openblas") &&
+                    (size_t)snprintf(path, size, "%.*s_libs/%s", folder, name, entry->d_name) < size;
+        }
+        if (libraries)
+            closedir(libraries);
+    }
+    PyErr_Clear(); /* a module without a file is built in: then there is nothing beside it */
+    Py_XDECREF(bytes);
+    Py_XDECREF(file);
+    return found;
+}
 
 /* Once a process, before any other thread of the core. */
 static bool init_core(mp_state *state, PyObject *module) {
@@ -302,22 +324,9 @@ static bool init_core(mp_state *state, PyObject *module) {
         mp_blas_set_path(mp_options_get()->blas);
         return true;
     }
-    PyObject *file = PyModule_GetFilenameObject(module), *bytes = NULL;
-    if (!file || !PyUnicode_FSConverter(file, &bytes)) {
-        PyErr_Clear(); /* built into the interpreter: then there is nothing beside it */
-    } else {
-        static const char library[] = "_libs/libscipy_openblas.so";
-        const char *path = PyBytes_AS_STRING(bytes), *slash = strrchr(path, '/');
-        char beside[1024];
-        size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
-        if (folder + sizeof(library) <= sizeof(beside)) {
-            memcpy(beside, path, folder);
-            memcpy(beside + folder, library, sizeof(library));
-            mp_blas_set_path(beside);
-        }
-    }
-    Py_XDECREF(bytes);
-    Py_XDECREF(file);
+    char library[1024];
+    if (find_openblas(module, library, sizeof(library)))
+        mp_blas_set_path(library);
     return true;
 }
 

@@ -3,9 +3,8 @@
 #include "python/binding.h"
 
 typedef struct gguf_object {
-    PyObject_HEAD
-    mp_spec *spec; /* never changed after it was read */
-    PyObject *kv;  /* made when asked for */
+    PyObject_HEAD mp_spec *spec; /* never changed after it was read */
+    PyObject *kv;                /* made when asked for */
 } gguf_object;
 
 PyObject *mp_read_gguf(PyObject *module, PyObject *path) {
@@ -16,10 +15,8 @@ PyObject *mp_read_gguf(PyObject *module, PyObject *path) {
     mp_spec *spec = NULL;
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = mp_gguf_read(PyBytes_AS_STRING(bytes), &spec, &error);
-    Py_END_ALLOW_THREADS
-    Py_DECREF(bytes);
+    Py_BEGIN_ALLOW_THREADS status = mp_gguf_read(PyBytes_AS_STRING(bytes), &spec, &error);
+    Py_END_ALLOW_THREADS Py_DECREF(bytes);
     if (status != MP_OK)
         return mp_raise(state, &error, NULL);
     gguf_object *self = (gguf_object *)state->gguf_type->tp_alloc(state->gguf_type, 0);
@@ -213,10 +210,8 @@ static PyObject *gguf_spec(PyObject *object, PyObject *none) {
         return PyErr_NoMemory();
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = copy_spec(((gguf_object *)object)->spec, copy, &error);
-    Py_END_ALLOW_THREADS
-    if (status != MP_OK) {
+    Py_BEGIN_ALLOW_THREADS status = copy_spec(((gguf_object *)object)->spec, copy, &error);
+    Py_END_ALLOW_THREADS if (status != MP_OK) {
         mp_spec_unpin(copy);
         return mp_raise(state, &error, NULL);
     }

@@ -2,8 +2,7 @@
 #include "python/binding.h"
 
 typedef struct notifier_object {
-    PyObject_HEAD
-    mp_notifier *notifier; /* NULL once closed */
+    PyObject_HEAD mp_notifier *notifier; /* NULL once closed */
 } notifier_object;
 
 static PyObject *notifier_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

@@ -6,8 +6,7 @@
 #include "python/binding.h"
 
 typedef struct registry_object {
-    PyObject_HEAD
-    mp_registry *registry;
+    PyObject_HEAD mp_registry *registry;
     uint64_t grace_ns;
 } registry_object;
 
@@ -47,7 +46,8 @@ static bool capacities_in(mp_state *state, PyObject *dict, mp_registry_config *c
         if (calls == -1 && PyErr_Occurred())
             return false;
         if (calls < 1 || calls > 1000000) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name, calls);
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name,
+                         calls);
             return false;
         }
         config->queue_capacity[capability] = (int)calls;
@@ -64,13 +64,14 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     double step_budget = 0, spin = -1, grace = 5, load_timeout = 30;
     uint64_t grace_ns;
     PyObject *capacity = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iKddddO:Registry", names, &config.lanes, &memory, &step_budget, &spin,
-                                     &grace, &load_timeout, &capacity))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iKddddO:Registry", names, &config.lanes, &memory, &step_budget,
+                                     &spin, &grace, &load_timeout, &capacity))
         return NULL;
     config.memory_limit = memory;
     if (!seconds_in(state, "step_budget", step_budget, &config.step_budget_ns) ||
         !seconds_in(state, "shutdown_grace", grace, &grace_ns) ||
-        !seconds_in(state, "load_timeout", load_timeout, &config.load_timeout_ns) || !capacities_in(state, capacity, &config))
+        !seconds_in(state, "load_timeout", load_timeout, &config.load_timeout_ns) ||
+        !capacities_in(state, capacity, &config))
         return NULL;
     if (spin >= 0) {
         if (!seconds_in(state, "spin", spin, &config.spin_ns))
@@ -95,8 +96,8 @@ static void registry_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     mp_registry *registry = self->registry;
     if (registry) {
-        /* Nobody waits: a ticket holds its registry, and a running method holds self. Our threads never want the GIL, so it
-         * may stay with us where giving it up is not safe any more. */
+        /* Nobody waits: a ticket holds its registry, and a running method holds self. Our threads never want the GIL,
+         * so it may stay with us where giving it up is not safe any more. */
 #if PY_VERSION_HEX >= 0x030D0000
         bool finalizing = Py_IsFinalizing();
 #else
@@ -120,10 +121,8 @@ static PyObject *registry_begin_shutdown(PyObject *self, PyObject *none) {
 
 static PyObject *registry_close(PyObject *self, PyObject *none) {
     (void)none;
-    Py_BEGIN_ALLOW_THREADS
-    mp_registry_close(registry_of(self), ((registry_object *)self)->grace_ns);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS mp_registry_close(registry_of(self), ((registry_object *)self)->grace_ns);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *registry_after_fork(PyObject *self, PyObject *none) {
@@ -168,8 +167,7 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
     mp_error error;
     mp_status status = mp_model_loader(spec, compute, &loader, &error);
     if (status == MP_OK) {
-        Py_BEGIN_ALLOW_THREADS
-        status = mp_registry_add(registry_of(self), key, &loader, replace, &error);
+        Py_BEGIN_ALLOW_THREADS status = mp_registry_add(registry_of(self), key, &loader, replace, &error);
         Py_END_ALLOW_THREADS
     }
     if (status != MP_OK)
@@ -203,12 +201,10 @@ static PyObject *wait_entry(PyObject *self, entry_wait *wait, const char *key, b
         mp_error error;
         mp_status status;
         uint64_t slice = mp_wait_slice(state, deadline_ns);
-        Py_BEGIN_ALLOW_THREADS
-        status = wait(registry_of(self), key, flag, slice, &error);
+        Py_BEGIN_ALLOW_THREADS status = wait(registry_of(self), key, flag, slice, &error);
         Py_END_ALLOW_THREADS
-        /* remove: the key is gone since the first slice, the entry drains by itself */
-        if (status == MP_OK || (again && wait == wait_remove && status == MP_UNKNOWN_MODEL))
-            Py_RETURN_NONE;
+            /* remove: the key is gone since the first slice, the entry drains by itself */
+            if (status == MP_OK || (again && wait == wait_remove && status == MP_UNKNOWN_MODEL)) Py_RETURN_NONE;
         if (status != MP_TIMEOUT || slice == deadline_ns)
             return mp_raise(state, &error, key);
         if (PyErr_CheckSignals() < 0)
@@ -247,11 +243,11 @@ static PyObject *registry_evict(PyObject *self, PyObject *args, PyObject *kwargs
 static PyObject *facts_of(const mp_model *model) {
     mp_model_facts facts;
     mp_model_get_facts(model, &facts);
-    return Py_BuildValue("{s:s,s:s,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "architecture", facts.architecture, "compute", facts.compute,
-                         "context_length", (long long)facts.context_length, "vocab", (long long)facts.vocab, "hidden_size",
-                         (long long)facts.hidden_size, "layers", (long long)facts.layers, "output_size",
-                         (long long)facts.output_size, "parameters", (long long)facts.parameters, "weight_bytes",
-                         (long long)facts.weight_bytes);
+    return Py_BuildValue("{s:s,s:s,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "architecture", facts.architecture, "compute",
+                         facts.compute, "context_length", (long long)facts.context_length, "vocab",
+                         (long long)facts.vocab, "hidden_size", (long long)facts.hidden_size, "layers",
+                         (long long)facts.layers, "output_size", (long long)facts.output_size, "parameters",
+                         (long long)facts.parameters, "weight_bytes", (long long)facts.weight_bytes);
 }
 
 static void append_entry(void *arg, const mp_entry_info *info) {
@@ -262,10 +258,11 @@ static void append_entry(void *arg, const mp_entry_info *info) {
     PyObject *row =
         facts ? Py_BuildValue("{s:s,s:s,s:s,s:i,s:i,s:i,s:O,s:K,s:K,s:K,s:K,s:d,s:O}", "key", info->key, "capability",
                               mp_capability_get(info->capability)->name, "state", info->state, "workers", info->workers,
-                              "queued", info->queued, "running", info->running, "pinned", info->pinned ? Py_True : Py_False,
-                              "model_bytes", (unsigned long long)info->model_bytes, "engine_bytes",
-                              (unsigned long long)info->engine_bytes, "calls", (unsigned long long)info->calls, "errors",
-                              (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "facts", facts)
+                              "queued", info->queued, "running", info->running, "pinned",
+                              info->pinned ? Py_True : Py_False, "model_bytes", (unsigned long long)info->model_bytes,
+                              "engine_bytes", (unsigned long long)info->engine_bytes, "calls",
+                              (unsigned long long)info->calls, "errors", (unsigned long long)info->errors,
+                              "idle_seconds", (double)info->idle_ns * 1e-9, "facts", facts)
               : NULL;
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
@@ -388,7 +385,8 @@ static PyMethodDef methods[] = {
     {"evict", MP_METHOD(registry_evict), METH_VARARGS | METH_KEYWORDS, "Free the model but keep the key."},
     {"entries", registry_entries, METH_NOARGS, "One dict an entry."},
     {"stats", registry_stats, METH_NOARGS, "Counters, memory and lanes."},
-    {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS, "Queue an embedding call: a Ticket."},
+    {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS,
+     "Queue an embedding call: a Ticket."},
     {"embed", MP_METHOD(registry_embed), METH_VARARGS | METH_KEYWORDS, "Submit, wait and return the vectors."},
     {"submit_text", MP_METHOD(registry_submit_text), METH_VARARGS | METH_KEYWORDS, "Queue a text call: a Ticket."},
     {"begin_shutdown", registry_begin_shutdown, METH_NOARGS, "Refuse new calls from now on."},

@@ -4,8 +4,7 @@
 #include "python/binding.h"
 
 typedef struct spec_object {
-    PyObject_HEAD
-    mp_spec *spec;
+    PyObject_HEAD mp_spec *spec;
     bool frozen; /* registered: shared with threads of the core from then on */
 } spec_object;
 
@@ -80,7 +79,9 @@ static PyObject *apply(PyObject *object, change change) {
 
 /* --- files and tensors --- */
 
-static mp_status add_file(mp_spec *spec, const void *path, mp_error *error) { return mp_spec_add_file(spec, path, error); }
+static mp_status add_file(mp_spec *spec, const void *path, mp_error *error) {
+    return mp_spec_add_file(spec, path, error);
+}
 
 static PyObject *spec_add_file(PyObject *self, PyObject *path) {
     PyObject *bytes;
@@ -101,7 +102,8 @@ static PyObject *spec_add_tensor(PyObject *self, PyObject *args, PyObject *kwarg
     const char *name, *dtype;
     PyObject *shape, *offset, *nbytes;
     int file;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssOiOO:add_tensor", names, &name, &dtype, &shape, &file, &offset, &nbytes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssOiOO:add_tensor", names, &name, &dtype, &shape, &file, &offset,
+                                     &nbytes))
         return NULL;
     mp_tensor_entry entry = {.name = name, .file = file};
     if (!mp_dtype_from_name(dtype, &entry.dtype))
@@ -158,8 +160,8 @@ static int kind_of(const char *key, PyObject *object) {
         return MP_VALUE_FLOAT;
     if (PyUnicode_Check(object) || PyBytes_Check(object))
         return MP_VALUE_STRING;
-    PyErr_Format(PyExc_TypeError, "%s: a value is a bool, int, float, str, bytes or a list of one of them, not %.100s", key,
-                 Py_TYPE(object)->tp_name);
+    PyErr_Format(PyExc_TypeError, "%s: a value is a bool, int, float, str, bytes or a list of one of them, not %.100s",
+                 key, Py_TYPE(object)->tp_name);
     return -1;
 }
 
@@ -221,7 +223,8 @@ static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, 
             return false;
         if (kind == MP_VALUE_BOOL)
             ((uint8_t *)memory)[i] = item == Py_True;
-        else if (kind == MP_VALUE_INT ? !int_in(key, item, &((int64_t *)memory)[i]) : !number_in(item, &((double *)memory)[i]))
+        else if (kind == MP_VALUE_INT ? !int_in(key, item, &((int64_t *)memory)[i])
+                                      : !number_in(item, &((double *)memory)[i]))
             return false;
     }
     switch (kind) {
@@ -335,8 +338,9 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
     npy_intp count = offsets ? PyArray_DIM(offsets, 0) - 1 : 0;
     if (!offsets || !eog) {
     } else if (count < 0 || count > INT32_MAX || control.len != count) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "offsets has %zd entries and control %zd, allowed: tokens + 1, and tokens",
-                     count + 1, control.len);
+        mp_raise_new(state, MP_INVALID_ARGUMENT,
+                     "offsets has %zd entries and control %zd, allowed: tokens + 1, and tokens", count + 1,
+                     control.len);
     } else {
         const int64_t *ends = PyArray_DATA(offsets);
         bool ok = ends[0] == 0 && ends[count] == data.len;
@@ -364,7 +368,8 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
 static PyMethodDef methods[] = {
     {"add_file", spec_add_file, METH_O, "Add a file of weights; tensors name it by its number."},
     {"add_tensor", MP_METHOD(spec_add_tensor), METH_VARARGS | METH_KEYWORDS, "Say where a tensor lies."},
-    {"set", MP_METHOD(spec_set), METH_VARARGS | METH_KEYWORDS, "Set a key: bool, int, float, str or a list of one kind."},
+    {"set", MP_METHOD(spec_set), METH_VARARGS | METH_KEYWORDS,
+     "Set a key: bool, int, float, str or a list of one kind."},
     {"set_tokens", MP_METHOD(spec_set_tokens), METH_VARARGS | METH_KEYWORDS, "What each token adds to the text."},
     {NULL, NULL, 0, NULL},
 };

@@ -50,7 +50,8 @@ mp_status mp_cores_open(int lanes, mp_cores **cores_out, mp_error *error) {
     *cores_out = NULL;
     enum { MOST = 256 };
     if (lanes < 0 || lanes > MOST)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "threads is %d, allowed: 0 (all CPUs of this process) to %d", lanes, MOST);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "threads is %d, allowed: 0 (all CPUs of this process) to %d", lanes,
+                       MOST);
     if (lanes == 0 && (*cores_out = mp_shared_take(&process_cores)))
         return MP_OK;
     mp_cores *cores = mp_alloc_zeroed(sizeof(*cores), MP_TAG_POOL);
@@ -235,7 +236,8 @@ static bool spin_begin(void *arg) {
 }
 
 mp_spin_rule mp_cores_spin_rule(mp_cores *cores, uint64_t spin_ns) {
-    return (mp_spin_rule){.begin = spin_begin, .may_spin = lanes_left, .end = spin_end, .arg = cores, .spin_ns = spin_ns};
+    return (mp_spin_rule){
+        .begin = spin_begin, .may_spin = lanes_left, .end = spin_end, .arg = cores, .spin_ns = spin_ns};
 }
 
 /* --- fork --- */

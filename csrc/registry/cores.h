@@ -10,11 +10,11 @@
 
 typedef struct mp_cores mp_cores;
 
-/* Use the process's ledger (lanes 0: MPOOL_THREADS, or the CPUs that the process may use), or one of its own. No thread is
- * started before the first lease of more than one lane. */
+/* Use the process's ledger (lanes 0: MPOOL_THREADS, or the CPUs that the process may use), or one of its own. No
+ * thread is started before the first lease of more than one lane. */
 mp_status mp_cores_open(int lanes, mp_cores **cores, mp_error *error);
-/* Use it no more: the last user's close joins the helpers. No lease of that user is held. NULL is legal. The ledger itself
- * stays while it is pinned, for callers that still ask it whether they may spin. */
+/* Use it no more: the last user's close joins the helpers. No lease of that user is held. NULL is legal. The ledger
+ * itself stays while it is pinned, for callers that still ask it whether they may spin. */
 void mp_cores_close(mp_cores *cores);
 mp_cores *mp_cores_pin(mp_cores *cores);
 void mp_cores_unpin(mp_cores *cores);
@@ -26,16 +26,16 @@ void mp_cores_enter(mp_cores *cores);
 void mp_cores_leave(mp_cores *cores);
 /* Others have work too, or wait for lanes. */
 bool mp_cores_contended(mp_cores *cores);
-/* Lease up to `want` lanes, at least 1 and no more than the caller's share; waits, first come first served, while all are
- * taken. The caller holds no lock and no other lease. */
+/* Lease up to `want` lanes, at least 1 and no more than the caller's share; waits, first come first served, while all
+ * are taken. The caller holds no lock and no other lease. */
 void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease);
 void mp_cores_return(mp_cores *cores, mp_lease *lease);
 
 /* Permission to spin while waiting: only on lanes that nobody computes on. */
 mp_spin_rule mp_cores_spin_rule(mp_cores *cores, uint64_t spin_ns);
 
-/* See registry/fork.h; a second call of the same kind does nothing. The child counts from zero and starts a new team when it
- * needs one. */
+/* See registry/fork.h; a second call of the same kind does nothing. The child counts from zero and starts a new team
+ * when it needs one. */
 void mp_cores_fork_before(mp_cores *cores);
 void mp_cores_fork_parent(mp_cores *cores);
 void mp_cores_fork_child(mp_cores *cores);

@@ -196,8 +196,9 @@ static mp_status charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     mp_budget *budget = mp_governor_budget(entry->services->governor);
     if (!mp_budget_take(budget, bytes - ticket->charged)) {
         uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
-        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free", entry->key,
-                       (double)bytes / 1e6, (double)(used < limit ? limit - used : 0) / 1e6, (double)limit / 1e6);
+        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free",
+                       entry->key, (double)bytes / 1e6, (double)(used < limit ? limit - used : 0) / 1e6,
+                       (double)limit / 1e6);
     }
     ticket->charged = bytes;
     return MP_OK;
@@ -240,7 +241,8 @@ static mp_status wait_for_room(mp_entry *entry, const mp_submit_options *options
                        entry->key, waiting);
     uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_MS * MS;
     if (options->deadline_ns && now >= options->deadline_ns)
-        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline, %d calls wait", entry->key, waiting);
+        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline, %d calls wait", entry->key,
+                       waiting);
     if (options->deadline_ns && options->deadline_ns < slice)
         slice = options->deadline_ns;
     entry->room_waiters++;
@@ -251,7 +253,8 @@ static mp_status wait_for_room(mp_entry *entry, const mp_submit_options *options
     mp_mutex_unlock(&entry->lock);
     bool give_up = options->give_up(options->give_up_arg);
     mp_mutex_lock(&entry->lock);
-    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the call was given up while the queue was full", entry->key) : MP_OK;
+    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the call was given up while the queue was full", entry->key)
+                   : MP_OK;
 }
 
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,

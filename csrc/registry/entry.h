@@ -12,11 +12,13 @@
  *    +------------------------------------------------+
  *
  * One job of the pool (the worker) lives from loading to evicting. It loads without Python, then loops: end what was
- * cancelled, take from the queue, admit, plan, lease lanes, step, hand out outcomes. While it loads or steps it holds no
- * lock. Every ticket that was queued gets its terminal state from the worker, from cancel, from the sweep or from close.
+ * cancelled, take from the queue, admit, plan, lease lanes, step, hand out outcomes. While it loads or steps it holds
+ * no lock. Every ticket that was queued gets its terminal state from the worker, from cancel, from the sweep or from
+ * close.
  *
  * NOTE: one worker an entry for now. More of them share `resident`; what a worker owns is in serve.c's `serving`, and
- * `active`, `step_live` and `step_cancelled` move there from the entry. A breaker is asked in submit, before the queue. */
+ * `active`, `step_live` and `step_cancelled` move there from the entry. A breaker is asked in submit, before the
+ * queue. */
 #ifndef MP_REGISTRY_ENTRY_H
 #define MP_REGISTRY_ENTRY_H
 
@@ -60,14 +62,14 @@ struct mp_entry {
     int room_waiters;
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or about to be; changed by the worker only */
     int active_count;
-    int step_live;         /* items of the running step that are not cancelled */
-    mp_resident *resident; /* a reference, or NULL */
-    bool pinned;           /* not to be evicted by the registry itself */
-    bool evict;            /* unload once the active ones are done */
-    bool remove;           /* serve what was accepted and never load again; refuse calls */
-    bool closed;           /* refuse calls: the registry shuts down */
-    bool quit;             /* end everything now */
-    bool stalled;          /* the load has made no progress for too long; its waiters were told */
+    int step_live;                    /* items of the running step that are not cancelled */
+    mp_resident *resident;            /* a reference, or NULL */
+    bool pinned;                      /* not to be evicted by the registry itself */
+    bool evict;                       /* unload once the active ones are done */
+    bool remove;                      /* serve what was accepted and never load again; refuse calls */
+    bool closed;                      /* refuse calls: the registry shuts down */
+    bool quit;                        /* end everything now */
+    bool stalled;                     /* the load has made no progress for too long; its waiters were told */
     uint64_t attempts, attempts_over; /* loads started; loads that ended in any way */
     uint64_t loads;                   /* that succeeded */
     uint64_t unloads;                 /* times that the model was given up */
@@ -133,7 +135,8 @@ void mp_entry_tell_room(mp_entry *entry); /* under the lock, after the queue got
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
 /* No lock held: metrics, bytes back, terminal state of one that is off the queue and off the active list. */
 void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error);
-/* No lock held: check a call against the model, unless that was done, and charge its bytes. The ticket's holder calls. */
+/* No lock held: check a call against the model, unless that was done, and charge its bytes. The ticket's holder
+ * calls. */
 mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);
 const char *mp_entry_stage(const mp_entry *entry);
 mp_resident *mp_resident_pin(mp_resident *resident);

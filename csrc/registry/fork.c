@@ -7,7 +7,8 @@
 #include "registry/shared.h"
 
 static _Atomic uint32_t generation;
-static mp_shared_slot registries; /* its lock guards the list; held by a forking thread from before to parent or child */
+static mp_shared_slot
+    registries; /* its lock guards the list; held by a forking thread from before to parent or child */
 static mp_registry *first;
 static bool installed;
 

@@ -77,8 +77,8 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
     return true;
 }
 
-mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t bytes, bool (*give_up)(void *arg), void *arg,
-                              mp_error *error) {
+mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t bytes, bool (*give_up)(void *arg),
+                              void *arg, mp_error *error) {
     mp_mutex_lock(&governor->lock);
     for (;;) {
         uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);

@@ -21,10 +21,11 @@ void mp_governor_close(mp_governor *governor); /* NULL is legal */
 mp_budget *mp_governor_budget(mp_governor *governor);
 
 /* Set bytes aside for a load that is about to start. Waits while only other loads' reservations are in the way, until
- * give_up(arg) (asked every 20 ms, no lock held; NULL: never). MEMORY_EXHAUSTED names the model, what is needed and what
- * is free. CANCELLED when given up. Hand the reservation back once the load has charged the budget itself, or failed. */
-mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t bytes, bool (*give_up)(void *arg), void *arg,
-                              mp_error *error);
+ * give_up(arg) (asked every 20 ms, no lock held; NULL: never). MEMORY_EXHAUSTED names the model, what is needed and
+ * what is free. CANCELLED when given up. Hand the reservation back once the load has charged the budget itself, or
+ * failed. */
+mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t bytes, bool (*give_up)(void *arg),
+                              void *arg, mp_error *error);
 void mp_governor_unreserve(mp_governor *governor, uint64_t bytes);
 
 /* See registry/fork.h; a second call of the same kind does nothing. */

@@ -1,6 +1,6 @@
-/* maintenance.h: one thread a registry that looks after what nobody else is awake for: deadlines of calls that wait or run,
- * and loads that make no progress. It starts when the first of them is announced, sleeps until the nearest is due, and
- * then asks for a sweep.
+/* maintenance.h: one thread a registry that looks after what nobody else is awake for: deadlines of calls that wait or
+ * run, and loads that make no progress. It starts when the first of them is announced, sleeps until the nearest is
+ * due, and then asks for a sweep.
  *
  * NOTE: keep-alive, replacement of the failed and pressure belong here next; they are further reasons to wake. */
 #ifndef MP_REGISTRY_MAINTENANCE_H
@@ -21,7 +21,8 @@ typedef struct mp_maintenance {
 /* Caller's storage, zeroed. */
 void mp_maintenance_init(mp_maintenance *maintenance, uint64_t (*sweep)(void *arg, uint64_t now_ns), void *arg);
 void mp_maintenance_deinit(mp_maintenance *maintenance); /* stopped */
-/* Be awake at that time. Cheap when it is awake earlier anyway. Starts a thread of the pool on first use. No lock held. */
+/* Be awake at that time. Cheap when it is awake earlier anyway. Starts a thread of the pool on first use. No lock
+ * held. */
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns);
 /* Returns when the thread's job is over; nothing can be announced any more. */
 void mp_maintenance_stop(mp_maintenance *maintenance);

@@ -84,7 +84,8 @@ void mp_notifier_post(mp_notifier *notifier, mp_notice *notice) {
         notice->next = &notifier->list;
         notice->prev->next = notice;
         notifier->list.prev = notice;
-        /* Under the lock, so that the fd is still ours. It can only fail when the counter is full: then it is readable. */
+        /* Under the lock, so that the fd is still ours. It can only fail when the counter is full: then it is
+         * readable. */
         if (was_empty && notifier->fd >= 0) {
             ssize_t written = write(notifier->fd, &(uint64_t){1}, sizeof(uint64_t));
             (void)written;

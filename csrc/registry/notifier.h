@@ -1,4 +1,5 @@
-/* notifier.h: how tickets tell an event loop that they moved: an eventfd and a list. Public part in registry/registry.h. */
+/* notifier.h: how tickets tell an event loop that they moved: an eventfd and a list. Public part in
+ * registry/registry.h. */
 #ifndef MP_REGISTRY_NOTIFIER_H
 #define MP_REGISTRY_NOTIFIER_H
 

@@ -1,10 +1,11 @@
 /* registry.c: keys and the entries behind them. See registry.h.
  *
- * Lock order, outermost first; no lock is held while a model loads or steps, while an entry reports an event, or while a
- * visitor or a give_up callback runs:
+ * Lock order, outermost first; no lock is held while a model loads or steps, while an entry reports an event, or while
+ * a visitor or a give_up callback runs:
  *
  *   fork.c's list  >  registry  >  entry  >  ticket  >  notifier
- *                     registry  >  entry  >  { pool, maintenance, governor, cores }   (leaves: nothing is taken under them)
+ *                     registry  >  entry  >  { pool, maintenance, governor, cores }   (leaves: nothing is taken under
+ * them)
  *
  * `inside` counts threads between the lookup of an entry and the end of their call, so that close can let the pool go
  * after the last of them. */
@@ -247,7 +248,8 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     *registry_out = NULL;
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
         if (config->queue_capacity[i] < 0)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d",
+            return mp_fail(error, MP_INVALID_ARGUMENT,
+                           "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d",
                            mp_capability_get((mp_capability)i)->name, config->queue_capacity[i],
                            mp_capability_get((mp_capability)i)->queue_capacity);
     mp_registry *registry = mp_alloc_zeroed(sizeof(*registry), MP_TAG_POOL);
@@ -257,8 +259,8 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     mp_cond_init(&registry->changed);
     registry->grace_ns = config->shutdown_grace_ns ? config->shutdown_grace_ns : 5000 * MS;
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
-        registry->queue_capacity[i] = config->queue_capacity[i] ? config->queue_capacity[i]
-                                                                : mp_capability_get((mp_capability)i)->queue_capacity;
+        registry->queue_capacity[i] =
+            config->queue_capacity[i] ? config->queue_capacity[i] : mp_capability_get((mp_capability)i)->queue_capacity;
     mp_status status = create_services(registry, config, error);
     if (status == MP_OK)
         status = mp_fork_join(registry, error);
@@ -357,7 +359,8 @@ static mp_status check_key(const char *key, mp_error *error) {
     return mp_fail(error, MP_INVALID_ARGUMENT, "a key has %zu bytes, allowed: 1 to %zu", length, most);
 }
 
-/* Under the lock; takes the new entry's reference. *replaced: removed by the caller after the lock; *loading: started so. */
+/* Under the lock; takes the new entry's reference. *replaced: removed by the caller after the lock; *loading: started
+ * so. */
 static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_entry **replaced, mp_entry **loading,
                      mp_error *error) {
     const char *key = mp_entry_key(entry);
@@ -365,8 +368,8 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
     bool found;
     int at = find(registry, key, &found);
     if (found && !replace)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the key \"%s\" is taken; pass replace to put another model in its place",
-                       key);
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "the key \"%s\" is taken; pass replace to put another model in its place", key);
     /* Every slot may have two entries that leave some day. */
     int most = registry->leaving_count + 2 * registry->slot_count + 2;
     while (registry->leaving_capacity < most)
@@ -399,14 +402,16 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
     return MP_OK;
 }
 
-mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace, mp_error *error) {
+mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace,
+                          mp_error *error) {
     mp_status status = check_key(key, error);
     if (status != MP_OK) {
         loader->ops->destroy(loader->self);
         return status;
     }
     mp_entry *entry, *replaced = NULL, *loading = NULL;
-    MP_TRY(mp_entry_create(registry->services, key, loader, registry->queue_capacity[loader->capability], &entry, error));
+    MP_TRY(
+        mp_entry_create(registry->services, key, loader, registry->queue_capacity[loader->capability], &entry, error));
     mp_mutex_lock(&registry->lock);
     int inside = registry->inside;
     status = put(registry, entry, replace, &replaced, &loading, error);
@@ -532,8 +537,8 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
         if (status != MP_OK)
             break;
         if (call->capability != entry->capability) {
-            status = mp_fail(error, MP_WRONG_CAPABILITY, "%s does %s, not %s", key, mp_capability_get(entry->capability)->name,
-                             mp_capability_get(call->capability)->name);
+            status = mp_fail(error, MP_WRONG_CAPABILITY, "%s does %s, not %s", key,
+                             mp_capability_get(entry->capability)->name, mp_capability_get(call->capability)->name);
         } else if (ticket) {
             mp_ticket_move(ticket, entry);
         } else {

@@ -2,9 +2,9 @@
  *
  * Nothing here knows a model: a loader (models/engine.h) makes one, engines take steps.
  *
- * Life of a call: the binding makes an mp_call and submits it -> the entry is pinned, the call checked against the model
- * (loading it first if need be), queued or refused -> a worker admits, plans, leases cores, steps -> the ticket gets its
- * one terminal state, waiters are woken -> the caller reads the call's result and lets go.
+ * Life of a call: the binding makes an mp_call and submits it -> the entry is pinned, the call checked against the
+ * model (loading it first if need be), queued or refused -> a worker admits, plans, leases cores, steps -> the ticket
+ * gets its one terminal state, waiters are woken -> the caller reads the call's result and lets go.
  *
  * Threads: every function may be called from any thread, without the GIL. */
 #ifndef MP_REGISTRY_REGISTRY_H
@@ -19,48 +19,50 @@ typedef struct mp_notifier mp_notifier;
 typedef struct mp_registry_config { /* 0 = default */
     /* Lanes and bytes are the process's, shared by all registries that leave these at 0. A registry that names a number
      * keeps a ledger of its own, which the others do not see. */
-    int lanes;                    /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
-    uint64_t memory_limit;        /* bytes; default: governor's rule */
-    uint64_t step_budget_ns;      /* default: MPOOL_STEP_BUDGET_MS */
-    uint64_t spin_ns;             /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = not */
-    uint64_t shutdown_grace_ns;   /* default 5 s */
-    uint64_t load_timeout_ns;     /* default 30 s since the last sign of progress */
+    int lanes;               /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
+    uint64_t memory_limit;   /* bytes; default: governor's rule */
+    uint64_t step_budget_ns; /* default: MPOOL_STEP_BUDGET_MS */
+    uint64_t spin_ns;        /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = not */
+    uint64_t shutdown_grace_ns;              /* default 5 s */
+    uint64_t load_timeout_ns;                /* default 30 s since the last sign of progress */
     int queue_capacity[MP_CAPABILITY_COUNT]; /* calls waiting a model; default: capabilities.def */
 } mp_registry_config;
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry, mp_error *error);
 /* Refuse new calls from now on (SHUTTING_DOWN). Idempotent. */
 void mp_registry_begin_shutdown(mp_registry *registry);
-/* begin_shutdown, drain for the grace (0 here: not at all), end the rest, join every thread. Every ticket gets its terminal
- * state: SHUTTING_DOWN for those that were cut off. Idempotent, from several threads too: all return when it is done. The
- * registry stays valid and refuses everything. */
+/* begin_shutdown, drain for the grace (0 here: not at all), end the rest, join every thread. Every ticket gets its
+ * terminal state: SHUTTING_DOWN for those that were cut off. Idempotent, from several threads too: all return when it
+ * is done. The registry stays valid and refuses everything. */
 void mp_registry_close(mp_registry *registry, uint64_t grace_ns);
 /* close with the configured grace, then free. Tickets may outlive it. NULL is legal. */
 void mp_registry_destroy(mp_registry *registry);
-/* fork: a child finds the same entries, models that were loaded still loaded over the same mappings, and no threads: first
- * use starts new ones. Calls that were in flight in the parent are CANCELLED in the child. It happens by itself in every
- * fork of the process. */
+/* fork: a child finds the same entries, models that were loaded still loaded over the same mappings, and no threads:
+ * first use starts new ones. Calls that were in flight in the parent are CANCELLED in the child. It happens by itself
+ * in every fork of the process. */
 
 /* ---- entries ----------------------------------------------------------------------------------------------------- */
 
 /* Takes the loader, also on failure. A key that exists is INVALID_ARGUMENT unless replace: then, if the old model is in
  * use, the new one is loaded beside it and gets the new calls once that succeeded, while the old one drains; if loading
  * fails the old one stays (mp_registry_load says why). Returns at once. */
-mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace, mp_error *error);
-/* Refuse new calls to the key, let the running ones finish, free everything. UNKNOWN_MODEL. Returns when gone from memory
- * or at the deadline (TIMEOUT; it goes on in the background; called again, it waits on). */
+mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace,
+                          mp_error *error);
+/* Refuse new calls to the key, let the running ones finish, free everything. UNKNOWN_MODEL. Returns when gone from
+ * memory or at the deadline (TIMEOUT; it goes on in the background; called again, it waits on). */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
-/* Load now, wait until a worker is ready; single flight; ignores the backoff of an earlier failure. pin: never evicted by
- * the registry itself. Of a key that is being replaced: waits for the replacement. TIMEOUT: it goes on in the background. */
+/* Load now, wait until a worker is ready; single flight; ignores the backoff of an earlier failure. pin: never evicted
+ * by the registry itself. Of a key that is being replaced: waits for the replacement. TIMEOUT: it goes on in the
+ * background. */
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error);
-/* Free the model but keep the key, pinned or not. Waits for running calls until the deadline (TIMEOUT; it goes on in the
- * background). Calls that wait in the queue load it again. */
+/* Free the model but keep the key, pinned or not. Waits for running calls until the deadline (TIMEOUT; it goes on in
+ * the background). Calls that wait in the queue load it again. */
 mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 
 typedef struct mp_entry_info {
     char key[256];
     mp_capability capability;
-    const char *state;     /* "cold", "loading", "ready", "busy", "evicting", "failed" */
+    const char *state; /* "cold", "loading", "ready", "busy", "evicting", "failed" */
     int workers, queued, running;
     bool pinned;
     uint64_t model_bytes, engine_bytes, calls, errors, idle_ns;
@@ -82,29 +84,31 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 typedef struct mp_submit_options {
-    uint64_t deadline_ns;  /* absolute, monotonic; 0 = none */
+    uint64_t deadline_ns; /* absolute, monotonic; 0 = none */
     uint8_t priority, lane;
     uint32_t tenant;
-    bool fail_fast;        /* a full queue is OVERLOADED at once; else submit waits until the deadline */
-    bool (*give_up)(void *arg); /* asked every 50 ms while submit waits for room, no lock held; true ends it: CANCELLED */
+    bool fail_fast; /* a full queue is OVERLOADED at once; else submit waits until the deadline */
+    bool (*give_up)(
+        void *arg); /* asked every 50 ms while submit waits for room, no lock held; true ends it: CANCELLED */
     void *give_up_arg;
 } mp_submit_options;
 
-/* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by the entry's
- * own thread, and a load that fails ends the ticket with its cause. */
+/* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by the
+ * entry's own thread, and a load that fails ends the ticket with its cause. */
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
                              mp_ticket **ticket, mp_error *error);
 
 /* The caller's reference. When the last caller lets go of a ticket that is not done, it is cancelled. NULL is legal. */
 void mp_ticket_release(mp_ticket *ticket);
 mp_ticket *mp_ticket_pin(mp_ticket *ticket); /* a further caller's reference */
-/* Wait until done or progress exceeds `seen`, or the deadline. Returns false at the deadline. *progress receives a counter
- * that rises with every published piece of result; it is UINT64_MAX once done. */
+/* Wait until done or progress exceeds `seen`, or the deadline. Returns false at the deadline. *progress receives a
+ * counter that rises with every published piece of result; it is UINT64_MAX once done. */
 bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 bool mp_ticket_done(mp_ticket *ticket);
 /* The terminal status; the error of a failed one is copied out. Asserts done. */
 mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error);
-/* Ask to stop: queued at once, running within a layer or a token. Never blocks. The ticket still gets its terminal state. */
+/* Ask to stop: queued at once, running within a layer or a token. Never blocks. The ticket still gets its terminal
+ * state. */
 void mp_ticket_cancel(mp_ticket *ticket);
 /* The call with its result; valid while the reference is held. */
 mp_call *mp_ticket_call(mp_ticket *ticket);
@@ -113,10 +117,11 @@ void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *starte
 /* Calls ahead in the queue, -1 once running or done. */
 int mp_ticket_position(mp_ticket *ticket);
 
-/* ---- asyncio: one notifier an event loop --------------------------------------------------------------------------- */
+/* ---- asyncio: one notifier an event loop
+ * --------------------------------------------------------------------------- */
 
-/* An eventfd and a list. A ticket bound to it adds `id` to the list when it is done or has new progress (coalesced: once
- * until taken) and makes the fd readable. */
+/* An eventfd and a list. A ticket bound to it adds `id` to the list when it is done or has new progress (coalesced:
+ * once until taken) and makes the fd readable. */
 mp_status mp_notifier_create(mp_notifier **notifier, mp_error *error);
 /* Closes the fd; the tickets still bound to it keep the rest alive and tell nobody. */
 void mp_notifier_destroy(mp_notifier *notifier);

@@ -11,8 +11,8 @@ static const uint64_t DONE = UINT64_MAX;
 /* A caller that waits for a short call is served sooner by spinning: a wake-up costs 20 to 46 us. */
 static const uint64_t CALLER_SPIN_NS = 50 * 1000;
 
-/* In the child of a fork, a ticket of the parent that was not done never will be: its worker is not here. Its lock may be
- * held for ever by a thread that does not exist, so it is not touched. */
+/* In the child of a fork, a ticket of the parent that was not done never will be: its worker is not here. Its lock may
+ * be held for ever by a thread that does not exist, so it is not touched. */
 static bool is_orphan(const mp_ticket *ticket) { return ticket->generation != mp_fork_generation(); }
 
 static bool is_done(const mp_ticket *ticket) {

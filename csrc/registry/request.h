@@ -4,8 +4,8 @@
  *                  |                   ^             active list, under the entry's lock. So it ends exactly once.
  *                  +-------------------+
  *
- * Memory: the callers together hold one reference, the pool the other until the ticket is done; the last frees ticket and
- * call. The entry is kept until then, so that cancel always finds its lock. */
+ * Memory: the callers together hold one reference, the pool the other until the ticket is done; the last frees ticket
+ * and call. The entry is kept until then, so that cancel always finds its lock. */
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 

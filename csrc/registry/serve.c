@@ -12,7 +12,8 @@
 #include "registry/entry.h"
 
 static const uint64_t HEALTH_EVERY_NS = 1000ull * 1000 * 1000;
-/* With nobody waiting, a step may be this many times the budget: fewer boundaries, and still soon over when somebody comes. */
+/* With nobody waiting, a step may be this many times the budget: fewer boundaries, and still soon over when somebody
+ * comes. */
 enum { ALONE = 4 };
 
 /* What the worker owns, on its stack. */
@@ -24,14 +25,14 @@ typedef struct serving {
     mp_lease lease;
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
-    mp_item *order[MP_ACTIVE_MAX]; /* active items in order of preference */
+    mp_item *order[MP_ACTIVE_MAX];   /* active items in order of preference */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* just taken from the queue, to be admitted */
     int fresh_count;
-    uint64_t virtual_ns;  /* least service of any active item */
-    uint64_t healthy_ns;  /* when the model's files were looked at last */
-    bool memory_tight;    /* the engine refused an item: admit nobody before somebody has left */
-    bool trimmed;         /* and has been trimmed since */
-    bool runnable;        /* counted among those that share the lanes */
+    uint64_t virtual_ns; /* least service of any active item */
+    uint64_t healthy_ns; /* when the model's files were looked at last */
+    bool memory_tight;   /* the engine refused an item: admit nobody before somebody has left */
+    bool trimmed;        /* and has been trimmed since */
+    bool runnable;       /* counted among those that share the lanes */
     bool unhealthy;
 } serving;
 
@@ -48,7 +49,8 @@ static void stage_untimed(mp_entry *entry, const char *stage) {
     atomic_store_explicit(&entry->progress.beat_ns, 0, memory_order_release);
 }
 
-static mp_status load_model(serving *s, mp_loader loader, uint64_t model_bytes, uint64_t engine_bytes, mp_error *error) {
+static mp_status load_model(serving *s, mp_loader loader, uint64_t model_bytes, uint64_t engine_bytes,
+                            mp_error *error) {
     mp_entry *entry = s->entry;
     mp_services *services = s->services;
     mp_governor *governor = services->governor;
@@ -157,8 +159,8 @@ static bool start(serving *s) {
         mp_count(s->services, MP_METRIC_loads, 1);
         if (mp_log_enabled(MP_LOG_INFO)) {
             mp_model *model = s->resident->model;
-            mp_log(MP_LOG_INFO, "Loaded %s in %.3f s (%.1f MB)", entry->key, (double)(mp_sys_now_ns() - began_ns) * 1e-9,
-                   (double)model->ops->bytes(model) / 1e6);
+            mp_log(MP_LOG_INFO, "Loaded %s in %.3f s (%.1f MB)", entry->key,
+                   (double)(mp_sys_now_ns() - began_ns) * 1e-9, (double)model->ops->bytes(model) / 1e6);
         }
         s->services->event(s->services->registry, entry, MP_ENTRY_LOADED);
         return true;
@@ -399,8 +401,8 @@ static void leave_step(serving *s) {
     mp_mutex_unlock(&s->entry->lock);
 }
 
-/* An item found no memory in a step: the youngest of the lowest priority gives its own back and waits at the front of the
- * queue. With nobody else to take from, it is the item's end. */
+/* An item found no memory in a step: the youngest of the lowest priority gives its own back and waits at the front of
+ * the queue. With nobody else to take from, it is the item's end. */
 static void make_memory(serving *s, mp_ticket *waiting) {
     mp_entry *entry = s->entry;
     if (!s->trimmed) {
@@ -419,7 +421,8 @@ static void make_memory(serving *s, mp_ticket *waiting) {
     }
     if (entry->active_count == 1) {
         mp_error error;
-        mp_fail(&error, MP_MEMORY_EXHAUSTED, "%s: the call needs more memory than is left, though it runs alone", entry->key);
+        mp_fail(&error, MP_MEMORY_EXHAUSTED, "%s: the call needs more memory than is left, though it runs alone",
+                entry->key);
         end_item(s, waiting, error.code, &error);
         return;
     }
@@ -530,7 +533,8 @@ static bool is_healthy(serving *s) {
 static void run(serving *s, mp_error *fault) {
     while (take_work(s)) {
         if (!is_healthy(s)) {
-            mp_fail(fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use", s->entry->key);
+            mp_fail(fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use",
+                    s->entry->key);
             s->unhealthy = true;
             s->fresh_count = 0;
             end_all(s, fault);

@@ -1,5 +1,5 @@
-/* services.h: what the entries of one registry share. Counted: the registry holds a reference and so does every entry, since
- * tickets, and with them entries, may outlive the registry. */
+/* services.h: what the entries of one registry share. Counted: the registry holds a reference and so does every entry,
+ * since tickets, and with them entries, may outlive the registry. */
 #ifndef MP_REGISTRY_SERVICES_H
 #define MP_REGISTRY_SERVICES_H
 

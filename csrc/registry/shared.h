@@ -18,7 +18,9 @@ static inline void mp_shared_lock(mp_shared_slot *slot) {
     while (atomic_exchange_explicit(&slot->busy, 1, memory_order_acquire))
         mp_cpu_relax();
 }
-static inline void mp_shared_unlock(mp_shared_slot *slot) { atomic_store_explicit(&slot->busy, 0, memory_order_release); }
+static inline void mp_shared_unlock(mp_shared_slot *slot) {
+    atomic_store_explicit(&slot->busy, 0, memory_order_release);
+}
 
 /* Become a user of what is there, or NULL. */
 static inline void *mp_shared_take(mp_shared_slot *slot) {
@@ -29,8 +31,8 @@ static inline void *mp_shared_take(mp_shared_slot *slot) {
     mp_shared_unlock(slot);
     return object;
 }
-/* Offer an object that was just made. Returns what is in the slot afterwards, as one more user of it: another thread may
- * have been quicker, then the caller frees its own. */
+/* Offer an object that was just made. Returns what is in the slot afterwards, as one more user of it: another thread
+ * may have been quicker, then the caller frees its own. */
 static inline void *mp_shared_offer(mp_shared_slot *slot, void *object) {
     mp_shared_lock(slot);
     if (!slot->object)
