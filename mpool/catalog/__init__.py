@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .catalogue import Catalogue, Row, nearest, unknown
     from .catalogue import load as load_catalogue
-    from .describing import describe, describe_resolved, is_offline, resolve
+    from .describing import describe, describe_resolved, is_offline, resolve, verify
     from .references import HubRef, KeyRef, LocalRef, PipRef
     from .references import parse as parse_reference
     from .sources import Resolved
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Name -> (module, name in it).
 _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names in {
-    "describing": ("describe", "describe_resolved", "is_offline", "resolve"),
+    "describing": ("describe", "describe_resolved", "is_offline", "resolve", "verify"),
     "catalogue": ("Catalogue", "Row", "nearest", "unknown"),
     "references": ("HubRef", "KeyRef", "LocalRef", "PipRef"),
     "sources": ("Resolved",),

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from ..errors import DownloadError, MpoolError, OfflineError
-from . import catalogue
+from . import catalogue, store
 from .catalogue import Row
 from .references import HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local
@@ -97,9 +97,38 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
                        download_bytes=row.download_bytes if row is not None else None,
                        hint=row.fetch_hint() if row is not None else None)
     found = local.resolve(LocalRef(path))
-    files = tuple(os.path.join(path, name) if name else path for name in (row.files if row and row.files else ()))
+    names = row.files if row is not None and row.files else pip.files_below(path)
+    files = tuple(os.path.join(path, name) if name else path for name in names)
     return Resolved(ref=str(reference), kind=found.kind, path=found.path, source="pip", files=files,
                     revision=reference.requirement, key=key)
+
+
+def verify(found: Resolved) -> None:
+    """Hashes every file of a fetched model again and compares with what was recorded when it came.
+
+    Raises:
+        IntegrityError: a file has changed.
+        FileError: a file is gone.
+    """
+    for path in found.files:
+        if found.source == "hub":
+            from .sources import hub
+
+            hub.verify(path)
+        else:
+            store.check(path, digest=_recorded(found, path), recheck=True)
+
+
+def _recorded(found: Resolved, path: str) -> str | None:
+    """SHA-256 that the catalogue has for a file; None: what its stamp says counts."""
+    row = catalogue.load().get(found.key) if found.key else None
+    if row is None:
+        return None
+    if row.joined is not None:
+        return row.joined.fact.sha256
+    name = "" if path == found.path else os.path.relpath(path, found.path)
+    fact = (row.files or {}).get(name)
+    return fact.sha256 if fact is not None else None
 
 
 def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, offline: bool | None = None,

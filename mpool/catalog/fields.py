@@ -43,7 +43,9 @@ class Fields:
 
     def fail(self, key: str, got: object, allowed: object, hint: str | None = None) -> NoReturn:
         """Raises the :class:`~mpool.errors.FormatError` for one field."""
-        raise FormatError(file=self.file, field=self.name(key), got=got, allowed=allowed, hint=hint)
+        raise FormatError(file=self.file, field=shorten(self.name(key), 200),
+                          got=shorten(got, 200) if isinstance(got, str) else got,
+                          allowed=shorten(allowed, 600) if isinstance(allowed, str) else allowed, hint=hint)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands, unchecked; ``default`` if absent."""

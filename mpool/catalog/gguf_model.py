@@ -76,7 +76,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     kv = {name: value for name, value in raw.items() if name.startswith(row.name + ".")}
     shapes = {entry.name: entry.shape for entry in tensors}
     kv[f"{row.name}.vocab_size"] = _vocabulary(table, row, shapes, path)
-    types = shapes.get("token_types.weight", (0,))[0]
+    types = _rows(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
     _complete(table, row, kv)
     size = architectures.sizes(row, kv, file=path, token_types=types)
     if row.name == "bert":
@@ -104,16 +104,24 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
 
 def _vocabulary(table: Fields, row: Architecture, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
     """Rows of the embedding. ``vocab_size`` may be missing, and files exist in which it counts tokens, not rows."""
-    shape = shapes.get("token_embd.weight")
-    if shape is None:
+    if "token_embd.weight" not in shapes:
         raise architectures.missing(["token_embd.weight"], file=path)
-    stated = table.int(f"{row.name}.vocab_size", shape[0], low=1)
+    rows = _rows(shapes, "token_embd.weight", path)
+    stated = table.int(f"{row.name}.vocab_size", rows, low=1)
     tokens = table.list("tokenizer.ggml.tokens")
     for what, count in ((f"{row.name}.vocab_size", stated), ("tokenizer.ggml.tokens", len(tokens))):
-        if count > shape[0]:
-            table.fail(what, count, f"at most {shape[0]}, the rows of token_embd.weight")
+        if count > rows:
+            table.fail(what, count, f"at most {rows}, the rows of token_embd.weight")
     if not tokens:
         table.fail("tokenizer.ggml.tokens", "empty", "at least one token")
+    return rows
+
+
+def _rows(shapes: Mapping[str, tuple[int, ...]], name: str, path: str) -> int:
+    """First size of a matrix."""
+    shape = shapes[name]
+    if len(shape) != 2 or shape[0] < 1:
+        raise FormatError(file=path, field=f"shape of {name}", got=list(shape), allowed="two sizes above 0")
     return shape[0]
 
 

@@ -152,7 +152,8 @@ def test_saved_as_pickle_is_refused(checkpoints: dict[str, Path], tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("modes, dense, normalize", [
-    (["mean"], None, True), (["cls"], None, False), (["max"], "Tanh", True), (["mean_sqrt_len_tokens"], "Identity", False),
+    (["mean"], None, True), (["cls"], None, False), (["max"], "Tanh", True),
+    (["mean_sqrt_len_tokens"], "Identity", False),
     (["weightedmean"], "GELU", True), (["lasttoken"], "ReLU", False), (["mean", "cls", "max"], "SiLU", True)])
 def test_sentence_transformers_folder(checkpoints: dict[str, Path], tmp_path: Path, modes: list[str], dense: str | None,
                                       normalize: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ sys.path.insert(0, str(CORPUS))
 import make_safetensors as make  # noqa: E402
 
 CASES = {f"{p.parent.name}/{p.stem}": p for p in sorted((CORPUS / "folder").rglob("*.json"))}
-MINILM = os.environ.get("MPOOL_TEST_MINILM", "")
 
 
 def folder(tmp_path: Path, edit: dict[str, Any] | None = None) -> str:
@@ -95,8 +95,8 @@ def test_single_file_goes_before_an_index(tmp_path: Path) -> None:
     assert [os.path.basename(f) for f in describe_folder(path, key="k", ref="r").spec.files][0] == "model.safetensors"
 
 
-@pytest.mark.parametrize("modes", [["cls"], ["max"], ["mean"], ["mean_sqrt_len_tokens"], ["weightedmean"], ["lasttoken"],
-                                   ["lasttoken", "cls"], ["mean", "max", "cls"]])
+@pytest.mark.parametrize("modes", [["cls"], ["max"], ["mean"], ["mean_sqrt_len_tokens"], ["weightedmean"],
+                                   ["lasttoken"], ["lasttoken", "cls"], ["mean", "max", "cls"]])
 def test_pooling_in_both_spellings(tmp_path: Path, modes: list[str]) -> None:
     old = {"word_embedding_dimension": 6, **{key: mode in modes for key, mode in {
         "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max",
@@ -132,7 +132,8 @@ def test_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
     base = make.base()
     own = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json")
     moved: dict[str, Any] = {name: None for name in own} | {f"0_Transformer/{name}": base[name] for name in own}
-    path = folder(tmp_path, {**moved, "modules.json": [{**make.MODULES[0], "path": "0_Transformer"}, *make.MODULES[1:]]})
+    modules = [{**make.MODULES[0], "path": "0_Transformer"}, *make.MODULES[1:]]
+    path = folder(tmp_path, {**moved, "modules.json": modules})
     described = describe_folder(path, key="k", ref="r")
     assert described.embedding is not None and described.embedding.max_tokens == 12
     assert described.tokenizer is not None and "0_Transformer" in str(described.tokenizer.json_path)
@@ -223,7 +224,8 @@ def test_note_when_pooling_is_assumed(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_unknown_key_is_noted_and_neutral_values_pass(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = {**make.CONFIG, "my_training_note": 1, "is_decoder": False, "pruned_heads": {}, "quantization_config": None}
+    config = {**make.CONFIG, "my_training_note": 1, "is_decoder": False, "pruned_heads": {},
+              "quantization_config": None}
     with caplog.at_level(logging.INFO, "mpool.catalog"):
         describe_folder(folder(tmp_path, {"config.json": config}), key="k", ref="r")
     assert "my_training_note" in caplog.text and "pruned_heads" not in caplog.text
@@ -317,7 +319,8 @@ def test_rope(tmp_path: Path, changes: dict[str, Any], wanted: dict[str, Any]) -
     ({"partial_rotary_factor": 0.5}, errors.Unsupported, "partial_rotary_factor"),
     ({"rope_theta": 0.0}, errors.FormatError, "rope_theta"), ({"rope_theta": -1}, errors.FormatError, "rope_theta"),
     ({"hidden_act": "gelu"}, errors.FormatError, "hidden_act"),
-    ({"attention_bias": True}, errors.Unsupported, "attention_bias"), ({"mlp_bias": True}, errors.Unsupported, "mlp_bias"),
+    ({"attention_bias": True}, errors.Unsupported, "attention_bias"),
+    ({"mlp_bias": True}, errors.Unsupported, "mlp_bias"),
     ({"num_key_value_heads": 3}, errors.FormatError, "head_count_kv"),
     ({"num_key_value_heads": 0}, errors.FormatError, "num_key_value_heads"),
     ({"head_dim": 3}, errors.FormatError, "rope.dimension_count"), ({"head_dim": 0}, errors.FormatError, "head_dim"),
@@ -357,7 +360,7 @@ def test_sliding_window(tmp_path: Path, changes: dict[str, Any], accepted: bool)
     if accepted:
         described = decoder(tmp_path, **QWEN, **changes)
         assert described.spec.architecture == "qwen2" and described.spec.kv["mpool.rope_neox"] is True
-        assert {"blk.0.attn_q.bias", "blk.0.attn_k.bias", "blk.0.attn_v.bias"} <= {t.name for t in described.spec.tensors}
+        assert {f"blk.0.attn_{x}.bias" for x in "qkv"} <= {t.name for t in described.spec.tensors}
     else:
         with pytest.raises((errors.Unsupported, errors.FormatError)):
             decoder(tmp_path, **QWEN, **changes)
@@ -389,7 +392,8 @@ def test_output_layer_tied_or_not(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         file.write(data)
     config = Path(path).with_name("config.json")
     config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
-    assert "output.weight" not in {t.name for t in describe_folder(os.path.dirname(path), key="k", ref="r").spec.tensors}
+    again = describe_folder(os.path.dirname(path), key="k", ref="r")
+    assert "output.weight" not in {t.name for t in again.spec.tensors}
 
 
 def test_generation_settings_and_templates(tmp_path: Path) -> None:
@@ -421,6 +425,56 @@ def test_embedding_model_on_a_decoder_is_refused(tmp_path: Path) -> None:
         decoder(tmp_path, files={"modules.json": make.MODULES[:2], "1_Pooling/config.json": make.POOLING})
 
 
+ODD = [None, True, False, 0, -1, 1, 2, 6, 1 << 31, 1 << 40, 1 << 63, 0.5, 1e300, "", "x", "../x", "a\0b", "x" * 5000,
+       [], [1], ["x"], [None], [[]], {}, {"a": 1}, {"path": ".."}, "gelu", "bert", "mean"]
+NEW_KEYS = ("x", "type", "path", "rope_scaling", "pooling_mode", "auto_map", "head_dim", "idx", "kwargs", "prompts")
+
+
+def mutated(rng: random.Random, value: Any) -> Any:
+    """``value`` with one place in it changed, removed or added."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        changed, key, dice = dict(value), rng.choice(list(value)), rng.random()
+        if dice < 0.15:
+            del changed[key]
+        elif dice < 0.25:
+            changed[rng.choice(NEW_KEYS)] = rng.choice(ODD)
+        else:
+            changed[key] = mutated(rng, value[key])
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        items, at, dice = list(value), rng.randrange(len(value)), rng.random()
+        items[at:at + 1] = [] if dice < 0.1 else [mutated(rng, value[at])] + ([rng.choice(ODD)] if dice > 0.8 else [])
+        return items
+    return rng.choice(ODD)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_folders_fail_in_no_other_way(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    shards = json.loads(CASES["valid/shards"].read_text())["edit"]
+    decoder_files = {"config.json": {**DECODER, "rope_scaling": LLAMA3}, "tokenizer.json": make.TOKENIZER,
+                     "model.safetensors": {"tensors": decoder_tensors(DECODER)},
+                     "generation_config.json": {"eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6},
+                     "tokenizer_config.json": {"chat_template": [{"name": "default", "template": "x"}],
+                                               "eos_token": {"content": "x"}}}
+    outcomes = set()
+    for number in range(40):
+        files = dict(rng.choice([make.base(), {**make.base(), **shards}, decoder_files]))
+        name = rng.choice([n for n, v in files.items() if n.endswith(".json") and n != "tokenizer.json" and v])
+        value = mutated(rng, files[name])
+        files[name] = value if isinstance(value, (dict, list)) else json.dumps(value)
+        path = str(tmp_path / str(number))
+        make.write_folder(path, files)
+        try:
+            described = describe_folder(path, key="k", ref="r")
+            assert described.spec.tensors and described.spec.files
+            outcomes.add("accepted")
+        except errors.MpoolError as error:
+            assert path in str(error) and len(str(error)) < 2000
+            outcomes.add("refused")
+    assert outcomes == {"accepted", "refused"}
+
+
 def test_describe_ties_it_together(tmp_path: Path) -> None:
     path = folder(tmp_path)
     described = describe(path)
@@ -432,10 +486,16 @@ def test_describe_ties_it_together(tmp_path: Path) -> None:
     assert caught.value.key == "mine"
 
 
-@pytest.mark.skipif(not os.path.isdir(MINILM), reason="MPOOL_TEST_MINILM names no folder of all-MiniLM-L6-v2")
 def test_real_minilm() -> None:
-    described = describe(MINILM)
+    """The default embedding model, if it is here; with MPOOL_REQUIRE_REAL=1 it is fetched if need be."""
+    required = os.environ.get("MPOOL_REQUIRE_REAL") == "1"
+    try:
+        described = describe("all-MiniLM-L6-v2", offline=not required)
+    except errors.OfflineError as error:
+        pytest.skip(str(error))
     embedding = described.embedding
     assert embedding is not None and len(described.spec.tensors) == 5 + 6 * 16
     assert (embedding.max_tokens, embedding.output_size, embedding.pooling, embedding.normalize) == (
         256, 384, ("mean",), True)
+    assert (described.key, described.license) == ("all-MiniLM-L6-v2", "apache-2.0")
+    assert sum(t.nbytes for t in described.spec.tensors) == 4 * (22_713_216 - 384 * 385)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import types
 from typing import Any
 
@@ -30,7 +31,8 @@ BERT: dict[str, Any] = {
 }
 
 
-def llama_shapes(layers: int = 2, rows: int = 9, *, qwen: bool = False, output: bool = True) -> dict[str, tuple[int, ...]]:
+def llama_shapes(layers: int = 2, rows: int = 9, *, qwen: bool = False,
+                 output: bool = True) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (rows, 8), "output_norm.weight": (8,)}
     if output:
         shapes["output.weight"] = (rows, 8)
@@ -142,7 +144,8 @@ F, L, U = errors.FormatError, errors.LimitError, errors.Unsupported
     ({"llama.attention.layer_norm_rms_epsilon": float("inf")}, F, "epsilon"),
     ({"llama.attention.layer_norm_rms_epsilon": 1.5}, F, "epsilon"),
     ({"llama.rope.freq_base": -1.0}, F, "freq_base"), ({"llama.feed_forward_length": 13}, F, "ffn_gate"),
-    ({"general.architecture": "rwkv"}, F, "general.architecture"), ({"general.architecture": "absent"}, F, "architecture"),
+    ({"general.architecture": "rwkv"}, F, "general.architecture"),
+    ({"general.architecture": "absent"}, F, "architecture"),
     ({"general.architecture": 3}, F, "general.architecture"), ({"llama.expert_count": 8}, U, "expert_count"),
     ({"llama.attention.scale": 0.1}, U, "attention.scale"), ({"llama.logit_scale": 2.0}, U, "logit_scale"),
     ({"llama.rope.scaling.type": "yarn"}, U, "rope.scaling.type"),
@@ -153,7 +156,8 @@ F, L, U = errors.FormatError, errors.LimitError, errors.Unsupported
     ({"tokenizer.ggml.tokens": TOKENS * 2, "tokenizer.ggml.token_type": "absent"}, F, "tokens"),
     ({"tokenizer.ggml.token_type": [1]}, F, "token_type"), ({"tokenizer.ggml.token_type": [1.0] * 9}, F, "token_type"),
     ({"tokenizer.ggml.eos_token_id": 9}, F, "eos_token_id"), ({"tokenizer.ggml.eos_token_id": -1}, F, "eos_token_id"),
-    ({"tokenizer.ggml.eot_token_id": 1 << 31}, F, "eot_token_id"), ({"tokenizer.ggml.bos_token_id": 9}, F, "bos_token_id"),
+    ({"tokenizer.ggml.eot_token_id": 1 << 31}, F, "eot_token_id"),
+    ({"tokenizer.ggml.bos_token_id": 9}, F, "bos_token_id"),
     ({"tokenizer.ggml.bos_token_id": "absent", "tokenizer.ggml.add_bos_token": True}, F, "bos_token_id"),
     ({"tokenizer.chat_template": "x" * ((1 << 20) + 1)}, L, "chat_template"),
     ({"tokenizer.chat_template": 1}, F, "chat_template"),
@@ -185,6 +189,26 @@ def test_refused_tensors(shapes: dict[str, Any], error: type[Exception], names: 
 def test_refused_bert(changes: dict[str, Any], error: type[Exception], names: str) -> None:
     with pytest.raises(error, match=names):
         read({**BERT, **changes}, bert_shapes())
+
+
+def test_mutated_tables_fail_in_no_other_way() -> None:
+    rng = random.Random(0)
+    odd = [True, 0, -1, 1, 3, 1 << 33, 1 << 63, 0.5, float("nan"), "", "x", "linear", [], [1], ["x"], [[]], b"x",
+           "absent"]
+    refused = 0
+    for _ in range(600):
+        kv, shapes = (LLAMA, llama_shapes()) if rng.random() < 0.6 else (BERT, bert_shapes())
+        key = rng.choice([*kv, "llama.pooling_type", "llama.vocab_size", "llama.expert_count", "llama.attention.causal",
+                          "llama.rope.scaling.type", "llama.attention.sliding_window", "general.license"])
+        changed: dict[str, Any] = {**kv, key: rng.choice(odd)}
+        if rng.random() < 0.3:
+            shapes = {**shapes, rng.choice(list(shapes)): tuple(rng.choices([0, 1, 6, 8, 9], k=rng.randint(0, 3)))}
+        try:
+            assert read(changed, shapes).spec.tensors
+        except errors.MpoolError as error:
+            refused += 1
+            assert "/m/x.gguf" in str(error)
+    assert 200 < refused < 600
 
 
 def test_describe_reads_through_the_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,8 @@ def offline(environment: dict[str, str]) -> Iterator[Child]:
 
 def folder_files(tmp_path: Path) -> dict[str, bytes]:
     make.write_folder(str(tmp_path / "model"), make.base())
-    found = {str(p.relative_to(tmp_path / "model")): p.read_bytes() for p in (tmp_path / "model").rglob("*") if p.is_file()}
+    root = tmp_path / "model"
+    found = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
     return {**found, "README.md": b"# x", "pytorch_model.bin": b"PK" * 5000, "onnx/model.onnx": b"o" * 5000,
             "custom.py": b"raise SystemExit", "2_Dense/pytorch_model.bin": b"PK", ".gitattributes": b"*"}
 

@@ -111,9 +111,9 @@ def test_caps_of_size_depth_and_count() -> None:
     b'{"' + b'a":1,"' * 100_000,
 ])
 def test_hostile_texts_are_refused_in_linear_time(text: bytes) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     refused(text)
-    assert time.perf_counter() - start < 10.0
+    assert time.process_time() - start < 10.0
 
 
 def test_time_grows_in_proportion() -> None:
@@ -121,9 +121,9 @@ def test_time_grows_in_proportion() -> None:
         text = b"[" + b",".join(b'{"key":[1.5,"text",null]}' for _ in range(count)) + b"]"
         best = 1e9
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             json_strict.loads(text, file="x")
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     # eight times the text; quadratic would be 64 times the time

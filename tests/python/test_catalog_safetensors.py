@@ -52,7 +52,7 @@ def test_every_case_has_a_file() -> None:
 def test_rejected(name: str) -> None:
     path = CORPUS / "safetensors" / "reject" / name
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         error = refused(path)
         peak = tracemalloc.get_traced_memory()[1]
@@ -61,7 +61,7 @@ def test_rejected(name: str) -> None:
     assert type(error).__name__ == EXPECTED[name]["error"]
     assert error.field == EXPECTED[name]["field"]
     assert error.offset is not None and 0 <= error.offset <= path.stat().st_size
-    assert peak < 4 << 20 and time.perf_counter() - start < 10.0
+    assert peak < 4 << 20 and time.process_time() - start < 10.0
 
 
 @pytest.mark.parametrize("path", sorted((CORPUS / "safetensors" / "valid").iterdir()), ids=lambda p: p.stem)
@@ -242,6 +242,6 @@ def test_case32_snapshots_link_into_their_own_blobs(tmp_path: Path) -> None:
 def test_many_tensors_in_reasonable_time(tmp_path: Path) -> None:
     path = tmp_path / "many.safetensors"
     path.write_bytes(make.build({f"model.layers.{i}.weight": ("U8", [1]) for i in range(20_000)}))
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(read_header(str(path)).tensors) == 20_000
-    assert time.perf_counter() - start < 15.0
+    assert time.process_time() - start < 15.0

@@ -35,6 +35,8 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
 #: Quantisations taken when none is named, in this order, as llama-server does
 #: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp); then the first model by name.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
+#: How long the hub may take to list a repository, in seconds.
+LIST_SECONDS = 30.0
 #: Marks of GGUF files that are companions of a model, not models.
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 
@@ -210,7 +212,7 @@ class _Fetch:
 
     def run(self) -> Resolved:
         info = self.hub.HfApi(library_name="mpool").model_info(self.ref.repo, revision=self.ref.revision,
-                                                               files_metadata=True)
+                                                               files_metadata=True, timeout=LIST_SECONDS)
         self.commit = str(info.sha)
         if not _COMMIT.fullmatch(self.commit):
             raise DownloadError(f"{self.ref}: the server names no commit")
@@ -335,7 +337,7 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
 
 
 def _listed(repo: str, commit: str) -> list[str]:
-    """Names of all files of a commit, if the library kept its listing (versions since 2)."""
+    """Names of all files of a commit, if the library kept its listing (its newer versions do)."""
     import huggingface_hub
 
     try:
@@ -343,6 +345,12 @@ def _listed(repo: str, commit: str) -> list[str]:
     except Exception as error:
         log.debug("no listing of %s at %s: %s", repo, commit, error)
         return []
+
+
+def verify(path: str) -> None:
+    """Hashes a file of the hub's cache again. Raises IntegrityError if it is not what its blob's name says."""
+    fact = _blob_fact(path)
+    store.check(path, kind=fact.kind, digest=fact.digest, recheck=True)
 
 
 def _blob_fact(path: str) -> _Remote:

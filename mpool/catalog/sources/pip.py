@@ -26,7 +26,7 @@ from .. import store
 from ..files import refuse_pickle
 from ..json_strict import shorten
 from ..references import PipRef
-from . import FileFact, Resolved
+from . import FileFact
 from .progress import Bar, Progress
 
 log = logging.getLogger("mpool.catalog")
@@ -113,7 +113,7 @@ def _kept(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
     path = os.path.join(root, ref.path)
     if not os.path.lexists(path):
         return None
-    names = wanted if wanted is not None else {name: FileFact() for name in _walk(path)}
+    names = wanted if wanted is not None else {name: FileFact() for name in files_below(path)}
     try:
         for name, fact in names.items():
             store.check(os.path.join(path, name) if name else path, size=fact.size, digest=fact.sha256)
@@ -123,7 +123,7 @@ def _kept(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
     return path
 
 
-def _walk(path: str) -> list[str]:
+def files_below(path: str) -> list[str]:
     """Files below a folder by relative path; ``[""]`` for a file."""
     if os.path.isfile(path):
         return [""]
