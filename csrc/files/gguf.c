@@ -480,23 +480,11 @@ static mp_status read_one(const char *path, mp_spec **spec, mp_error *error) {
     return status;
 }
 
-static mp_status split_key(const mp_spec *spec, const char *key, int64_t low, int64_t high, mp_status above,
-                           const int64_t *def, int64_t *value, mp_error *error) {
-    return (above == MP_LIMIT ? mp_spec_int_capped : mp_spec_int)(spec, key, low, high, def, value, error);
-}
+/* What the name of file `index` of `count` ends in; both were checked to have at most four digits. */
+enum { SPLIT_TAIL = sizeof "-00001-of-00003.gguf" - 1 };
 
-/* "...-00001-of-00003.gguf": writes the number of file `index` into a copy of the path. */
-enum { SPLIT_TAIL = 20 }; /* characters of "-00001-of-00003.gguf" */
-
-static bool split_name(char *path, size_t length, int64_t index, int64_t count, bool check) {
-    char tail[32];
-    snprintf(tail, sizeof tail, "-%05d-of-%05d.gguf", (int)index + 1, (int)count);
-    if (length <= SPLIT_TAIL || strlen(tail) != SPLIT_TAIL)
-        return false;
-    if (check)
-        return memcmp(path + length - SPLIT_TAIL, tail, SPLIT_TAIL) == 0;
-    memcpy(path + length - SPLIT_TAIL, tail, SPLIT_TAIL);
-    return true;
+static void split_tail(char tail[32], int64_t index, int64_t count) {
+    snprintf(tail, 32, "-%05d-of-%05d.gguf", (int)index + 1, (int)count);
 }
 
 /* Tensors of file `index` of `count` into the spec of the first. */
@@ -522,25 +510,27 @@ static mp_status read_splits(mp_spec *spec, const char *path, mp_error *error) {
     static const int64_t whole = 0;
     int64_t count, number, tensors;
     size_t length = strlen(path);
-    MP_TRY(split_key(spec, "split.count", 0, MP_GGUF_MAX_SPLITS, MP_LIMIT, &whole, &count, error));
+    MP_TRY(mp_spec_int_capped(spec, "split.count", 0, MP_GGUF_MAX_SPLITS, &whole, &count, error));
     if (count <= 1) /* 0 is what merging tools leave behind */
         return MP_OK;
-    MP_TRY(split_key(spec, "split.no", 0, count - 1, MP_FORMAT, NULL, &number, error));
-    MP_TRY(split_key(spec, "split.tensors.count", 0, (int64_t)MP_GGUF_MAX_TENSORS, MP_LIMIT, NULL, &tensors, error));
+    MP_TRY(mp_spec_int(spec, "split.no", 0, count - 1, NULL, &number, error));
+    MP_TRY(mp_spec_int(spec, "split.tensors.count", 0, INT32_MAX, NULL, &tensors, error));
     char *name = mp_strdup(path, MP_TAG_SPEC);
     if (!name)
         return mp_fail_memory(error, length + 1, "a file's path");
     mp_status status = MP_OK;
-    char allowed[64];
-    if (!split_name(name, length, number, count, true)) {
-        snprintf(allowed, sizeof allowed, "a name that ends in -%05d-of-%05d.gguf", (int)number + 1, (int)count);
+    char allowed[64], tail[32];
+    split_tail(tail, number, count);
+    if (length <= SPLIT_TAIL || memcmp(name + length - SPLIT_TAIL, tail, SPLIT_TAIL) != 0) {
+        snprintf(allowed, sizeof allowed, "a name that ends in %s", tail);
         status = mp_fail_file(error, MP_FORMAT, path, -1, "file name", allowed, "another");
     } else if (number != 0) {
         status = mp_fail_file(error, MP_FORMAT, path, -1, "split.no", "0: open the first file of the split model",
                               "%lld", (long long)number);
     }
     for (int64_t i = 1; status == MP_OK && i < count; i++) {
-        split_name(name, length, i, count, false);
+        split_tail(tail, i, count);
+        memcpy(name + length - SPLIT_TAIL, tail, SPLIT_TAIL);
         status = read_sibling(spec, name, i, count, error);
     }
     mp_free(name);

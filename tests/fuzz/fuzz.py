@@ -41,8 +41,8 @@ def find_clang() -> str | None:
     clang = shutil.which(os.environ.get("FUZZ_CC", "clang"))
     if clang is None:
         return None
-    probe = subprocess.run([clang, "-x", "c", "-fsanitize=fuzzer,address", "-", "-o", os.devnull],
-                           input=b"int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { (void)d; return n > 9; }",
+    program = b"int LLVMFuzzerTestOneInput(const char *data, unsigned long size) { (void)data; return size > 9; }"
+    probe = subprocess.run([clang, "-x", "c", "-fsanitize=fuzzer,address", "-", "-o", os.devnull], input=program,
                            capture_output=True)
     return clang if probe.returncode == 0 else None
 
@@ -57,7 +57,8 @@ def build(clang: str, out: Path, targets: list[str]) -> dict[str, Path]:
         made = objects / (source.relative_to(ROOT).as_posix().replace("/", "_") + ".o")
         if made.exists() and made.stat().st_mtime > max(source.stat().st_mtime, newest_header):
             return made
-        run = subprocess.run([clang, *FLAGS, *flags, "-c", str(source), "-o", str(made)], capture_output=True, text=True)
+        command = [clang, *FLAGS, *flags, "-c", str(source), "-o", str(made)]
+        run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
             made.unlink(missing_ok=True)
             raise FuzzError(run.stderr)
@@ -103,7 +104,7 @@ def merge(target: str, program: Path, out: Path) -> int:
     sources = [path for path in (keep, out / "found" / target) if path.is_dir()]
     # What the files of the other corpus cover need not be kept again: they come first, and are left out afterwards.
     others = [folder for folder in folders if folder.is_dir()]
-    done = subprocess.run([str(program), *options, "-merge=1", str(fresh), *map(str, others + sources)],
+    done = subprocess.run([str(program), *options, "-set_cover_merge=1", str(fresh), *map(str, others + sources)],
                           capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise FuzzError(done.stderr[-4000:])
