@@ -1,0 +1,232 @@
+"""A model as a pool knows it: its name, what its files say, its tokenizer, and its entries in the core's registry.
+
+Files are read on first use and once; the core gets a spec from which it loads and evicts by itself. Weights of another
+class of arithmetic are an entry of their own, loaded only when a call asks for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Mapping
+
+from .errors import InvalidArgument, MpoolError, Timeout, WrongCapability
+
+if TYPE_CHECKING:
+    from .catalog import ModelDescription
+    from .pool import Pool
+    from .text import ChatTemplate, Tokenizer
+
+COMPUTE = ("auto", "float32", "bfloat16", "int8")
+#: Bytes that a key of the core may have.
+_MAX_KEY = 240
+
+
+class Entry:
+    """See above. Safe to use from any thread.
+
+    Attributes:
+        key: its name in the pool.
+        ref: what its files are found by.
+        overrides: settings that replace what the files say (see :meth:`mpool.Pool.register`).
+        plans: embedding options in use -> what follows from them; see embedding.py.
+    """
+
+    def __init__(self, pool: Pool, key: str, ref: str, capability: str | None = None,
+                 overrides: Mapping[str, Any] | None = None) -> None:
+        self.pool, self.key, self.ref = pool, key, ref
+        self.overrides = dict(overrides or {})
+        self.plans: dict[Any, Any] = {}
+        self._capability = capability
+        self._lock = threading.RLock()
+        self._description: ModelDescription | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        self._core: dict[str, str] = {}
+        self._table: tuple[bytes, Any] | None = None
+
+    def renew_lock(self) -> None:
+        """In the child of a fork: whoever held the lock is not there."""
+        self._lock = threading.RLock()
+
+    def ready(self, compute: str, chat: bool = False) -> bool:
+        """Whether a call needs nothing more of the files than what was read."""
+        return self._tokenizer is not None and compute in self._core and not (chat and self._template is None)
+
+    @property
+    def capability(self) -> str:
+        """What the model is for; reads its files if nothing else says so."""
+        if self._capability is None:
+            self._capability = self.describe().capability
+        return self._capability
+
+    def describe(self, progress: bool | None = None) -> ModelDescription:
+        """What the files say, with the overrides; fetches them first if need be."""
+        if self._description is None:
+            from .catalog import describe
+
+            with self._lock:
+                if self._description is None:
+                    found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
+                    if self._capability not in (None, found.capability):
+                        raise WrongCapability(f"is a {found.capability} model, not {self._capability}", key=self.key)
+                    self._description = override(found, self.overrides)
+        return self._description
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        if self._tokenizer is None:
+            with self._lock:
+                if self._tokenizer is None:
+                    self._tokenizer = self._make_tokenizer()
+        return self._tokenizer
+
+    def _make_tokenizer(self) -> Tokenizer:
+        from .text import Tokenizer
+
+        description = self.describe()
+        if description.tokenizer is None:
+            raise InvalidArgument("the model has no tokenizer", key=self.key)
+        tokenizer = Tokenizer.from_source(description.tokenizer)
+        # the vocabulary as the file has it: tens of megabytes that nobody needs again
+        self._description = replace(description, tokenizer=None)
+        return tokenizer
+
+    def token_text(self, token: int) -> str:
+        """Text that a token adds; bytes that are part of a character only show as U+FFFD."""
+        if self._table is None:
+            table = self.tokenizer().token_table()
+            self._table = (table.data, table.offsets)
+        data, offsets = self._table
+        return data[offsets[token]:offsets[token + 1]].decode(errors="replace")
+
+    def template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            Unsupported: it has none.
+        """
+        if self._template is None:
+            from . import chatting
+
+            with self._lock:
+                if self._template is None:
+                    self._template = chatting.template_of(self)
+        return self._template
+
+    def core_key(self, compute: str = "auto") -> str:
+        """Key of the core's registry for a class of arithmetic; the first use adds it and starts loading."""
+        key = self._core.get(compute)
+        if key is not None:
+            return key
+        if compute not in COMPUTE:
+            raise InvalidArgument(f"compute is {compute!r}, allowed: " + ", ".join(COMPUTE))
+        with self._lock:
+            if compute not in self._core:
+                self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
+        return self._core[compute]
+
+    def core_keys(self) -> list[str]:
+        """All keys in use in the core's registry."""
+        return list(dict.fromkeys(self._core.values()))
+
+    def _same_arithmetic(self, compute: str) -> str | None:
+        """The automatic entry, if it is loaded and turned out to compute just so."""
+        auto = self._core.get("auto")
+        if auto is not None:
+            for row in self.pool.registry.entries():
+                if row["key"] == auto and (row.get("facts") or {}).get("compute") == compute:
+                    return auto
+        return None
+
+    def _add(self, compute: str) -> str:
+        from . import _core
+
+        description = self.describe()
+        key = self.key if compute == "auto" else f"{self.key} ({compute})"
+        if len(key.encode()) > _MAX_KEY:
+            import hashlib
+
+            key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
+        spec = _core.Spec(description.spec.architecture)
+        for path in description.spec.files:
+            spec.add_file(path)
+        for name, value in description.spec.kv.items():
+            spec.set(name, value)
+        for tensor in description.spec.tensors:
+            spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+        if description.capability == "text_to_text":
+            self._set_tokens(spec, description)
+        registry = self.pool.registry
+        registry.add(key, spec, compute)
+        try:
+            # begins to load while Python builds the tokenizer; what goes wrong is told to the call that follows
+            registry.load(key, timeout=0.0)
+        except Timeout:
+            pass
+        except MpoolError:
+            pass
+        return key
+
+    def _set_tokens(self, spec: Any, description: ModelDescription) -> None:
+        import numpy as np
+
+        table = description.spec.tokens or self.tokenizer().token_table()
+        ends = description.generation.eog_token_ids if description.generation is not None else ()
+        spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
+                        sorted({*table.eog, *ends}))
+
+
+#: Setting that a caller may override -> where it stands in a description.
+OVERRIDES = ("prompts", "default_prompt_name", "pooling", "normalize", "max_length", "chat_template")
+
+
+def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
+    """A description with some settings replaced.
+
+    Raises:
+        InvalidArgument: a setting that the model does not have, or a value that is not allowed.
+    """
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if "chat_template" in settings:
+        if found.generation is None or not isinstance(settings["chat_template"], str):
+            raise _refused(found, "chat_template", settings, "the text of a template, for a text_to_text model")
+        found = replace(found, chat_template=settings.pop("chat_template"))
+    if not settings:
+        return found
+    embedding = found.embedding
+    if embedding is None:
+        raise _refused(found, next(iter(settings)), settings, "chat_template, for a text_to_text model")
+    kv: dict[str, Any] = dict(found.spec.kv)
+    if "prompts" in settings:
+        prompts = settings["prompts"]
+        if not isinstance(prompts, Mapping) or not all(isinstance(x, str) for pair in prompts.items() for x in pair):
+            raise _refused(found, "prompts", settings, "a dict, name -> text")
+        embedding = replace(embedding, prompts=dict(prompts), default_prompt_name=None)
+    if "default_prompt_name" in settings:
+        if settings["default_prompt_name"] not in embedding.prompts:
+            raise _refused(found, "default_prompt_name", settings, "a name in prompts")
+        embedding = replace(embedding, default_prompt_name=settings["default_prompt_name"])
+    if "pooling" in settings:
+        modes = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
+        if settings["pooling"] not in modes or kv.get("mpool.dense_count"):
+            raise _refused(found, "pooling", settings, ", ".join(modes) + "; of a model without dense layers")
+        embedding = replace(embedding, pooling=(settings["pooling"],), output_size=embedding.hidden_size)
+        kv["mpool.pooling"] = [settings["pooling"]]
+    if "normalize" in settings:
+        if not isinstance(settings["normalize"], bool):
+            raise _refused(found, "normalize", settings, "True or False")
+        embedding = replace(embedding, normalize=settings["normalize"])
+        kv["mpool.normalize"] = settings["normalize"]
+    if "max_length" in settings:
+        length = settings["max_length"]
+        if isinstance(length, bool) or not isinstance(length, int) or not 4 <= length <= embedding.max_tokens:
+            raise _refused(found, "max_length", settings, f"4 to {embedding.max_tokens} tokens")
+        embedding = replace(embedding, max_tokens=length)
+    return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv))
+
+
+def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
+    from .catalog.json_strict import shorten
+
+    return InvalidArgument(f"{name} is {shorten(repr(settings[name]))}, allowed: {allowed}", key=found.key)

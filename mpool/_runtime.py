@@ -1,0 +1,466 @@
+"""The functions of the module: methods of a process-wide pool that is made on first use."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
+
+from .config import PoolConfig
+from .pool import Pool, all_pools
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ._options import Compute, Precision, Progress, TextOptions
+    from .embedding import EmbedIterator
+    from .jobs import Job
+    from .model import Model
+    from .results import Completion
+    from .show import ModelTable
+    from .streams import Stream
+
+    ModelLike = str | os.PathLike[str] | Model | None
+
+_lock = threading.Lock()
+_default: Pool | None = None
+_installed = False
+
+
+def default_pool() -> Pool:
+    """The pool that the functions of the module use."""
+    global _default
+    if _default is None or _default._closed:
+        with _lock:
+            if _default is None or _default._closed:
+                _default = Pool(PoolConfig())
+    return _default
+
+
+def is_default(pool: Pool) -> bool:
+    """Whether it is that one."""
+    return pool is _default
+
+
+def install() -> None:
+    """Before the first registry: has all of them closed when the interpreter ends."""
+    global _installed
+    with _lock:
+        if not _installed:
+            _installed = True
+            atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    from . import _logging
+
+    pools = all_pools()
+    for pool in pools:
+        pool.begin_shutdown()
+    for pool in pools:
+        pool.close()
+    _logging.stop()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal["query", "document"] | None = None,
+          prompt: str | None = None, prompt_name: str | None = None, dimensions: int | None = None,
+          normalize: bool | None = None, precision: Precision = "float32", compute: Compute = "auto",
+          truncate: bool = True, on_error: Literal["raise", "null"] = "raise", progress: Progress = None,
+          timeout: float | None = None, max_inputs: int | None = None) -> NDArray[Any]:
+    """Vectors of a text, or of a list of texts.
+
+    A vector does not depend on what else is in the call or runs beside it: the same text, model, options and version
+    give the same bytes.
+
+    Args:
+        inputs: a text of 1 to 1,000,000 characters, or a list (tuple, array, Series) of them.
+        model: a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference such as
+            ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.
+        task: ``"query"`` or ``"document"``: puts the prompt before the texts that the model has for it, if it has one
+            (``document`` also under the names ``passage`` and ``corpus``).
+        prompt: a text to put before every text, instead of one of the model's prompts.
+        prompt_name: the name of one of the model's prompts. Without ``task``, ``prompt`` and ``prompt_name`` the model's
+            default prompt is used, if it names one.
+        dimensions: first so many components of each vector, for models trained for that (Matryoshka); what is cut is
+            normalised again if the vectors are normalised at all. None: all, or what the model's folder says.
+        normalize: True: length 1; False: as pooled; None: as the model's files say.
+        precision: ``"float32"``; ``"int8"`` or ``"uint8"`` (256 levels over the range of each component among the
+            vectors of this call, so it takes at least two texts and wants hundreds); ``"binary"`` or ``"ubinary"``
+            (signs, eight to a byte). As ``quantize_embeddings`` of sentence-transformers.
+        compute: class of arithmetic: ``"float32"``, ``"bfloat16"``, ``"int8"``; ``"auto"``: what is fastest here within
+            the accuracy that the model family is held to.
+        truncate: cut a text to what the model takes; False: raise ContextOverflow instead.
+        on_error: ``"null"``: a text that cannot be embedded (empty, too long, not text, NaN) gives a row of NaN, and
+            the log a warning with the count, instead of an error. Only for float32.
+        progress: True: a bar; a function: called with (done, total); None: a bar for long calls if the logger
+            ``mpool`` is at INFO.
+        timeout: seconds for the call, from its start.
+        max_inputs: texts that the call may have; None: ``PoolConfig.max_embed_inputs``, 10,000.
+
+    Returns:
+        ``(d,)`` for a text, ``(n, d)`` for a list; float32, or int8 or uint8 as ``precision`` says, with d/8 bytes (rounded
+        up) for the binary ones.
+
+    Raises:
+        InvalidArgument: an argument or a text is not as described; the message says which and what was allowed.
+        LimitError: more texts than ``max_inputs``.
+        ContextOverflow: ``truncate=False``, and a text is longer than the model takes; carries both lengths.
+        UnknownModel, WrongCapability: no such model, or it is for something else; the nearest is named.
+        OfflineError, DownloadError, IntegrityError: the model is not here and could not be fetched.
+        Timeout: no answer in time. Nothing is left running.
+        MemoryExhausted, NumericError, ShuttingDown: see :mod:`mpool.errors`.
+
+    Example:
+        >>> vectors = mpool.embed(["A cat sits on the mat.", "A dog barks.", "Shares fell."])
+        >>> vectors.shape, vectors.dtype.name
+        ((3, 384), 'float32')
+        >>> query = mpool.embed("Where is the cat?", task="query")
+        >>> int(mpool.similarity(query, vectors).argmax())
+        0
+
+    Source:
+        Names and conventions follow ``SentenceTransformer.encode``
+        (https://sbert.net/docs/package_reference/sentence_transformer/model.html).
+    """
+    return default_pool().embed(inputs, model, task=task, prompt=prompt, prompt_name=prompt_name, dimensions=dimensions,
+                                normalize=normalize, precision=precision, compute=compute, truncate=truncate,
+                                on_error=on_error, progress=progress, timeout=timeout, max_inputs=max_inputs)
+
+
+def embed_iter(iterable: Iterable[str], model: ModelLike = None, *, task: Literal["query", "document"] | None = None,
+               prompt: str | None = None, prompt_name: str | None = None, dimensions: int | None = None,
+               normalize: bool | None = None, precision: Precision = "float32", compute: Compute = "auto",
+               truncate: bool = True, on_error: Literal["raise", "null"] = "raise", batch_size: int | None = None,
+               progress: Progress = None, timeout: float | None = None) -> EmbedIterator:
+    """Vectors of any number of texts, lazily and in order.
+
+    The iterable is read a few thousand texts ahead at most, the next texts are tokenised while the last ones are
+    computed, and memory does not grow with the length. Leaving early cancels what is in flight.
+
+    Args:
+        iterable: texts; a generator, a file, a column of a table.
+        batch_size: None: one vector ``(d,)`` at a time; else arrays ``(batch_size, d)``, the last maybe shorter. It
+            changes neither speed nor results.
+        precision: as for :func:`embed`, without int8 and uint8, whose ranges need all vectors at once.
+        timeout: seconds for all of it.
+        model, task, prompt, prompt_name, dimensions, normalize, compute, truncate, on_error, progress: as for
+            :func:`embed`.
+
+    Returns:
+        an iterator and context manager, with the counts ``done`` and ``failed``.
+
+    Raises:
+        as :func:`embed`; faults of texts at the place in the iteration where they occur, with the texts before
+        already given.
+
+    Example:
+        >>> lines = (f"Line {number}." for number in range(3000))
+        >>> sum(1 for vector in mpool.embed_iter(lines))
+        3000
+    """
+    return default_pool().embed_iter(iterable, model, task=task, prompt=prompt, prompt_name=prompt_name,
+                                     dimensions=dimensions, normalize=normalize, precision=precision, compute=compute,
+                                     truncate=truncate, on_error=on_error, batch_size=batch_size, progress=progress,
+                                     timeout=timeout)
+
+
+@overload
+def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: Literal[False] = False,
+             **sampling: Unpack[TextOptions]) -> Completion: ...
+@overload
+def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: Literal[True],
+             **sampling: Unpack[TextOptions]) -> Stream: ...
+def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bool = False,
+             **sampling: Any) -> Completion | Stream:
+    """Continues a text.
+
+    The prompt goes to the model as it is; for instructions and conversations, :func:`chat` puts them into the form
+    that the model was trained on. The same seed gives the same tokens, whatever else runs.
+
+    Args:
+        prompt: a text of 1 to 1,000,000 characters, before which the model's BOS token is put if it wants one; or token
+            ids, taken as they are.
+        model: as for :func:`embed`; None: SmolLM2-135M-Instruct.
+        stream: True: a :class:`mpool.Stream` of pieces instead of the whole.
+        **sampling: every one optional. What is left out is taken from the model's ``generation_config.json`` if that
+            asks for sampling, else it is as given here.
+
+            temperature (0.7): 0 always takes the likeliest token.
+            top_k (40), top_p (0.95), min_p (0): filters; 0, 1 and 0 are off.
+            repetition_penalty (1; also repeat_penalty), presence_penalty (0), frequency_penalty (0).
+            logit_bias: dict, token id -> -100 to 100, added to its logit.
+            seed: 0 to 2**64 - 1; None: a random one, which the result tells.
+            max_tokens (512; also max_new_tokens, max_completion_tokens, num_predict): None: until the context is full.
+            min_tokens (0): no end before so many.
+            stop: a string, or up to 64; the text ends before it.
+            stop_token_ids: ids that end the text.
+            ignore_eos (False): go on after the model's own end.
+            logprobs (False), top_logprobs: log probabilities of the tokens, and of up to 20 alternatives.
+            n (1): so many answers to one reading of the prompt.
+            parse_special (False): take texts of control tokens in the prompt for those tokens.
+            compute ("auto"): as for :func:`embed`.
+            timeout (None): seconds for the call, from its start.
+
+    Returns:
+        a :class:`mpool.Completion`; with ``stream=True`` a :class:`mpool.Stream`.
+
+    Raises:
+        InvalidArgument: an option is unknown (the nearest is named) or out of range, or the prompt is empty, too long
+            or not text.
+        ContextOverflow: the prompt leaves no room for an answer; carries both lengths.
+        UnknownModel, WrongCapability, OfflineError, Timeout, ...: as for :func:`embed`.
+
+    Example:
+        >>> done = mpool.generate("The capital of France is", temperature=0, max_tokens=4)
+        >>> done.text, done.finish_reason, done.usage.completion_tokens
+        (' Paris.\\n\\n', 'length', 4)
+        >>> for chunk in mpool.generate("One, two, three,", temperature=0, max_tokens=6, stream=True):
+        ...     print(chunk, end="")
+         four, five, six
+
+    Source:
+        Names follow vLLM's SamplingParams (https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html) and OpenAI's
+        completions.
+    """
+    return default_pool().generate(prompt, model, stream=stream, **sampling)  # type: ignore[call-overload]
+
+
+@overload
+def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stream: Literal[False] = False,
+         **sampling: Unpack[TextOptions]) -> Completion: ...
+@overload
+def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stream: Literal[True],
+         **sampling: Unpack[TextOptions]) -> Stream: ...
+def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stream: bool = False,
+         **sampling: Any) -> Completion | Stream:
+    """Answers a conversation.
+
+    The model's own chat template makes the prompt. What messages say is plain text there: the text of a control token
+    in them is no control token.
+
+    Args:
+        messages: dicts ``{"role": ..., "content": ...}``; roles are system, developer, user, assistant, tool; content is
+            a text, or a list of ``{"type": "text", "text": ...}``.
+        model: as for :func:`generate`.
+        stream: as for :func:`generate`.
+        **sampling: as for :func:`generate`, without ``parse_special``; and
+            template_options: dict of what else the model's template reads, such as ``{"enable_thinking": False}``.
+
+    Returns:
+        as :func:`generate`; ``message`` of the result is ready to be appended to ``messages``.
+
+    Raises:
+        InvalidArgument: the messages are not as described.
+        Unsupported: the model has no chat template, a message has images, or tools are given.
+        TemplateError: the template refuses the conversation.
+        others as for :func:`generate`.
+
+    Example:
+        >>> messages = [{"role": "user", "content": "What is the capital of France?"}]
+        >>> answer = mpool.chat(messages, temperature=0)
+        >>> "Paris" in answer.text
+        True
+        >>> messages.append(answer.message)
+
+    Source:
+        Shape of messages: https://platform.openai.com/docs/api-reference/chat
+    """
+    return default_pool().chat(messages, model, stream=stream, **sampling)  # type: ignore[call-overload]
+
+
+def submit(capability: str, **request: Any) -> Job:
+    """Starts a call without waiting for it.
+
+    Reading the model's files (on its first use) and tokenising are done before this returns; loading the weights and
+    computing are not waited for.
+
+    Args:
+        capability: ``"text_embedding"`` or ``"text_to_text"``.
+        **request: the arguments of :func:`embed` (``inputs=...``), or of :func:`generate` or :func:`chat`
+            (``prompt=...`` or ``messages=...``), by name.
+
+    Returns:
+        a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that generates
+        can be iterated over.
+
+    Raises:
+        InvalidArgument: an unknown capability or argument, and what the functions raise for their arguments.
+
+    Example:
+        >>> jobs = [mpool.submit("text_embedding", inputs=text) for text in ("one", "two")]
+        >>> [job.result(timeout=60).shape for job in jobs]
+        [(384,), (384,)]
+    """
+    return default_pool().submit(capability, **request)
+
+
+def get(key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
+    """A model by name. Nothing is loaded yet.
+
+    Args:
+        key: a key of the catalogue, a name given by :func:`register` or :func:`load`, a path or a reference.
+        capability: what the model must be for; None: anything.
+
+    Raises:
+        UnknownModel: no model has that name; the nearest is named.
+        WrongCapability: it is for something else; the nearest that fits is named.
+        InvalidArgument: not a name, or no capability.
+
+    Example:
+        >>> mpool.get("all-MiniLM-L6-v2", "text_embedding").batch_embed(["one", "two"]).shape
+        (2, 384)
+        >>> mpool.get("all-MiniLM-L6-v3")
+        Traceback (most recent call last):
+            ...
+        mpool.errors.UnknownModel: ...the nearest is all-MiniLM-L6-v2...
+    """
+    return default_pool().get(key, capability)
+
+
+def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False, compute: Compute = "auto",
+         progress: bool | None = None, timeout: float | None = None) -> Model:
+    """Loads a model now, fetching it first if it is not here, and waits until it serves.
+
+    Loading beforehand is never needed; it moves the wait to a time of your choice.
+
+    Args:
+        ref: as ``model`` of :func:`embed`.
+        alias: a further name for it: 1 to 128 letters, digits and ``. _ + -``.
+        pin: never evict it to make room for others.
+        compute: as for :func:`embed`.
+        progress: whether to show a bar for downloads; None: if standard error is a terminal.
+        timeout: seconds for loading; the loading goes on when they are over. Downloads are not counted.
+
+    Raises:
+        InvalidArgument: the alias is no name or is taken, or the reference has no known form.
+        UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: it cannot be
+            found, fetched or read.
+        MemoryExhausted, SpawnFailed, SpawnTimeout, Timeout: it could not be loaded.
+
+    Example:
+        >>> mpool.load("all-MiniLM-L6-v2", alias="mini").key
+        'all-MiniLM-L6-v2'
+        >>> mpool.embed("A sentence.", "mini").shape
+        (384,)
+    """
+    return default_pool().load(ref, alias=alias, pin=pin, compute=compute, progress=progress, timeout=timeout)
+
+
+def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
+    """Frees a model's memory, once its running calls are done, pinned or not.
+
+    Its names stay: the next call loads it again.
+
+    Args:
+        alias: any of its names, or the model.
+        timeout: seconds to wait for running calls.
+
+    Raises:
+        UnknownModel: no model has that name.
+        Timeout: calls still run; it is freed when they are done.
+    """
+    default_pool().unload(alias, timeout=timeout)
+
+
+def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
+             default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
+             max_length: int | None = None, chat_template: str | None = None) -> Model:
+    """Makes a model known under a name, from then on like one of the catalogue.
+
+    Reads its files, fetching them if need be; loads no weights.
+
+    Args:
+        key: its name: 1 to 128 letters, digits and ``. _ + -``.
+        ref: where it is: a path or a reference.
+        prompts: name -> text, instead of the prompts its files have; default_prompt_name: the one used unasked.
+        pooling: cls, mean, max, mean_sqrt_len, weightedmean or lasttoken, instead of what its files say.
+        normalize: whether vectors have length 1, instead of what its files say.
+        max_length: tokens of a text, at most what its files say.
+        chat_template: Jinja, instead of what its files say.
+
+    Raises:
+        InvalidArgument: the key is no name or is taken, or a setting does not fit the model.
+        and what :func:`load` raises for a reference that cannot be found or read.
+
+    Example:
+        >>> model = mpool.register("mini-with-prompts", "all-MiniLM-L6-v2", prompts={"query": "Search for: "})
+        >>> bool((model.embed("cats", "query") == mpool.embed("Search for: cats")).all())
+        True
+    """
+    return default_pool().register(key, ref, prompts=prompts, default_prompt_name=default_prompt_name, pooling=pooling,
+                                   normalize=normalize, max_length=max_length, chat_template=chat_template)
+
+
+def ps() -> ModelTable:
+    """The models in use: state, memory, calls. Shows itself as a table in a terminal and in a notebook.
+
+    Returns:
+        a sequence of :class:`mpool.show.ModelRow`, in order of key.
+
+    Example:
+        >>> _ = mpool.embed("A sentence.")
+        >>> [row.state for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
+        ['ready']
+    """
+    return default_pool().ps()
+
+
+def count_tokens(text: str, model: str | os.PathLike[str] | Model) -> int:
+    """Tokens that a text has for a model, those put around it included.
+
+    Example:
+        >>> mpool.count_tokens("A sentence.", "all-MiniLM-L6-v2")
+        5
+    """
+    return default_pool().count_tokens(text, model)
+
+
+def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True,
+             parse_special: bool = False) -> list[int]:
+    """Token ids of a text.
+
+    Args:
+        text: any text, the empty one included.
+        model: as for :func:`embed`.
+        add_special: with the tokens that the model wants around a text.
+        parse_special: take texts of control tokens (``"<|im_end|>"``) for those tokens.
+
+    Raises:
+        InvalidArgument: not text, or half of a surrogate pair in it.
+
+    Example:
+        >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")
+        [101, 1037, 6251, 1012, 102]
+    """
+    return default_pool().tokenize(text, model, add_special=add_special, parse_special=parse_special)
+
+
+def detokenize(ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
+               skip_special: bool = True) -> str:
+    """Text of token ids. Bytes that are no character (one cut in two) become U+FFFD.
+
+    Args:
+        ids: token ids, ``(n,)``.
+        model: as for :func:`embed`.
+        skip_special: leave control tokens out; False shows them by name.
+
+    Raises:
+        InvalidArgument: an id is not in the vocabulary.
+
+    Example:
+        >>> mpool.detokenize(mpool.tokenize("Hello, world!", "SmolLM2-135M-Instruct"), "SmolLM2-135M-Instruct")
+        'Hello, world!'
+    """
+    return default_pool().detokenize(ids, model, skip_special=skip_special)

@@ -1,0 +1,551 @@
+"""mpool for asyncio: the functions of the module as coroutines and asynchronous iterators.
+
+    async with asyncio.TaskGroup() as group:
+        vector = group.create_task(mpool.aio.embed("A sentence."))
+        answer = group.create_task(mpool.aio.generate("The capital of France is"))
+
+    async for chunk in mpool.aio.chat(messages, stream=True):
+        print(chunk, end="")
+
+No call takes a thread: each event loop watches one file descriptor, through which the core says which calls have moved.
+Only what would hold the loop up leaves it: reading a model's files on its first use, and tokenising a long text.
+Cancelling a task cancels its call. Arguments, results and errors are those of the functions of the same name in
+:mod:`mpool`; a full queue is waited for without blocking the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from . import _core, _threads, embedding
+from ._runtime import default_pool
+from .errors import InvalidArgument, NumericError, Overloaded
+from .generation import Reader, Request
+from .results import Chunk, Completion
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from numpy.typing import NDArray
+
+    from ._options import Compute, EmbedOptions, TextOptions
+    from .embedding import Pack, Plan
+    from .model import Model
+    from .pool import Pool
+    from .streams import Stream
+
+    ModelLike = str | os.PathLike[str] | Model | None
+
+T = TypeVar("T")
+
+#: Seconds between two attempts to get into a full queue, beside those that a finished call of this loop sets off.
+_RETRY = 0.02
+
+
+# ---- one watcher an event loop --------------------------------------------------------------------------------------
+
+class _Line:
+    """Coroutines that wait for room in one queue; the first in line tries."""
+
+    def __init__(self) -> None:
+        self.turn, self.length = asyncio.Lock(), 0
+
+
+class _Watcher:
+    """Tells the coroutines of one event loop that their tickets moved. Used in the loop's thread only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.notifier = _core.Notifier()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._lines: dict[str, _Line] = {}
+        self._room: set[asyncio.Future[None]] = set()
+        loop.add_reader(self.notifier.fileno(), self._moved)
+
+    def _moved(self) -> None:
+        for number in self.notifier.take():
+            future = self._waiting.get(number)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    async def follow(self, ticket: _core.Ticket, ready: Callable[[], T | None]) -> T:
+        """Asks ``ready()`` whenever the ticket moves, until it gives something. Cancelled: so is the ticket."""
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        try:
+            bound = False
+            while (found := ready()) is None:
+                future = self._waiting[number] = loop.create_future()
+                if not bound:
+                    ticket.bind(self.notifier, number)
+                    bound = True
+                await future
+            return found
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        finally:
+            self._waiting.pop(number, None)
+            if ticket.done():
+                self._wake_line()
+
+    async def done(self, ticket: _core.Ticket) -> None:
+        """Until the ticket is done."""
+        await self.follow(ticket, lambda: ticket.done() or None)
+
+    async def enter(self, key: str, submit: Callable[[], T]) -> T:
+        """Submits; while the queue is full, waits in line with the other coroutines that want the same model."""
+        if key not in self._lines:
+            try:
+                return submit()
+            except Overloaded:
+                pass
+        line = self._lines.setdefault(key, _Line())
+        line.length += 1
+        try:
+            async with line.turn:
+                while True:
+                    await self._some_room()
+                    try:
+                        return submit()
+                    except Overloaded:
+                        continue
+        finally:
+            line.length -= 1
+            if not line.length:
+                del self._lines[key]
+
+    async def _some_room(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._room.add(future)
+        try:
+            await asyncio.wait_for(future, _RETRY)
+        except (asyncio.TimeoutError, TimeoutError):
+            pass
+        finally:
+            self._room.discard(future)
+
+    def _wake_line(self) -> None:
+        for future in self._room:
+            if not future.done():
+                future.set_result(None)
+
+
+_watchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _watcher() -> _Watcher:
+    loop = asyncio.get_running_loop()
+    found = _watchers.get(loop)
+    if found is None:
+        with _lock:
+            for old in [old for old in _watchers if old.is_closed()]:
+                _watchers.pop(old).notifier.close()
+            found = _watchers[loop] = _Watcher(loop)
+    return found
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _watchers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+async def _tokenised(function: Callable[..., T], *args: Any) -> T:
+    """``function(*args)`` on a thread that tokenises."""
+    return await asyncio.get_running_loop().run_in_executor(_threads.executor(), function, *args)
+
+
+async def _prepared(pool: Pool, model: Any, capability: str, compute: str, function: Callable[[], T],
+                    long: bool = False, chat: bool = False) -> T:
+    """``function()``: here if the model's files were read before and nothing is long, else in a thread."""
+    entry = pool._known(model, capability)
+    if entry is None or not entry.ready(compute, chat):
+        return await asyncio.to_thread(function)
+    return await _tokenised(function) if long else function()
+
+
+# ---- embeddings -----------------------------------------------------------------------------------------------------
+
+async def _pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> Pack:
+    chars = sum(len(text) for text in texts if isinstance(text, str))
+    if chars >= _threads.LONG // 4:
+        return await _tokenised(embedding.pack, plan, texts, start, single)
+    return embedding.pack(plan, texts, start, single)
+
+
+async def _submit(plan: Plan, pack: Pack, deadline: float | None, lane: int) -> _core.Ticket | None:
+    return await _watcher().enter(plan.core_key, lambda: embedding.submit(plan, pack, deadline, lane, True))
+
+
+async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, deadline: float | None) -> NDArray[Any]:
+    """Rows of a pack whose call was started."""
+    if ticket is None:
+        return embedding.finish(plan, pack, embedding.empty(plan))
+    await _watcher().done(ticket)
+    try:
+        vectors = ticket.vectors()
+    except NumericError:
+        if not plan.null:
+            raise
+        vectors = await asyncio.to_thread(embedding.recover, plan, pack, deadline)
+    return embedding.finish(plan, pack, vectors)
+
+
+async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: Pool | None = None,
+                task: Literal["query", "document"] | None = None, max_inputs: int | None = None,
+                **options: Unpack[EmbedOptions]) -> NDArray[Any]:
+    """As :func:`mpool.embed`, for asyncio. ``pool``: the pool to use; None: the process-wide one.
+
+    Example:
+        >>> import asyncio
+        >>> asyncio.run(mpool.aio.embed("A sentence.")).shape
+        (384,)
+    """
+    pool = pool or default_pool()
+    passed: dict[str, Any] = dict(options)
+    progress, deadline = passed.pop("progress", None), _threads.deadline_of(passed.pop("timeout", None))
+    texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, pool._most(max_inputs))
+    chosen = _options(task, passed)
+    plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
+    if texts is None:
+        packed = await _pack(plan, [inputs], 0, True)
+        rows = await _vectors(plan, packed, await _submit(plan, packed, deadline, embedding.INTERACTIVE), deadline)
+        _tell(plan, [(0, packed, rows)], 1)
+        return embedding.quantize(rows[0], plan.precision)
+    if plan.precision in ("int8", "uint8") and len(texts) == 1:
+        embedding.quantize(embedding.empty(plan, 1), plan.precision)
+    out, bar, faults = embedding.empty(plan, len(texts)), embedding.Bar(progress, len(texts), plan.entry.key), \
+        embedding.Faults(plan)
+    parts = list(embedding.slices(texts))
+    lane = embedding.INTERACTIVE if len(parts) == 1 else embedding.BULK
+    flow = _run_slices(plan, _each(parts), deadline, lane)
+    try:
+        async for start, packed, rows in flow:
+            out[start:start + packed.count] = rows
+            faults.add(start, packed, rows)
+            bar.add(packed.count)
+    finally:
+        await flow.aclose()
+        bar.close()
+    faults.tell(len(texts))
+    return embedding.quantize(out, plan.precision)
+
+
+def _options(task: Any, passed: Mapping[str, Any]) -> embedding.Options:
+    for name in passed:
+        if name not in embedding.Options.__slots__:
+            raise TypeError(f"embed() got an unexpected keyword argument {name!r}")
+    return embedding.Options(task=task, **passed)
+
+
+def _tell(plan: Plan, landed: Iterable[tuple[int, Pack, NDArray[Any]]], total: int) -> None:
+    faults = embedding.Faults(plan)
+    for start, packed, rows in landed:
+        faults.add(start, packed, rows)
+    faults.tell(total)
+
+
+async def _each(items: Iterable[T]) -> AsyncIterator[T]:
+    for item in items:
+        yield item
+
+
+async def _run_slices(plan: Plan, parts: AsyncIterable[tuple[int, list[Any]]], deadline: float | None,
+                      lane: int = embedding.BULK) -> Any:
+    """As :func:`mpool.embedding.run_slices`."""
+    flying: deque[tuple[int, Pack, _core.Ticket | None]] = deque()
+    try:
+        async for start, texts in parts:
+            packed = await _pack(plan, texts, start)
+            flying.append((start, packed, await _submit(plan, packed, deadline, lane)))
+            while len(flying) >= embedding.DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
+                start, packed, ticket = flying[0]
+                yield start, packed, await _vectors(plan, packed, ticket, deadline)
+                flying.popleft()
+        while flying:
+            start, packed, ticket = flying[0]
+            yield start, packed, await _vectors(plan, packed, ticket, deadline)
+            flying.popleft()
+    finally:
+        for _, _, ticket in flying:
+            if ticket is not None:
+                ticket.cancel()
+
+
+async def _async_slices(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[tuple[int, list[Any]]]:
+    """As :func:`mpool.embedding.slices`, for both kinds of iterable; lets the loop breathe between slices."""
+    if not isinstance(items, AsyncIterable):
+        for part in embedding.slices(items):
+            yield part
+            await asyncio.sleep(0)
+        return
+    start, chars, held = 0, 0, []  # type: int, int, list[Any]
+    async for item in items:
+        size = len(item) if isinstance(item, str) else 0
+        if held and (chars + size > embedding.SLICE_CHARS or len(held) >= embedding.SLICE_TEXTS):
+            yield start, held
+            start, chars, held = start + len(held), 0, []
+        held.append(item)
+        chars += size
+    if held:
+        yield start, held
+
+
+async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelLike = None, *, pool: Pool | None = None,
+                     task: Literal["query", "document"] | None = None, batch_size: int | None = None,
+                     **options: Unpack[EmbedOptions]) -> AsyncIterator[NDArray[Any]]:
+    """As :func:`mpool.embed_iter`, for asyncio; takes asynchronous iterables too.
+
+    Example:
+        >>> import asyncio
+        >>> async def count():
+        ...     return len([vector async for vector in mpool.aio.embed_iter(["one", "two"])])
+        >>> asyncio.run(count())
+        2
+    """
+    pool = pool or default_pool()
+    if isinstance(iterable, (str, bytes, Mapping)) or not isinstance(iterable, (Iterable, AsyncIterable)):
+        raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
+    passed: dict[str, Any] = dict(options)
+    progress, deadline = passed.pop("progress", None), _threads.deadline_of(passed.pop("timeout", None))
+    chosen = _options(task, passed)
+    embedding.check_streamable(chosen, batch_size)
+    plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
+    total = len(iterable) if hasattr(iterable, "__len__") else None
+    out, faults, bar = embedding.Rebatch(batch_size), embedding.Faults(plan), \
+        embedding.Bar(progress, total, plan.entry.key)
+    done = 0
+    flow = _run_slices(plan, _async_slices(iterable), deadline)
+    try:
+        async for start, packed, rows in flow:
+            faults.add(start, packed, rows)
+            done += packed.count
+            bar.add(packed.count)
+            for vector in out.add(embedding.quantize(rows, plan.precision)):
+                yield vector
+        for vector in out.rest():
+            yield vector
+        faults.tell(done)
+    finally:
+        await flow.aclose()
+        bar.close()
+
+
+# ---- text -----------------------------------------------------------------------------------------------------------
+
+class AsyncStream:
+    """Pieces of a text, as they are decided. Made by ``generate(..., stream=True)`` and ``chat(..., stream=True)``.
+
+    Iterating (``async for``) gives :class:`mpool.Chunk` s; the work starts with the first of them. Leaving early, by
+    ``break``, ``aclose()``, the end of an ``async with``, or by dropping it, cancels the work. ``await`` of the stream
+    starts the work and gives the stream itself.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[Request]], deadline: float | None) -> None:
+        self._make: Callable[[], Awaitable[Request]] | None = make
+        self._deadline = deadline
+        self._ticket: _core.Ticket | None = None
+        self._reader: Reader | None = None
+        self._ready: deque[Chunk] = deque()
+        self._over = self._left = False
+
+    @classmethod
+    def _of_job(cls, stream: Stream) -> AsyncStream:
+        self = cls.__new__(cls)
+        self._make, self._deadline, self._ticket, self._reader = None, None, stream._ticket, stream._reader
+        self._ready, self._over, self._left = stream._ready, stream._over, stream._left
+        return self
+
+    async def _start(self) -> AsyncStream:
+        if self._make is not None:
+            make, self._make = self._make, None
+            try:
+                request = await make()
+                ticket = await _watcher().enter(request.core_key, lambda: request.submit(self._deadline, True))
+            except BaseException:
+                self._over = True
+                raise
+            if self._over:  # it was closed while it waited for its turn
+                ticket.cancel()
+            self._reader, self._ticket = Reader(request, ticket), ticket
+        return self
+
+    def __await__(self) -> Generator[Any, None, AsyncStream]:
+        return self._start().__await__()
+
+    def __aiter__(self) -> _AsyncIteration:
+        return _AsyncIteration(self)
+
+    async def __anext__(self) -> Chunk:
+        if not self._ready and not self._over:
+            await self._start()
+            await self._more()
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def _more(self) -> None:
+        """Until there are pieces, or no more."""
+        ticket, reader = self._ticket, self._reader
+        assert ticket is not None and reader is not None
+
+        def ready() -> bool | None:
+            done = ticket.done()
+            self._ready.extend(reader.take())
+            return True if self._ready or done else None
+
+        try:
+            await _watcher().follow(ticket, ready)
+        except BaseException:
+            self._leave()
+            raise
+        if not self._ready:
+            self._over = True
+            if not self._left:
+                ticket.check()
+
+    async def result(self) -> Completion:
+        """Waits for the end and gives all of it, whatever was iterated over before."""
+        await self._start()
+        assert self._ticket is not None and self._reader is not None
+        await _watcher().done(self._ticket)
+        if not self._left:
+            self._ticket.check()
+        return self._reader.completion()
+
+    def _leave(self) -> None:
+        if self._ticket is not None and not self._ticket.done():
+            self._left = True
+            self._ticket.cancel()
+        self._over = True
+        self._ready.clear()
+
+    async def aclose(self) -> None:
+        """Cancels what is not done. Idempotent."""
+        self._leave()
+
+    async def __aenter__(self) -> AsyncStream:
+        return await self._start()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._leave()
+
+
+class _AsyncIteration:
+    """What an ``async for`` holds: when it is dropped before the end, the stream is left."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> _AsyncIteration:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await self._stream.__anext__()
+
+    def __del__(self) -> None:
+        if not self._stream._over:
+            self._stream._leave()
+
+
+def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: bool, make: Callable[[], Request],
+          chat: bool = False) -> Any:
+    if not isinstance(stream, bool):
+        raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
+    deadline = _threads.deadline_of(options.pop("timeout", None))
+    compute = options.get("compute", "auto")
+    if compute == "auto" and hasattr(model, "_compute"):
+        compute = model._compute
+
+    async def request() -> Request:
+        return await _prepared(pool, model, "text_to_text", compute, make, chars >= _threads.LONG // 4, chat)
+
+    call = AsyncStream(request, deadline)
+    return call if stream else _collect(call)
+
+
+async def _collect(call: AsyncStream) -> Completion:
+    try:
+        return await call.result()
+    finally:
+        call._leave()
+
+
+@overload
+def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: Literal[False] = False,
+             pool: Pool | None = None, **sampling: Unpack[TextOptions]) -> Awaitable[Completion]: ...
+@overload
+def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: Literal[True],
+             pool: Pool | None = None, **sampling: Unpack[TextOptions]) -> AsyncStream: ...
+def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bool = False, pool: Pool | None = None,
+             **sampling: Any) -> Awaitable[Completion] | AsyncStream:
+    """As :func:`mpool.generate`, for asyncio: to be awaited, or with ``stream=True`` iterated over.
+
+    Example:
+        >>> import asyncio
+        >>> asyncio.run(mpool.aio.generate("The capital of France is", temperature=0, max_tokens=2)).text
+        ' Paris.'
+    """
+    use = pool or default_pool()
+    chars = len(prompt) if isinstance(prompt, str) else 0
+    return _text(use, model, sampling, chars, stream, lambda: use._prompt_request(prompt, model, dict(sampling)))
+
+
+@overload
+def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stream: Literal[False] = False,
+         pool: Pool | None = None, **sampling: Unpack[TextOptions]) -> Awaitable[Completion]: ...
+@overload
+def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stream: Literal[True],
+         pool: Pool | None = None, **sampling: Unpack[TextOptions]) -> AsyncStream: ...
+def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stream: bool = False,
+         pool: Pool | None = None, **sampling: Any) -> Awaitable[Completion] | AsyncStream:
+    """As :func:`mpool.chat`, for asyncio: to be awaited, or with ``stream=True`` iterated over."""
+    use = pool or default_pool()
+    return _text(use, model, sampling, _chars(messages), stream,
+                 lambda: use._chat_request(messages, model, dict(sampling)), chat=True)
+
+
+def _chars(messages: Any) -> int:
+    if not isinstance(messages, (list, tuple)):
+        return 0
+    return sum(len(message.get("content") or "") for message in messages if isinstance(message, Mapping)
+               and isinstance(message.get("content"), (str, type(None))))
+
+
+async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+               compute: Compute = "auto", progress: bool | None = None, timeout: float | None = None,
+               pool: Pool | None = None) -> Model:
+    """As :func:`mpool.load`, in a thread."""
+    use = pool or default_pool()
+    return await asyncio.to_thread(use.load, ref, alias=alias, pin=pin, compute=compute, progress=progress,
+                                   timeout=timeout)
+
+
+async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
+                 pool: Pool | None = None) -> None:
+    """As :func:`mpool.unload`, in a thread."""
+    use = pool or default_pool()
+    await asyncio.to_thread(use.unload, alias, timeout=timeout)
+
+
+async def _job_result(job: Any) -> Any:
+    if job._ticket is not None:
+        await _watcher().done(job._ticket)
+    return job._finish()
+
+
+__all__ = ["AsyncStream", "chat", "embed", "embed_iter", "generate", "load", "unload"]

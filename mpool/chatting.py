@@ -1,0 +1,109 @@
+"""Conversations: messages in OpenAI's shape, checked, and made a prompt by the model's own template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .embedding import MAX_CHARS
+from .errors import InvalidArgument, MpoolError, Unsupported
+from .sampling import _short
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ._entry import Entry
+    from .text import ChatTemplate
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
+
+
+def template_of(entry: Entry) -> ChatTemplate:
+    """The model's chat template."""
+    from .text import ChatTemplate
+
+    return ChatTemplate.for_model(entry.describe().chat_template, entry.tokenizer(), key=entry.key)
+
+
+def prompt_ids(entry: Entry, messages: Any, options: dict[str, Any]) -> NDArray[np.int32]:
+    """Token ids of a conversation, up to where the answer begins. Takes its own options out of ``options``.
+
+    Raises:
+        InvalidArgument: the messages are not of the shape described in :func:`mpool.chat`.
+        Unsupported: they hold images, tools are given, or the model has no template.
+        TemplateError: the template refuses the conversation.
+    """
+    if options.pop("tools", None):
+        raise Unsupported("tools are not supported yet", key=entry.key, hint="Describe them in a system message")
+    if options.pop("parse_special", False) is not False:
+        raise InvalidArgument("parse_special is given for a chat, allowed: in generate",
+                              hint="What a message says is plain text; the template writes the control tokens",
+                              key=entry.key)
+    variables = options.pop("template_options", None) or {}
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise InvalidArgument(f"template_options is {_short(variables)}, allowed: a dict, name -> plain value",
+                              key=entry.key)
+    try:
+        checked = check_messages(messages)
+        return entry.template().prompt(checked, entry.tokenizer(), **variables).ids
+    except TypeError as error:
+        # a variable by the name of one of prompt's own arguments
+        raise InvalidArgument(f"template_options cannot hold these names: {error}", key=entry.key) from None
+    except MpoolError as error:
+        error.key = error.key or entry.key
+        raise
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages as plain dicts, the parts of a message's text joined.
+
+    Raises:
+        InvalidArgument: see :func:`prompt_ids`.
+        Unsupported: a part of a message is not text.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidArgument(f"messages is {_short(messages)}, allowed: a list of messages", hint=_SHAPE)
+    if not messages:
+        raise InvalidArgument("messages is empty, allowed: at least one message", hint=_SHAPE)
+    checked, chars = [], 0
+    for at, message in enumerate(messages):
+        where = f"messages[{at}]"
+        if not isinstance(message, Mapping):
+            raise InvalidArgument(f"{where} is {_short(message)}, allowed: a message", hint=_SHAPE)
+        role = message.get("role")
+        if role not in ROLES:
+            raise InvalidArgument(f"{where} has the role {_short(role)}, allowed: " + ", ".join(ROLES), hint=_SHAPE)
+        if message.get("images"):
+            raise Unsupported(f"{where} has images; this model reads text only")
+        content = _content(where, message, role)
+        chars += len(content or "")
+        checked.append({**message, "content": content})
+    if chars > MAX_CHARS:
+        raise InvalidArgument(f"messages have {chars:,} characters together, allowed: {MAX_CHARS:,}",
+                              hint="Leave out the oldest")
+    return checked
+
+
+def _content(where: str, message: Mapping[str, Any], role: str) -> str | None:
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        parts = []
+        for at, part in enumerate(content):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in ("image", "image_url", "input_image", "input_audio", "audio", "video", "file"):
+                raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text only")
+            text = part.get("text") if kind in ("text", "input_text") else part
+            if not isinstance(text, str):
+                raise InvalidArgument(f"{where}.content[{at}] is {_short(part)}, allowed: a text or "
+                                      '{"type": "text", "text": ...}')
+            parts.append(text)
+        content = "".join(parts)
+    if content is None and role == "assistant" and message.get("tool_calls"):
+        return None
+    if not isinstance(content, str):
+        raise InvalidArgument(f"{where}.content is {_short(content)}, allowed: text, or a list of parts of text")
+    if not content and role == "user":
+        raise InvalidArgument(f"{where}.content is empty, allowed: 1 to {MAX_CHARS:,} characters")
+    return content

@@ -1,0 +1,615 @@
+"""Embedding calls, up to the core and back: options, prompts, checks, packing, quantised output, bulk.
+
+A call with few texts is one item of the pool. One with many is cut into slices, each an item, of which a few are in
+flight: the next is tokenised while the last is computed, memory stays bounded, and Ctrl-C waits for no more than a
+slice. The cut does not show in the result: a vector does not depend on its batch mates.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from . import _threads
+from ._logging import log
+from .errors import ContextOverflow, InvalidArgument, LimitError, MpoolError, NumericError
+from .sampling import _short
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from . import _core
+    from ._entry import Entry
+    from .text import Tokenizer
+
+MAX_CHARS = 1_000_000
+#: A slice ends at so many characters or texts, whichever comes first: some 20 ms of tokenising.
+SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
+#: Slices in flight while the next is tokenised.
+DEPTH = 3
+#: Lanes of the pool: what somebody waits for, and what comes in bulk.
+INTERACTIVE, BULK = 0, 1
+
+PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
+#: Task -> names under which models keep its prompt, the first that exists counts.
+TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+_MAX_PLANS = 64
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a call, as passed."""
+
+    task: str | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    precision: str = "float32"
+    compute: str = "auto"
+    truncate: bool = True
+    on_error: str = "raise"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What follows from options and model, made once for each combination in use.
+
+    Attributes:
+        prompt: text put before every text.
+        skip: leading tokens that pooling leaves out, 0 if none.
+        dimensions: asked of the core, 0 for all; cut: components kept of what it gives.
+        width: components of a vector, before the precision is applied.
+        normalize: -1 as the model says, 0, 1.
+        null: a text that cannot be embedded gives NaN instead of an error.
+    """
+
+    entry: Entry
+    registry: _core.Registry
+    core_key: str
+    tokenizer: Tokenizer
+    prompt: str
+    skip: int
+    dimensions: int
+    cut: int
+    width: int
+    normalize: int
+    max_tokens: int
+    truncate: bool
+    null: bool
+    precision: str
+
+
+def plan(entry: Entry, options: Options) -> Plan:
+    """Checks options against the model; loads its files and tokenizer, and has the core load it, on first use."""
+    try:
+        found = entry.plans.get(options)
+    except TypeError:
+        found = None  # an unhashable value, which the checks below name
+    if found is None:
+        found = _make_plan(entry, options)
+        if len(entry.plans) >= _MAX_PLANS:
+            entry.plans.clear()
+        entry.plans[options] = found
+    return found
+
+
+def _choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    if not any(value is item or (isinstance(item, str) and isinstance(value, str) and value == item)
+               for item in allowed):
+        raise InvalidArgument(f"{name} is {_short(value)}, allowed: " + ", ".join(map(str, allowed)))
+
+
+def _make_plan(entry: Entry, options: Options) -> Plan:
+    _choice("task", options.task, (None, *TASKS))
+    _choice("precision", options.precision, PRECISIONS)
+    _choice("on_error", options.on_error, ("raise", "null"))
+    _choice("normalize", options.normalize, (None, True, False))
+    _choice("truncate", options.truncate, (True, False))
+    if options.on_error == "null" and options.precision != "float32":
+        raise InvalidArgument(f"on_error is 'null' with precision {options.precision!r}, allowed: 'raise'",
+                              hint="Only float32 can hold NaN: quantise afterwards, without the NaN rows")
+    description = entry.describe()
+    settings = description.embedding
+    assert settings is not None, "entries of another capability are refused before"
+    width = settings.output_size
+    dimensions, cut = 0, settings.truncate_dim or width
+    if options.dimensions is not None:
+        dimensions = cut = _dimensions(options.dimensions, width, settings.dimensions, entry.key)
+    prompt = _prompt(options, settings.prompts, settings.default_prompt_name, entry.key)
+    core_key = entry.core_key(options.compute)  # from here on the core loads beside us
+    tokenizer = entry.tokenizer()
+    skip = 0
+    if prompt and not settings.include_prompt:
+        skip = tokenizer.count(prompt) - len(tokenizer.suffix_ids)
+    return Plan(entry=entry, registry=entry.pool.registry, core_key=core_key, tokenizer=tokenizer, prompt=prompt,
+                skip=skip, dimensions=0 if dimensions == width else dimensions, cut=cut, width=min(cut, width),
+                normalize=-1 if options.normalize is None else int(options.normalize), max_tokens=settings.max_tokens,
+                truncate=options.truncate, null=options.on_error == "null", precision=options.precision)
+
+
+def _dimensions(value: Any, width: int, documented: tuple[int, ...], key: str) -> int:
+    allowed = f"1 to {width}" if not documented else ", ".join(map(str, sorted({*documented, width})))
+    good = not isinstance(value, bool) and hasattr(value, "__index__")
+    if not good or not 1 <= value <= width or (documented and value not in (*documented, width)):
+        raise InvalidArgument(f"dimensions is {_short(value)}, allowed: {allowed}", key=key)
+    return int(value)
+
+
+def _prompt(options: Options, prompts: Mapping[str, str], default: str | None, key: str) -> str:
+    if options.prompt is not None:
+        if options.prompt_name is not None:
+            raise InvalidArgument("prompt and prompt_name are both given", hint="Give one of them", key=key)
+        if not isinstance(options.prompt, str) or len(options.prompt) > MAX_CHARS:
+            raise InvalidArgument(f"prompt is {_short(options.prompt)}, allowed: text of at most {MAX_CHARS:,} "
+                                  "characters", key=key)
+        return options.prompt
+    name = options.prompt_name
+    if name is not None:
+        if not isinstance(name, str) or name not in prompts:
+            from .catalog.catalogue import nearest
+
+            near = nearest(name, list(prompts)) if isinstance(name, str) else []
+            raise InvalidArgument(f"prompt_name is {_short(name)}"
+                                  + (f"; the nearest is {near[0]}" if near else "") + ", allowed: "
+                                  + (", ".join(prompts) or "none, since the model has no prompts"), key=key)
+        return prompts[name]
+    if options.task is not None:
+        # as sentence-transformers: a task without a prompt has none, whatever the default is
+        return next((prompts[name] for name in TASKS[options.task] if name in prompts), "")
+    return prompts.get(default, "") if default is not None else ""
+
+
+# ---- texts ---------------------------------------------------------------------------------------------------------
+
+def texts_of(inputs: Any, most: int) -> list[Any]:
+    """The texts of a call that is not a single str.
+
+    Raises:
+        InvalidArgument: not a list of texts.
+        LimitError: more than ``most``.
+    """
+    if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not hasattr(inputs, "__len__") \
+            or not hasattr(inputs, "__iter__") or getattr(inputs, "ndim", 1) != 1:
+        raise InvalidArgument(f"inputs is {type(inputs).__name__}, allowed: a str or a list of str",
+                              hint="embed_iter takes any iterable")
+    if len(inputs) > most:
+        raise LimitError(f"inputs has {len(inputs):,} texts, one call takes at most {most:,}",
+                         hint="embed_iter takes any number; max_inputs= or PoolConfig.max_embed_inputs raises the limit")
+    return list(inputs)
+
+
+def fault_of(text: Any, name: str) -> MpoolError | None:
+    """Why a text cannot be embedded, before anything is known of its tokens."""
+    if not isinstance(text, str):
+        return InvalidArgument(f"{name} is {type(text).__name__}, allowed: str")
+    if not text:
+        return InvalidArgument(f"{name} is empty, allowed: 1 to {MAX_CHARS:,} characters",
+                               hint="on_error='null' gives NaN for it")
+    if len(text) > MAX_CHARS:
+        return InvalidArgument(f"{name} has {len(text):,} characters, allowed: 1 to {MAX_CHARS:,}",
+                               hint="Split it; on_error='null' gives NaN for it")
+    return None
+
+
+def surrogate_of(text: str, name: str) -> MpoolError | None:
+    """The error for a text with half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return InvalidArgument(f"{name} has half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
+                               f"{error.start}, allowed: Unicode text",
+                               hint="text.encode('utf-8', 'replace').decode() makes it valid")
+    return None
+
+
+def slices(items: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Cuts an iterable: (number of the first text, texts)."""
+    start, chars, held = 0, 0, []  # type: int, int, list[Any]
+    for item in items:
+        size = len(item) if isinstance(item, str) else 0
+        if held and (chars + size > SLICE_CHARS or len(held) >= SLICE_TEXTS):
+            yield start, held
+            start, chars, held = start + len(held), 0, []
+        held.append(item)
+        chars += size
+    if held:
+        yield start, held
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Texts as the core takes them.
+
+    Attributes:
+        ids: token ids, int32 ``[tokens]``.
+        offsets: int64 ``[good texts + 1]``.
+        skip: int32 ``[good texts]`` or None.
+        count: texts, those with a fault included.
+        faults: (place in the slice, error) of texts without a vector.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    skip: NDArray[np.int32] | None
+    count: int
+    faults: tuple[tuple[int, MpoolError], ...] = ()
+
+
+def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> Pack:
+    """Checks and tokenises texts, the first of which is number ``start`` of its call.
+
+    Raises:
+        InvalidArgument: a text is not a str, empty, too long or not Unicode, unless the plan says null.
+        ContextOverflow: a text has more tokens than the model takes and is not to be cut, unless the plan says null.
+    """
+    faults = [(at, fault) for at, text in enumerate(texts)
+              if (fault := fault_of(text, _name(start + at, single))) is not None]
+    if faults and not plan.null:
+        raise _keyed(faults[0][1], plan)
+    bad = {at for at, _ in faults}
+    good = [text for at, text in enumerate(texts) if at not in bad] if bad else texts
+    prompted = [plan.prompt + text for text in good] if plan.prompt else good
+    try:
+        ids, offsets = plan.tokenizer.encode_batch(prompted, max_tokens=plan.max_tokens, truncate=plan.truncate)
+    except (InvalidArgument, ContextOverflow):
+        late = [(at, fault) for at, text in enumerate(texts) if at not in bad
+                and (fault := _late_fault(plan, plan.prompt + text, _name(start + at, single))) is not None]
+        if not late:
+            raise
+        if not plan.null:
+            raise _keyed(late[0][1], plan) from None
+        faults = sorted([*faults, *late], key=lambda fault: fault[0])
+        bad = {at for at, _ in faults}
+        prompted = [plan.prompt + text for at, text in enumerate(texts) if at not in bad]
+        ids, offsets = plan.tokenizer.encode_batch(prompted, max_tokens=plan.max_tokens, truncate=plan.truncate)
+    skip = None
+    if plan.skip:
+        # a text that was cut down to its prompt still has to be pooled over something
+        skip = np.minimum(plan.skip, np.diff(offsets) - 1).astype(np.int32)
+    return Pack(ids, offsets, skip, len(texts), tuple(faults))
+
+
+def _name(at: int, single: bool) -> str:
+    return "the text" if single else f"text {at}"
+
+
+def _keyed(error: MpoolError, plan: Plan) -> MpoolError:
+    error.key = error.key or plan.entry.key
+    return error
+
+
+def _late_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
+    fault = surrogate_of(text, name)
+    if fault is None and not plan.truncate:
+        tokens = plan.tokenizer.count(text)
+        if tokens > plan.max_tokens:
+            fault = ContextOverflow(f"{name} has {tokens} tokens, the model takes {plan.max_tokens}", tokens=tokens,
+                                    limit=plan.max_tokens, hint="Shorten it, or set truncate=True")
+    return fault
+
+
+# ---- vectors -------------------------------------------------------------------------------------------------------
+
+def empty(plan: Plan, count: int = 0) -> NDArray[np.float32]:
+    """A matrix of ``count`` rows, not filled."""
+    return np.empty((count, plan.width), dtype=np.float32)
+
+
+def run(plan: Plan, pack: Pack, deadline: float | None, lane: int = INTERACTIVE) -> NDArray[np.float32]:
+    """Vectors of the good texts, in one call that lets go of the GIL once."""
+    if len(pack.offsets) == 1:
+        return empty(plan)
+    left = _threads.remaining(deadline, plan.entry.key)
+    try:
+        return plan.registry.embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
+                                   normalize=plan.normalize, timeout=left, lane=lane)
+    except NumericError:
+        if not plan.null:
+            raise
+        return recover(plan, pack, deadline)
+
+
+def submit(plan: Plan, pack: Pack, deadline: float | None, lane: int, fail_fast: bool = False) -> _core.Ticket | None:
+    """Starts a call for the good texts; None if there are none."""
+    if len(pack.offsets) == 1:
+        return None
+    return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
+                                      normalize=plan.normalize, timeout=_threads.remaining(deadline, plan.entry.key),
+                                      lane=lane, fail_fast=fail_fast)
+
+
+def halves(pack: Pack) -> tuple[Pack, Pack]:
+    """The good texts of a pack as two packs."""
+    middle = (len(pack.offsets) - 1) // 2
+    edge = int(pack.offsets[middle])
+    first, last = pack.offsets[:middle + 1], pack.offsets[middle:] - edge
+    skips = (None, None) if pack.skip is None else (pack.skip[:middle], pack.skip[middle:])
+    return (Pack(pack.ids[:edge], first, skips[0], middle),
+            Pack(pack.ids[edge:], last, skips[1], len(last) - 1))
+
+
+def recover(plan: Plan, pack: Pack, deadline: float | None) -> NDArray[np.float32]:
+    """Vectors of a pack in which a text gives NaN or infinity: halved until it stands alone."""
+    if len(pack.offsets) == 2:
+        return np.full((1, plan.width), np.nan, dtype=np.float32)
+    return np.concatenate([run(plan, half, deadline, BULK)[:, :plan.width] for half in halves(pack)])
+
+
+def finish(plan: Plan, pack: Pack, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """One row a text, float32 ``(count, width)``: cut to the model's size, NaN where there is no vector."""
+    if vectors.shape[1] > plan.width:
+        vectors = np.ascontiguousarray(vectors[:, :plan.width])
+    if not pack.faults:
+        return vectors
+    rows = np.full((pack.count, plan.width), np.nan, dtype=np.float32)
+    good = np.ones(pack.count, dtype=bool)
+    good[[at for at, _ in pack.faults]] = False
+    rows[good] = vectors
+    return rows
+
+
+def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
+    """Vectors in a smaller type, as ``quantize_embeddings`` of sentence-transformers defines it.
+
+    int8 and uint8 spread every component over its range among these vectors; binary and ubinary keep the signs, eight
+    to a byte (``binary`` is ``ubinary`` less 128).
+
+    Raises:
+        InvalidArgument: int8 or uint8 of a single vector, whose components have no range.
+    """
+    if precision == "float32":
+        return vectors
+    if precision in ("binary", "ubinary"):
+        bits = np.packbits(vectors > 0, axis=-1)
+        return bits if precision == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+    dtype = np.int8 if precision == "int8" else np.uint8
+    if vectors.ndim == 2 and len(vectors) == 0:
+        return np.zeros(vectors.shape, dtype=dtype)
+    if vectors.ndim == 1 or len(vectors) == 1:
+        raise InvalidArgument(f"precision is {precision!r} for a single text, allowed: float32, binary, ubinary",
+                              hint="The range of each component comes from the vectors of the call: embed many texts "
+                                   "at once")
+    if len(vectors) < 100:
+        log.warning("%s ranges come from only %d vectors; they are steadier from more", precision, len(vectors))
+    low, high = vectors.min(axis=0), vectors.max(axis=0)
+    step = (high - low) / 255
+    step = np.where(step == 0, 1, step)
+    levels = np.clip(np.floor((vectors - low) / step), 0, 255)
+    return (levels - 128).astype(np.int8) if precision == "int8" else levels.astype(np.uint8)
+
+
+# ---- many texts ----------------------------------------------------------------------------------------------------
+
+class Faults:
+    """Texts without a vector: counts them, remembers the first, says so in the log at the end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.count, self.first = plan, 0, ""
+
+    def add(self, start: int, pack: Pack, rows: NDArray[np.float32]) -> None:
+        """Takes those of a slice."""
+        if not self.plan.null:
+            return
+        lost = int(np.isnan(rows[:, 0]).sum()) if rows.size else 0
+        if lost and not self.count:
+            self.first = str(pack.faults[0][1]) if pack.faults else f"a text after number {start} gave NaN"
+        self.count += lost
+
+    def tell(self, total: int) -> None:
+        """Logs a warning if there are any."""
+        if self.count:
+            log.warning("%s: %d of %d texts have no vector (rows of NaN); the first: %s", self.plan.entry.key,
+                        self.count, total, self.first)
+
+
+class Bar:
+    """Progress of a call: a callable, a bar of tqdm, or nothing."""
+
+    def __init__(self, progress: Any, total: int | None, key: str) -> None:
+        self.total, self.done = total, 0
+        self.call: Callable[[int, int | None], object] | None = progress if callable(progress) else None
+        self.bar: Any = None
+        if self.call is None and progress not in (None, True, False):
+            raise InvalidArgument(f"progress is {_short(progress)}, allowed: True, False, None, or a function of "
+                                  "(done, total)")
+        # a bar unasked for belongs to those who ask for news, as sentence-transformers has it
+        if progress is True or (progress is None and log.isEnabledFor(logging.INFO) and (total or 0) > SLICE_TEXTS):
+            from tqdm.auto import tqdm
+
+            self.bar = tqdm(desc=key, total=total, unit="text")
+
+    def add(self, count: int) -> None:
+        """Moves on."""
+        self.done += count
+        if self.bar is not None:
+            self.bar.update(count)
+        if self.call is not None:
+            self.call(self.done, self.total)
+
+    def close(self) -> None:
+        """Ends it."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def run_slices(plan: Plan, parts: Iterable[tuple[int, list[Any]]],
+               deadline: float | None) -> Iterator[tuple[int, Pack, NDArray[np.float32]]]:
+    """Rows of slice after slice: (number of the first text, pack, float32 ``(count, width)``).
+
+    Closing the iterator cancels what is in flight.
+    """
+    flying: deque[tuple[int, Pack, _core.Ticket | None]] = deque()
+    try:
+        for start, texts in parts:
+            chars = sum(len(text) for text in texts if isinstance(text, str))
+            packed = _threads.interruptible(pack, plan, texts, start, chars=chars - SLICE_CHARS + _threads.LONG)
+            flying.append((start, packed, submit(plan, packed, deadline, BULK)))
+            while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
+                yield _land(plan, deadline, *flying[0])
+                flying.popleft()
+        while flying:
+            yield _land(plan, deadline, *flying[0])
+            flying.popleft()
+    finally:
+        for _, _, ticket in flying:
+            if ticket is not None:
+                ticket.cancel()
+
+
+def _land(plan: Plan, deadline: float | None, start: int, packed: Pack,
+          ticket: _core.Ticket | None) -> tuple[int, Pack, NDArray[np.float32]]:
+    if ticket is None:
+        return start, packed, finish(plan, packed, empty(plan))
+    ticket.wait()
+    try:
+        vectors = ticket.vectors()
+    except NumericError:
+        if not plan.null:
+            raise
+        vectors = recover(plan, packed, deadline)
+    return start, packed, finish(plan, packed, vectors)
+
+
+def embed_one(plan: Plan, text: str, deadline: float | None) -> NDArray[Any]:
+    """The vector of one text, ``(width,)`` before the precision."""
+    packed = _threads.interruptible(pack, plan, [text], 0, True, chars=len(text))
+    rows = finish(plan, packed, run(plan, packed, deadline))
+    if packed.faults:
+        faults = Faults(plan)
+        faults.add(0, packed, rows)
+        faults.tell(1)
+    return quantize(rows[0], plan.precision)
+
+
+def embed_many(plan: Plan, texts: list[Any], progress: Any, deadline: float | None) -> NDArray[Any]:
+    """Vectors of texts, ``(n, width)`` before the precision."""
+    if plan.precision in ("int8", "uint8") and len(texts) == 1:
+        quantize(empty(plan, 1), plan.precision)  # says why not, before anything is computed
+    parts = list(slices(texts))
+    faults, bar = Faults(plan), Bar(progress, len(texts), plan.entry.key)
+    try:
+        if len(parts) == 1:
+            packed = _threads.interruptible(pack, plan, texts, 0, chars=sum(len(x) for x in texts if isinstance(x, str)))
+            out = finish(plan, packed, run(plan, packed, deadline))
+            faults.add(0, packed, out)
+            bar.add(len(texts))
+        else:
+            out = empty(plan, len(texts))
+            for start, packed, rows in run_slices(plan, parts, deadline):
+                out[start:start + packed.count] = rows
+                faults.add(start, packed, rows)
+                bar.add(packed.count)
+    finally:
+        bar.close()
+    faults.tell(len(texts))
+    return quantize(out, plan.precision)
+
+
+def check_streamable(options: Options, batch_size: Any) -> None:
+    """Checks what :func:`mpool.embed_iter` does not share with :func:`mpool.embed`.
+
+    Raises:
+        InvalidArgument: a precision whose ranges would need all vectors at once, or a batch_size that is none.
+    """
+    if options.precision in ("int8", "uint8"):
+        raise InvalidArgument(f"precision is {options.precision!r}, allowed in embed_iter: float32, binary, ubinary",
+                              hint="The range of each component is known only when all vectors are")
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise InvalidArgument(f"batch_size is {_short(batch_size)}, allowed: 1 or more, or None for single vectors")
+
+
+class Rebatch:
+    """Rows as they come, out as single vectors or as batches of a size."""
+
+    def __init__(self, size: int | None) -> None:
+        self.size, self.held, self.rows = size, deque(), 0  # type: int | None, deque[NDArray[Any]], int
+
+    def add(self, rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """What is complete with these rows."""
+        if self.size is None:
+            for row in rows:
+                yield row.copy()  # a view would keep the whole slice in memory
+            return
+        self.held.append(rows)
+        self.rows += len(rows)
+        while self.rows >= self.size:
+            yield self._take(self.size)
+
+    def rest(self) -> Iterator[NDArray[Any]]:
+        """What is left at the end."""
+        if self.rows:
+            yield self._take(self.rows)
+
+    def _take(self, count: int) -> NDArray[Any]:
+        parts: list[NDArray[Any]] = []
+        self.rows -= count
+        while count:
+            rows = self.held.popleft()
+            if len(rows) > count:
+                self.held.appendleft(rows[count:])
+                rows = rows[:count]
+            parts.append(rows)
+            count -= len(rows)
+        return np.concatenate(parts)
+
+
+class EmbedIterator(Iterator[Any]):
+    """Vectors of an iterable of texts, in its order. Made by :func:`mpool.embed_iter`.
+
+    Leaving it (``close()``, the end of a ``with``, or dropping it) cancels what is in flight.
+
+    Attributes:
+        done: texts taken care of so far.
+        failed: of these, those without a vector (rows of NaN; only with ``on_error="null"``).
+    """
+
+    def __init__(self, plan: Plan, items: Iterable[Any], batch_size: int | None, progress: Any,
+                 deadline: float | None) -> None:
+        self.done, self.failed = 0, 0
+        try:
+            total = len(items)  # type: ignore[arg-type]
+        except TypeError:
+            total = None
+        self._bar = Bar(progress, total, plan.entry.key)
+        self._rows = self._generate(plan, items, batch_size, deadline)
+
+    def _generate(self, plan: Plan, items: Iterable[Any], batch_size: int | None,
+                  deadline: float | None) -> Iterator[NDArray[Any]]:
+        out, faults = Rebatch(batch_size), Faults(plan)
+        parts = run_slices(plan, slices(items), deadline)
+        try:
+            for start, packed, rows in parts:
+                faults.add(start, packed, rows)
+                self.done, self.failed = self.done + packed.count, faults.count
+                self._bar.add(packed.count)
+                yield from out.add(quantize(rows, plan.precision))
+            yield from out.rest()
+            faults.tell(self.done)
+        finally:
+            parts.close()  # type: ignore[attr-defined]
+            self._bar.close()
+
+    def __iter__(self) -> EmbedIterator:
+        return self
+
+    def __next__(self) -> NDArray[Any]:
+        return next(self._rows)
+
+    def __enter__(self) -> EmbedIterator:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is in flight; there are no more vectors."""
+        self._rows.close()  # type: ignore[attr-defined]
+        self._bar.close()

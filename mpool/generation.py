@@ -1,0 +1,205 @@
+"""Text calls, up to the core and back: prompts, what a ticket has produced so far, completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+import numpy as np
+
+from . import _threads, sampling
+from .embedding import MAX_CHARS, surrogate_of
+from .errors import ContextOverflow, InvalidArgument
+from .results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, TopLogprob, Usage
+from .sampling import Sampling, _short
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from . import _core
+    from ._entry import Entry
+    from .text import Tokenizer
+
+#: What the core calls the end of a text -> what results call it.
+_FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``."""
+
+    entry: Entry
+    registry: _core.Registry
+    core_key: str
+    tokenizer: Tokenizer
+    prompt: NDArray[np.int32]
+    sampling: Sampling
+    max_tokens: int
+
+    def submit(self, deadline: float | None, fail_fast: bool = False) -> _core.Ticket:
+        """Starts it."""
+        s = self.sampling
+        return self.registry.submit_text(
+            self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,
+            repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
+            frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
+            min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
+            stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
+            bias=[bias for _, bias in s.bias], timeout=_threads.remaining(deadline, self.entry.key),
+            fail_fast=fail_fast)
+
+
+def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any]) -> Request:
+    """A call for a prompt that is tokens already.
+
+    Raises:
+        InvalidArgument: an option of sampling is unknown or out of range.
+        ContextOverflow: the prompt leaves no room for an answer.
+    """
+    settings = entry.describe().generation
+    assert settings is not None, "entries of another capability are refused before"
+    tokenizer = entry.tokenizer()
+    chosen = sampling.resolve(options, settings.defaults, tokenizer.vocab_size)
+    room = settings.context_length - len(ids)
+    if room < 1:
+        raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "
+                              "least one to answer", tokens=len(ids), limit=settings.context_length - 1,
+                              hint="Shorten the prompt", key=entry.key)
+    most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
+    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most)
+
+
+def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
+    """Token ids of a raw prompt: a text, before which the model's BOS is put if it wants one, or ids as they are.
+
+    Raises:
+        InvalidArgument: neither, or empty, too long, not Unicode, or with an id outside the vocabulary.
+    """
+    if not isinstance(parse_special, bool):
+        raise InvalidArgument(f"parse_special is {_short(parse_special)}, allowed: True or False")
+    if isinstance(prompt, str):
+        if not 1 <= len(prompt) <= MAX_CHARS:
+            raise InvalidArgument(f"the prompt has {len(prompt):,} characters, allowed: 1 to {MAX_CHARS:,}",
+                                  key=entry.key)
+        fault = surrogate_of(prompt, "the prompt")
+        if fault is not None:
+            fault.key = entry.key
+            raise fault
+        tokenizer = entry.tokenizer()
+        ids = _threads.interruptible(_encode, tokenizer, prompt, parse_special, chars=len(prompt))
+        return np.array([*tokenizer.prefix_ids, *ids.tolist()], dtype=np.int32) if tokenizer.prefix_ids else ids
+    if isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) and not isinstance(prompt[0], str):
+        vocab = entry.tokenizer().vocab_size
+        if isinstance(prompt, np.ndarray) and (prompt.ndim != 1 or prompt.dtype.kind not in "iu"):
+            raise InvalidArgument(f"the prompt is an array of shape {prompt.shape} and dtype {prompt.dtype}, allowed: "
+                                  "token ids, (n,)", key=entry.key)
+        return np.array([sampling.check_id(f"token {at} of the prompt", token, vocab)
+                         for at, token in enumerate(prompt)], dtype=np.int32)
+    hint = "For several prompts, call generate once for each, or n= for several answers"
+    raise InvalidArgument(f"the prompt is {_short(prompt)}, allowed: a text or a list of token ids",
+                          hint=hint if isinstance(prompt, (list, tuple)) and len(prompt) else None, key=entry.key)
+
+
+def _encode(tokenizer: Tokenizer, text: str, parse_special: bool) -> NDArray[np.int32]:
+    return tokenizer.encode(text, add_special=False, parse_special=parse_special)
+
+
+class Reader:
+    """Reads what a ticket has produced since it was read last. One thread at a time."""
+
+    def __init__(self, request: Request, ticket: _core.Ticket) -> None:
+        self.request, self.ticket = request, ticket
+        n = request.sampling.n
+        self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
+
+    def take(self) -> list[Chunk]:
+        """Pieces of all choices that moved."""
+        chunks = []
+        for index, ended in enumerate(self._ended):
+            if ended:
+                continue
+            data, _, finish, at = self.ticket.text(index, self._bytes[index])
+            if not data and not finish:
+                continue
+            self._bytes[index] += len(data)
+            self._ended[index] = bool(finish)
+            chunks.append(Chunk(data.decode(), index, _FINISH[finish], self.stop(finish, at),
+                                self._new_logprobs(index, bool(finish))))
+        return chunks
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has given its last piece."""
+        return all(self._ended)
+
+    def stop(self, finish: int, at: int) -> str | int | None:
+        """The stop string or token id that ended a choice."""
+        stops, ids = self.request.sampling.stop, self.request.sampling.stop_ids
+        if finish != 1 or at < 0:
+            return None
+        return stops[at] if at < len(stops) else ids[at - len(stops)]
+
+    def _new_logprobs(self, index: int, last: bool) -> tuple[TokenLogprob, ...] | None:
+        """Of tokens whose text has been given; at the end, of the rest too."""
+        if self.request.sampling.logprobs < 0:
+            return None
+        ids, logprobs, ends = self.ticket.tokens(index)
+        start = self._tokens[index]
+        stop = len(ids) if last else int(np.searchsorted(ends, self._bytes[index], side="right"))
+        self._tokens[index] = max(start, stop)
+        return self._logprobs(index, ids, logprobs, start, stop)
+
+    def _logprobs(self, index: int, ids: Any, logprobs: Any, start: int, stop: int) -> tuple[TokenLogprob, ...]:
+        top = self.ticket.top_logprobs(index)
+        text = self.request.entry.token_text
+        found = []
+        for at in range(start, stop):
+            others: tuple[TopLogprob, ...] = ()
+            if top is not None:
+                others = tuple(TopLogprob(token, text(token), logprob)
+                               for token, logprob in zip(top[0][at].tolist(), top[1][at].tolist()) if token >= 0)
+            token = int(ids[at])
+            found.append(TokenLogprob(token, text(token), float(logprobs[at]), others))
+        return tuple(found)
+
+    def completion(self) -> Completion:
+        """All of it; the ticket is done, or was cancelled and is taken as it stands."""
+        choices = []
+        for index in range(self.request.sampling.n):
+            data, count, finish, at = self.ticket.text(index, 0)
+            ids, logprobs, _ = self.ticket.tokens(index)
+            ids, logprobs = ids[:count], logprobs[:count]
+            details = None
+            if self.request.sampling.logprobs >= 0:
+                details = self._logprobs(index, ids, logprobs, 0, len(ids))
+            choices.append(Choice(index, data.decode(), _FINISH[finish] or "cancelled", self.stop(finish, at),
+                                  tuple(ids.tolist()), details))
+        prompt, _, cached, queued, prompting, generating = self.ticket.usage()
+        first = choices[0]
+        return Completion(
+            text=first.text, finish_reason=first.finish_reason, stop=first.stop, token_ids=first.token_ids,
+            logprobs=first.logprobs, usage=Usage(prompt, sum(len(choice.token_ids) for choice in choices), cached),
+            timings=Timings(queued, prompting, generating, self._total()), model=self.request.entry.key,
+            seed=self.request.sampling.seed, choices=tuple(choices))
+
+    def _total(self) -> float:
+        submitted, _, finished = self.ticket.times()
+        return max(0.0, finished - submitted) if finished else 0.0
+
+
+def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) -> list[int]:
+    """See :func:`mpool.tokenize`."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"text is {_short(text)}, allowed: str", key=entry.key)
+    tokenizer = entry.tokenizer()
+    return _threads.interruptible(lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
+                                  chars=len(text)).tolist()
+
+
+def detokenize(entry: Entry, ids: Any, skip_special: bool) -> str:
+    """See :func:`mpool.detokenize`."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
+        raise InvalidArgument(f"ids is {_short(ids)}, allowed: a list of token ids", key=entry.key)
+    tokenizer = entry.tokenizer()
+    checked = [sampling.check_id(f"ids[{at}]", token, tokenizer.vocab_size) for at, token in enumerate(ids)]
+    return tokenizer.decode(checked, skip_special=skip_special)

@@ -1,0 +1,171 @@
+"""Calls that were started and not waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generator
+
+from . import _threads
+from .errors import InvalidArgument, NumericError, Timeout
+
+if TYPE_CHECKING:
+    from . import _core
+    from .embedding import Pack, Plan
+    from .pool import Pool
+    from .streams import Stream, _Iteration
+
+
+class Job:
+    """A call in flight. Made by :func:`mpool.submit`.
+
+    ``result()`` waits for it, in any thread; in a coroutine, ``await job`` does. One that generates text can be
+    iterated over, with ``for`` or ``async for``, and gives its text piece by piece. Dropping it cancels it.
+
+    Attributes:
+        capability: what was asked for.
+        model: key of the model.
+    """
+
+    def __init__(self, capability: str, model: str) -> None:
+        self.capability, self.model = capability, model
+
+    @property
+    def _ticket(self) -> _core.Ticket | None:
+        raise NotImplementedError
+
+    def _finish(self) -> Any:
+        """The result of a ticket that is done."""
+        raise NotImplementedError
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the result: what :func:`mpool.embed` or :func:`mpool.generate` return.
+
+        Args:
+            timeout: seconds to wait; None: as long as it takes. The job goes on when they are over.
+
+        Raises:
+            Timeout: it is not done yet.
+            Cancelled: it was cancelled.
+            MpoolError: it failed.
+        """
+        _threads.deadline_of(timeout)
+        ticket = self._ticket
+        if ticket is not None and not ticket.wait(timeout):
+            raise Timeout(f"the job is not done after {timeout:g} s; it goes on", key=self.model)
+        return self._finish()
+
+    def done(self) -> bool:
+        """Whether it is answered, with a result or an error."""
+        return self._ticket is None or self._ticket.done()
+
+    def cancel(self) -> bool:
+        """Stops it, within a layer or a token if it runs. Returns False if it was done already."""
+        if self.done():
+            return False
+        assert self._ticket is not None
+        self._ticket.cancel()
+        return True
+
+    def position(self) -> int:
+        """Calls ahead of it in the queue; -1 once it runs or is done."""
+        return -1 if self._ticket is None else self._ticket.position()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        from . import aio
+
+        return aio._job_result(self).__await__()
+
+    def __repr__(self) -> str:
+        return f"<mpool.Job of {self.model}, {self.capability}, {'done' if self.done() else 'running'}>"
+
+
+class EmbedJob(Job):
+    """A job whose result is vectors."""
+
+    def __init__(self, plan: Plan, inputs: Any, most: int, deadline: float | None) -> None:
+        from . import embedding
+
+        super().__init__("text_embedding", plan.entry.key)
+        self._single = isinstance(inputs, str)
+        texts = [inputs] if self._single else embedding.texts_of(inputs, most)
+        chars = sum(len(text) for text in texts if isinstance(text, str))
+        self._plan, self._deadline = plan, deadline
+        self._pack: Pack = _threads.interruptible(embedding.pack, plan, texts, 0, self._single, chars=chars)
+        self._call = embedding.submit(plan, self._pack, deadline, embedding.INTERACTIVE)
+
+    @property
+    def _ticket(self) -> _core.Ticket | None:
+        return self._call
+
+    def _finish(self) -> Any:
+        from . import embedding
+
+        if self._call is None:
+            vectors = embedding.empty(self._plan)
+        else:
+            try:
+                vectors = self._call.vectors()
+            except NumericError:
+                if not self._plan.null:
+                    raise
+                vectors = embedding.recover(self._plan, self._pack, self._deadline)
+        rows = embedding.finish(self._plan, self._pack, vectors)
+        return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
+
+
+class TextJob(Job):
+    """A job whose result is a completion."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__("text_to_text", stream._reader.request.entry.key)
+        self._stream = stream
+
+    @property
+    def _ticket(self) -> _core.Ticket:
+        return self._stream._ticket
+
+    def _finish(self) -> Any:
+        return self._stream.result()
+
+    def __iter__(self) -> _Iteration:
+        return iter(self._stream)
+
+    def __aiter__(self) -> Any:
+        from . import aio
+
+        return aio.AsyncStream._of_job(self._stream).__aiter__()
+
+
+def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
+    """See :func:`mpool.submit`."""
+    deadline = _threads.deadline_of(request.pop("timeout", None))
+    model = request.pop("model", None)
+    if capability == "text_embedding":
+        from .embedding import Options
+
+        if "inputs" not in request:
+            raise InvalidArgument("inputs is missing, allowed: a str or a list of str")
+        inputs, most = request.pop("inputs"), pool._most(request.pop("max_inputs", None))
+        try:
+            options = Options(**request)
+        except TypeError:
+            names = ", ".join(("inputs", "model", "timeout", "max_inputs", *Options.__slots__))
+            wrong = next(name for name in request if name not in Options.__slots__)
+            raise InvalidArgument(f"{wrong} is not an option of text_embedding", hint="Options: " + names) from None
+        return EmbedJob(pool._plan(model, options), inputs, most, deadline)
+    if capability == "text_to_text":
+        from .streams import Stream
+
+        given = [name for name in ("prompt", "messages") if name in request]
+        if len(given) != 1:
+            raise InvalidArgument(f"{' and '.join(given) or 'neither prompt nor messages'} given, allowed: one of prompt "
+                                  "and messages")
+        if given[0] == "prompt":
+            return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), deadline))
+        return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), deadline))
+    from .catalog.catalogue import CAPABILITIES, nearest
+
+    allowed = ("text_embedding", "text_to_text")
+    near = nearest(str(capability), list(allowed), 1)
+    raise InvalidArgument(f"capability is {capability!r}" + (f"; the nearest is {near[0]}" if near else "") + ", allowed: "
+                          + ", ".join(allowed), hint="Models for the others are not there yet"
+                          if capability in CAPABILITIES else None)

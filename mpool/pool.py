@@ -1,0 +1,464 @@
+"""A pool: models by name, calls to them, what is loaded. The module's functions use a process-wide one."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import uuid
+import weakref
+from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
+
+from . import _logging, _threads, show
+from ._entry import OVERRIDES, Entry
+from .config import PoolConfig
+from .errors import InvalidArgument, ShuttingDown, WrongCapability
+from .model import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from . import _core
+    from ._options import Compute, Precision, Progress, TextOptions
+    from .embedding import EmbedIterator
+    from .generation import Request
+    from .jobs import Job
+    from .results import Completion
+    from .streams import Stream
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+#: Pools that exist, for fork, exit and unpickling; by identity.
+_pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
+_pools_lock = threading.Lock()
+
+
+class Pool:
+    """Models, and the workers that serve them, with limits of its own.
+
+    The functions of the module (:func:`mpool.embed` and so on) are the methods of a process-wide pool that is made on
+    first use; another one is worth having for other limits, or to be closed as a whole. Safe to use from any thread.
+    It pickles as its configuration.
+
+    Args:
+        config: options; None: all defaults.
+
+    Example:
+        >>> with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        ...     pool.embed("A sentence.").shape
+        (384,)
+    """
+
+    def __init__(self, config: PoolConfig | None = None, *, _identity: str | None = None) -> None:
+        if config is not None and not isinstance(config, PoolConfig):
+            raise InvalidArgument(f"config is {type(config).__name__}, allowed: mpool.PoolConfig")
+        self.config = config or PoolConfig()
+        self._identity = _identity or uuid.uuid4().hex
+        self._lock = threading.RLock()
+        self._registry: _core.Registry | None = None
+        self._closed = False
+        self._entries: dict[str, Entry] = {}  # by key
+        self._names: dict[str, Entry] = {}    # by everything they were called
+        self._defaults: dict[str, Entry] = {}  # by capability
+        with _pools_lock:
+            _pools[self._identity] = self
+
+    # ---- embeddings ------------------------------------------------------------------------------------------------
+
+    def embed(self, inputs: str | Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
+              task: Literal["query", "document"] | None = None, prompt: str | None = None,
+              prompt_name: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
+              precision: Precision = "float32", compute: Compute = "auto", truncate: bool = True,
+              on_error: Literal["raise", "null"] = "raise", progress: Progress = None, timeout: float | None = None,
+              max_inputs: int | None = None) -> NDArray[Any]:
+        """See :func:`mpool.embed`."""
+        from . import embedding
+
+        deadline = _threads.deadline_of(timeout)
+        texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, self._most(max_inputs))
+        options = embedding.Options(task, prompt, prompt_name, dimensions, normalize, precision, compute, truncate,
+                                    on_error)
+        plan = self._plan(model, options)
+        if texts is None:
+            return embedding.embed_one(plan, inputs, deadline)  # type: ignore[arg-type]
+        return embedding.embed_many(plan, texts, progress, deadline)
+
+    def embed_iter(self, iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
+                   task: Literal["query", "document"] | None = None, prompt: str | None = None,
+                   prompt_name: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
+                   precision: Precision = "float32", compute: Compute = "auto", truncate: bool = True,
+                   on_error: Literal["raise", "null"] = "raise", batch_size: int | None = None,
+                   progress: Progress = None, timeout: float | None = None) -> EmbedIterator:
+        """See :func:`mpool.embed_iter`."""
+        from . import embedding
+
+        if isinstance(iterable, (str, bytes, Mapping)) or not hasattr(iterable, "__iter__"):
+            raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
+        deadline = _threads.deadline_of(timeout)
+        options = embedding.Options(task, prompt, prompt_name, dimensions, normalize, precision, compute, truncate,
+                                    on_error)
+        embedding.check_streamable(options, batch_size)
+        return embedding.EmbedIterator(self._plan(model, options), iterable, batch_size, progress, deadline)
+
+    def _most(self, max_inputs: int | None) -> int:
+        if max_inputs is None:
+            return self.config.max_embed_inputs
+        if isinstance(max_inputs, bool) or not isinstance(max_inputs, int) or max_inputs < 1:
+            raise InvalidArgument(f"max_inputs is {max_inputs!r}, allowed: 1 or more")
+        return max_inputs
+
+    def _plan(self, model: Any, options: Any) -> Any:
+        from dataclasses import replace
+
+        from . import embedding
+
+        entry = self._find(model, "text_embedding")
+        if isinstance(model, Model) and options.compute == "auto" and model._compute != "auto":
+            options = replace(options, compute=model._compute)
+        return embedding.plan(entry, options)
+
+    # ---- text ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
+                 stream: Literal[False] = False, **sampling: Unpack[TextOptions]) -> Completion: ...
+    @overload
+    def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
+                 stream: Literal[True], **sampling: Unpack[TextOptions]) -> Stream: ...
+    def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
+                 stream: bool = False, **sampling: Any) -> Completion | Stream:
+        """See :func:`mpool.generate`."""
+        deadline = _threads.deadline_of(sampling.pop("timeout", None))
+        return self._text(self._prompt_request(prompt, model, sampling), stream, deadline)
+
+    @overload
+    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+             stream: Literal[False] = False, **sampling: Unpack[TextOptions]) -> Completion: ...
+    @overload
+    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+             stream: Literal[True], **sampling: Unpack[TextOptions]) -> Stream: ...
+    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+             stream: bool = False, **sampling: Any) -> Completion | Stream:
+        """See :func:`mpool.chat`."""
+        deadline = _threads.deadline_of(sampling.pop("timeout", None))
+        return self._text(self._chat_request(messages, model, sampling), stream, deadline)
+
+    def _text(self, request: Request, stream: bool, deadline: float | None) -> Completion | Stream:
+        from .streams import Stream
+
+        if not isinstance(stream, bool):
+            raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
+        call = Stream(request, deadline)
+        return call if stream else call.result()
+
+    def _prompt_request(self, prompt: Any, model: Any, options: dict[str, Any]) -> Request:
+        from . import generation
+
+        entry, compute = self._text_entry(model, options)
+        for name in ("tools", "template_options"):
+            if options.pop(name, None) is not None:
+                raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
+        parse_special = options.pop("parse_special", False)
+        return generation.prepare(entry, generation.prompt_ids(entry, prompt, parse_special), compute, options)
+
+    def _chat_request(self, messages: Any, model: Any, options: dict[str, Any]) -> Request:
+        from . import chatting, generation
+
+        entry, compute = self._text_entry(model, options)
+        return generation.prepare(entry, chatting.prompt_ids(entry, messages, options), compute, options)
+
+    def _text_entry(self, model: Any, options: dict[str, Any]) -> tuple[Entry, str]:
+        entry = self._find(model, "text_to_text")
+        compute = options.pop("compute", "auto")
+        if isinstance(model, Model) and compute == "auto":
+            compute = model._compute
+        return entry, compute
+
+    # ---- tokens ----------------------------------------------------------------------------------------------------
+
+    def count_tokens(self, text: str, model: str | os.PathLike[str] | Model) -> int:
+        """See :func:`mpool.count_tokens`."""
+        return len(self.tokenize(text, model))
+
+    def tokenize(self, text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True,
+                 parse_special: bool = False) -> list[int]:
+        """See :func:`mpool.tokenize`."""
+        from . import generation
+
+        return generation.tokenize(self._find(model), text, add_special, parse_special)
+
+    def detokenize(self, ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
+                   skip_special: bool = True) -> str:
+        """See :func:`mpool.detokenize`."""
+        from . import generation
+
+        return generation.detokenize(self._find(model), ids, skip_special)
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+
+    def submit(self, capability: str, **request: Any) -> Job:
+        """See :func:`mpool.submit`."""
+        from . import jobs
+
+        return jobs.submit(self, capability, request)
+
+    # ---- models ----------------------------------------------------------------------------------------------------
+
+    def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
+        """See :func:`mpool.get`."""
+        if capability is not None:
+            from .catalog.catalogue import CAPABILITIES, nearest
+
+            if capability not in CAPABILITIES:
+                near = nearest(str(capability), list(CAPABILITIES), 1)
+                raise InvalidArgument(f"capability is {capability!r}" + (f"; the nearest is {near[0]}" if near else "")
+                                      + ", allowed: " + ", ".join(CAPABILITIES))
+        entry = self._find(key, capability)
+        return Model(entry, key._compute if isinstance(key, Model) else "auto")
+
+    def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+             compute: Compute = "auto", progress: bool | None = None, timeout: float | None = None) -> Model:
+        """See :func:`mpool.load`."""
+        if not isinstance(pin, bool):
+            raise InvalidArgument(f"pin is {pin!r}, allowed: True or False")
+        deadline = _threads.deadline_of(timeout)
+        if isinstance(ref, Model) and compute == "auto":
+            compute = ref._compute  # type: ignore[assignment]
+        entry = self._find(ref)
+        if alias is not None:
+            self._check_free(alias, entry)
+        try:
+            entry.describe(progress)
+        except BaseException:
+            self._forget(entry)
+            raise
+        key = entry.core_key(compute)
+        entry.tokenizer()
+        self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
+        if alias is not None:
+            with self._lock:
+                self._check_free(alias, entry)
+                self._names[alias] = entry
+        return Model(entry, compute)
+
+    def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
+        """See :func:`mpool.unload`."""
+        deadline = _threads.deadline_of(timeout)
+        for key in self._find(alias).core_keys():
+            self.registry.evict(key, timeout=_threads.remaining(deadline, key))
+
+    def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
+                 default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
+                 max_length: int | None = None, chat_template: str | None = None) -> Model:
+        """See :func:`mpool.register`."""
+        settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
+                    "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
+        return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
+                                                    if value is not None})
+
+    def ps(self) -> show.ModelTable:
+        """See :func:`mpool.ps`."""
+        return show.table(self._registry.entries() if self._registry is not None else ())
+
+    def _register(self, key: str, ref: str, overrides: Mapping[str, Any]) -> Model:
+        assert set(overrides) <= set(OVERRIDES)
+        entry = Entry(self, key, _absolute(ref), None, overrides)
+        self._check_free(key, None)
+        entry.describe()
+        with self._lock:
+            self._check_free(key, None)
+            self._entries[key] = self._names[key] = entry
+        return Model(entry)
+
+    def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str) -> Model:
+        """A model that was pickled, here or in another process."""
+        with self._lock:
+            entry = self._names.get(key)
+            if entry is None or entry.ref != ref:
+                entry = None
+        if entry is None and (overrides or key != ref):
+            return Model(self._register(key, ref, overrides)._entry, compute)
+        return Model(entry or self._find(ref), compute)
+
+    def _check_free(self, name: Any, entry: Entry | None) -> None:
+        from .catalog import load_catalogue
+
+        if not isinstance(name, str) or not _KEY.fullmatch(name):
+            raise InvalidArgument(f"{name!r} is no name for a model, allowed: 1 to 128 letters, digits and . _ + -, the "
+                                  "first a letter or digit")
+        held = self._names.get(name)
+        if held is not None and held is entry:
+            return
+        if held is not None or load_catalogue().get(name) is not None:
+            raise InvalidArgument(f"the name {name} is taken by {held.ref if held else 'a model of the catalogue'}",
+                                  hint="Choose another one")
+
+    def _find(self, model: Any, capability: str | None = None) -> Entry:
+        """The entry of what a caller named, made if need be; files are read only if its capability is asked for."""
+        entry = self._known(model, capability) or self._make_entry(model, capability)
+        if capability is not None and entry._capability != capability:
+            self._require(entry, capability)
+        return entry
+
+    def _known(self, model: Any, capability: str | None) -> Entry | None:
+        """As :meth:`_find`, for what was named before."""
+        if model is None:
+            return self._defaults.get(capability or "")
+        if type(model) is str:
+            return self._names.get(model)
+        return model._entry if isinstance(model, Model) and model._entry.pool is self else None
+
+    def _make_entry(self, model: Any, capability: str | None) -> Entry:
+        from .catalog import KeyRef, load_catalogue, parse_reference
+        from .catalog.catalogue import unknown
+
+        if model is None:
+            if capability is None:
+                raise InvalidArgument("model is None, allowed: a key, a reference, a path or a Model")
+            default = self._adopt(load_catalogue().default(capability).key, None, capability)
+            self._defaults[capability] = default
+            return default
+        if isinstance(model, Model):  # of another pool
+            entry = model._entry
+            return self._restore(entry.key, entry.ref, entry.overrides, "auto")._entry
+        if not isinstance(model, (str, os.PathLike)):
+            raise InvalidArgument(f"model is {type(model).__name__}, allowed: a key, a reference, a path or a Model")
+        reference = parse_reference(model)
+        if not isinstance(reference, KeyRef):
+            return self._adopt(str(reference), model if isinstance(model, str) else None, None)
+        found = self._names.get(reference.key)
+        if found is not None:
+            return found
+        row = load_catalogue().get(reference.key)
+        if row is None:
+            with self._lock:
+                known = [*load_catalogue().rows, *self._names]
+            raise unknown(reference.key, known)
+        return self._adopt(row.key, None, row.capability)
+
+    def _adopt(self, key: str, name: str | None, capability: str | None) -> Entry:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = self._names[key] = Entry(self, key, key, capability)
+            if name is not None:
+                self._names[name] = entry
+            return entry
+
+    def _require(self, entry: Entry, capability: str) -> None:
+        """Checks what an entry is for; reads its files if nothing else tells."""
+        try:
+            actual = entry.capability
+        except BaseException:
+            self._forget(entry)
+            raise
+        if actual != capability:
+            from .catalog import load_catalogue
+            from .catalog.catalogue import nearest
+
+            with self._lock:
+                fitting = list(dict.fromkeys([*load_catalogue().keys(capability),
+                                              *(key for key, other in self._entries.items()
+                                                if other._capability == capability)]))
+            near = nearest(entry.key, fitting, 1) or fitting[:1]
+            raise WrongCapability(f"is a {actual} model, not {capability}"
+                                  + (f"; the nearest that is: {near[0]}" if near else "; none that is is known"),
+                                  key=entry.key)
+
+    def _forget(self, entry: Entry) -> None:
+        """Drops an entry whose files could not be read, so that a wrong path leaves nothing behind."""
+        with self._lock:
+            if entry._description is None and self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+                for name in [name for name, other in self._names.items() if other is entry]:
+                    del self._names[name]
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    @property
+    def registry(self) -> _core.Registry:
+        """The core's registry, made on first use."""
+        registry = self._registry
+        if registry is None:
+            from . import _core, _runtime
+
+            with self._lock:
+                if self._closed:
+                    raise ShuttingDown("the pool is closed", hint="Make a new mpool.Pool")
+                if self._registry is None:
+                    _runtime.install()
+                    self._registry = _core.Registry(**self.config._registry_options())
+                registry = self._registry
+        _logging.start()
+        return registry
+
+    def begin_shutdown(self) -> None:
+        """Refuses new calls from now on (ShuttingDown); those in flight go on. Idempotent."""
+        with self._lock:
+            self._closed = True
+            registry = self._registry
+        if registry is not None:
+            registry.begin_shutdown()
+
+    def close(self) -> None:
+        """Refuses new calls, gives those in flight ``shutdown_grace`` seconds, ends the rest, frees everything.
+
+        Idempotent; from any thread. Calls that are cut off raise ShuttingDown.
+        """
+        self.begin_shutdown()
+        registry = self._registry
+        if registry is not None:
+            registry.close()
+            _logging.flush()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<mpool.Pool of {len(self._entries)} models{', closed' if self._closed else ''}>"
+
+    def __reduce__(self) -> Any:
+        return _restore_pool, (self.config, self._identity)
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.RLock()
+        for entry in list(self._entries.values()):
+            entry.renew_lock()
+        if self._registry is not None:
+            self._registry.after_fork()
+
+
+def _restore_pool(config: PoolConfig, identity: str) -> Pool:
+    """The pool itself where it exists, so that what is pickled together stays together; else one like it."""
+    with _pools_lock:
+        found = _pools.get(identity)
+    return found if found is not None and not found._closed else Pool(config, _identity=identity)
+
+
+def _absolute(ref: str) -> str:
+    """A reference that means the same in every working directory and process."""
+    from .catalog import parse_reference
+
+    return str(parse_reference(ref))
+
+
+def all_pools() -> list[Pool]:
+    """Every pool that exists."""
+    with _pools_lock:
+        return list(_pools.values())
+
+
+def _after_fork_in_child() -> None:
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    for pool in all_pools():
+        pool._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+__all__ = ["Pool"]
