@@ -8,7 +8,6 @@ its weights as stored and 15 % more, plus 48.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
@@ -20,8 +19,7 @@ from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten
 from .references import HubRef, PipRef, Reference, parse
-from .sources import FileFact
-from .sources.joined import Part
+from .sources import FileFact, Part
 
 CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -92,6 +90,8 @@ class Catalogue:
 
 def nearest(key: str, known: Mapping[str, object] | list[str], count: int = 3) -> list[str]:
     """The known keys most like ``key``, the likest first; upper and lower case are alike."""
+    import difflib
+
     by_lower = {name.lower(): name for name in known}
     wanted = key.lower()[:200]
     close = difflib.get_close_matches(wanted, by_lower, n=count, cutoff=0.5)

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from ..errors import DownloadError, MpoolError, OfflineError
-from . import catalogue, store
+from . import catalogue
 from .catalogue import Row
 from .references import HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local
@@ -110,6 +110,8 @@ def verify(found: Resolved) -> None:
         IntegrityError: a file has changed.
         FileError: a file is gone.
     """
+    from . import store
+
     for path in found.files:
         if found.source == "hub":
             from .sources import hub

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from pathlib import PureWindowsPath
 from typing import Any, Iterator
 
 from ..errors import FileError, FormatError, UnsafeFormat
@@ -36,8 +35,8 @@ def check_relative(name: str, *, file: str, field: str, allow_empty: bool = Fals
         raise FormatError(file=file, field=field, got=shorten(name), allowed=allowed)
     if not name and allow_empty:
         return name
-    windows = PureWindowsPath(name)
-    if not name or name.startswith("/") or "\\" in name or windows.drive or ".." in name.split("/"):
+    # a drive letter is absolute elsewhere; the same files are refused everywhere
+    if not name or name.startswith("/") or "\\" in name or name[1:2] == ":" or ".." in name.split("/"):
         raise FormatError(file=file, field=field, got=shorten(repr(name)), allowed=allowed)
     return name
 

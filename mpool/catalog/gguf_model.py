@@ -97,7 +97,8 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     return ModelDescription(
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
-        tokenizer=TokenizerSource(gguf={name: value for name, value in raw.items() if name.startswith("tokenizer.")}),
+        tokenizer=TokenizerSource(gguf={name: value for name, value in raw.items() if name.startswith("tokenizer.")},
+                                  config={"file": path}),
         chat_template=template(table.get("tokenizer.chat_template"), file=path, field="tokenizer.chat_template"),
         embedding=embedding, generation=generation, license=_license(table))
 

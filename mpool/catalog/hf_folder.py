@@ -52,6 +52,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     hf_config.refuse_remote_code(tokenizer_config)
     embedding = generation = None
     lower_case = False
+    ends: tuple[int, ...] = ()
     if row.capability == "text_embedding":
         found = sentence_folder.read_modules(folder, size["D"])
         kv |= found.kv
@@ -70,10 +71,11 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             truncate_dim=found.truncate_dim)
     else:
         generation = _generation(encoder, config, tokenizer_config, size)
+        ends = generation.eog_token_ids
     return ModelDescription(
         key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
-        tokenizer=_tokenizer(encoder, tokenizer_config, lower_case), chat_template=_template(encoder, tokenizer_config),
-        embedding=embedding, generation=generation)
+        tokenizer=_tokenizer(encoder, tokenizer_config, lower_case, ends),
+        chat_template=_template(encoder, tokenizer_config), embedding=embedding, generation=generation)
 
 
 def _weights(folder: Folder, row: Architecture, size: dict[str, int],
@@ -114,7 +116,7 @@ def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
         os.close(first)
 
 
-def _tokenizer(folder: Folder, config: Fields, lower_case: bool) -> TokenizerSource:
+def _tokenizer(folder: Folder, config: Fields, lower_case: bool, ends: tuple[int, ...]) -> TokenizerSource:
     if not folder.has(TOKENIZER_NAME):
         raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
                           hint="AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it")
@@ -130,9 +132,21 @@ def _tokenizer(folder: Folder, config: Fields, lower_case: bool) -> TokenizerSou
         # an added token, with its text under "content"
         if name.endswith("_token") and isinstance(value, dict):
             facts[name] = Fields(value, file=config.file, at=name).str("content")
-    if lower_case:
-        facts["mpool.lower_case"] = True
+    if ends:
+        facts["eos_token_id"] = list(ends)
+    if lower_case and not _lowers(folder.fields(TOKENIZER_NAME).get("normalizer")):
+        raise Unsupported(f"{path}: keeps case, and do_lower_case of sentence-transformers asks to lower it first",
+                          hint="Add a Lowercase normalizer to tokenizer.json")
     return TokenizerSource(json_path=path, config=facts)
+
+
+def _lowers(normalizer: Any) -> bool:
+    """Whether a normalizer of tokenizer.json lowers case; sentence-transformers adds one that does only if not."""
+    if not isinstance(normalizer, dict):
+        return False
+    if normalizer.get("type") == "Sequence":
+        return any(_lowers(part) for part in normalizer.get("normalizers") or ())
+    return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
 
 
 def _template(folder: Folder, config: Fields) -> str | None:

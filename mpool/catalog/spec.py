@@ -98,9 +98,9 @@ class TokenizerSource:
     """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or ``gguf``:
     the ``tokenizer.*`` keys of a GGUF file.
 
-    ``config`` holds the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand (special
-    tokens as text), without the chat template and the added tokens, and ``mpool.lower_case`` = True if text is to be
-    lower-cased first although the tokenizer does not.
+    ``config`` holds, for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand
+    (special tokens as text), without the chat template and the added tokens, and as ``eos_token_id`` the list of ids
+    that end a generation; for a GGUF file, ``file``: its path, for messages.
     """
 
     json_path: str | None = None

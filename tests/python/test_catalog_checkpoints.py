@@ -150,7 +150,6 @@ def test_saved_as_pickle_is_refused(checkpoints: dict[str, Path], tmp_path: Path
             resolve(str(path / name))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("modes, dense, normalize", [
     (["mean"], None, True), (["cls"], None, False), (["max"], "Tanh", True),
     (["mean_sqrt_len_tokens"], "Identity", False),
@@ -158,7 +157,7 @@ def test_saved_as_pickle_is_refused(checkpoints: dict[str, Path], tmp_path: Path
 def test_sentence_transformers_folder(checkpoints: dict[str, Path], tmp_path: Path, modes: list[str], dense: str | None,
                                       normalize: bool) -> None:
     st = pytest.importorskip("sentence_transformers")
-    from sentence_transformers import models
+    from sentence_transformers.sentence_transformer import modules as models
 
     modules = [models.Transformer(str(checkpoints["bert"])),
                models.Pooling(24, pooling_mode=modes if len(modes) > 1 else modes[0], include_prompt=not normalize)]
@@ -203,7 +202,7 @@ def test_no_modules_means_what_sentence_transformers_builds(checkpoints: dict[st
 
 def test_every_class_name_of_the_library_is_known() -> None:
     st = pytest.importorskip("sentence_transformers")
-    from sentence_transformers import models
+    from sentence_transformers.sentence_transformer import modules as models
 
     from mpool.catalog.sentence_folder import CLASSES
 

@@ -187,8 +187,19 @@ def test_prompts_similarity_truncation_and_lower_case(tmp_path: Path) -> None:
     assert embedding is not None and described.tokenizer is not None
     assert embedding.prompts == {"passage": "p: ", "query": ""} and embedding.default_prompt_name == "query"
     assert (embedding.similarity, embedding.truncate_dim, embedding.dimensions) == ("dot", 3, (2, 4))
-    assert described.tokenizer.config["mpool.lower_case"] is True
     assert described.tokenizer.config["mask_token"] == "[MASK]"
+    # lower case is asked for: the tokenizer does it by itself, or the folder is refused
+    for number, (normalizer, lowers) in enumerate((
+            ({"type": "Lowercase"}, True), (None, False), ({"type": "NFC"}, False),
+            ({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}, True),
+            ({**make.TOKENIZER["normalizer"], "lowercase": False}, False))):
+        files = {"sentence_bert_config.json": {"do_lower_case": True},
+                 "tokenizer.json": {**make.TOKENIZER, "normalizer": normalizer}}
+        if lowers:
+            assert describe_folder(folder(tmp_path / str(number), files), key="k", ref="r").tokenizer is not None
+        else:
+            with pytest.raises(errors.Unsupported, match="do_lower_case"):
+                describe_folder(folder(tmp_path / str(number), files), key="k", ref="r")
 
 
 @pytest.mark.parametrize("name, here", sorted(sentence_folder.DENSE_ACTIVATIONS.items()))
@@ -408,6 +419,7 @@ def test_generation_settings_and_templates(tmp_path: Path) -> None:
     assert generation.defaults == {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
     assert described.chat_template == "{{ messages }}"
     assert described.tokenizer.config["eos_token"] == "</s>" and "chat_template" not in described.tokenizer.config
+    assert described.tokenizer.config["eos_token_id"] == [2, 3, 4]
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert decoder(tmp_path / "b", files={"tokenizer_config.json": {"chat_template": named}}).chat_template == "d"
     assert decoder(tmp_path / "c", files={"tokenizer_config.json": {"chat_template": named[:1]}}).chat_template == "t"

@@ -81,6 +81,7 @@ def test_llama() -> None:
     assert kv["llama.rope.freq_base"] == 1e5 and not any(name.startswith(("tokenizer.", "general.")) for name in kv)
     assert found.tokenizer is not None and found.tokenizer.gguf is not None
     assert set(found.tokenizer.gguf) == {name for name in LLAMA if name.startswith("tokenizer.")}
+    assert found.tokenizer.config == {"file": "/m/x.gguf"}
     assert found.chat_template == "{{ x }}" and len(found.spec.tensors) == 3 + 18
     generation = found.generation
     assert generation is not None

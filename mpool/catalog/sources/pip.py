@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.metadata
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from typing import Callable, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping
 
 from ...errors import DownloadError, FormatError, IntegrityError, OfflineError, UnsafeFormat
 from .. import store
@@ -28,6 +27,9 @@ from ..json_strict import shorten
 from ..references import PipRef
 from . import FileFact
 from .progress import Bar, Progress
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 log = logging.getLogger("mpool.catalog")
 
@@ -133,6 +135,8 @@ def files_below(path: str) -> list[str]:
 
 def installed(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
     """The path inside an installed package of that version, if every file there has the right hash."""
+    import importlib.metadata
+
     try:
         distribution = importlib.metadata.distribution(ref.package)
         if distribution.version != ref.version:
