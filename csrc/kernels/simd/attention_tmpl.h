@@ -123,53 +123,98 @@ static MP_NOINLINE void scores_f16(int rows, const float *const *a, const attn_s
 #undef TILE_RUN
 }
 
-/* ---- softmax of one row ---- */
+/* ---- softmax ---- */
 
-/* Lanes [from, to) of the whole row, as lanes of the vec at t. */
-static VEC_INLINE vmask visible_lanes(int from, int to, int t) {
-    return vec_lanes(from - t, to - t);
+/* Rows of scores s [rows, ld], n columns (a multiple of 16) of which row r sees [from[r], to[r]). */
+typedef struct attn_scores {
+    float *s;
+    int64_t ld;
+    int rows, n;
+    int from[VEC_TILE_ROWS], to[VEC_TILE_ROWS];
+    const float *bias[VEC_TILE_ROWS]; /* added to the visible scores, the others not read; or NULL for all */
+    float max[VEC_TILE_ROWS], sum[VEC_TILE_ROWS];
+} attn_scores;
+
+/* The lanes of the vec at column t that row r sees. */
+static VEC_INLINE vmask seen_at(const attn_scores *x, int r, int t) {
+    return vec_lanes(x->from[r] - t, x->to[r] - t);
 }
 
-/* s[t] = exp(s[t] + bias[t] - max) for t in [from, to), 0 for the others up to n (a multiple of 16); the max and the sum.
- * Memory of bias outside [from, to) is not touched. from >= to gives zeros, max -inf, sum 0. */
-static VEC_INLINE void softmax_visible(float *s, int n, int from, int to, const float *bias, float *max, float *sum) {
+/* Rows of 16 V columns, without bias. All maxima before all exps: steps of different rows then overlap. */
+static VEC_INLINE void softmax_short(const int V, attn_scores *x) {
     const vec lowest = vec_set(-INFINITY);
-    const int first = from / VEC_N * VEC_N;
-    vec top = lowest, total = vec_zero();
-    for (int t = first; t < to; t += VEC_N) {
-        const bool whole = t >= from && t + VEC_N <= to;
-        vec x = vec_load(s + t);
-        if (bias) {
-            if (whole) {
-                x = vec_add(x, vec_load(bias + t));
-            } else { /* the lanes that are visible, each at its place */
+    for (int r = 0; r < x->rows; r++) {
+        vec top = lowest;
+        VEC_UNROLL
+        for (int v = 0; v < V; v++) {
+            const vec s = vec_load(x->s + r * x->ld + v * VEC_N);
+            top = vec_max(vec_select(seen_at(x, r, v * VEC_N), s, lowest), top);
+        }
+        x->max[r] = vec_top(top);
+    }
+    for (int r = 0; r < x->rows; r++) {
+        const vec max = vec_set(x->max[r]);
+        vec sum = vec_zero();
+        VEC_UNROLL
+        for (int v = 0; v < V; v++) {
+            float *at = x->s + r * x->ld + v * VEC_N;
+            const vec e = vec_select(seen_at(x, r, v * VEC_N), vec_exp(vec_sub(vec_load(at), max)), vec_zero());
+            vec_store(at, e);
+            sum = vec_add(sum, e);
+        }
+        x->sum[r] = vec_sum(sum);
+    }
+}
+
+static VEC_INLINE void softmax_long(attn_scores *x) {
+    const vec lowest = vec_set(-INFINITY);
+    for (int r = 0; r < x->rows; r++) {
+        const int from = x->from[r], to = x->to[r];
+        const float *bias = x->bias[r];
+        float *s = x->s + r * x->ld;
+        vec top = lowest;
+        for (int t = from / VEC_N * VEC_N; t < to; t += VEC_N) {
+            const bool whole = t >= from && t + VEC_N <= to;
+            vec v = vec_load(s + t);
+            if (bias) {
                 float part[VEC_N] = {0};
                 const int begin = from > t ? from : t, end = to < t + VEC_N ? to : t + VEC_N;
-                memcpy(part + begin - t, bias + begin, sizeof(float) * (size_t)(end - begin));
-                x = vec_add(x, vec_load(part));
+                if (!whole)
+                    memcpy(part + begin - t, bias + begin, sizeof(float) * (size_t)(end - begin));
+                v = vec_add(v, vec_load(whole ? bias + t : part));
+                vec_store(s + t, v);
             }
+            top = vec_max(whole ? v : vec_select(seen_at(x, r, t), v, lowest), top);
         }
-        if (!whole)
-            x = vec_select(visible_lanes(from, to, t), x, lowest);
-        if (bias || !whole)
-            vec_store(s + t, x);
-        top = vec_max(x, top);
+        x->max[r] = vec_top(top);
     }
-    *max = from < to ? vec_top(top) : -INFINITY;
-    const vec by = vec_set(*max);
-    int t = 0;
-    for (; t < first && t < n; t += VEC_N)
-        vec_store(s + t, vec_zero());
-    for (; t < to; t += VEC_N) {
-        vec e = vec_exp(vec_sub(vec_load(s + t), by));
-        if (!(t >= from && t + VEC_N <= to)) /* exp(-inf - -inf) is NaN */
-            e = vec_select(visible_lanes(from, to, t), e, vec_zero());
-        total = vec_add(total, e);
-        vec_store(s + t, e);
+    for (int r = 0; r < x->rows; r++) {
+        const int from = x->from[r], to = x->to[r];
+        float *s = x->s + r * x->ld;
+        const vec max = vec_set(x->max[r]);
+        vec sum = vec_zero();
+        for (int t = 0; t < x->n; t += VEC_N) {
+            vec e = vec_zero();
+            if (t >= from && t + VEC_N <= to)
+                e = vec_exp(vec_sub(vec_load(s + t), max));
+            else if (t < to && t + VEC_N > from)
+                e = vec_select(seen_at(x, r, t), vec_exp(vec_sub(vec_load(s + t), max)), e);
+            sum = vec_add(sum, e);
+            vec_store(s + t, e);
+        }
+        x->sum[r] = vec_sum(sum);
     }
-    for (; t < n; t += VEC_N)
-        vec_store(s + t, vec_zero());
-    *sum = vec_sum(total);
+}
+
+/* s becomes exp(s + bias - max), and 0 where it is not seen; the maxima and sums. A row that sees nothing: -inf and 0. */
+static void softmax_rows(attn_scores *x) {
+    switch (x->bias[0] ? 0 : x->n / VEC_N) {
+    case 1: softmax_short(1, x); break;
+    case 2: softmax_short(2, x); break;
+    case 3: softmax_short(3, x); break;
+    case 4: softmax_short(4, x); break;
+    default: softmax_long(x); break;
+    }
 }
 
 /* ---- output ---- */
@@ -311,24 +356,25 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
             }
         }
         for (int r = 0, R; r < rows; r += R) {
+            attn_scores x = {.s = s + (int64_t)r * plan.keys, .ld = plan.keys, .rows = tile_rows(rows - r), .n = columns};
             const float *p[VEC_TILE_ROWS];
             float inverse[VEC_TILE_ROWS];
-            int first = a->T, last = 0;
-            R = tile_rows(rows - r);
+            R = x.rows;
             for (int i = 0; i < R; i++) {
                 const int row = block + r + i;
-                float *x = s + (int64_t)(r + i) * plan.keys, max, sum;
                 full_visible(a, row, &from, &to);
-                const float *bias = a->bias ? a->bias + (int64_t)row * a->T + base : NULL;
-                softmax_visible(x, columns, from - base, to - base, bias, &max, &sum);
-                inverse[i] = 1.0f / sum;
-                p[i] = x;
-                first = from - base < first ? from - base : first;
-                last = to - base > last ? to - base : last;
+                x.from[i] = from - base;
+                x.to[i] = to - base;
+                x.bias[i] = a->bias ? a->bias + (int64_t)row * a->T + base : NULL;
+                p[i] = x.s + i * x.ld;
             }
+            softmax_rows(&x);
+            for (int i = 0; i < R; i++)
+                inverse[i] = 1.0f / x.sum[i];
+            /* the first row sees the oldest key, the last one the newest */
             const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
             const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
-            output_f32(R, p, &values, first, last, plan.v_ld / VEC_N, &o);
+            output_f32(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);
         }
     }
 }
@@ -379,10 +425,14 @@ static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const a
                                          p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
         source.next = NULL; /* fetched once is enough */
     }
-    for (int i = 0; i < n; i++) {
-        int from, to;
-        kv_visible(a, i / a->group, block, &from, &to);
-        softmax_visible(p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK, from, to, NULL, m + i, l + i);
+    for (int i = 0; i < n; i += VEC_TILE_ROWS) {
+        const int rows = n - i < VEC_TILE_ROWS ? n - i : VEC_TILE_ROWS;
+        attn_scores x = {.s = p + (int64_t)i * MP_KV_BLOCK, .ld = MP_KV_BLOCK, .rows = rows, .n = MP_KV_BLOCK};
+        for (int j = 0; j < rows; j++)
+            kv_visible(a, (i + j) / a->group, block, x.from + j, x.to + j);
+        softmax_rows(&x);
+        memcpy(m + i, x.max, sizeof(float) * (size_t)rows);
+        memcpy(l + i, x.sum, sizeof(float) * (size_t)rows);
     }
 }
 
@@ -433,8 +483,8 @@ static VEC_INLINE void merge_factors(int n, const float *m, const float *l, mp_a
     for (int i = 0; i < n; i += VEC_N) {
         const int left = n - i < VEC_N ? n - i : VEC_N;
         const vec old = vec_load_n(state->m + i, left), new = vec_load_n(m + i, left), top = vec_max(new, old);
-        vec_store_n(a + i, vec_exp(vec_sub(old, top)), left);
-        vec_store_n(b + i, vec_exp(vec_sub(new, top)), left);
+        vec_store(a + i, vec_exp(vec_sub(old, top)));
+        vec_store(b + i, vec_exp(vec_sub(new, top)));
     }
     for (int i = 0; i < n; i++) {
         if (l[i] == 0.0f) {
