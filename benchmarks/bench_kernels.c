@@ -33,19 +33,20 @@ static double now(void) {
 
 #if defined(__x86_64__)
 #define CHAINS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
-#define CLOBBERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
-                 "xmm12", "xmm13", "xmm14", "xmm15"
-#define PROBE(name, zeros, instruction)                                     \
-    static void name(long rounds) {                                         \
-        __asm__ volatile(zeros ::: "memory");                               \
-        for (long i = 0; i < rounds; i++)                                   \
-            __asm__ volatile(CHAINS(instruction)::: CLOBBERS);              \
+#define CLOBBERS                                                                                               \
+    "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", \
+        "xmm13", "xmm14", "xmm15"
+#define PROBE(name, zeros, instruction)                        \
+    static void name(long rounds) {                            \
+        __asm__ volatile(zeros ::: "memory");                  \
+        for (long i = 0; i < rounds; i++)                      \
+            __asm__ volatile(CHAINS(instruction)::: CLOBBERS); \
     }
-#define F32_512(k) "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #k "\n"
+#define F32_512(k)  "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #k "\n"
 #define BF16_512(k) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" #k "\n"
-#define I8_512(k) "vpdpbusd %%zmm30, %%zmm31, %%zmm" #k "\n"
-#define F32_256(k) "vfmadd231ps %%ymm" #k ", %%ymm" #k ", %%ymm" #k "\n"
-#define ZERO_512 "vpxord %%zmm30, %%zmm30, %%zmm30\nvpxord %%zmm31, %%zmm31, %%zmm31"
+#define I8_512(k)   "vpdpbusd %%zmm30, %%zmm31, %%zmm" #k "\n"
+#define F32_256(k)  "vfmadd231ps %%ymm" #k ", %%ymm" #k ", %%ymm" #k "\n"
+#define ZERO_512    "vpxord %%zmm30, %%zmm30, %%zmm30\nvpxord %%zmm31, %%zmm31, %%zmm31"
 PROBE(probe_f32, ZERO_512, F32_512)
 PROBE(probe_bf16, ZERO_512, BF16_512)
 PROBE(probe_i8, ZERO_512, I8_512)
@@ -120,7 +121,10 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     const size_t bytes = mp_wmat_bytes(&b->w);
     b->copies = pool > bytes ? (int)(pool / bytes) : 1;
     b->w.data = must(bytes * (size_t)b->copies + MP_WMAT_SLACK);
-    const mp_tensor src = {.dtype = MP_F32, .ndim = 2, .shape = {b->N, b->K}, .data = (const uint8_t *)weights,
+    const mp_tensor src = {.dtype = MP_F32,
+                           .ndim = 2,
+                           .shape = {b->N, b->K},
+                           .data = (const uint8_t *)weights,
                            .nbytes = sizeof(float) * (uint64_t)b->N * (uint64_t)b->K};
     mp_wmat_pack(&b->w, &src, 0, b->w.panels);
     for (int c = 1; c < b->copies; c++)
@@ -138,7 +142,8 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     double t = now();
     run(b, 1);
     t = now() - t;
-    const int times = t > 0 && t < 0.002 ? (int)(0.002 / t) + 1 : 1; /* rounds of 2 ms: short enough to miss the others */
+    const int times =
+        t > 0 && t < 0.002 ? (int)(0.002 / t) + 1 : 1; /* rounds of 2 ms: short enough to miss the others */
     double best = 1e9;
     const double before = probe(b->kind), end = now() + seconds;
     do {
@@ -165,7 +170,8 @@ int main(int argc, char **argv) {
     static const mp_wkind kinds[] = {MP_W_F32, MP_W_BF16, MP_W_I8};
     const char *mask = "";
     bool want[3] = {false}, act = false;
-    int rows[32] = {8, 16, 64, 512}, row_count = 4, shapes[16][2] = {{1152, 384}, {1536, 384}, {384, 1536}}, shape_count = 3;
+    int rows[32] = {8, 16, 64, 512}, row_count = 4, shapes[16][2] = {{1152, 384}, {1536, 384}, {384, 1536}},
+        shape_count = 3;
     bool own_shapes = false;
     double seconds = 0.06;
     size_t pool = 0;

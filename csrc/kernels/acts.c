@@ -14,9 +14,7 @@ typedef struct acts_layout {
     size_t scale, sum, bytes; /* offsets and the whole */
 } acts_layout;
 
-static size_t align64(size_t n) {
-    return (n + 63) & ~(size_t)63;
-}
+static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 static acts_layout layout_of(mp_akind kind, int32_t M, int32_t K) {
     acts_layout l = {0};
@@ -25,7 +23,7 @@ static acts_layout layout_of(mp_akind kind, int32_t M, int32_t K) {
         return l;
     const size_t item = kind == MP_A_BF16 ? sizeof(uint16_t) : sizeof(int8_t);
     size_t row = align64(kind == MP_A_BF16 ? k * item : align64(k));
-    /* rows a multiple of 2 KiB apart would share few sets of a 4 KiB-indexed L1: a tile's rows would evict one another */
+    /* rows a multiple of 2 KiB apart would share few sets of an L1 whose ways are 4 KiB: a tile's rows would collide */
     if (row % 2048 == 0)
         row += 64;
     l.ldq = (int64_t)(row / item);

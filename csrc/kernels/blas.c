@@ -19,22 +19,22 @@
 #include "base/cpu.h"
 #include "base/sys.h"
 
-typedef void (*cblas_sgemm_function)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
-                                     int lda, const float *b, int ldb, float beta, float *c, int ldc);
+typedef void (*cblas_sgemm_function)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                                     const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
 typedef char *(*corename_function)(void);
 typedef void (*set_num_threads_function)(int);
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum { UNLOADED, SERVING, REFUSED };
 
-/* At or below this M*N*K of one call OpenBLAS takes its small-matrix kernels, which add in another order; one row or one
- * column it may hand to gemv, which does too. */
+/* At or below this M*N*K of one call OpenBLAS takes its small-matrix kernels, which add in another order; one row or
+ * one column it may hand to gemv, which does too. */
 static const int64_t g_min_work = 1000000;
 enum { MIN_SIDE = 3 };
 
 static struct {
     mp_mutex lock;
-    char path[1024];  /* guarded by lock; "" = none */
+    char path[1024]; /* guarded by lock; "" = none */
     _Atomic int state;
     /* written before state leaves UNLOADED, read only after */
     cblas_sgemm_function sgemm;
@@ -58,7 +58,9 @@ static void call(int M, int N, int K, const float *x, int64_t ldx, const float *
 /* Odd sizes on every side, each just above g_min_work; both ways of starting. Fixed numbers: the answer must not depend
  * on the run. */
 static bool self_test(const char **problem) {
-    static const struct { int M, N, K; } shapes[] = {
+    static const struct {
+        int M, N, K;
+    } shapes[] = {
         {3, 901, 384}, {7, 383, 377}, {37, 101, 384}, {65, 47, 384}, {100, 129, 83}, {300, 301, 16}, {64, 64, 256},
     };
     enum { ITEMS = 384 * 901, OUTPUTS = 300 * 304 };
@@ -106,10 +108,15 @@ typedef struct saved_variable {
     char *old; /* NULL: was not set */
 } saved_variable;
 
-static void set_variable(saved_variable *v, const char *name, const char *value) {
+/* false when there is no memory to remember the old value: then nothing was changed. */
+static bool set_variable(saved_variable *v, const char *name, const char *value) {
     const char *old = getenv(name);
     *v = (saved_variable){name, old ? mp_strdup(old, MP_TAG_MISC) : NULL};
-    setenv(name, value, 1);
+    if ((old && !v->old) || setenv(name, value, 1) != 0) {
+        mp_free(v->old);
+        return false;
+    }
+    return true;
 }
 
 static void restore_variable(saved_variable *v) {
@@ -120,14 +127,20 @@ static void restore_variable(saved_variable *v) {
     mp_free(v->old);
 }
 
-static void *open_library(const char *path, const char *core) {
-    saved_variable threads, coretype = {0};
-    set_variable(&threads, "OPENBLAS_NUM_THREADS", "1");
-    if (core)
-        set_variable(&coretype, "OPENBLAS_CORETYPE", core);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (core)
-        restore_variable(&coretype);
+/* The environment is the process's: for the moment of opening, other threads see our two values. NULL and *problem. */
+static void *open_library(const char *path, const char *core, const char **problem) {
+    saved_variable threads, coretype;
+    void *library = NULL;
+    *problem = "no memory";
+    if (!set_variable(&threads, "OPENBLAS_NUM_THREADS", "1"))
+        return NULL;
+    if (!core || set_variable(&coretype, "OPENBLAS_CORETYPE", core)) {
+        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (!library)
+            *problem = dlerror();
+        if (core)
+            restore_variable(&coretype);
+    }
     restore_variable(&threads);
     return library;
 }
@@ -159,11 +172,9 @@ static int load(void) {
     const char *problem;
     if (path[0] == 0 || strcmp(path, "none") == 0)
         return refuse(NULL, "own kernels: %s", path[0] ? "OpenBLAS is turned off" : "no OpenBLAS was named");
-    void *library = open_library(path, core);
-    if (!library) {
-        const char *reason = dlerror();
-        return refuse(NULL, "own kernels: OpenBLAS did not open: %s", reason ? reason : path);
-    }
+    void *library = open_library(path, core, &problem);
+    if (!library)
+        return refuse(NULL, "own kernels: OpenBLAS did not open: %s", problem ? problem : path);
     cblas_sgemm_function sgemm;
     corename_function corename;
     set_num_threads_function set_num_threads;

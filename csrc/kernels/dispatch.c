@@ -43,9 +43,7 @@ const mp_kernels *mp_kernels_get(void) {
     return &g_table.call;
 }
 
-int mp_kernels_count(void) {
-    return MP_SLOT_COUNT;
-}
+int mp_kernels_count(void) { return MP_SLOT_COUNT; }
 
 const char *mp_kernels_slot(int index) {
     assert(0 <= index && index < MP_SLOT_COUNT);

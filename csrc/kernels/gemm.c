@@ -1,4 +1,4 @@
-/* gemm.c: one entry for every kind of packed weight, the shared end of a tile, and fp32 products of unpacked matrices. */
+/* gemm.c: one entry for every kind of packed weight, the end of a tile, and fp32 products of unpacked matrices. */
 #include <assert.h>
 #include <string.h>
 
@@ -6,29 +6,22 @@
 #include "kernels/epilogue.h"
 #include "kernels/pack_dense.h"
 
-void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep, float *y,
-             int64_t ldy) {
+void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+             float *y, int64_t ldy) {
     const mp_kernels *k = mp_kernels_get();
     assert(x->kind == mp_wmat_acts(w->kind) && x->K == w->K);
     assert(0 <= m0 && m0 <= m1 && m1 <= x->M);
     assert(0 <= panel0 && panel0 <= panel1 && panel1 <= w->panels);
     if (m0 == m1 || panel0 == panel1)
         return;
-    switch (w->kind) {
-    case MP_W_F32: k->gemm_f32(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_BF16: k->gemm_bf16(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_I8: k->gemm_i8(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q4_0: k->gemm_q4_0(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q4_1: k->gemm_q4_1(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q5_0: k->gemm_q5_0(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q5_1: k->gemm_q5_1(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q8_0: k->gemm_q8_0(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q4_K: k->gemm_q4_k(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q5_K: k->gemm_q5_k(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_Q6_K: k->gemm_q6_k(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_ANY16: k->gemm_any16(w, x, m0, m1, panel0, panel1, ep, y, ldy); break;
-    case MP_W_KIND_COUNT: assert(!"kind"); break;
-    }
+    void (*const by_kind[MP_W_KIND_COUNT])(const mp_wmat *, const mp_acts *, int, int, int, int, const mp_epilogue *,
+                                           float *, int64_t) = {
+        [MP_W_F32] = k->gemm_f32,   [MP_W_BF16] = k->gemm_bf16, [MP_W_I8] = k->gemm_i8,
+        [MP_W_Q4_0] = k->gemm_q4_0, [MP_W_Q4_1] = k->gemm_q4_1, [MP_W_Q5_0] = k->gemm_q5_0,
+        [MP_W_Q5_1] = k->gemm_q5_1, [MP_W_Q8_0] = k->gemm_q8_0, [MP_W_Q4_K] = k->gemm_q4_k,
+        [MP_W_Q5_K] = k->gemm_q5_k, [MP_W_Q6_K] = k->gemm_q6_k, [MP_W_ANY16] = k->gemm_any16,
+    };
+    by_kind[w->kind](w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }
 
 void mp_epilogue_apply(const mp_epilogue *ep, int m0, int m1, int n0, int n1, float *tile, int64_t ld) {
@@ -56,15 +49,19 @@ void mp_epilogue_apply(const mp_epilogue *ep, int m0, int m1, int n0, int n1, fl
 
 /* ---- unpacked fp32 --------------------------------------------------------------------------------------------- */
 
-/* One chunk of K by our own kernel: pack 32 outputs at a time on the stack, then add to y when it is not the first. */
-static void plain_chunk(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
-                        int64_t ldy) {
+/* One chunk of K by our own kernel: pack 32 outputs at a time on the stack; add to y when it is not the first. */
+static void plain_chunk(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add,
+                        float *y, int64_t ldy) {
     _Alignas(64) float panel[MP_K_CHUNK * MP_PANEL_N];
     const mp_kernels *k = mp_kernels_get();
     const mp_acts acts = {.kind = MP_A_F32, .M = M, .K = K, .f32 = x, .ld_f32 = ldx};
     for (int n = 0; n < N; n += MP_PANEL_N) {
         const int cols = N - n < MP_PANEL_N ? N - n : MP_PANEL_N;
-        const mp_wmat one = {.kind = MP_W_F32, .N = cols, .K = K, .panels = 1, .panel_bytes = mp_pack_dense_panel_bytes(MP_W_F32, K),
+        const mp_wmat one = {.kind = MP_W_F32,
+                             .N = cols,
+                             .K = K,
+                             .panels = 1,
+                             .panel_bytes = mp_pack_dense_panel_bytes(MP_W_F32, K),
                              .data = (uint8_t *)panel};
         const mp_epilogue ep = {.residual = y + n, .ld_residual = ldy};
         mp_pack_dense_f32(w + n * ldw, ldw, cols, K, panel);
@@ -85,7 +82,8 @@ void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const f
     }
 }
 
-void mp_gemm_f32_own(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y, int64_t ldy) {
+void mp_gemm_f32_own(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,
+                     int64_t ldy) {
     for (int k = 0; k < K; k += MP_K_CHUNK) {
         const int chunk = K - k < MP_K_CHUNK ? K - k : MP_K_CHUNK;
         plain_chunk(M, N, chunk, x + k, ldx, w + k, ldw, k > 0, y, ldy);

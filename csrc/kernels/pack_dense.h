@@ -1,7 +1,7 @@
 /* pack_dense.h: packing of W_F32, W_BF16 and W_I8 (internal to kernels/; wmat.c calls it).
  *
- * A panel holds MP_PANEL_N = 32 outputs. In all three kinds a step of the kernels is one 128-byte row of a panel and one
- * 4-byte word of each row of activations, so that lane j of a vector is output j:
+ * A panel holds MP_PANEL_N = 32 outputs. In all three kinds a step of the kernels is one 128-byte row of a panel and
+ * one 4-byte word of each row of activations, so that lane j of a vector is output j:
  *
  *   F32   [K][32] fp32                              step k:  w[0..31][k]
  *   BF16  [ceil(K/2)][32][2] bf16                   step s:  pairs (w[j][2s + 1], w[j][2s]), j = 0..31

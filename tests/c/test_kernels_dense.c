@@ -676,3 +676,26 @@ MP_TEST(kernels_blas_under_avx2) {
     check_plain(37, 201, 500, 7, &random);
     check_plain(100, 99, 384, 7, &random);
 }
+
+static void plain_in_thread(void *arg) {
+    mp_test_random random = {*(const uint64_t *)arg};
+    for (int i = 0; i < 3; i++)
+        check_plain(40 + i, 71, 384, 13, &random);
+}
+
+/* The first use comes from four threads at once: it loads once, and every answer is right. */
+MP_TEST_SECONDS(kernels_blas_from_many_threads, 60) {
+    enum { THREADS = 4 };
+    const char *path = getenv("MPOOL_BLAS");
+    mp_thread threads[THREADS];
+    uint64_t seeds[THREADS];
+    mp_error error;
+    kt_use("");
+    mp_blas_set_path(path ? path : "none");
+    for (int i = 0; i < THREADS; i++) {
+        seeds[i] = 1000 + (uint64_t)i;
+        MP_CHECK_OK(mp_thread_start(&threads[i], "plain", plain_in_thread, &seeds[i], &error), &error);
+    }
+    for (int i = 0; i < THREADS; i++)
+        mp_thread_join(&threads[i]);
+}

@@ -30,10 +30,10 @@
 #define MP_DENSE_TILE
 /* A tile's arguments, the same for every kind. */
 typedef struct dense_tile {
-    const uint8_t *w;      /* first step of the first panel (plus half a step for its second half) */
+    const uint8_t *w; /* first step of the first panel (plus half a step for its second half) */
     size_t panel_bytes;
-    const uint8_t *a;      /* first row */
-    int64_t a_stride;      /* bytes */
+    const uint8_t *a; /* first row */
+    int64_t a_stride; /* bytes */
     int steps;
     int64_t prefetch;      /* bytes ahead of w; 0: the panel is in a cache already */
     const int32_t *sum;    /* int8: [rows] sums of q */
@@ -41,7 +41,7 @@ typedef struct dense_tile {
     const float *bias;     /* [P * 32 / D_HALVES] or NULL */
     const float *residual; /* [rows, ld_residual] or NULL */
     int64_t ld_residual;
-    float *out;            /* [rows, ld] */
+    float *out; /* [rows, ld] */
     int64_t ld;
 } dense_tile;
 enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
@@ -129,7 +129,8 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
         const float *sw = NULL;
         if (D_SCALED) /* scales lie behind the last step of their panel; a second half began half a step in */
             sw = (const float *)(const void *)(t->w + (size_t)(v / D_V) * t->panel_bytes +
-                                               (size_t)t->steps * DENSE_STEP) + v % D_V * D_LANES;
+                                               (size_t)t->steps * DENSE_STEP) +
+                 v % D_V * D_LANES;
         f[i] = D(result)(acc[i], sw, D_SCALED ? t->sa[r] : 0.0f);
     }
     if (t->bias) {
@@ -147,49 +148,25 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
         v_store(t->out + i / (P * D_V) * t->ld + i % (P * D_V) * D_LANES, f[i]);
 }
 
+#if D_MAX_ROWS == 4
+#define D_EACH(X) X(1) X(2) X(3) X(4)
+#elif D_MAX_ROWS == 6
+#define D_EACH(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#else
+#define D_EACH(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#endif
 #define D_TILE(R)                                                     \
     static void D(one_##R)(const dense_tile *t) { D(tile)(R, 1, t); } \
     static void D(wide_##R)(const dense_tile *t) { D(tile)(R, D_PANELS(R), t); }
-D_TILE(1)
-D_TILE(2)
-D_TILE(3)
-D_TILE(4)
-#if D_MAX_ROWS > 4
-D_TILE(5)
-D_TILE(6)
-#endif
-#if D_MAX_ROWS > 6
-D_TILE(7)
-D_TILE(8)
-D_TILE(9)
-D_TILE(10)
-D_TILE(11)
-D_TILE(12)
-#endif
-#undef D_TILE
+#define D_ONE(R) D(one_##R),
+#define D_WIDE(R) D_PANELS(R) > 1 ? D(wide_##R) : D(one_##R),
+D_EACH(D_TILE)
 
 /* Rows [m0, m1) times panels [panel0, panel1): a panel stays in cache while the rows go by. */
 static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                      float *y, int64_t ldy) {
     typedef void (*tile_function)(const dense_tile *);
-    static const tile_function tiles[2][D_MAX_ROWS] = {
-        {D(one_1), D(one_2), D(one_3), D(one_4),
-#if D_MAX_ROWS > 4
-         D(one_5), D(one_6),
-#endif
-#if D_MAX_ROWS > 6
-         D(one_7), D(one_8), D(one_9), D(one_10), D(one_11), D(one_12),
-#endif
-        },
-        {D(wide_1), D(wide_2), D(wide_3), D(wide_4),
-#if D_MAX_ROWS > 4
-         D(wide_5), D(wide_6),
-#endif
-#if D_MAX_ROWS > 6
-         D(wide_7), D(wide_8), D(wide_9), D(wide_10), D(wide_11), D(wide_12),
-#endif
-        },
-    };
+    static const tile_function tiles[2][D_MAX_ROWS] = {{D_EACH(D_ONE)}, {D_EACH(D_WIDE)}};
     _Alignas(64) float buffer[D_MAX_ROWS * MP_PANEL_N * 2];
     _Alignas(64) float bias[MP_PANEL_N * 2];
     const int rows = m1 - m0;
@@ -198,7 +175,8 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
     const int wide = count == 1 ? D_PANELS(rows) : 1;
     dense_tile t = {.panel_bytes = w->panel_bytes, .a_stride = D_ROW_STRIDE(x), .steps = D_STEPS(w->K)};
     /* what is left of the epilogue once the tile has added the bias */
-    const mp_epilogue rest = {.act = act, .residual = ep ? ep->residual : NULL, .ld_residual = ep ? ep->ld_residual : 0};
+    const mp_epilogue rest = {
+        .act = act, .residual = ep ? ep->residual : NULL, .ld_residual = ep ? ep->ld_residual : 0};
     t.ld_residual = rest.ld_residual;
 
     for (int p = panel0, P; p < panel1; p += P) {
@@ -259,6 +237,10 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
     }
 }
 
+#undef D_EACH
+#undef D_TILE
+#undef D_ONE
+#undef D_WIDE
 #undef D_V
 #undef D
 #undef D_W

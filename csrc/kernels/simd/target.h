@@ -21,18 +21,18 @@
 #define MP_TARGET_END MP_TARGET_PRAGMA(clang attribute pop)
 #else
 #define MP_TARGET_BEGIN(features) MP_TARGET_PRAGMA(GCC push_options) MP_TARGET_PRAGMA(GCC target(features))
-#define MP_TARGET_END MP_TARGET_PRAGMA(GCC pop_options)
+#define MP_TARGET_END             MP_TARGET_PRAGMA(GCC pop_options)
 #endif
 
 /* The bits of base/cpu.h, as the compiler spells them: MP_CPU_AVX2; MP_CPU_AVX512; with VNNI; with VNNI and BF16. */
-#define MP_TARGET_AVX2_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c")
-#define MP_TARGET_AVX512_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
+#define MP_TARGET_AVX2_BEGIN        MP_TARGET_BEGIN("avx2,fma,f16c")
+#define MP_TARGET_AVX512_BEGIN      MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
 #define MP_TARGET_AVX512_VNNI_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #define MP_TARGET_AVX512_BF16_BEGIN \
     MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")
 
 /* Bodies that must melt into their caller, so that tile sizes are constants there. */
-#define MP_INLINE inline __attribute__((always_inline))
+#define MP_INLINE   inline __attribute__((always_inline))
 #define MP_NOINLINE __attribute__((noinline))
 
 /* Before a loop with a constant count: unroll it wholly, so that arrays of vectors become registers. */

@@ -10,39 +10,33 @@
 
 typedef int32_t any_word __attribute__((may_alias, aligned(1)));
 
-#define D_LANES 8
+#define D_LANES  8
 #define D_HALVES 2
-#define v_float __m256
-#define v_load _mm256_loadu_ps
-#define v_store _mm256_storeu_ps
-#define v_add _mm256_add_ps
+#define v_float  __m256
+#define v_load   _mm256_loadu_ps
+#define v_store  _mm256_storeu_ps
+#define v_add    _mm256_add_ps
 
 MP_TARGET_AVX2_BEGIN
 /* ---- F32 ------------------------------------------------------------------------------------------------------- */
-#define D(name) f32_##name
-#define D_W __m256
-#define D_A __m256
-#define D_ACC __m256
-#define D_STEPS(K) (K)
-#define D_CHUNK MP_K_CHUNK
-#define D_MAX_ROWS 6
-#define D_PANELS(R) 1
-#define D_ROW(x, m) ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
+#define D(name)         f32_##name
+#define D_W             __m256
+#define D_A             __m256
+#define D_ACC           __m256
+#define D_STEPS(K)      (K)
+#define D_CHUNK         MP_K_CHUNK
+#define D_MAX_ROWS      6
+#define D_PANELS(R)     1
+#define D_ROW(x, m)     ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
 #define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
-#define D_SCALED 0
+#define D_SCALED        0
 static MP_INLINE __m256 f32_start(int32_t sum) {
     (void)sum;
     return _mm256_setzero_ps();
 }
-static MP_INLINE __m256 f32_load(const uint8_t *w) {
-    return _mm256_load_ps((const float *)(const void *)w);
-}
-static MP_INLINE __m256 f32_splat(const uint8_t *a) {
-    return _mm256_broadcast_ss((const float *)(const void *)a);
-}
-static MP_INLINE __m256 f32_dot(__m256 acc, __m256 w, __m256 a) {
-    return _mm256_fmadd_ps(a, w, acc);
-}
+static MP_INLINE __m256 f32_load(const uint8_t *w) { return _mm256_load_ps((const float *)(const void *)w); }
+static MP_INLINE __m256 f32_splat(const uint8_t *a) { return _mm256_broadcast_ss((const float *)(const void *)a); }
+static MP_INLINE __m256 f32_dot(__m256 acc, __m256 w, __m256 a) { return _mm256_fmadd_ps(a, w, acc); }
 static MP_INLINE __m256 f32_result(__m256 acc, const float *sw, float sa) {
     (void)sw, (void)sa;
     return acc;
@@ -56,27 +50,26 @@ typedef struct bf16_pair {
 
 static MP_INLINE bf16_pair bf16_split(__m256i pairs) {
     const __m256i odd = _mm256_set1_epi32((int)0xffff0000u);
-    return (bf16_pair){_mm256_castsi256_ps(_mm256_and_si256(pairs, odd)), _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
+    return (bf16_pair){_mm256_castsi256_ps(_mm256_and_si256(pairs, odd)),
+                       _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
 }
-#define D(name) bf16_##name
-#define D_W bf16_pair
-#define D_A bf16_pair
-#define D_ACC __m256
-#define D_STEPS(K) (((K) + 1) / 2)
-#define D_CHUNK INT32_MAX
-#define D_MAX_ROWS 4
-#define D_PANELS(R) 1
-#define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
+#define D(name)         bf16_##name
+#define D_W             bf16_pair
+#define D_A             bf16_pair
+#define D_ACC           __m256
+#define D_STEPS(K)      (((K) + 1) / 2)
+#define D_CHUNK         INT32_MAX
+#define D_MAX_ROWS      4
+#define D_PANELS(R)     1
+#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED 0
-#define bf16_start f32_start
-#define bf16_result f32_result
+#define D_SCALED        0
+#define bf16_start      f32_start
+#define bf16_result     f32_result
 static MP_INLINE bf16_pair bf16_load(const uint8_t *w) {
     return bf16_split(_mm256_load_si256((const __m256i *)(const void *)w));
 }
-static MP_INLINE bf16_pair bf16_splat(const uint8_t *a) {
-    return bf16_split(_mm256_set1_epi32(*(const any_word *)a));
-}
+static MP_INLINE bf16_pair bf16_splat(const uint8_t *a) { return bf16_split(_mm256_set1_epi32(*(const any_word *)a)); }
 static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
     return _mm256_fmadd_ps(a.second, w.second, _mm256_fmadd_ps(a.first, w.first, acc));
 }
@@ -85,17 +78,17 @@ static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
 /* ---- I8 -------------------------------------------------------------------------------------------------------- */
 /* vpmaddubsw saturates for u8 = q + 128, so the weights are brought back to q and the sign of the activation is moved
  * onto them: |a| * sign(q, a), two products of at most 127 * 127 in an int16. The accumulators start at 0 then. */
-#define D(name) i8_##name
-#define D_W __m256i
-#define D_A __m256i
-#define D_ACC __m256i
-#define D_STEPS(K) (((K) + 3) / 4)
-#define D_CHUNK INT32_MAX
-#define D_MAX_ROWS 4
-#define D_PANELS(R) 1
-#define D_ROW(x, m) ((const uint8_t *)((x)->q + (m) * (x)->ldq))
+#define D(name)         i8_##name
+#define D_W             __m256i
+#define D_A             __m256i
+#define D_ACC           __m256i
+#define D_STEPS(K)      (((K) + 3) / 4)
+#define D_CHUNK         INT32_MAX
+#define D_MAX_ROWS      4
+#define D_PANELS(R)     1
+#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq)
-#define D_SCALED 1
+#define D_SCALED        1
 static MP_INLINE __m256i i8_start(int32_t sum) {
     (void)sum;
     return _mm256_setzero_si256();
@@ -103,9 +96,7 @@ static MP_INLINE __m256i i8_start(int32_t sum) {
 static MP_INLINE __m256i i8_load(const uint8_t *w) {
     return _mm256_xor_si256(_mm256_load_si256((const __m256i *)(const void *)w), _mm256_set1_epi8((char)-128));
 }
-static MP_INLINE __m256i i8_splat(const uint8_t *a) {
-    return _mm256_set1_epi32(*(const any_word *)a);
-}
+static MP_INLINE __m256i i8_splat(const uint8_t *a) { return _mm256_set1_epi32(*(const any_word *)a); }
 static MP_INLINE __m256i i8_dot(__m256i acc, __m256i w, __m256i a) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));

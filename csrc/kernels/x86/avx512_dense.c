@@ -10,70 +10,63 @@
 
 typedef int32_t any_word __attribute__((may_alias, aligned(1)));
 
-#define D_LANES 16
+#define D_LANES  16
 #define D_HALVES 1
-#define v_float __m512
-#define v_load _mm512_loadu_ps
-#define v_store _mm512_storeu_ps
-#define v_add _mm512_add_ps
+#define v_float  __m512
+#define v_load   _mm512_loadu_ps
+#define v_store  _mm512_storeu_ps
+#define v_add    _mm512_add_ps
 
 /* ---- F32 ------------------------------------------------------------------------------------------------------- */
 MP_TARGET_AVX512_BEGIN
-#define D(name) f32_##name
-#define D_W __m512
-#define D_A __m512
-#define D_ACC __m512
-#define D_STEPS(K) (K)
-#define D_CHUNK MP_K_CHUNK
-#define D_MAX_ROWS 12
-#define D_PANELS(R) ((R) <= 3 ? 2 : 1)
-#define D_ROW(x, m) ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
+#define D(name)         f32_##name
+#define D_W             __m512
+#define D_A             __m512
+#define D_ACC           __m512
+#define D_STEPS(K)      (K)
+#define D_CHUNK         MP_K_CHUNK
+#define D_MAX_ROWS      12
+#define D_PANELS(R)     ((R) <= 3 ? 2 : 1)
+#define D_ROW(x, m)     ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
 #define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
-#define D_SCALED 0
+#define D_SCALED        0
 static MP_INLINE __m512 f32_start(int32_t sum) {
     (void)sum;
     return _mm512_setzero_ps();
 }
-static MP_INLINE __m512 f32_load(const uint8_t *w) {
-    return _mm512_load_ps(w);
-}
-static MP_INLINE __m512 f32_splat(const uint8_t *a) {
-    return _mm512_set1_ps(*(const float *)(const void *)a);
-}
-static MP_INLINE __m512 f32_dot(__m512 acc, __m512 w, __m512 a) {
-    return _mm512_fmadd_ps(a, w, acc);
-}
+static MP_INLINE __m512 f32_load(const uint8_t *w) { return _mm512_load_ps(w); }
+static MP_INLINE __m512 f32_splat(const uint8_t *a) { return _mm512_set1_ps(*(const float *)(const void *)a); }
+static MP_INLINE __m512 f32_dot(__m512 acc, __m512 w, __m512 a) { return _mm512_fmadd_ps(a, w, acc); }
 static MP_INLINE __m512 f32_result(__m512 acc, const float *sw, float sa) {
     (void)sw, (void)sa;
     return acc;
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- BF16 by fp32 FMAs: for CPUs without vdpbf16ps; the same bits as ref ------------------------------------------- */
+/* ---- BF16 by fp32 FMAs: for CPUs without vdpbf16ps; the same bits as ref ----------------------------------------- */
 typedef struct bf16_pair {
     __m512 first, second; /* inputs k and k + 1 as fp32 */
 } bf16_pair;
 
 static MP_INLINE bf16_pair bf16_split(__m512i pairs) {
     const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
-    return (bf16_pair){_mm512_castsi512_ps(_mm512_and_si512(pairs, odd)), _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    return (bf16_pair){_mm512_castsi512_ps(_mm512_and_si512(pairs, odd)),
+                       _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
 }
-#define D(name) bf16_fma_##name
-#define D_W bf16_pair
-#define D_A bf16_pair
-#define D_ACC __m512
-#define D_STEPS(K) (((K) + 1) / 2)
-#define D_CHUNK INT32_MAX
-#define D_MAX_ROWS 12
-#define D_PANELS(R) ((R) <= 4 ? 2 : 1)
-#define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
+#define D(name)         bf16_fma_##name
+#define D_W             bf16_pair
+#define D_A             bf16_pair
+#define D_ACC           __m512
+#define D_STEPS(K)      (((K) + 1) / 2)
+#define D_CHUNK         INT32_MAX
+#define D_MAX_ROWS      12
+#define D_PANELS(R)     ((R) <= 4 ? 2 : 1)
+#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED 0
-#define bf16_fma_start f32_start
+#define D_SCALED        0
+#define bf16_fma_start  f32_start
 #define bf16_fma_result f32_result
-static MP_INLINE bf16_pair bf16_fma_load(const uint8_t *w) {
-    return bf16_split(_mm512_load_si512(w));
-}
+static MP_INLINE bf16_pair bf16_fma_load(const uint8_t *w) { return bf16_split(_mm512_load_si512(w)); }
 static MP_INLINE bf16_pair bf16_fma_splat(const uint8_t *a) {
     return bf16_split(_mm512_set1_epi32(*(const any_word *)a));
 }
@@ -141,26 +134,20 @@ MP_TARGET_END
 
 /* ---- I8 -------------------------------------------------------------------------------------------------------- */
 MP_TARGET_AVX512_VNNI_BEGIN
-#define D(name) i8_##name
-#define D_W __m512i
-#define D_A __m512i
-#define D_ACC __m512i
-#define D_STEPS(K) (((K) + 3) / 4)
-#define D_CHUNK INT32_MAX
-#define D_MAX_ROWS 12
-#define D_PANELS(R) ((R) >= 4 && (R) <= 6 ? 2 : 1)
-#define D_ROW(x, m) ((const uint8_t *)((x)->q + (m) * (x)->ldq))
+#define D(name)         i8_##name
+#define D_W             __m512i
+#define D_A             __m512i
+#define D_ACC           __m512i
+#define D_STEPS(K)      (((K) + 3) / 4)
+#define D_CHUNK         INT32_MAX
+#define D_MAX_ROWS      12
+#define D_PANELS(R)     ((R) >= 4 && (R) <= 6 ? 2 : 1)
+#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq)
-#define D_SCALED 1
-static MP_INLINE __m512i i8_start(int32_t sum) {
-    return _mm512_set1_epi32(-128 * sum);
-}
-static MP_INLINE __m512i i8_load(const uint8_t *w) {
-    return _mm512_load_si512(w);
-}
-static MP_INLINE __m512i i8_splat(const uint8_t *a) {
-    return _mm512_set1_epi32(*(const any_word *)a);
-}
+#define D_SCALED        1
+static MP_INLINE __m512i i8_start(int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
+static MP_INLINE __m512i i8_load(const uint8_t *w) { return _mm512_load_si512(w); }
+static MP_INLINE __m512i i8_splat(const uint8_t *a) { return _mm512_set1_epi32(*(const any_word *)a); }
 static MP_INLINE __m512i i8_dot(__m512i acc, __m512i w, __m512i a) {
 #if defined(__clang__)
     return _mm512_dpbusd_epi32(acc, w, a);
@@ -177,27 +164,23 @@ MP_TARGET_END
 
 /* ---- BF16 ------------------------------------------------------------------------------------------------------ */
 MP_TARGET_AVX512_BF16_BEGIN
-#define D(name) bf16_##name
-#define D_W __m512i
-#define D_A __m512i
-#define D_ACC __m512
-#define D_STEPS(K) (((K) + 1) / 2)
-#define D_CHUNK INT32_MAX
-#define D_MAX_ROWS 12
-#define D_PANELS(R) ((R) <= 6 ? 2 : 1)
-#define D_ROW(x, m) ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
+#define D(name)         bf16_##name
+#define D_W             __m512i
+#define D_A             __m512i
+#define D_ACC           __m512
+#define D_STEPS(K)      (((K) + 1) / 2)
+#define D_CHUNK         INT32_MAX
+#define D_MAX_ROWS      12
+#define D_PANELS(R)     ((R) <= 6 ? 2 : 1)
+#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
 #define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED 0
+#define D_SCALED        0
 static MP_INLINE __m512 bf16_start(int32_t sum) {
     (void)sum;
     return _mm512_setzero_ps();
 }
-static MP_INLINE __m512i bf16_load(const uint8_t *w) {
-    return _mm512_load_si512(w);
-}
-static MP_INLINE __m512i bf16_splat(const uint8_t *a) {
-    return _mm512_set1_epi32(*(const any_word *)a);
-}
+static MP_INLINE __m512i bf16_load(const uint8_t *w) { return _mm512_load_si512(w); }
+static MP_INLINE __m512i bf16_splat(const uint8_t *a) { return _mm512_set1_epi32(*(const any_word *)a); }
 static MP_INLINE __m512 bf16_dot(__m512 acc, __m512i w, __m512i a) {
     return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)a);
 }
