@@ -89,15 +89,17 @@ class Plan:
 
 def plan(entry: Entry, options: Options) -> Plan:
     """Checks options against the model; loads its files and tokenizer, and has the core load it, on first use."""
+    # 1 == True == 1.0: what is allowed for one must not let the others pass
+    key = options, type(options.dimensions), type(options.normalize), type(options.truncate)
     try:
-        found = entry.plans.get(options)
+        found = entry.plans.get(key)
     except TypeError:
         found = None  # an unhashable value, which the checks below name
     if found is None:
         found = _make_plan(entry, options)
         if len(entry.plans) >= _MAX_PLANS:
             entry.plans.clear()
-        entry.plans[options] = found
+        entry.plans[key] = found
     return found
 
 

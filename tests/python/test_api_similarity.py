@@ -1,0 +1,61 @@
+"""mpool.similarity against plain formulas and sentence-transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mpool
+
+RNG = np.random.default_rng(5)
+A, B = RNG.standard_normal((5, 7)).astype(np.float32), RNG.standard_normal((4, 7)).astype(np.float32)
+
+
+def plain(x: np.ndarray, y: np.ndarray, metric: str) -> float:
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    return {"cosine": lambda: x @ y / np.sqrt((x @ x) * (y @ y)), "dot": lambda: x @ y,
+            "euclidean": lambda: -np.sqrt(((x - y) ** 2).sum()), "manhattan": lambda: -np.abs(x - y).sum()}[metric]()
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean", "manhattan"])
+def test_against_the_formula(metric: str) -> None:
+    found = mpool.similarity(A, B, metric=metric)
+    assert found.shape == (5, 4) and found.dtype == np.float32
+    np.testing.assert_allclose(found, [[plain(x, y, metric) for y in B] for x in A], rtol=1e-5, atol=1e-5)
+    pairs = mpool.similarity(A[:4], B, metric=metric, pairwise=True)
+    np.testing.assert_allclose(pairs, [plain(x, y, metric) for x, y in zip(A, B)], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean", "manhattan"])
+def test_against_sentence_transformers(metric: str) -> None:
+    util = pytest.importorskip("sentence_transformers.util")
+    name = {"cosine": "cos_sim", "dot": "dot_score", "euclidean": "euclidean_sim", "manhattan": "manhattan_sim"}[metric]
+    np.testing.assert_allclose(mpool.similarity(A, B, metric=metric), getattr(util, name)(A, B).numpy(), rtol=1e-4,
+                               atol=1e-5)
+
+
+def test_shapes() -> None:
+    assert mpool.similarity(A, B[0]).shape == (5,)
+    assert mpool.similarity(A[0], B).shape == (4,)
+    single = mpool.similarity(A[0], B[0])
+    assert single.shape == () and float(single) == pytest.approx(plain(A[0], B[0], "cosine"), rel=1e-5)
+    assert mpool.similarity(A[:0], B).shape == (0, 4)
+    assert mpool.similarity(A[0], B[0], pairwise=True).shape == ()
+
+
+def test_types() -> None:
+    assert mpool.similarity(A.astype(np.float64), B).dtype == np.float64
+    assert mpool.similarity([[1, 2], [3, 4]], [[1, 0]], metric="dot").tolist() == [[1.0], [3.0]]
+    assert mpool.similarity(np.int8([[100, 100]]), np.int8([[100, 100]]), metric="dot").item() == 20000.0
+
+
+def test_zeros_are_like_nothing() -> None:
+    assert mpool.similarity(np.zeros(3), np.ones(3)).item() == 0.0
+
+
+@pytest.mark.parametrize(("a", "b", "options"), [
+    (A, B[:, :3], {}), (A, "text", {}), (A[None], B, {}), ([[1, 2], [3]], B, {}), (A, B, {"metric": "l2"}),
+    (A, B, {"pairwise": True}), (np.array(3.0), B, {}), (A > 0, B, {})])
+def test_what_does_not_fit(a: object, b: object, options: dict[str, object]) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="allowed|ragged"):
+        mpool.similarity(a, b, **options)

@@ -1,0 +1,133 @@
+"""Small seeded checkpoints, made by transformers and tokenizers when tests need them: real files, random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+TEXTS = ["The quick brown fox jumps over the lazy dog.", "A cat sat on the mat, and the dog barked at it twice.",
+         "def main(argument):\n    return argument + 1\n", "Ein Satz mit Umlauten: äöü, und noch einer.",
+         "Numbers 0 1 2 3 4 5 6 7 8 9, signs !?.,;:()[]{}<>|=+-*/", "日本語の文章です。 Ελληνικά. Русский текст."] * 4
+
+CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
+          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+
+def _need() -> None:
+    for module in ("torch", "transformers", "tokenizers"):
+        pytest.importorskip(module)
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def bert(folder: Path, *, prompts: dict[str, str] | None = None, include_prompt: bool = True, normalize: bool = True,
+         matryoshka: list[int] | None = None, default_prompt_name: str | None = None) -> Path:
+    """A sentence-transformers folder: BERT with 2 layers and 32 components, mean pooling, 64 tokens."""
+    _need()
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    folder.mkdir(parents=True)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special,
+                                                                   show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 64,
+                                              "do_lower_case": True, "cls_token": "[CLS]", "sep_token": "[SEP]",
+                                              "pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"})
+    torch.manual_seed(7)
+    config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=2,
+                                     num_attention_heads=4, intermediate_size=72, max_position_embeddings=64,
+                                     initializer_range=0.3)
+    transformers.BertModel(config).eval().save_pretrained(folder)
+    if matryoshka:
+        written = json.loads((folder / "config.json").read_text())
+        _write(folder / "config.json", {**written, "matryoshka_dimensions": matryoshka})
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), *([("Normalize", "2_Normalize")] if normalize else [])]
+    _write(folder / "modules.json", [{"idx": at, "name": str(at), "path": place,
+                                      "type": f"sentence_transformers.models.{kind}"}
+                                     for at, (kind, place) in enumerate(modules)])
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
+    for _, place in modules[1:]:
+        (folder / place).mkdir()
+    _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True,
+                                              "include_prompt": include_prompt})
+    if prompts is not None:
+        _write(folder / "config_sentence_transformers.json",
+               {"prompts": prompts, "default_prompt_name": default_prompt_name, "similarity_fn_name": "cosine"})
+    return folder
+
+
+def _decoder_tokenizer(folder: Path) -> int:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(
+        vocab_size=380, special_tokens=special, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>",
+                                              "chat_template": CHATML})
+    return tokenizer.get_vocab_size()
+
+
+def _decoder(folder: Path, family: str, generation: dict[str, object] | None, context: int) -> Path:
+    _need()
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True)
+    vocab = _decoder_tokenizer(folder)
+    torch.manual_seed(11)
+    make = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+            "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM)}[family]
+    config = make[0](vocab_size=vocab, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.4, bos_token_id=0,
+                     eos_token_id=2, pad_token_id=0, tie_word_embeddings=False)
+    make[1](config).eval().save_pretrained(folder)
+    _write(folder / "generation_config.json", {"eos_token_id": 2, **(generation or {})})
+    return folder
+
+
+def llama(folder: Path, generation: dict[str, object] | None = None, context: int = 2048) -> Path:
+    """A transformers folder: Llama with 2 layers, grouped queries, a byte-level BPE with ChatML."""
+    return _decoder(folder, "llama", generation, context)
+
+
+def qwen2(folder: Path, generation: dict[str, object] | None = None, context: int = 512) -> Path:
+    """The same as Qwen2."""
+    return _decoder(folder, "qwen2", generation, context)
+
+
+_made: dict[str, Path] = {}
+
+
+def cached(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A checkpoint by name, made once a session: bert, prompted, llama, qwen2."""
+    if name not in _made:
+        folder = factory.mktemp("tiny") / name
+        if name == "bert":
+            bert(folder)
+        elif name == "prompted":
+            bert(folder, prompts={"query": "find: ", "passage": "text: ", "other": "other: "}, include_prompt=False,
+                 matryoshka=[8, 16, 32], default_prompt_name="other")
+        elif name == "llama":
+            llama(folder)
+        else:
+            qwen2(folder, {"do_sample": True, "temperature": 0.5, "top_p": 0.9})
+        _made[name] = folder
+    return _made[name]
