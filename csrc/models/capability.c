@@ -181,7 +181,6 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
     call->n_stop_ids = args->n_stop_ids;
     call->n_bias = args->n_bias;
     call->want_prompt_logits = args->want_prompt_logits;
-    call->vocab = args->vocab;
     call->prompt = copy(args->prompt, (size_t)args->n_prompt, sizeof *args->prompt, bytes, &ok);
     call->stop_bytes = copy(args->stop_bytes, (size_t)args->n_stop, sizeof *args->stop_bytes, bytes, &ok);
     call->stop_ids = copy(args->stop_ids, (size_t)args->n_stop_ids, sizeof *args->stop_ids, bytes, &ok);

@@ -121,7 +121,7 @@ typedef struct mp_text_call {
     uint64_t started_ns, prompt_done_ns, finished_ns; /* of the monotonic clock; 0 = not yet */
     float *prompt_logits; /* [n_prompt, vocab] when want_prompt_logits, for tests and scoring; else NULL */
     bool want_prompt_logits;
-    int32_t vocab; /* columns of prompt_logits, as the caller expects them */
+    int32_t vocab; /* columns of prompt_logits; the engine's check fills it in */
 } mp_text_call;
 
 /* Copies everything. Bounds: n_choices 1..128, n_stop <= 64, stop strings 1..1024 bytes, n_stop_ids and n_bias <= 4096.
@@ -139,7 +139,6 @@ typedef struct mp_text_args {
     const int32_t *bias_ids;
     const float *bias;
     bool want_prompt_logits;
-    int32_t vocab; /* for prompt_logits */
 } mp_text_args;
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_error *error);
 /* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,

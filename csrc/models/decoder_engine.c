@@ -82,6 +82,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
     *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
     *total = (uint32_t)(call->n_prompt + call->sampling.max_tokens);
+    call->vocab = model->vocab;
     return mp_text_call_output(call, model->max_token_bytes, error);
 }
 

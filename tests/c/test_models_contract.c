@@ -29,7 +29,6 @@ static void make_job(const tiny_model *tiny, job *job, int index) {
         .prompt = prompt,
         .n_choices = index == 1 ? 3 : 1,
         .want_prompt_logits = true,
-        .vocab = TINY_VOCAB,
         .sampling = {.temperature = index % 2 ? 0.9f : 0, .top_k = index == 3 ? 40 : 0, .top_p = index == 1 ? 0.95f : 1,
                      .repetition_penalty = index == 3 ? 1.2f : 1, .seed = 7, .max_tokens = ANSWER, .logprobs = 2,
                      .ignore_eos = true},

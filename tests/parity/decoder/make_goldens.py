@@ -1,0 +1,102 @@
+"""Makes the goldens of quantised decoders: what the dequantised weights say in float, and how far llama.cpp is from it.
+
+For each model, over the tokens of text.txt (next to this file):
+
+- the reference is transformers in float32 on the dequantised weights of the same GGUF file: for every position the ids
+  and log probabilities of the TOP most likely next tokens;
+- llama.cpp's mean Kullback-Leibler divergence from that reference and its top-1 agreement. The divergence is taken over
+  the TOP tokens and one bucket for the rest, for every engine alike (tests/python/test_parity_gguf.py does the same);
+- llama.cpp's greedy continuation of a few prompts, and the reference's gap between its best two tokens at each step.
+
+Run by hand, the two halves with different interpreters, because llama-cpp-python compiles for minutes:
+
+    python make_goldens.py reference MODEL.gguf out.npz     # torch, transformers, gguf
+    python make_goldens.py llama MODEL.gguf out.npz         # llama-cpp-python; completes the same file
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+TOP = 48
+GREEDY = 64
+PROMPTS = ("The capital of France is Paris. The largest city of Germany is",
+           "def fibonacci(n):\n    ",
+           "Once upon a time there was a small robot who",
+           "Water boils at 100 degrees Celsius. At high altitude")
+
+
+def coarse_kl(ids: np.ndarray, reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """KL(reference || softmax(logits)) per position over the reference's TOP tokens and a bucket for the rest.
+
+    ids (n, TOP) int32, reference (n, TOP) log probabilities, logits (n, vocab).
+    """
+    logits = logits.astype(np.float64)
+    top = logits.max(axis=1, keepdims=True)
+    log_total = top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+    mine = np.take_along_axis(logits, ids.astype(np.int64), axis=1) - log_total
+    p, q = np.exp(reference.astype(np.float64)), np.exp(mine)
+    rest_p = np.clip(1 - p.sum(axis=1), 1e-12, None)
+    rest_q = np.clip(1 - q.sum(axis=1), 1e-12, None)
+    return (p * (np.log(p) - np.log(q))).sum(axis=1) + rest_p * (np.log(rest_p) - np.log(rest_q))
+
+
+def reference(model: Path, out: Path) -> None:
+    """Write the reference half."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
+    net = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, dtype=torch.float32).eval()
+    text = (Path(__file__).parent / "text.txt").read_text(encoding="utf-8")
+    tokens = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    with torch.no_grad():
+        logprobs = torch.log_softmax(net(torch.tensor(tokens[None].astype(np.int64))).logits[0].double(), -1)
+        top = logprobs.topk(TOP, dim=-1)
+        prompts, gaps, answers = [], [], []
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            prompts.append(np.array(ids, np.int32))
+            answer = net.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=GREEDY, min_new_tokens=GREEDY,
+                                  repetition_penalty=1.0)[0, len(ids):]
+            logits = net(torch.cat([torch.tensor(ids), answer])[None]).logits[0, len(ids) - 1:-1]
+            best = logits.topk(2, dim=-1).values
+            answers.append(answer.numpy().astype(np.int32))
+            gaps.append((best[:, 0] - best[:, 1]).numpy().astype(np.float32))
+    np.savez_compressed(out, tokens=tokens, top_ids=top.indices.numpy().astype(np.int32),
+                        top_logprobs=top.values.numpy().astype(np.float32), answers=np.array(answers),
+                        gaps=np.array(gaps), **{f"prompt{i}": ids for i, ids in enumerate(prompts)})
+
+
+def llama(model: Path, out: Path) -> None:
+    """Complete the file with llama.cpp's figures."""
+    import llama_cpp
+
+    golden = dict(np.load(out))
+    engine = llama_cpp.Llama(str(model), n_ctx=2048, n_batch=512, n_threads=2, verbose=False, logits_all=True,
+                             flash_attn=True)
+    engine.eval(golden["tokens"].tolist())
+    logits = np.array(engine.scores[: len(golden["tokens"])])
+    kl = coarse_kl(golden["top_ids"], golden["top_logprobs"], logits)
+    golden["llama_kl"] = np.float64(kl.mean())
+    golden["llama_top1"] = np.float64((logits.argmax(axis=1) == golden["top_ids"][:, 0]).mean())
+    answers = []
+    for i in range(len(PROMPTS)):
+        engine.reset()
+        answer = []
+        for token in engine.generate(golden[f"prompt{i}"].tolist(), temp=0.0, repeat_penalty=1.0):
+            answer.append(token)
+            if len(answer) == GREEDY:
+                break
+        answers.append(answer)
+    golden["llama_answers"] = np.array(answers, np.int32)
+    golden["llama_version"] = np.array(llama_cpp.__version__)
+    np.savez_compressed(out, **golden)
+    print(f"{model.name}: {len(golden['tokens'])} tokens, KL {kl.mean():.6f}, top-1 {golden['llama_top1']:.4f}")
+
+
+if __name__ == "__main__":
+    {"reference": reference, "llama": llama}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,44 @@
+"""What parity tests need below the public API: a model's logits for every token of a prompt, through a pool."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import mpool
+
+SAMPLING = dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
+                frequency_penalty=0.0, seed=0, max_tokens=1, min_tokens=0, logprobs=-1, ignore_eos=True, n=1, stop=[],
+                stop_ids=[], bias_ids=[], bias=[])
+
+
+def _key(pool: mpool.Pool, model: str, compute: str) -> str:
+    # names inside the pool: tests of the arithmetic go around tokenizers and templates
+    return pool.get(model)._entry.core_key(compute)
+
+
+def logits(pool: mpool.Pool, model: str, tokens: np.ndarray, compute: str = "auto") -> np.ndarray:
+    """Next-token logits (tokens, vocab) float32 after every token."""
+    key = _key(pool, model, compute)
+    ticket = pool.registry.submit_text(key, np.ascontiguousarray(tokens, np.int32), prompt_logits=True, **SAMPLING)
+    ticket.wait()
+    ticket.check()
+    return ticket.prompt_logits()
+
+
+def greedy(pool: mpool.Pool, model: str, tokens: np.ndarray, count: int, compute: str = "auto") -> np.ndarray:
+    """The next `count` tokens at temperature 0, ends of generation barred."""
+    key = _key(pool, model, compute)
+    ticket = pool.registry.submit_text(key, np.ascontiguousarray(tokens, np.int32),
+                                       **{**SAMPLING, "max_tokens": count})
+    ticket.wait()
+    ticket.check()
+    return ticket.tokens(0)[0]
+
+
+def token_vectors(pool: mpool.Pool, model: str, ids: list[list[int]], compute: str = "float32") -> list[np.ndarray]:
+    """Last hidden states, one (tokens, width) float32 a text, before any pooling."""
+    key = _key(pool, model, compute)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
+    flat = np.array([i for row in ids for i in row], np.int32)
+    rows = pool.registry.embed(key, flat, offsets, output=1)
+    return [rows[a:b] for a, b in zip(offsets, offsets[1:])]
