@@ -1,7 +1,7 @@
 /* attention_scratch.h: what lies where in the scratch of attn_full and attn_kv (internal to kernels/).
  *
- * attn_full   | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32] |
- * attn_kv     | one block unpacked to fp32, or a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each |
+ * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
+ * attn_kv   | one block unpacked to fp32, or a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
  *
  * Every part is a multiple of 64 bytes. */
 #ifndef MP_KERNELS_ATTENTION_SCRATCH_H
@@ -12,20 +12,18 @@
 #include "kernels/kernels.h"
 
 enum {
-    MP_ATTN_PANEL = 32,            /* keys in a panel of K */
-    MP_ATTN_FULL_ROWS = 48,        /* most rows whose scores are kept at a time: a multiple of every row tile (6, 8) */
-    MP_ATTN_FULL_MIN_ROWS = 24,    /* and the least */
-    MP_ATTN_SCORES = 48 * 1024,    /* floats of scores that sit well in L2 */
+    MP_ATTN_PANEL = 32,         /* keys in a panel of K */
+    MP_ATTN_FULL_ROWS = 48,     /* most rows whose scores are kept at a time: whole tiles of 6 or 8 */
+    MP_ATTN_FULL_MIN_ROWS = 24, /* and the least */
+    MP_ATTN_SCORES = 48 * 1024, /* floats of scores that sit well in L2 */
 };
 
-static inline int mp_round_up(int n, int step) {
-    return (n + step - 1) / step * step;
-}
+static inline int mp_round_up(int n, int step) { return (n + step - 1) / step * step; }
 
 typedef struct mp_attn_full_layout {
-    int keys;    /* T rounded up to a panel */
-    int v_ld;    /* D rounded up to 16 */
-    int rows;    /* query rows whose scores are kept */
+    int keys;                /* T rounded up to a panel */
+    int v_ld;                /* D rounded up to 16 */
+    int rows;                /* query rows whose scores are kept */
     size_t v, scores, bytes; /* offsets in bytes; K is at 0 */
 } mp_attn_full_layout;
 

@@ -13,8 +13,8 @@
  * So ref, AVX2 and AVX-512 give the same bits for every slot but the bf16 ones, whose instruction rounds in its own way
  * (bf16 is reproducible per instruction set only).
  *
- * Kernels return void, assert their preconditions, never allocate, and may be called from any thread. Row strides are in
- * elements. Pointers need no alignment unless it is said. Outputs never overlap inputs unless it is said.
+ * Kernels return void, assert their preconditions, never allocate, and may be called from any thread. Row strides are
+ * in elements. Pointers need no alignment unless it is said. Outputs never overlap inputs unless it is said.
  *
  * Letters: M rows (tokens), N outputs, K inputs, H heads, D head size, T keys. */
 #ifndef MP_KERNELS_KERNELS_H
@@ -33,7 +33,7 @@ enum {
 typedef enum mp_wkind { /* packed layouts; each is described in pack.c */
     MP_W_F32,    /* from any dtype, dequantised */
     MP_W_BF16,   /* from any dtype, rounded to nearest even; exact from BF16 */
-    MP_W_I8,     /* from any float dtype: symmetric int8 per output row, scale = max|w| / 127 (the encoders' int8 class) */
+    MP_W_I8,     /* from any float dtype: symmetric int8 per output row, scale = max|w| / 127 (encoders' int8 class) */
     MP_W_Q4_0,
     MP_W_Q4_1,
     MP_W_Q5_0,
@@ -56,8 +56,8 @@ typedef enum mp_akind { /* what activations must look like for a kind of weight 
 typedef enum mp_compute { MP_COMPUTE_AUTO, MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8 } mp_compute;
 
 /* y[m, n] = sum_k x[m, k] * w[n, k]. Packing permutes, it never requantises. A panel holds MP_PANEL_N outputs with the
- * same inputs interleaved, so that one vector lane is one output; the last panel is padded with zeros. The memory is the
- * caller's: 64-byte aligned, mp_wmat_bytes() long, plus MP_WMAT_SLACK that prefetch may touch. */
+ * same inputs interleaved, so that one vector lane is one output; the last panel is padded with zeros. The memory is
+ * the caller's: 64-byte aligned, mp_wmat_bytes() long, plus MP_WMAT_SLACK that prefetch may touch. */
 enum { MP_PANEL_N = 32, MP_WMAT_SLACK = 16384 };
 
 typedef struct mp_wmat {
@@ -77,7 +77,8 @@ void mp_wmat_init(mp_wmat *w, mp_wkind kind, int32_t N, int32_t K);
 size_t mp_wmat_bytes(const mp_wmat *w);
 /* Pack panels [panel0, panel1) from src, a tensor [N, K] of a dtype that the kind takes. Lanes may share the work. */
 void mp_wmat_pack(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
-/* Row n as floats: out [K]. The same values as mp_dequantize_row of the source (for I8 and BF16: of the packed values). */
+/* Row n as floats: out [K]. The same values as mp_dequantize_row of the source (for I8 and BF16: of the packed
+ * values). */
 void mp_wmat_row(const mp_wmat *w, int32_t n, float *out);
 
 /* n items of a stored row to fp32, bit for bit what the `gguf` package gives. n a multiple of the block. */
@@ -102,13 +103,21 @@ size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K);
 /* memory: 64-byte aligned, mp_acts_bytes() long (NULL for A_F32). */
 void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory);
 /* Prepare rows [row0, row1) of in [M, ld]; lanes may share the work. A_F32 only remembers the pointer (any lane may).
- * Q8: per block scale = max|x| / 127 in fp32, q = round to nearest even of x * (127 / max|x|); a block of zeros has scale
- * 0. A NaN or Inf in a block makes its scale NaN, so that the outputs show it. */
+ * Q8: per block scale = max|x| / 127 in fp32, q = round to nearest even of x * (127 / max|x|); a block of zeros has
+ * scale 0. A NaN or Inf in a block makes its scale NaN, so that the outputs show it. */
 void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1);
 
 /* ---- GEMM ------------------------------------------------------------------------------------------------------ */
 
-typedef enum mp_act { MP_ACT_NONE, MP_ACT_GELU, MP_ACT_GELU_TANH, MP_ACT_RELU, MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID } mp_act;
+typedef enum mp_act {
+    MP_ACT_NONE,
+    MP_ACT_GELU,
+    MP_ACT_GELU_TANH,
+    MP_ACT_RELU,
+    MP_ACT_SILU,
+    MP_ACT_TANH,
+    MP_ACT_SIGMOID,
+} mp_act;
 
 /* Applied to every output while it is hot, in this order: + bias[n]; act; + residual[m, n]. */
 typedef struct mp_epilogue {
@@ -131,22 +140,25 @@ typedef struct mp_epilogue {
  *   I8:                one dot over all K: y = (float)i * (sw * sa)   (K up to 65,536 keeps int32 exact)
  *   BF16:              vdpbf16ps pairs (k, k+1), K ascending; ref and AVX2 do fp32 FMAs on the rounded values
  */
-void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep, float *y,
-             int64_t ldy);
+void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+             float *y, int64_t ldy);
 
-/* y [M, ldy] = x [M, ldx] times w [N, ldw] transposed, fp32, w as it lies in memory (not packed). Uses OpenBLAS when it is
- * there, its self-test passed and M*N*K is large enough for equal bits; else our own loop: the same bits either way. */
-void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y, int64_t ldy);
+/* y [M, ldy] = x [M, ldx] times w [N, ldw] transposed, fp32, w as it lies in memory (not packed). Uses OpenBLAS when it
+ * is there, its self-test passed and M*N*K is large enough for equal bits; else our own loop: the same bits either
+ * way. */
+void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,
+                       int64_t ldy);
 
 /* ---- attention ------------------------------------------------------------------------------------------------- */
 
 /* Full attention of one sequence and one head, as encoders use it: no cache, softmax over all T keys at once.
- * score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d]); softmax by the row tree (lane = t mod 16 over the
- * visible t); out[r, d] = (chain over the visible t ascending of p[t] * v[t, d]) * (1 / sum), a chain that ends in a zero
- * ending in +0. q, k and v are finite: a masked v counts as 0 * v.
+ * score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d]); softmax by the row tree (lane = t mod 16 over
+ * the visible t); out[r, d] = (chain over the visible t ascending of p[t] * v[t, d]) * (1 / sum), a chain that ends in
+ * a zero ending in +0. q, k and v are finite: a masked v counts as 0 * v.
  *
- * Rows [row0, row1) of one head may be split between lanes, each with a scratch of its own: a call first copies the K and
- * V that its rows can see into scratch in the kernel's order (K by columns), so calls want tens of rows, not one. */
+ * Rows [row0, row1) of one head may be split between lanes, each with a scratch of its own: a call first copies the K
+ * and V that its rows can see into scratch in the kernel's order (K by columns), so calls want tens of rows, not
+ * one. */
 typedef struct mp_attn_full {
     const float *q, *k, *v; /* [T, ld] each, at this head's first column; rows are tokens */
     int64_t ld;
@@ -158,19 +170,19 @@ typedef struct mp_attn_full {
     int window;             /* 0 = none; else |r - t| <= window / 2 (bidirectional) or r - t < window (causal) */
     const float *bias;      /* [T, T] added to the scaled score, or NULL */
 } mp_attn_full;
-size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; may be reused, holds nothing between calls */
+size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; holds nothing between calls */
 
 /* Attention over a paged cache. Blocks hold MP_KV_BLOCK tokens of one layer and one KV head:
  *   K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)     V block: [MP_KV_BLOCK][v_dim]
  * in kv dtype F32 or F16, fresh blocks zeroed. K and V are always stored first and read back.
  *
- * A block's partial for a row: s[t] = scale * (chain over d ascending of q[d] * k[d, t]), t masked when its position is not
- * visible; m = max s; p[t] = exp(s[t] - m) (0 when masked); l = tree sum of the 64 p; o[d] = chain over t ascending of
- * p[t] * v[t, d], a chain that ends in a zero ending in +0 (masked t are skipped or add 0 * v: blocks are finite). A row
- * that sees nothing of a block has m = -inf, l = 0, o = 0. Partials are merged in ascending block order:
+ * A block's partial for a row: s[t] = scale * (chain over d ascending of q[d] * k[d, t]), t masked when its position is
+ * not visible; m = max s; p[t] = exp(s[t] - m) (0 when masked); l = tree sum of the 64 p; o[d] = chain over t ascending
+ * of p[t] * v[t, d], a chain that ends in a zero ending in +0 (masked t are skipped or add 0 * v: blocks are finite). A
+ * row that sees nothing of a block has m = -inf, l = 0, o = 0. Partials are merged in ascending block order:
  *   M = max(m_state, m);  a = exp(m_state - M);  b = exp(m - M);  l = l_state * a + l * b;  o = o_state * a + o * b
- * (each product rounded, then one fp32 add); while l_state is 0 the partial is taken as it is, and a partial with l = 0 is
- * left out. NaN and overflowed scores end as NaN in l and o, never as a row that sees nothing. So who computes which
+ * (each product rounded, then one fp32 add); while l_state is 0 the partial is taken as it is, and a partial with l = 0
+ * is left out. NaN and overflowed scores end as NaN in l and o, never as a row that sees nothing. So who computes which
  * block, and in how many chunks the rows came, changes no bit. */
 typedef struct mp_attn_kv {
     const float *q;            /* [rows, group, k_dim] through the strides below */
@@ -195,13 +207,13 @@ typedef struct mp_attn_partial {
  * attn_kv does both for blocks [block0, block1), quicker: the same bits as attn_block and attn_merge, block by block. A
  * range may be cut into several calls on one state, ascending. Blocks that no row sees may be in the range. */
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state); /* m = -inf, l = 0, o = 0 for `rows` partial rows */
-size_t mp_attn_kv_scratch(int k_dim, int v_dim); /* bytes, of 64-byte aligned memory, for attn_kv; holds nothing after */
+size_t mp_attn_kv_scratch(int k_dim, int v_dim); /* bytes, of 64-byte aligned memory, for attn_kv */
 
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
 /* The tree's lanes start at +0 and take elements by FMA where there is a product; sums are divided by (float)n.
  * rms_norm    y = (x * (1 / sqrt(mean(x^2) + eps))) * weight; y may be x. Sum by the tree, in fp32.
- * layer_norm  mean by the tree; variance by the tree of (x - mean)^2; y = fma((x - mean) * rstd, weight, bias), without the
- *             addition when bias is NULL. y may be x.
+ * layer_norm  mean by the tree; variance by the tree of (x - mean)^2; y = fma((x - mean) * rstd, weight, bias), without
+ *             the addition when bias is NULL. y may be x.
  * add         y += x
  * gated       y = act(gate) * up; y may be gate or up
  * activate    x = act(x). GELU is x * Phi(x), the exact form (not less precise for negative x); see math_const.h
@@ -214,7 +226,8 @@ size_t mp_attn_kv_scratch(int k_dim, int v_dim); /* bytes, of 64-byte aligned me
  * exp(x)      0 where the result would be below the smallest normal float, so that flush-to-zero changes nothing
  * rope        x [dim]: pairs (i, i + dim/2) when neox, else (2i, 2i + 1); cos_sin [dim/2][2]
  *             (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos))
- * kv_store    one token's k [k_dim], v [v_dim] into slot [0, MP_KV_BLOCK) of a pair of blocks, rounded to nearest even */
+ * kv_store    one token's k [k_dim], v [v_dim] into slot [0, MP_KV_BLOCK) of a pair of blocks, rounded to nearest
+ *             even */
 
 /* ---- the table ------------------------------------------------------------------------------------------------- */
 
@@ -226,9 +239,11 @@ typedef struct mp_kernels {
 
 /* The table in use: ref, then overridden by each instruction set that base/cpu.h reports, lowest first. */
 const mp_kernels *mp_kernels_get(void);
-/* Fill from mp_cpu_features(). Called when the module loads; tests call it again after mp_cpu_init with another mask. */
+/* Fill from mp_cpu_features(). Called when the module loads; tests call it again after mp_cpu_init with another
+ * mask. */
 void mp_kernels_init(void);
-/* For show_config and the tests: number of slots, a slot's name, and the variant in use ("ref", "avx2", "avx512", ...). */
+/* For show_config and the tests: number of slots, a slot's name, and the variant in use ("ref", "avx2", "avx512",
+ * ...). */
 int mp_kernels_count(void);
 const char *mp_kernels_slot(int index);
 const char *mp_kernels_variant(int index);

@@ -6,46 +6,46 @@
 #ifndef MP_KERNELS_MATH_CONST_H
 #define MP_KERNELS_MATH_CONST_H
 
-/* exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to the nearest integer and leaves
- * n in the low bits of the sum. ln 2 is split so that n * LN2_HI is exact (15 bits times 8 bits).
+/* exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to the nearest integer and
+ * leaves n in the low bits of the sum. ln 2 is split so that n * LN2_HI is exact (15 bits times 8 bits).
  * exp(r) = 1 + (r + r^2 * (C2 + C3 r + ... + C6 r^4)); the fit minimises the relative error of the whole (0.05 ulp).
  * Below EXP_LO the result would be less than the smallest normal and is 0, so that flush-to-zero changes no bit; above
  * EXP_HI it is +inf. At most 1.02 ulp, over all floats. */
-#define MP_EXP_LO (-87.3365402f)
-#define MP_EXP_HI 88.7228317f
-#define MP_LOG2E 1.44269504f
+#define MP_EXP_LO      (-87.3365402f)
+#define MP_EXP_HI      88.7228317f
+#define MP_LOG2E       1.44269504f
 #define MP_ROUND_MAGIC 12582912.0f
-#define MP_LN2_HI 0.693145752f
-#define MP_LN2_LO 1.42860677e-6f
-#define MP_EXP_C2 0.49999994f
-#define MP_EXP_C3 0.166665211f
-#define MP_EXP_C4 0.041668389f
-#define MP_EXP_C5 0.00836874545f
-#define MP_EXP_C6 0.00138145394f
+#define MP_LN2_HI      0.693145752f
+#define MP_LN2_LO      1.42860677e-6f
+#define MP_EXP_C2      0.49999994f
+#define MP_EXP_C3      0.166665211f
+#define MP_EXP_C4      0.041668389f
+#define MP_EXP_C5      0.00836874545f
+#define MP_EXP_C6      0.00138145394f
 
 /* tanh(x) = x + x * s * (T0 + T1 s + ... + T4 s^4), s = x^2, for |x| < TANH_SPLIT (0.07 ulp before rounding); beyond it
  * 1 - 2 / (exp(2 |x|) + 1) with the sign of x. */
-#define MP_TANH_SPLIT 0.625f
-#define MP_TANH_T0 (-0.333332807f)
-#define MP_TANH_T1 0.133314416f
-#define MP_TANH_T2 (-0.0537397154f)
-#define MP_TANH_T3 0.0206390861f
-#define MP_TANH_T4 (-0.00570498686f)
+#define MP_TANH_SPLIT  0.625f
+#define MP_TANH_T0     (-0.333332807f)
+#define MP_TANH_T1     0.133314416f
+#define MP_TANH_T2     (-0.0537397154f)
+#define MP_TANH_T3     0.0206390861f
+#define MP_TANH_T4     (-0.00570498686f)
 
-/* GELU(x) = x * Phi(x), Phi the normal distribution, (1 + erf(x / sqrt 2)) / 2. Instead of erf, which loses all digits of
- * 1 + erf for negative x, the tail Phi(-t) = exp(G0 + G1 t + ... + G10 t^10), t = |x|: the fit of log(erfc(t / sqrt 2) / 2)
- * on [0, 6], weighted by erfc. The leading coefficient is negative, so the tail goes on to 0. */
-#define MP_GELU_G0 (-0.693147182f)
-#define MP_GELU_G1 (-0.797885239f)
-#define MP_GELU_G2 (-0.318302631f)
-#define MP_GELU_G3 (-0.0363650247f)
-#define MP_GELU_G4 0.00483885268f
-#define MP_GELU_G5 (-2.01823332e-5f)
-#define MP_GELU_G6 (-0.000183553057f)
-#define MP_GELU_G7 4.97975016e-5f
-#define MP_GELU_G8 (-7.0113956e-6f)
-#define MP_GELU_G9 5.36018888e-7f
-#define MP_GELU_G10 (-1.75044892e-8f)
+/* GELU(x) = x * Phi(x), Phi the normal distribution, (1 + erf(x / sqrt 2)) / 2. Instead of erf, which loses all digits
+ * of 1 + erf for negative x, the tail Phi(-t) = exp(G0 + G1 t + ... + G10 t^10), t = |x|: the fit of log(erfc(t / sqrt
+ * 2) / 2) on [0, 6], weighted by erfc. The leading coefficient is negative, so the tail goes on to 0. */
+#define MP_GELU_G0     (-0.693147182f)
+#define MP_GELU_G1     (-0.797885239f)
+#define MP_GELU_G2     (-0.318302631f)
+#define MP_GELU_G3     (-0.0363650247f)
+#define MP_GELU_G4     0.00483885268f
+#define MP_GELU_G5     (-2.01823332e-5f)
+#define MP_GELU_G6     (-0.000183553057f)
+#define MP_GELU_G7     4.97975016e-5f
+#define MP_GELU_G8     (-7.0113956e-6f)
+#define MP_GELU_G9     5.36018888e-7f
+#define MP_GELU_G10    (-1.75044892e-8f)
 
 /* GELU's tanh form, 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), is x * sigmoid(2 u). */
 #define MP_GELU_TANH_A 1.59576917f

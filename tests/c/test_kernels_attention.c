@@ -52,7 +52,13 @@ static full_case full_make(mp_test_random *random, int T, int D, float size) {
     kt_random(random, c.bias, (int64_t)T * T);
     for (int64_t i = 0; i < c.out_floats; i++)
         c.want[i] = c.got[i] = -77.0f;
-    c.a = (mp_attn_full){.q = c.qkv, .k = c.qkv + D, .v = c.qkv + 2 * D, .ld = ld, .ld_out = D + FULL_PAD, .T = T, .D = D,
+    c.a = (mp_attn_full){.q = c.qkv,
+                         .k = c.qkv + D,
+                         .v = c.qkv + 2 * D,
+                         .ld = ld,
+                         .ld_out = D + FULL_PAD,
+                         .T = T,
+                         .D = D,
                          .scale = 1.0f / sqrtf((float)D)};
     return c;
 }
@@ -232,7 +238,7 @@ enum { KV_MOST = 12 };
 typedef struct kv_case {
     mp_attn_kv a;
     int tokens, blocks;
-    size_t k_bytes, v_bytes; /* of a block */
+    size_t k_bytes, v_bytes;  /* of a block */
     float *q, *keys, *values; /* [tokens, k_dim] ... */
     void *k[KV_MOST], *v[KV_MOST], *scratch;
 } kv_case;
@@ -264,9 +270,18 @@ static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, in
     for (int64_t i = 0; i < rows * ldq; i++)
         c.q[i] *= size;
     c.scratch = kt_alloc(mp_attn_kv_scratch(k_dim, v_dim));
-    c.a = (mp_attn_kv){.q = c.q, .ldq = ldq, .ldq_group = ldq_group, .group = group, .k_dim = k_dim, .v_dim = v_dim,
-                       .scale = 1.0f / sqrtf((float)k_dim), .pos0 = tokens - rows, .window = window, .kv_dtype = dtype,
-                       .k_blocks = NULL, .v_blocks = NULL};
+    c.a = (mp_attn_kv){.q = c.q,
+                       .ldq = ldq,
+                       .ldq_group = ldq_group,
+                       .group = group,
+                       .k_dim = k_dim,
+                       .v_dim = v_dim,
+                       .scale = 1.0f / sqrtf((float)k_dim),
+                       .pos0 = tokens - rows,
+                       .window = window,
+                       .kv_dtype = dtype,
+                       .k_blocks = NULL,
+                       .v_blocks = NULL};
     return c;
 }
 
@@ -322,9 +337,7 @@ static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
     return kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_F16 : MP_F32, window, size);
 }
 
-static int kv_rows(const kv_case *c) {
-    return c->tokens - (int)c->a.pos0;
-}
+static int kv_rows(const kv_case *c) { return c->tokens - (int)c->a.pos0; }
 
 MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
     mp_test_random random = {21};

@@ -46,7 +46,7 @@ static void fill(mp_test_random *random, int kind, float *x, int64_t n) {
         kt_random(random, x, n);
 }
 
-static const mp_act acts[] = {MP_ACT_NONE, MP_ACT_GELU,     MP_ACT_GELU_TANH, MP_ACT_RELU,
+static const mp_act acts[] = {MP_ACT_NONE, MP_ACT_GELU, MP_ACT_GELU_TANH, MP_ACT_RELU,
                               MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID};
 enum { ACTS = sizeof acts / sizeof *acts };
 
@@ -216,8 +216,8 @@ MP_TEST(kernels_rows_activation_accuracy) {
             gelu_tanh = fmax(gelu_tanh, fabs(mp_ref_gelu_tanh(x) - other) / fmax(1.0, fabs(d)));
         }
     if (!(tanh_ulp <= 1.4 && sigmoid_ulp <= 2.5 && gelu_ulp <= 2.8 && gelu_left <= 5e-8 && gelu_tanh <= 1.5e-7))
-        MP_FAIL("tanh %.3f ulp, sigmoid %.3f ulp, gelu %.3f ulp from -1 on and %.3g before, its tanh form %.3g", tanh_ulp,
-                sigmoid_ulp, gelu_ulp, gelu_left, gelu_tanh);
+        MP_FAIL("tanh %.3f ulp, sigmoid %.3f ulp, gelu %.3f ulp from -1 on and %.3g before, its tanh form %.3g",
+                tanh_ulp, sigmoid_ulp, gelu_ulp, gelu_left, gelu_tanh);
     MP_CHECK(mp_ref_tanh(INFINITY) == 1.0f && mp_ref_tanh(-INFINITY) == -1.0f && isnan(mp_ref_tanh(NAN)));
     MP_CHECK(mp_ref_sigmoid(INFINITY) == 1.0f && mp_ref_sigmoid(-INFINITY) == 0.0f && isnan(mp_ref_sigmoid(NAN)));
     MP_CHECK(mp_ref_gelu(-40.0f) == 0.0f && mp_ref_gelu(40.0f) == 40.0f && isnan(mp_ref_gelu(NAN)));
@@ -252,7 +252,8 @@ MP_TEST(kernels_rows_argmax) {
     mp_test_random random = {3};
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_argmax);) {
         for (int round = 0; round < 200; round++) {
-            const int n = 1 + (int)(mp_test_random_u64(&random) % N), at = (int)(mp_test_random_u64(&random) % (uint64_t)n);
+            const int n = 1 + (int)(mp_test_random_u64(&random) % N);
+            const int at = (int)(mp_test_random_u64(&random) % (uint64_t)n);
             kt_random(&random, x, n);
             x[at] = 2.0f;
             x[at + (int)(mp_test_random_u64(&random) % (uint64_t)(n - at))] = 2.0f; /* a tie: the lower wins */

@@ -23,9 +23,7 @@ static inline float mp_ref_float(uint32_t u) {
 }
 
 /* The greater; b when either is NaN (as x86's MAXPS). */
-static inline float mp_ref_max(float a, float b) {
-    return a > b ? a : b;
-}
+static inline float mp_ref_max(float a, float b) { return a > b ? a : b; }
 
 static inline float mp_ref_exp(float x) {
     if (!(x <= MP_EXP_HI))
@@ -89,13 +87,20 @@ static inline float mp_ref_gelu_tanh(float x) {
 
 static inline float mp_ref_activate(mp_act act, float x) {
     switch (act) {
-    case MP_ACT_NONE: return x;
-    case MP_ACT_GELU: return mp_ref_gelu(x);
-    case MP_ACT_GELU_TANH: return mp_ref_gelu_tanh(x);
-    case MP_ACT_RELU: return x < 0.0f ? 0.0f : x; /* NaN goes through */
-    case MP_ACT_SILU: return x * mp_ref_sigmoid(x);
-    case MP_ACT_TANH: return mp_ref_tanh(x);
-    case MP_ACT_SIGMOID: return mp_ref_sigmoid(x);
+    case MP_ACT_NONE:
+        return x;
+    case MP_ACT_GELU:
+        return mp_ref_gelu(x);
+    case MP_ACT_GELU_TANH:
+        return mp_ref_gelu_tanh(x);
+    case MP_ACT_RELU:
+        return x < 0.0f ? 0.0f : x; /* NaN goes through */
+    case MP_ACT_SILU:
+        return x * mp_ref_sigmoid(x);
+    case MP_ACT_TANH:
+        return mp_ref_tanh(x);
+    case MP_ACT_SIGMOID:
+        return mp_ref_sigmoid(x);
     }
     return x;
 }

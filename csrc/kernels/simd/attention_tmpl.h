@@ -4,9 +4,9 @@
  *
  *     sum[r][lanes] = chain over k ascending of a[r][k] * b[k][lanes]
  *
- * Scores: a = queries, k = components, lanes = keys, so K must lie by columns. Output: a = probabilities, k = keys, lanes
- * = components, and V lies right as it is. A tile of R rows x V vecs keeps its sums in registers; R and V are constants
- * where `chain` melts in, and change no bit. */
+ * Scores: a = queries, k = components, lanes = keys, so K must lie by columns. Output: a = probabilities, k = keys,
+ * lanes = components, and V lies right as it is. A tile of R rows x V vecs keeps its sums in registers; R and V are
+ * constants where `chain` melts in, and change no bit. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_TMPL_H
 
@@ -26,7 +26,7 @@ typedef struct attn_source {
 } attn_source;
 
 static VEC_INLINE void chain(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
-                            int column, int from, int to, vec *sum) {
+                             int column, int from, int to, vec *sum) {
     const int64_t size = half ? 2 : 4, step = b->ld * size;
     const uint8_t *at = (const uint8_t *)b->data + from * step + column * size;
     const uint8_t *next = b->next ? (const uint8_t *)b->next + from * step + column * size : NULL;
@@ -66,28 +66,47 @@ static VEC_INLINE int tile_rows(int rows) {
 }
 
 #if defined(VEC_WIDE_TILES)
-#define TILE_CASES_7_8(run) case 7: run(7); break; case 8: run(8); break;
+#define TILE_CASES_7_8(run) \
+    case 7:                 \
+        run(7);             \
+        break;              \
+    case 8:                 \
+        run(8);             \
+        break;
 #else
 #define TILE_CASES_7_8(run)
 #endif
-#define TILE_EACH(rows, run)  \
-    switch (rows) {           \
-    case 1: run(1); break;    \
-    case 2: run(2); break;    \
-    case 3: run(3); break;    \
-    case 4: run(4); break;    \
-    case 5: run(5); break;    \
-    case 6: run(6); break;    \
-    TILE_CASES_7_8(run)       \
-    default: assert(false);   \
+#define TILE_EACH(rows, run) \
+    switch (rows) {          \
+    case 1:                  \
+        run(1);              \
+        break;               \
+    case 2:                  \
+        run(2);              \
+        break;               \
+    case 3:                  \
+        run(3);              \
+        break;               \
+    case 4:                  \
+        run(4);              \
+        break;               \
+    case 5:                  \
+        run(5);              \
+        break;               \
+    case 6:                  \
+        run(6);              \
+        break;               \
+        TILE_CASES_7_8(run)  \
+    default:                 \
+        assert(false);       \
     }
 
 /* ---- scores ---- */
 
 /* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs): as many steps of V vecs as there are from v on;
  * returns the vec it came to. */
-static VEC_INLINE int scores_step(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
-                                 int depth, int v, int vecs, float scale, float *s, int64_t ld) {
+static VEC_INLINE int scores_step(const int R, const int V, const bool half, const float *const *a,
+                                  const attn_source *b, int depth, int v, int vecs, float scale, float *s, int64_t ld) {
     const vec by = vec_set(scale);
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
@@ -100,7 +119,7 @@ static VEC_INLINE int scores_step(const int R, const int V, const bool half, con
 }
 
 static VEC_INLINE void scores_of(const int R, const bool half, const float *const *a, const attn_source *b, int depth,
-                                int vecs, float scale, float *s, int64_t ld) {
+                                 int vecs, float scale, float *s, int64_t ld) {
     int v = 0;
     if (R * 4 <= VEC_ACCUMULATORS)
         v = scores_step(R, 4, half, a, b, depth, v, vecs, scale, s, ld);
@@ -136,9 +155,7 @@ typedef struct attn_scores {
 } attn_scores;
 
 /* The lanes of the vec at column t that row r sees. */
-static VEC_INLINE vmask seen_at(const attn_scores *x, int r, int t) {
-    return vec_lanes(x->from[r] - t, x->to[r] - t);
-}
+static VEC_INLINE vmask seen_at(const attn_scores *x, int r, int t) { return vec_lanes(x->from[r] - t, x->to[r] - t); }
 
 /* Rows of 16 V columns, without bias. All maxima before all exps: steps of different rows then overlap. */
 static VEC_INLINE void softmax_short(const int V, attn_scores *x) {
@@ -206,14 +223,25 @@ static VEC_INLINE void softmax_long(attn_scores *x) {
     }
 }
 
-/* s becomes exp(s + bias - max), and 0 where it is not seen; the maxima and sums. A row that sees nothing: -inf and 0. */
+/* s becomes exp(s + bias - max), and 0 where it is not seen; the maxima and sums. A row that sees nothing: -inf and
+ * 0. */
 static void softmax_rows(attn_scores *x) {
     switch (x->bias[0] ? 0 : x->n / VEC_N) {
-    case 1: softmax_short(1, x); break;
-    case 2: softmax_short(2, x); break;
-    case 3: softmax_short(3, x); break;
-    case 4: softmax_short(4, x); break;
-    default: softmax_long(x); break;
+    case 1:
+        softmax_short(1, x);
+        break;
+    case 2:
+        softmax_short(2, x);
+        break;
+    case 3:
+        softmax_short(3, x);
+        break;
+    case 4:
+        softmax_short(4, x);
+        break;
+    default:
+        softmax_long(x);
+        break;
     }
 }
 
@@ -224,9 +252,9 @@ typedef struct attn_output {
     float *out;
     int64_t ld;
     int columns;
-    const float *by;       /* [rows] NULL: take it as it is */
-    const float *a, *b;    /* [rows] the factors of the state and of the new part; NULL: out is overwritten */
-    const uint8_t *what;   /* [rows] with a and b */
+    const float *by;     /* [rows] NULL: take it as it is */
+    const float *a, *b;  /* [rows] the factors of the state and of the new part; NULL: out is overwritten */
+    const uint8_t *what; /* [rows] with a and b */
 } attn_output;
 
 enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
@@ -254,8 +282,8 @@ static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column
 }
 
 /* Rows of probabilities p times rows [from, to) of b, `vecs` wide: steps as above. */
-static VEC_INLINE int output_step(const int R, const int V, const bool half, const float *const *p, const attn_source *b,
-                                 int from, int to, int v, int vecs, const attn_output *o) {
+static VEC_INLINE int output_step(const int R, const int V, const bool half, const float *const *p,
+                                  const attn_source *b, int from, int to, int v, int vecs, const attn_output *o) {
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
         chain(R, V, half, p, b, v * VEC_N, from, to, sum);
@@ -269,7 +297,7 @@ static VEC_INLINE int output_step(const int R, const int V, const bool half, con
 }
 
 static VEC_INLINE void output_of(const int R, const bool half, const float *const *p, const attn_source *b, int from,
-                                int to, int vecs, const attn_output *o) {
+                                 int to, int vecs, const attn_output *o) {
     int v = 0;
     if (R * 4 <= VEC_ACCUMULATORS)
         v = output_step(R, 4, half, p, b, from, to, v, vecs, o);
@@ -356,10 +384,10 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
             }
         }
         for (int r = 0, R; r < rows; r += R) {
-            attn_scores x = {.s = s + (int64_t)r * plan.keys, .ld = plan.keys, .rows = tile_rows(rows - r), .n = columns};
+            attn_scores x = {.s = s + (int64_t)r * plan.keys, .ld = plan.keys, .n = columns};
             const float *p[VEC_TILE_ROWS];
             float inverse[VEC_TILE_ROWS];
-            R = x.rows;
+            R = x.rows = tile_rows(rows - r);
             for (int i = 0; i < R; i++) {
                 const int row = block + r + i;
                 full_visible(a, row, &from, &to);
@@ -414,7 +442,7 @@ static VEC_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *fr
 
 /* p, m and l of one block for all rows x group. */
 static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const attn_source *k, bool half, float *p,
-                                 float *m, float *l) {
+                                  float *m, float *l) {
     attn_source source = *k;
     for (int i = 0, R; i < n; i += R) {
         const float *q[VEC_TILE_ROWS];
@@ -437,7 +465,7 @@ static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const a
 }
 
 static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const attn_source *v, bool half, const float *p,
-                                const attn_output *out) {
+                                 const attn_output *out) {
     attn_source source = *v;
     for (int i = 0, R; i < n; i += R) {
         const float *row[VEC_TILE_ROWS];
@@ -479,7 +507,7 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
 
 /* The new m and l of a state, the factors a and b of its o and of the partial's, and what to do in each row. */
 static VEC_INLINE void merge_factors(int n, const float *m, const float *l, mp_attn_partial *state, float *a, float *b,
-                                    uint8_t *what) {
+                                     uint8_t *what) {
     for (int i = 0; i < n; i += VEC_N) {
         const int left = n - i < VEC_N ? n - i : VEC_N;
         const vec old = vec_load_n(state->m + i, left), new = vec_load_n(m + i, left), top = vec_max(new, old);

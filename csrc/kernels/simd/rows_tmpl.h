@@ -1,7 +1,7 @@
 /* rows_tmpl.h: the row kernels over 16 lanes. Template: after a vec_*.h. What each computes: kernels.h.
  *
- * A row whose length is no multiple of 16 ends in a vec with zeros in the missing lanes. A zero adds nothing to a sum that
- * started at +0 (such a sum is never -0), so the fixed tree holds for every length. */
+ * A row whose length is no multiple of 16 ends in a vec with zeros in the missing lanes. A zero adds nothing to a sum
+ * that started at +0 (such a sum is never -0), so the fixed tree holds for every length. */
 #ifndef MP_KERNELS_SIMD_ROWS_TMPL_H
 #define MP_KERNELS_SIMD_ROWS_TMPL_H
 
@@ -64,15 +64,29 @@ static void rows_add(const float *x, int64_t n, float *y) {
 }
 
 /* act is a constant in the functions below, one a case: the choice is made once a call. */
-#define ROWS_EACH_ACT(run)                                     \
-    switch (act) {                                             \
-    case MP_ACT_NONE: run(MP_ACT_NONE); break;                 \
-    case MP_ACT_GELU: run(MP_ACT_GELU); break;                 \
-    case MP_ACT_GELU_TANH: run(MP_ACT_GELU_TANH); break;       \
-    case MP_ACT_RELU: run(MP_ACT_RELU); break;                 \
-    case MP_ACT_SILU: run(MP_ACT_SILU); break;                 \
-    case MP_ACT_TANH: run(MP_ACT_TANH); break;                 \
-    case MP_ACT_SIGMOID: run(MP_ACT_SIGMOID); break;           \
+#define ROWS_EACH_ACT(run)     \
+    switch (act) {             \
+    case MP_ACT_NONE:          \
+        run(MP_ACT_NONE);      \
+        break;                 \
+    case MP_ACT_GELU:          \
+        run(MP_ACT_GELU);      \
+        break;                 \
+    case MP_ACT_GELU_TANH:     \
+        run(MP_ACT_GELU_TANH); \
+        break;                 \
+    case MP_ACT_RELU:          \
+        run(MP_ACT_RELU);      \
+        break;                 \
+    case MP_ACT_SILU:          \
+        run(MP_ACT_SILU);      \
+        break;                 \
+    case MP_ACT_TANH:          \
+        run(MP_ACT_TANH);      \
+        break;                 \
+    case MP_ACT_SIGMOID:       \
+        run(MP_ACT_SIGMOID);   \
+        break;                 \
     }
 
 static VEC_INLINE void rows_gated_as(const mp_act act, const float *gate, const float *up, int64_t n, float *y) {

@@ -20,15 +20,15 @@ typedef struct vmask { /* all bits of a lane set, or none */
     __m256 lo, hi;
 } vmask;
 
-#define VEC_AVX2_1(name, call)           \
-    static MP_INLINE vec name(vec x) {   \
+#define VEC_AVX2_1(name, call)            \
+    static MP_INLINE vec name(vec x) {    \
         vec y = {call(x.lo), call(x.hi)}; \
-        return y;                        \
+        return y;                         \
     }
-#define VEC_AVX2_2(name, call)                         \
-    static MP_INLINE vec name(vec a, vec b) {          \
-        vec y = {call(a.lo, b.lo), call(a.hi, b.hi)};  \
-        return y;                                      \
+#define VEC_AVX2_2(name, call)                        \
+    static MP_INLINE vec name(vec a, vec b) {         \
+        vec y = {call(a.lo, b.lo), call(a.hi, b.hi)}; \
+        return y;                                     \
     }
 
 static MP_INLINE vec vec_set(float x) {
@@ -36,9 +36,7 @@ static MP_INLINE vec vec_set(float x) {
     return y;
 }
 
-static MP_INLINE vec vec_zero(void) {
-    return vec_set(0.0f);
-}
+static MP_INLINE vec vec_zero(void) { return vec_set(0.0f); }
 
 /* Lanes 0 ... 7 that are below n. */
 static MP_INLINE __m256i vec_avx2_below(int n) {
@@ -112,8 +110,8 @@ static MP_INLINE vec vec_fma(vec a, vec b, vec c) {
     return y;
 }
 
-#define VEC_AVX2_ABS(x) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)
-#define VEC_AVX2_NEG(x) _mm256_xor_ps(_mm256_set1_ps(-0.0f), x)
+#define VEC_AVX2_ABS(x)     _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)
+#define VEC_AVX2_NEG(x)     _mm256_xor_ps(_mm256_set1_ps(-0.0f), x)
 #define VEC_AVX2_SIGN(a, b) _mm256_or_ps(VEC_AVX2_ABS(a), _mm256_and_ps(_mm256_set1_ps(-0.0f), b))
 #define VEC_AVX2_SCALE(a, b) \
     _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(b), 23)))
@@ -145,12 +143,8 @@ static MP_INLINE vec vec_select(vmask m, vec a, vec b) {
     return y;
 }
 
-static MP_INLINE float vec_sum(vec x) {
-    return vec_x86_sum8(_mm256_add_ps(x.lo, x.hi));
-}
+static MP_INLINE float vec_sum(vec x) { return vec_x86_sum8(_mm256_add_ps(x.lo, x.hi)); }
 
-static MP_INLINE float vec_top(vec x) {
-    return vec_x86_top8(_mm256_max_ps(x.hi, x.lo));
-}
+static MP_INLINE float vec_top(vec x) { return vec_x86_top8(_mm256_max_ps(x.hi, x.lo)); }
 
 #endif

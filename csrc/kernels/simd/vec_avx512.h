@@ -20,9 +20,7 @@ static MP_INLINE vec vec_set(float x) { return _mm512_set1_ps(x); }
 static MP_INLINE vec vec_zero(void) { return _mm512_setzero_ps(); }
 
 /* The n lowest lanes; n beyond [0, 16] counts as the nearer end. */
-static MP_INLINE vmask vec_avx512_first(int n) {
-    return (vmask)((1u << (n < 0 ? 0 : n > 16 ? 16 : n)) - 1u);
-}
+static MP_INLINE vmask vec_avx512_first(int n) { return (vmask)((1u << (n < 0 ? 0 : n > 16 ? 16 : n)) - 1u); }
 
 static MP_INLINE vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
 static MP_INLINE vec vec_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(vec_avx512_first(n), p); }
@@ -70,9 +68,7 @@ static MP_INLINE vec vec_scale_exponent(vec a, vec b) {
 static MP_INLINE vmask vec_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 static MP_INLINE vmask vec_less_equal(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
 
-static MP_INLINE vmask vec_lanes(int from, int to) {
-    return (vmask)(vec_avx512_first(to) & ~vec_avx512_first(from));
-}
+static MP_INLINE vmask vec_lanes(int from, int to) { return (vmask)(vec_avx512_first(to) & ~vec_avx512_first(from)); }
 
 static MP_INLINE vec vec_select(vmask m, vec a, vec b) { return _mm512_mask_blend_ps(m, b, a); }
 

@@ -7,12 +7,12 @@
  *     vec_avx2.h      two registers of 8
  *     vec_avx512.h    one register
  *
- * Each operation is one IEEE operation in each lane (or none: loads, masks), so a template gives the same bits whichever
- * header came before it. A new instruction set is one more header with these names; where a name is not obvious, its
- * meaning is stated here and only here.
+ * Each operation is one IEEE operation in each lane (or none: loads, masks), so a template gives the same bits
+ * whichever header came before it. A new instruction set is one more header with these names; where a name is not
+ * obvious, its meaning is stated here and only here.
  *
- * Templates with internal linkage: a file includes one vec_*.h, and the templates it wants after it. On x86 they stand in
- * a target region (target.h), and whatever they include themselves must have been included before the region. */
+ * Templates with internal linkage: a file includes one vec_*.h, and the templates it wants after it. On x86 they stand
+ * in a target region (target.h), and whatever they include themselves must have been included before the region. */
 #ifndef MP_KERNELS_SIMD_VEC_PLAIN_H
 #define MP_KERNELS_SIMD_VEC_PLAIN_H
 
@@ -29,7 +29,7 @@
 
 enum {
     VEC_N = 16,
-    VEC_TILE_ROWS = 6,    /* rows of a tile of sums that the registers hold ... */
+    VEC_TILE_ROWS = 6,    /* rows of a tile of sums that the registers hold (8: define VEC_WIDE_TILES) ... */
     VEC_ACCUMULATORS = 6, /* ... whose rows x vecs are at most this */
 };
 
@@ -63,9 +63,7 @@ static VEC_INLINE vec vec_set(float x) {
     return y;
 }
 
-static VEC_INLINE vec vec_zero(void) {
-    return vec_set(0.0f);
-}
+static VEC_INLINE vec vec_zero(void) { return vec_set(0.0f); }
 
 static VEC_INLINE vec vec_load(const float *p) {
     vec y;
@@ -80,13 +78,9 @@ static VEC_INLINE vec vec_load_n(const float *p, int n) {
     return y;
 }
 
-static VEC_INLINE void vec_store(float *p, vec x) {
-    memcpy(p, &x, sizeof x);
-}
+static VEC_INLINE void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
 
-static VEC_INLINE void vec_store_n(float *p, vec x, int n) {
-    VEC_EACH(l) if (l < n) p[l] = x.lane[l];
-}
+static VEC_INLINE void vec_store_n(float *p, vec x, int n) { VEC_EACH(l) if (l < n) p[l] = x.lane[l]; }
 
 static VEC_INLINE vec vec_load_half(const uint16_t *p) {
     vec y;
@@ -126,8 +120,8 @@ static VEC_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
     }
 }
 
-/* An 8 x 8 piece of rows at src to columns at dst: dst[c * dst_ld + r] = src[r * src_ld + c]. When rows < 8 (at least 1),
- * the last row stands in for the missing ones. */
+/* An 8 x 8 piece of rows at src to columns at dst: dst[c * dst_ld + r] = src[r * src_ld + c]. When rows < 8 (at least
+ * 1), the last row stands in for the missing ones. */
 static VEC_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
     for (int r = 0; r < 8; r++)
         for (int c = 0; c < 8; c++)
@@ -136,11 +130,11 @@ static VEC_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows
 
 /* ---- arithmetic ---- */
 
-#define VEC_PLAIN_2(name, expression)            \
-    static VEC_INLINE vec name(vec a, vec b) {    \
-        vec y;                                   \
-        VEC_EACH(l) y.lane[l] = (expression);    \
-        return y;                                \
+#define VEC_PLAIN_2(name, expression)          \
+    static VEC_INLINE vec name(vec a, vec b) { \
+        vec y;                                 \
+        VEC_EACH(l) y.lane[l] = (expression);  \
+        return y;                              \
     }
 
 VEC_PLAIN_2(vec_add, a.lane[l] + b.lane[l])
@@ -215,8 +209,6 @@ static VEC_INLINE float vec_top(vec x) {
     return x.lane[0];
 }
 
-static VEC_INLINE void vec_prefetch(const void *p) {
-    __builtin_prefetch(p);
-}
+static VEC_INLINE void vec_prefetch(const void *p) { __builtin_prefetch(p); }
 
 #endif

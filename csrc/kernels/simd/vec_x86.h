@@ -34,7 +34,8 @@ static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows,
         __m256 a[4], t[4];
         MP_UNROLL
         for (int r = 0; r < 4; r++)
-            a[r] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row[r] + c)), _mm_loadu_ps(row[r + 4] + c), 1);
+            a[r] =
+                _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row[r] + c)), _mm_loadu_ps(row[r + 4] + c), 1);
         t[0] = _mm256_unpacklo_ps(a[0], a[1]);
         t[1] = _mm256_unpackhi_ps(a[0], a[1]);
         t[2] = _mm256_unpacklo_ps(a[2], a[3]);
@@ -46,8 +47,6 @@ static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows,
     }
 }
 
-static MP_INLINE void vec_prefetch(const void *p) {
-    _mm_prefetch((const char *)p, _MM_HINT_T0);
-}
+static MP_INLINE void vec_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 
 #endif

@@ -71,13 +71,20 @@ static VEC_INLINE vec vec_gelu_tanh(vec x) {
 /* act should be a constant where this is inlined. */
 static VEC_INLINE vec vec_activate(const mp_act act, vec x) {
     switch (act) {
-    case MP_ACT_NONE: return x;
-    case MP_ACT_GELU: return vec_gelu(x);
-    case MP_ACT_GELU_TANH: return vec_gelu_tanh(x);
-    case MP_ACT_RELU: return vec_select(vec_less(x, vec_zero()), vec_zero(), x);
-    case MP_ACT_SILU: return vec_mul(x, vec_sigmoid(x));
-    case MP_ACT_TANH: return vec_tanh(x);
-    case MP_ACT_SIGMOID: return vec_sigmoid(x);
+    case MP_ACT_NONE:
+        return x;
+    case MP_ACT_GELU:
+        return vec_gelu(x);
+    case MP_ACT_GELU_TANH:
+        return vec_gelu_tanh(x);
+    case MP_ACT_RELU:
+        return vec_select(vec_less(x, vec_zero()), vec_zero(), x);
+    case MP_ACT_SILU:
+        return vec_mul(x, vec_sigmoid(x));
+    case MP_ACT_TANH:
+        return vec_tanh(x);
+    case MP_ACT_SIGMOID:
+        return vec_sigmoid(x);
     }
     return x;
 }

@@ -17,7 +17,5 @@ MP_TARGET_AVX2_BEGIN
 #include "kernels/simd/attention_tmpl.h"
 MP_TARGET_END
 
-void mp_avx2_attention(mp_kernel_table *table) {
-    attention_fill(table, "avx2");
-}
+void mp_avx2_attention(mp_kernel_table *table) { attention_fill(table, "avx2"); }
 #endif

@@ -16,7 +16,5 @@ MP_TARGET_AVX2_BEGIN
 #include "kernels/simd/rows_tmpl.h"
 MP_TARGET_END
 
-void mp_avx2_rows(mp_kernel_table *table) {
-    rows_fill(table, "avx2");
-}
+void mp_avx2_rows(mp_kernel_table *table) { rows_fill(table, "avx2"); }
 #endif
