@@ -1,0 +1,83 @@
+"""What the commands share: a pool as the options ask for it, and writing for people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from ..catalog import Resolved
+    from ..pool import Pool
+    from ..results import Completion
+
+#: Control characters that could move a terminal's cursor or change its settings; a model can be made to write them.
+_UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def make_pool(arguments: argparse.Namespace) -> Pool:
+    """A pool with the limits of ``--threads`` and ``--offline``."""
+    from ..config import PoolConfig
+    from ..pool import Pool
+
+    return Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None))
+
+
+def for_output(text: str, stream: TextIO) -> str:
+    """A model's text, made harmless if a terminal is going to read it."""
+    return text.translate(_UNPRINTABLE) if stream.isatty() else text
+
+
+def say(text: str = "", stream: TextIO | None = None) -> None:
+    """A line for people, at once."""
+    print(text, file=stream or sys.stdout, flush=True)
+
+
+def note(text: str) -> None:
+    """A line that is no part of the output: to standard error."""
+    say(text, sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """Strict JSON for programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns, as wide as what they hold."""
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def size_of(found: Resolved) -> int:
+    """Bytes of a model's files; those of a local one are what it is read from."""
+    import os
+
+    if found.files:
+        return sum(os.path.getsize(path) for path in found.files)
+    if os.path.isfile(found.path):
+        return os.path.getsize(found.path)
+    return sum(os.path.getsize(os.path.join(parent, name)) for parent, _, names in os.walk(found.path)
+               for name in names)
+
+
+def speed(done: Completion) -> tuple[float, float]:
+    """Tokens a second of a completion: reading its prompt, and writing. 0 where too little was done to tell."""
+    read = done.usage.prompt_tokens - done.usage.cached_tokens
+    written = done.usage.completion_tokens - len(done.choices)  # the first ones come with the prompt
+    return (read / done.timings.prompt if done.timings.prompt > 0 else 0.0,
+            written / done.timings.generation if done.timings.generation > 0 and written > 0 else 0.0)
+
+
+def stats_line(done: Completion) -> str:
+    """How fast a completion was, for people."""
+    usage, timings = done.usage, done.timings
+    reading, writing = speed(done)
+    parts = [f"{usage.prompt_tokens} tokens of prompt in {timings.prompt:.3f} s ({reading:,.0f}/s)",
+             f"{usage.completion_tokens} written" + (f" at {writing:,.1f}/s" if writing else "")]
+    if usage.cached_tokens:
+        parts.insert(1, f"{usage.cached_tokens} of them cached")
+    return ", ".join([*parts, f"{timings.total:.2f} s in all", done.finish_reason])

@@ -1,0 +1,142 @@
+"""``mpool demo``: from nothing to a ranking of sentences and an answer, saying what was done and how fast."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from .common import for_output, make_pool, say, size_of, speed
+
+if TYPE_CHECKING:
+    from ..model import Model
+    from ..pool import Pool
+
+SENTENCES = (
+    "Air scatters the short waves of sunlight more than the long ones.",
+    "At sunset light has a long way through the air, and red is what is left of it.",
+    "A blue car is parked in front of the house.",
+    "Bread rises because yeast gives off carbon dioxide.",
+    "The cat is asleep on the warm roof.",
+    "Shares fell by two per cent on Monday.",
+)
+#: Texts, and words in each, with which the speed of embedding is measured.
+TEXTS, WORDS = 256, 20
+MAX_TOKENS = 96
+
+
+def _silent(text: str = "") -> None:
+    """Takes what is said when the output is JSON."""
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from ..catalog import load_catalogue
+
+    tell = _silent if arguments.json else say
+    catalogue = load_catalogue()
+    with make_pool(arguments) as pool:
+        facts: dict[str, Any] = {"machine": _machine(tell)}
+        embedding = arguments.embedding_model or catalogue.default("text_embedding").key
+        facts["embedding"] = _embedding(pool, embedding, arguments, tell)
+        text = arguments.text_model or catalogue.default("text_to_text").key
+        facts["text"] = _text(pool, text, arguments, tell)
+    if arguments.json:
+        from .common import print_json
+
+        print_json(facts)
+        return 0
+    tell("Next: mpool chat; mpool embed \"A sentence.\"; mpool models; in Python: import mpool; help(mpool.embed)")
+    return 0
+
+
+def _machine(tell: Any) -> dict[str, Any]:
+    from ..show import show_config
+
+    found = show_config("dicts")
+    cpu = found["cpu"]
+    tell(f"mpool {found['version']} on {cpu['name']}: {found['lanes']} threads, {cpu['level']} kernels\n")
+    return {"version": found["version"], "cpu": cpu["name"], "level": cpu["level"], "lanes": found["lanes"]}
+
+
+def _fetch(name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+    """Has a model's files here."""
+    from ..catalog import resolve
+    from ..errors import OfflineError
+
+    start, fetched = time.monotonic(), False
+    try:
+        found = resolve(name, offline=True, progress=False)
+    except OfflineError:
+        fetched = True
+        tell(f"{name}: not here yet, fetching it ...")
+        found = resolve(name, offline=arguments.offline or None, progress=None)
+    seconds = time.monotonic() - start
+    amount = f"{size_of(found) / 1e6:,.0f} MB"
+    tell(f"{name}: " + (f"fetched in {seconds:.1f} s, {amount}, {found.revision or found.ref}" if fetched
+                        else f"already here, {amount}"))
+    tell(f"  files   {found.path}")
+    return {"model": name, "fetched": fetched, "fetch_seconds": round(seconds, 3), "path": found.path,
+            "bytes": size_of(found), "revision": found.revision}
+
+
+def _load(pool: Pool, name: str, compute: str, facts: dict[str, Any], tell: Any) -> Model:
+    start = time.monotonic()
+    model = pool.load(name, compute=compute)
+    facts["load_seconds"] = round(time.monotonic() - start, 4)
+    facts["compute"] = next(row.compute for row in pool.ps() if row.capability == model.capability)
+    tell(f"  loaded  in {facts['load_seconds']:.2f} s, arithmetic: {facts['compute']}")
+    return model
+
+
+def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+    from ..similarity import similarity
+
+    facts = _fetch(name, arguments, tell)
+    model = _load(pool, name, arguments.compute, facts, tell)
+    question = model.embed(arguments.question, "query")
+    scores = similarity(question, model.embed(SENTENCES, "document"))
+    ranking = sorted(zip(map(float, scores.ravel()), SENTENCES), reverse=True)
+    tell(f"\n  {arguments.question}")
+    for score, sentence in ranking:
+        tell(f"  {score:6.3f}  {sentence}")
+    facts["ranking"] = [{"similarity": round(score, 6), "text": sentence} for score, sentence in ranking]
+
+    words = " ".join(SENTENCES).replace(".", "").split()
+    chance = random.Random(0)
+    texts = [" ".join(chance.choices(words, k=WORDS)) for _ in range(TEXTS)]
+    start = time.monotonic()
+    model.batch_embed(texts)
+    facts["texts_per_second"] = round(TEXTS / (time.monotonic() - start), 1)
+    singles = []
+    for text in texts[:32]:
+        start = time.monotonic()
+        model.embed(text)
+        singles.append(time.monotonic() - start)
+    facts["one_text_ms"] = round(sorted(singles)[len(singles) // 2] * 1e3, 3)
+    tell(f"\n  speed   {facts['texts_per_second']:,.0f} texts/s ({TEXTS} texts of {WORDS} words in one call), "
+         f"{facts['one_text_ms']:.2f} ms for one\n")
+    return facts
+
+
+def _text(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+    facts = _fetch(name, arguments, tell)
+    model = _load(pool, name, arguments.compute, facts, tell)
+    tell(f"\n  {arguments.question}")
+    messages = [{"role": "user", "content": arguments.question}]
+    with model.chat(messages, stream=True, temperature=0, max_tokens=MAX_TOKENS) as stream:
+        if not arguments.json:
+            sys.stdout.write("  ")
+            for chunk in stream:
+                sys.stdout.write(for_output(chunk.text, sys.stdout).replace("\n", "\n  "))
+                sys.stdout.flush()
+        done = stream.result()
+    reading, writing = speed(done)
+    facts |= {"answer": done.text, "finish_reason": done.finish_reason, "prompt_tokens": done.usage.prompt_tokens,
+              "completion_tokens": done.usage.completion_tokens, "prompt_tokens_per_second": round(reading, 1),
+              "tokens_per_second": round(writing, 1)}
+    cut = f" (cut after {MAX_TOKENS} tokens)" if done.finish_reason == "length" else ""
+    tell(f"{cut}\n\n  speed   {writing:,.0f} tokens/s written, {reading:,.0f} tokens/s of prompt read\n")
+    return facts

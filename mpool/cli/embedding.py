@@ -1,0 +1,196 @@
+"""``mpool embed``: texts in, a line of JSON a text or one numpy array out, in memory that does not grow with either."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+from .common import make_pool
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Rows that are handed on at once.
+_BATCH = 256
+
+
+def embed(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from ..errors import InvalidArgument
+
+    if arguments.text and arguments.file:
+        raise InvalidArgument("texts are given as arguments and with --file, allowed: one of the two")
+    form = arguments.format or ("npy" if (arguments.output or "").endswith(".npy") else "jsonl")
+    if form == "npy" and not arguments.output and sys.stdout.isatty():
+        raise InvalidArgument("an array would go to the terminal", hint="Name a file with --output, or redirect")
+    source = iter(arguments.text) if arguments.text else _lines(arguments.file or ["-"])
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in
+                               ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
+                                "on_error")}
+    options["truncate"] = not arguments.no_truncate
+    texts: list[str] = []  # those in flight, for the lines that go with their vectors
+    with make_pool(arguments) as pool:
+        progress = False if arguments.quiet else None
+        pool.load(arguments.model or _default(), compute=arguments.compute, progress=progress)
+        with _opened(arguments.output) as file:
+            writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
+            for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
+                writer.rows(rows)
+            writer.close()
+    return 0
+
+
+def _default() -> str:
+    from ..catalog import load_catalogue
+
+    return load_catalogue().default("text_embedding").key
+
+
+def _lines(paths: list[str]) -> Iterator[str]:
+    """Lines of files, without their ends."""
+    from ..errors import FileError
+
+    for path in paths:
+        try:
+            with sys.stdin if path == "-" else open(path, encoding="utf-8") as file:
+                for line in file:
+                    yield line.rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            name = "standard input" if path == "-" else path
+            raise FileError(f"{name} is not UTF-8 text: {error.reason}", hint="Convert it first, as with iconv") from None
+
+
+def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,
+             options: dict[str, Any]) -> Iterator[NDArray[Any]]:
+    """Arrays (n, d) in the order of the texts, which are appended to ``kept`` as they are read."""
+    from ..errors import InvalidArgument
+
+    def keep(texts: Iterable[str]) -> Iterator[str]:
+        for text in texts:
+            if kept is not None:
+                kept.append(text)
+            yield text
+
+    model = arguments.model
+    if options["precision"] in ("int8", "uint8"):  # their ranges need all vectors at once
+        texts = list(keep(source))
+        if not texts:
+            raise InvalidArgument("there is no text to embed")
+        yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **options)
+        return
+    count = 0
+    for rows in pool.embed_iter(keep(source), model, batch_size=_BATCH, progress=_bar(arguments), **options):
+        count += len(rows)
+        yield rows
+    if not count:
+        raise InvalidArgument("there is no text to embed")
+
+
+def _bar(arguments: argparse.Namespace) -> bool:
+    """A bar where somebody watches and the output goes elsewhere."""
+    return bool(arguments.output) and not arguments.quiet and sys.stderr.isatty()
+
+
+class _LineWriter:
+    """A JSON object a line: the text and its vector, null if it has none."""
+
+    def __init__(self, file: IO[bytes], texts: list[str]) -> None:
+        self.file, self.texts = file, texts
+
+    def rows(self, vectors: NDArray[Any]) -> None:
+        """Writes vectors (n, d) of the first n texts, and forgets those."""
+        # nine digits are enough to tell any two float32 apart
+        form = "%.9g" if vectors.dtype.kind == "f" else "%d"
+        for text, values in zip(self.texts, vectors.tolist()):
+            known = all(value == value for value in values)
+            vector = "[" + ", ".join([form % value for value in values]) + "]" if known else "null"
+            line = f'{{"text": {json.dumps(text, ensure_ascii=False)}, "embedding": {vector}}}\n'
+            self.file.write(line.encode())
+        del self.texts[:len(vectors)]
+        self.file.flush()
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+class _ArrayWriter:
+    """One numpy array of any length: its header is written again when the length is known, which numpy leaves room
+    for. What cannot be wound back is collected instead."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.seekable = file, file.seekable()
+        self.parts: list[NDArray[Any]] = []
+        self.dtype: np.dtype[Any] | None = None
+        self.count = self.width = self.start = 0
+
+    def rows(self, vectors: NDArray[Any]) -> None:
+        """Adds vectors (n, d)."""
+        import numpy as np
+
+        if not self.seekable:
+            self.parts.append(vectors)
+            return
+        if self.dtype is None:
+            self.dtype, self.width = vectors.dtype, vectors.shape[1]
+            self._header()
+            self.start = self.file.tell()
+        self.file.write(np.ascontiguousarray(vectors).data)
+        self.count += len(vectors)
+
+    def close(self) -> None:
+        """Completes the array."""
+        import numpy as np
+
+        if not self.seekable:
+            np.save(self.file, np.concatenate(self.parts))
+            return
+        self.file.seek(0)
+        self._header()
+        assert self.file.tell() == self.start, "numpy's header has grown"
+
+    def _header(self) -> None:
+        from numpy.lib import format as npy
+
+        npy.write_array_header_1_0(self.file, {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False,
+                                               "shape": (self.count, self.width)})
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[IO[bytes]]:
+    """Standard output, or a file that appears complete or not at all."""
+    if path is None or path == "-":
+        yield _Forward(sys.stdout.buffer)
+        return
+    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        with open(path, "wb") as file:  # a pipe or a device has no second name
+            yield _Forward(file)
+        return
+    part = f"{path}.part"
+    try:
+        with open(part, "wb") as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        try:
+            os.unlink(part)
+        except OSError:
+            pass
+        raise
+
+
+class _Forward:
+    """A file that says it cannot be wound back, as output that another program reads must not be."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.write, self.flush = file.write, file.flush
+
+    def seekable(self) -> bool:
+        """No."""
+        return False

@@ -1,0 +1,175 @@
+"""``mpool pull``, ``mpool models`` and ``mpool show``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from .common import note, print_json, say, size_of, table
+
+if TYPE_CHECKING:
+    from ..catalog import ModelDescription, Resolved, Row
+
+
+def megabytes(count: int | None) -> str:
+    """Bytes for people, in units of 10**6."""
+    from ..show import megabytes as text
+
+    return text(count or 0)
+
+
+# ---- pull ------------------------------------------------------------------------------------------------------------
+
+def pull(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool pull``: every model that can be fetched is, also after one that cannot."""
+    from ..catalog import resolve, verify
+    from ..errors import MpoolError
+
+    done, failed = [], False
+    for name in arguments.model:
+        start = time.monotonic()
+        try:
+            found = resolve(name, offline=arguments.offline or None, progress=False if arguments.quiet else None)
+            if arguments.verify:
+                verify(found)
+        except MpoolError as error:
+            note(f"mpool: {error}")
+            failed = True
+            continue
+        done.append({**_facts_of_files(found), "seconds": round(time.monotonic() - start, 3)})
+        if not arguments.json:
+            say(f"{found.key or found.ref}: {megabytes(size_of(found))} in {found.path}"
+                + (", hashes checked" if arguments.verify else ""))
+    if arguments.json:
+        print_json(done)
+    return 1 if failed else 0
+
+
+def _facts_of_files(found: Resolved) -> dict[str, Any]:
+    return {"key": found.key, "ref": found.ref, "source": found.source, "revision": found.revision, "path": found.path,
+            "kind": found.kind, "bytes": size_of(found)}
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+def models(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool models``."""
+    from ..catalog import load_catalogue
+
+    catalogue = load_catalogue()
+    listed = []
+    for key in catalogue.keys(arguments.capability):
+        row, here = catalogue.require(key), _local(key)
+        if here is not None or not arguments.local:
+            listed.append(_facts_of_row(row, here, key in catalogue.defaults.values()))
+    if arguments.json:
+        print_json(listed)
+        return 0
+    say(table(("MODEL", "FOR", "MEMORY", "PARAMETERS", "LICENCE", "HERE"),
+              [(fact["key"] + (" (default)" if fact["default"] else ""), fact["capability"],
+                f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
+                megabytes(fact["bytes"]) if fact["path"] else "no") for fact in listed]))
+    return 0
+
+
+def _local(key: str) -> Resolved | None:
+    from ..catalog import resolve
+    from ..errors import MpoolError
+
+    try:
+        return resolve(key, offline=True, progress=False)
+    except MpoolError:
+        return None
+
+
+def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, Any]:
+    refs = [str(ref) for ref in row.refs] or [str(part.ref) for part in row.joined.parts if row.joined]
+    return {"key": row.key, "capability": row.capability, "default": default, "refs": refs, "origin": row.origin,
+            "license": row.license, "parameters": row.parameters,
+            "est_memory_allocation_mb": row.est_memory_allocation_mb, "path": here.path if here else None,
+            "bytes": size_of(here) if here else None}
+
+
+def _count(number: int | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.0f} M"
+
+
+# ---- show ------------------------------------------------------------------------------------------------------------
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool show``; fetches nothing."""
+    if arguments.model is None:
+        from ..show import show_config
+
+        found = show_config("dicts") if arguments.json else show_config()
+        if arguments.json:
+            print_json(found)
+        return 0
+    facts = _facts(arguments.model)
+    if arguments.json:
+        print_json(facts)
+        return 0
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value not in (None, "", [], {}):
+            say(f"{name.replace('_', ' ').ljust(width)}  {_text(name, value)}")
+    return 0
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "bytes":
+        return megabytes(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {part!r}" if isinstance(part, str) else f"{key}: {part}" for key, part in value.items())
+    return str(value)
+
+
+def _facts(name: str) -> dict[str, Any]:
+    """What is known of a model without fetching anything: its files if they are here, else the catalogue's row."""
+    from ..catalog import KeyRef, load_catalogue, parse_reference, resolve
+    from ..catalog import describing
+    from ..errors import OfflineError
+
+    reference = parse_reference(name)
+    row = load_catalogue().get(reference.key) if isinstance(reference, KeyRef) else None
+    try:
+        found = resolve(name, offline=True, progress=False)
+    except OfflineError:
+        if row is None:
+            raise
+        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()),
+                "here": f"no; mpool pull {row.key}"}
+    return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
+
+
+def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
+    """What a model's files say."""
+    tensors = model.spec.tensors
+    facts: dict[str, Any] = {
+        "capability": model.capability, "architecture": model.spec.architecture, "license": model.license,
+        "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
+        "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
+        "est_memory_allocation_mb": model.est_memory_allocation_mb,
+    }
+    if model.embedding is not None:
+        settings = model.embedding
+        facts |= {"max_tokens": settings.max_tokens, "dimensions": settings.truncate_dim or settings.output_size,
+                  "matryoshka": list(settings.dimensions), "pooling": list(settings.pooling),
+                  "normalize": settings.normalize, "similarity": settings.similarity,
+                  "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt_name}
+    if model.generation is not None:
+        facts |= {"context_length": model.generation.context_length, "chat_template": model.chat_template is not None,
+                  "end_of_generation": list(model.generation.eog_token_ids),
+                  "sampling": dict(model.generation.defaults)}
+    return facts

