@@ -20,7 +20,7 @@ from typing import Any, Iterator
 
 import pytest
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "corpus"))
@@ -315,8 +315,10 @@ def test_what_is_cached_without_our_record(hub: Hub, online: Child, offline: Chi
     blob.write_bytes(data.replace(b"12", b"21"))
     damaged = offline.resolve("org/other")
     assert damaged["error"] == "IntegrityError" and not blob.exists()
-    missing = offline.resolve("org/other")
-    assert missing["error"] == "OfflineError"
+    missing = offline.resolve("org/other", describe=True)
+    # versions of the library that keep a commit's listing know what is missing; others leave it to who reads the files
+    kept = hasattr(huggingface_hub, "get_cached_repo_tree")
+    assert missing["error"] == ("OfflineError" if kept else "FileError")
     assert online.resolve("org/other")["path"] == found["path"] and blob.read_bytes() == data
 
 
@@ -377,9 +379,14 @@ def test_interrupted_download_goes_on(hub: Hub, online: Child) -> None:
     hub.repos["org/cut"] = Repo({"m.gguf": data}, commit(8), cut_once={"m.gguf"})
     hub.seen.clear()
     found = online.resolve("org/cut")
+    if not hasattr(huggingface_hub, "get_cached_repo_tree"):
+        # older versions of the library give up, and go on at the next call
+        assert found["error"] == "DownloadError"
+        found = online.resolve("org/cut")
     assert Path(found["path"]).read_bytes() == data
     ranges = [wanted for verb, path, wanted in hub.seen if verb == "GET" and path.endswith("m.gguf")]
-    assert ranges == [None, f"bytes={10 << 20}-"]
+    assert len(ranges) == 2 and ranges[0] is None and ranges[1] is not None
+    assert 10 << 20 <= int(ranges[1].removeprefix("bytes=").partition("-")[0]) < len(data)
 
 
 def test_wrong_hash_and_wrong_size(hub: Hub, online: Child, home: Path) -> None:
