@@ -1,0 +1,391 @@
+/* test_registry_fake.c: see test_registry_fake.h. */
+#include "test_registry_fake.h"
+
+#include "base/sys.h"
+#include "mp_test.h"
+
+_Atomic int fake_lanes_in_steps, fake_calls;
+/* Fakes that registries of this test know, for fake_destroy. */
+static fake *known[64];
+static _Atomic int known_count;
+
+typedef struct fake_model {
+    mp_model base;
+    fake *fake;
+    mp_budget *budget;
+} fake_model;
+
+typedef struct fake_engine {
+    mp_engine base;
+    fake *fake;
+    mp_budget *budget;
+    int used; /* memory of admitted items */
+    int admitted;
+} fake_engine;
+
+typedef struct fake_state { /* an item's, from admit to retire */
+    int memory;
+} fake_state;
+
+/* --- engine --- */
+
+static void enter(fake_engine *engine) { MP_CHECK(atomic_fetch_add(&engine->fake->inside, 1) == 0); }
+
+static void leave(fake_engine *engine) { MP_CHECK(atomic_fetch_sub(&engine->fake->inside, 1) == 1); }
+
+static bool take(fake_engine *engine, int memory) {
+    int limit = atomic_load(&engine->fake->memory);
+    if (limit && engine->used + memory > limit)
+        return false;
+    engine->used += memory;
+    return true;
+}
+
+static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
+    fake_engine *engine = (fake_engine *)base;
+    fake_call *call = (fake_call *)item->call;
+    enter(engine);
+    mp_status status = MP_OK;
+    MP_CHECK(!item->state);
+    if (call->refused) {
+        status = mp_fail(error, MP_UNSUPPORTED, "refused");
+    } else if (!take(engine, call->memory)) {
+        status = mp_fail(error, MP_MEMORY_EXHAUSTED, "no memory for %d", call->memory);
+    } else {
+        fake_state *state = mp_alloc_zeroed(sizeof(*state), MP_TAG_KV);
+        if (state) {
+            state->memory = call->memory;
+            item->state = state;
+            engine->admitted++;
+            atomic_fetch_add(&engine->fake->admitted, 1);
+            atomic_fetch_add(&call->starts, 1);
+        } else {
+            engine->used -= call->memory;
+            status = mp_fail_memory(error, sizeof(*state), "a fake");
+        }
+    }
+    leave(engine);
+    return status;
+}
+
+static void forget(fake_engine *engine, mp_item *item) {
+    fake_state *state = item->state;
+    if (!state)
+        return;
+    engine->used -= state->memory;
+    MP_CHECK(engine->used >= 0);
+    mp_free(state);
+    item->state = NULL;
+    engine->admitted--;
+}
+
+static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    MP_CHECK(n > 0 && budget_ns > 0);
+    int most = atomic_load(&engine->fake->plan_items);
+    uint32_t units = atomic_load(&engine->fake->step_units);
+    for (int i = 0; i < n && (most == 0 || i < most); i++) {
+        fake_call *call = (fake_call *)items[i]->call;
+        MP_CHECK(items[i]->state != NULL);
+        uint32_t left = call->units - atomic_load(&call->done);
+        plan->items[plan->count] = items[i];
+        plan->amount[plan->count++] = units && units < left ? units : left;
+    }
+    plan->lanes = engine->fake->lanes ? engine->fake->lanes : 1;
+    leave(engine);
+}
+
+static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    fake_engine *engine = (fake_engine *)base;
+    fake *fake = engine->fake;
+    enter(engine);
+    int lanes = atomic_fetch_add(&fake_lanes_in_steps, lease->lanes) + lease->lanes;
+    MP_CHECK(!fake->lane_limit || lanes <= fake->lane_limit);
+    uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
+    bool stopped = false;
+    while (!stopped && (mp_sys_now_ns() < end || atomic_load(&fake->hold))) {
+        stopped = mp_lease_poll(lease);
+        if (!stopped)
+            mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    }
+    for (int i = 0; i < plan->count; i++) {
+        mp_item *item = plan->items[i];
+        fake_call *call = (fake_call *)item->call;
+        fake_state *state = item->state;
+        outcomes[i] = MP_OUTCOME_MORE;
+        if (stopped)
+            continue;
+        if (call->numeric) {
+            mp_fail(&item->error, MP_NUMERIC, "NaN in the pooled output");
+            outcomes[i] = MP_OUTCOME_FAILED;
+            continue;
+        }
+        if (call->memory_a_step) {
+            if (!take(engine, call->memory_a_step)) {
+                outcomes[i] = MP_OUTCOME_WAIT_MEMORY;
+                continue;
+            }
+            state->memory += call->memory_a_step;
+        }
+        uint32_t done = atomic_fetch_add(&call->done, plan->amount[i]) + plan->amount[i];
+        MP_CHECK(done <= call->units);
+        if (done == call->units) {
+            atomic_store(&call->version, fake->version);
+            atomic_fetch_add(&call->finished, 1);
+            outcomes[i] = MP_OUTCOME_DONE;
+        }
+    }
+    atomic_fetch_sub(&fake_lanes_in_steps, lease->lanes);
+    atomic_fetch_add(&fake->steps, 1);
+    leave(engine);
+}
+
+static void engine_preempt(mp_engine *base, mp_item *item) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    MP_CHECK(item->state != NULL);
+    forget(engine, item);
+    atomic_fetch_add(&engine->fake->preempted, 1);
+    leave(engine);
+}
+
+static void engine_retire(mp_engine *base, mp_item *item) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    forget(engine, item);
+    leave(engine);
+}
+
+static uint64_t engine_trim(mp_engine *base) {
+    atomic_fetch_add(&((fake_engine *)base)->fake->trims, 1);
+    return 0;
+}
+
+static void engine_destroy(mp_engine *base) {
+    fake_engine *engine = (fake_engine *)base;
+    MP_CHECK(engine->admitted == 0 && engine->used == 0);
+    mp_budget_give(engine->budget, engine->fake->engine_bytes);
+    atomic_fetch_sub(&engine->fake->engines, 1);
+    mp_free(engine);
+}
+
+/* --- model --- */
+
+static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
+    static const mp_engine_ops ops = {
+        .admit = engine_admit,
+        .plan = engine_plan,
+        .step = engine_step,
+        .preempt = engine_preempt,
+        .retire = engine_retire,
+        .trim = engine_trim,
+        .destroy = engine_destroy,
+    };
+    fake_model *model = (fake_model *)base;
+    fake_engine *engine = mp_alloc_zeroed(sizeof(*engine), MP_TAG_SCRATCH);
+    if (!engine)
+        return mp_fail_memory(error, sizeof(*engine), "a fake engine");
+    if (!mp_budget_take(budget, model->fake->engine_bytes)) {
+        mp_free(engine);
+        return mp_fail_memory(error, model->fake->engine_bytes, "a fake engine");
+    }
+    engine->base.ops = &ops;
+    engine->fake = model->fake;
+    engine->budget = budget;
+    MP_CHECK(atomic_fetch_add(&model->fake->engines, 1) < 2); /* of one entry: one, and one of a fork's parent */
+    *out = &engine->base;
+    return MP_OK;
+}
+
+static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+    fake *fake = ((const fake_model *)base)->fake;
+    atomic_fetch_add(&fake->checks, 1);
+    if (((fake_call *)call)->bad_argument)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a bad argument");
+    *total = ((fake_call *)call)->units;
+    *cost_ns = *total * FAKE_MS(1);
+    return MP_OK;
+}
+
+static bool model_healthy(const mp_model *base) { return !atomic_load(&((const fake_model *)base)->fake->unhealthy); }
+
+static uint64_t model_bytes(const mp_model *base) { return ((const fake_model *)base)->fake->model_bytes; }
+
+static void model_destroy(mp_model *base) {
+    fake_model *model = (fake_model *)base;
+    mp_budget_give(model->budget, model->fake->model_bytes);
+    atomic_fetch_sub(&model->fake->models, 1);
+    mp_free(model);
+}
+
+/* --- loader --- */
+
+static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **out,
+                             mp_error *error) {
+    static const mp_model_ops ops = {model_engine, model_check, model_healthy, model_bytes, model_destroy};
+    fake *fake = self;
+    atomic_fetch_add(&fake->loads, 1);
+    mp_progress_set(progress, "packing", 10);
+    uint64_t end = mp_sys_now_ns() + atomic_load(&fake->load_ns);
+    while (mp_sys_now_ns() < end || atomic_load(&fake->load_stalls)) {
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+        if (atomic_load(&fake->load_stalls))
+            continue;
+        mp_progress_set(progress, "packing", 50);
+        if (mp_lease_poll(lease))
+            return mp_fail(error, MP_CANCELLED, "the load was called off");
+    }
+    int failures = atomic_load(&fake->load_failures);
+    while (failures > 0 && !atomic_compare_exchange_weak(&fake->load_failures, &failures, failures - 1)) {
+    }
+    if (failures > 0)
+        return mp_fail(error, MP_IO, "the file is gone");
+    fake_model *model = mp_alloc_zeroed(sizeof(*model), MP_TAG_WEIGHTS);
+    if (!model)
+        return mp_fail_memory(error, sizeof(*model), "a fake");
+    if (!mp_budget_take(budget, fake->model_bytes)) {
+        mp_free(model);
+        return mp_fail_memory(error, fake->model_bytes, "a fake");
+    }
+    model->base.ops = &ops;
+    model->fake = fake;
+    model->budget = budget;
+    atomic_fetch_add(&fake->models, 1);
+    *out = &model->base;
+    return MP_OK;
+}
+
+static void loader_footprint(void *self, uint64_t *bytes, uint64_t *engine) {
+    *bytes = ((fake *)self)->model_bytes;
+    *engine = ((fake *)self)->engine_bytes;
+}
+
+static void loader_destroy(void *self) { atomic_fetch_sub(&((fake *)self)->loaders, 1); }
+
+void fake_init(fake *fake) {
+    memset(fake, 0, sizeof(*fake));
+    fake->model_bytes = 1000;
+    fake->engine_bytes = 100;
+}
+
+mp_loader fake_loader(fake *fake) {
+    static const mp_loader_ops ops = {loader_load, loader_footprint, loader_destroy};
+    atomic_fetch_add(&fake->loaders, 1);
+    int at = atomic_fetch_add(&known_count, 1);
+    MP_CHECK(at < 64);
+    known[at] = fake;
+    return (mp_loader){&ops, fake, fake->capability};
+}
+
+/* --- calls --- */
+
+static void call_destroy(mp_call *call) {
+    atomic_fetch_sub(&fake_calls, 1);
+    mp_free(call);
+}
+
+fake_call *fake_call_create(uint32_t units) {
+    fake_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
+    if (!call)
+        return NULL;
+    atomic_fetch_add(&fake_calls, 1);
+    call->base = (mp_call){MP_TEXT_EMBEDDING, call_destroy, sizeof(*call)};
+    call->units = units;
+    return call;
+}
+
+/* --- use --- */
+
+mp_registry *fake_registry(int lanes, uint64_t memory) {
+    mp_registry_config config = {.lanes = lanes, .memory_limit = memory ? memory : 1000 * 1000 * 1000, .spin_ns = 1};
+    config.queue_capacity[MP_TEXT_EMBEDDING] = 4;
+    mp_registry *registry;
+    mp_error error;
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    return registry;
+}
+
+mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status) {
+    mp_submit_options options = {.priority = 2};
+    mp_ticket *ticket = NULL;
+    mp_error error;
+    mp_status got = mp_registry_submit(registry, key, &call->base, &options, &ticket, &error);
+    if (status)
+        *status = got;
+    else
+        MP_CHECK_STATUS(got, MP_OK, &error);
+    return ticket;
+}
+
+mp_status fake_wait(mp_ticket *ticket, mp_error *error) {
+    uint64_t progress;
+    MP_CHECK(mp_ticket_wait(ticket, UINT64_MAX, fake_in_ms(10000), &progress));
+    MP_CHECK(progress == UINT64_MAX && mp_ticket_done(ticket));
+    return mp_ticket_status(ticket, error);
+}
+
+mp_status fake_finish(mp_ticket *ticket) {
+    mp_status status = fake_wait(ticket, NULL);
+    mp_ticket_release(ticket);
+    return status;
+}
+
+void fake_until(_Atomic int *value, int least) {
+    uint64_t end = fake_in_ms(10000);
+    while (atomic_load(value) < least) {
+        MP_CHECK(mp_sys_now_ns() < end);
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    }
+}
+
+uint64_t fake_in_ms(uint64_t ms) { return mp_sys_now_ns() + FAKE_MS(ms); }
+
+typedef struct wanted {
+    const char *key;
+    mp_entry_info *info;
+} wanted;
+
+static void pick(void *arg, const mp_entry_info *info) {
+    wanted *wanted = arg;
+    if (strcmp(info->key, wanted->key) == 0) {
+        *wanted->info = *info;
+        wanted->info->model = NULL;
+    }
+}
+
+void fake_info(mp_registry *registry, const char *key, mp_entry_info *info) {
+    *info = (mp_entry_info){.state = ""};
+    wanted wanted = {key, info};
+    mp_registry_visit(registry, pick, &wanted);
+}
+
+void fake_until_state(mp_registry *registry, const char *key, const char *state) {
+    uint64_t end = fake_in_ms(10000);
+    for (;;) {
+        mp_entry_info info;
+        fake_info(registry, key, &info);
+        if (strcmp(info.state, state) == 0)
+            return;
+        MP_CHECK(mp_sys_now_ns() < end);
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    }
+}
+
+void fake_destroy(mp_registry *registry) {
+    mp_registry_stats stats;
+    mp_registry_close(registry, FAKE_MS(5000));
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.memory_used, 0);
+    MP_CHECK_INT(stats.lanes_leased, 0);
+    MP_CHECK_INT(stats.threads_created, stats.threads_joined);
+    MP_CHECK_INT(stats.total_requests, stats.completed + stats.errors + stats.timeouts + stats.cancelled +
+                                           stats.queue_full_rejections);
+    mp_registry_destroy(registry);
+    for (int i = 0; i < known_count; i++) {
+        MP_CHECK_INT(known[i]->models, 0);
+        MP_CHECK_INT(known[i]->engines, 0);
+        MP_CHECK_INT(known[i]->loaders, 0);
+    }
+    known_count = 0;
+}
