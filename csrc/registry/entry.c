@@ -401,7 +401,7 @@ void mp_entry_start(mp_entry *entry) {
 
 bool mp_entry_in_use(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool in_use = entry->working || entry->resident;
+    bool in_use = (entry->state != MP_ENTRY_COLD && entry->state != MP_ENTRY_FAILED) || entry->queue.count;
     mp_mutex_unlock(&entry->lock);
     return in_use;
 }

@@ -102,7 +102,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_erro
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 /* Start a load without waiting for it. */
 void mp_entry_start(mp_entry *entry);
-/* A model is loaded, being loaded or being served. */
+/* A model is loaded or being loaded, or calls wait for it. */
 bool mp_entry_in_use(mp_entry *entry);
 /* Refuse calls, serve what was accepted, then free everything and report MP_ENTRY_GONE. Never waits. */
 void mp_entry_remove(mp_entry *entry);

@@ -1,8 +1,8 @@
 /* serve.c: the worker of an entry, from loading to evicting. See entry.h and models/engine.h.
  *
- * Fairness: items are offered to plan() by priority, then lane, then by how much service they have had (start-time fair
- * queueing: an item that joins starts at the least that any active one has), so that a call with 10,000 texts and calls
- * with one share the steps, and neither starves. */
+ * Fairness: items are offered to plan() by priority, then lane, then by how much service they have had. One that joins
+ * is taken to have had as much as an equal share of every step so far would have given it (virtual time, as in weighted
+ * fair queueing), so that a call with 10,000 texts and calls with one share the steps, and neither starves. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -28,7 +28,7 @@ typedef struct serving {
     mp_item *order[MP_ACTIVE_MAX];   /* active items in order of preference */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* just taken from the queue, to be admitted */
     int fresh_count;
-    uint64_t virtual_ns; /* least service of any active item */
+    uint64_t virtual_ns; /* an equal share of every step so far */
     uint64_t healthy_ns; /* when the model's files were looked at last */
     bool memory_tight;   /* the engine refused an item: admit nobody before somebody has left */
     bool trimmed;        /* and has been trimmed since */
@@ -361,21 +361,16 @@ static bool comes_before(const mp_item *a, const mp_item *b) {
 /* Insertion sort: the active list is nearly in order from step to step. Cancelled ones are left out. */
 static int order_items(serving *s) {
     int n = 0;
-    uint64_t least = UINT64_MAX;
     for (int i = 0; i < s->entry->active_count; i++) {
         mp_ticket *ticket = s->entry->active[i];
         mp_item *item = &ticket->item;
         if (!ticket->admitted || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
-        if (ticket->virtual_ns < least)
-            least = ticket->virtual_ns;
         int at = n++;
         for (; at > 0 && comes_before(item, s->order[at - 1]); at--)
             s->order[at] = s->order[at - 1];
         s->order[at] = item;
     }
-    if (n)
-        s->virtual_ns = least;
     return n;
 }
 
@@ -518,7 +513,9 @@ static void step(serving *s) {
         return;
     mp_count(services, MP_METRIC_steps, 1);
     mp_count(services, MP_METRIC_step_items, (uint64_t)s->plan.count);
-    hand_out(s, mp_sys_now_ns() - began_ns);
+    uint64_t took_ns = mp_sys_now_ns() - began_ns;
+    s->virtual_ns += took_ns / (uint64_t)n;
+    hand_out(s, took_ns);
 }
 
 /* Look, at most once a second, whether the files are still what was loaded. */
