@@ -47,8 +47,12 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
     if not pre.byte_level:
         options |= {"byte_fallback": True, "fuse_unk": True, "unk_token": _unk_name(vocab, names)}
     merges = vocab.merges()
+    ids = dict(vocab.ids)
+    for token in vocab.control:
+        del ids[vocab.texts[token]]
+        ids[names[token]] = token
     try:
-        model = models.BPE(vocab=dict(zip(names, range(len(names)))), merges=merges, **options)
+        model = models.BPE(vocab=ids, merges=merges, **options)
     except Exception as error:
         # Tokens that only look like control tokens to llama.cpp may be made by merges: those keep their names.
         names = _keep_merged(vocab, names, merges)

@@ -12,6 +12,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import repeat
 from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -191,6 +192,7 @@ class GGUFVocab:
         self.texts, self.ids = texts, ids
 
     def _decode(self, key: str, raw: Sequence[Any]) -> tuple[list[str], dict[int, bytes]]:
+        """Texts of an array of strings; those that are not UTF-8 by index, with an unmatchable name for a text."""
         kinds = set(map(type, raw))
         if kinds == {str}:
             texts = raw if isinstance(raw, list) else list(raw)
@@ -201,17 +203,22 @@ class GGUFVocab:
                 raw = [text.encode("utf-8", "surrogateescape") for text in texts]
         elif kinds != {bytes}:
             raise self._bad(key, f"elements of type {', '.join(sorted(kind.__name__ for kind in kinds))}", "strings")
+        # All at once, with a byte between them that UTF-8 does not have: three times as fast as one by one.
+        joined = b"\xff".join(raw).decode("utf-8", "surrogateescape")
+        texts = joined.split("\udcff")
         try:
-            return [text.decode() for text in raw], {}
-        except UnicodeDecodeError:
+            joined.replace("\udcff", "").encode()
+            if len(texts) == len(raw):
+                return texts, {}
+        except UnicodeEncodeError:
             pass
         texts, not_utf8 = [], {}
-        for token, data in enumerate(raw):
+        for index, data in enumerate(raw):
             try:
                 texts.append(data.decode())
             except UnicodeDecodeError:
-                texts.append(unmatchable(token))
-                not_utf8[token] = data
+                texts.append(unmatchable(index))
+                not_utf8[index] = data
         return texts, not_utf8
 
     def _read_types(self) -> None:
@@ -355,13 +362,18 @@ class GGUFVocab:
         texts, not_utf8 = self._decode("merges", raw)
         if not_utf8:
             raise self._bad("merges", repr(next(iter(not_utf8.values()))), "UTF-8")
-        pairs = [tuple(text.split(" ", 1)) for text in texts]
-        if set(map(len, pairs)) != {2} or not all(map(all, pairs)):
+        if set(map(str.count, texts, repeat(" "))) == {1}:
+            parts = " ".join(texts).split(" ")
+            pairs = list(zip(parts[::2], parts[1::2]))
+        else:
+            parts = [""]
+            pairs = [tuple(text.split(" ", 1)) for text in texts]  # type: ignore[misc]
+        if "" in parts and not all(len(pair) == 2 and all(pair) for pair in pairs):
             wrong = next(text for text, pair in zip(texts, pairs) if len(pair) != 2 or not all(pair))
             raise self._bad("merges", repr(wrong), "two tokens with a space between them")
         if len(set(texts)) != len(texts):
             pairs = list(dict.fromkeys(pairs))
-        return pairs  # type: ignore[return-value]
+        return pairs
 
     def charsmap(self) -> bytes | None:
         """The precompiled character map of a unigram vocabulary, or ``None``."""
@@ -393,43 +405,52 @@ class GGUFVocab:
 
     def token_table(self) -> TokenTable:
         """Bytes that each token adds to a text."""
-        parts = self._byte_level_parts() if self.byte_level else self._escaped_parts()
-        hidden = bytearray(len(parts))
+        hidden = bytearray(len(self.texts))
+        own = dict(self._raw)  # what is not read off the text in the normal way
         for token, kind in enumerate(self.types):
             if kind != TokenType.NORMAL:
                 if kind == TokenType.USER_DEFINED:
-                    parts[token] = self._raw[token] if token in self._raw else self.texts[token].encode()
+                    own.setdefault(token, self.texts[token].encode())
                 elif kind == TokenType.BYTE:
-                    parts[token] = bytes((int(self.texts[token][3:5], 16),))
+                    own[token] = bytes((int(self.texts[token][3:5], 16),))
                 else:
-                    parts[token] = b""
+                    own[token] = b""
                     hidden[token] = 1
-        offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-        np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
-        return TokenTable(data=b"".join(parts), offsets=offsets, control=bytes(hidden), eog=self.eog)
+        decode = _byte_level_bytes if self.byte_level else _escaped_bytes
+        data, sizes = bytearray(), np.empty(len(self.texts), dtype=np.int64)
+        start = 0
+        for end in (*sorted(own), len(self.texts)):
+            run = self.texts[start:end]
+            if run:
+                decoded, sizes[start:end] = decode(run)
+                data += decoded
+            if end in own:
+                data += own[end]
+                sizes[end] = len(own[end])
+            start = end + 1
+        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        return TokenTable(data=bytes(data), offsets=offsets, control=bytes(hidden), eog=self.eog)
 
-    def _byte_level_parts(self) -> list[bytes]:
-        table = {ord(char): chr(byte) for byte, char in byte_alphabet().items()}
-        # Characters outside the alphabet (nothing in it is above U+0143) stand for themselves.
-        foreign = re.compile("[^" + re.escape("".join(map(chr, table))) + "]")
-        if not foreign.search("".join(self.texts)):
-            return [text.translate(table).encode("latin-1") for text in self.texts]
-        alphabet = {char: bytes((byte,)) for byte, char in byte_alphabet().items()}
-        parts = []
-        for token, text in enumerate(self.texts):
-            if token in self._raw:
-                parts.append(self._raw[token])
-            elif foreign.search(text):
-                parts.append(b"".join(alphabet.get(char) or char.encode() for char in text))
-            else:
-                parts.append(text.translate(table).encode("latin-1"))
-        return parts
 
-    def _escaped_parts(self) -> list[bytes]:
-        parts = [text.replace("▁", " ").encode() for text in self.texts]
-        for token, data in self._raw.items():
-            parts[token] = data.replace("▁".encode(), b" ")
-        return parts
+def _byte_level_bytes(texts: list[str]) -> tuple[bytes, Any]:
+    """Bytes of texts in GPT-2's alphabet, and how many each has; other characters stand for themselves."""
+    alphabet = byte_alphabet()
+    table = np.full(1 << 16, -1, dtype=np.int16)
+    table[[ord(char) for char in alphabet.values()]] = list(alphabet)
+    codes = np.frombuffer("".join(texts).encode("utf-16-le", "surrogatepass"), dtype="<u2")
+    data = table[codes]
+    if data.size == 0 or int(data.min()) >= 0:
+        return data.astype(np.uint8).tobytes(), list(map(len, texts))
+    known = {char: bytes((byte,)) for byte, char in alphabet.items()}
+    parts = [b"".join([known.get(char) or char.encode() for char in text]) for text in texts]
+    return b"".join(parts), list(map(len, parts))
+
+
+def _escaped_bytes(texts: list[str]) -> tuple[bytes, Any]:
+    """Bytes of texts in which ``▁`` is a space, and how many each has."""
+    parts = [text.replace("▁", " ").encode() for text in texts]
+    return b"".join(parts), list(map(len, parts))
 
 
 def _kind_of(value: Any) -> str:

@@ -15,7 +15,7 @@ from mpool.errors import FileError, FormatError, LimitError
 from mpool.text import limits
 from mpool.text.gguf_vocab import byte_alphabet
 from mpool.text.specials import END_OF_TURN, compile_trie
-from mpool.text.tokenizer import CONFIG_TOKENS, MARKS, Tokenizer, check_ids
+from mpool.text.tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 
 if TYPE_CHECKING:
     import tokenizers
@@ -45,7 +45,7 @@ class JSONTokenizer(Tokenizer):
         # such tokens are looked for after normalisation, so that a text need not show them
         self._hidden_control = any(added[token].normalized for token in self._control)
         self._plain_hf: tokenizers.Tokenizer | None = None
-        self._marked_hf: tokenizers.Tokenizer | None = None
+        self._marked_hf: dict[str, tokenizers.Tokenizer] = {}
         self._table: TokenTable | None = None
         self._truncate_left = config.get("truncation_side") == "left"
         self._words_apart = (type(self._hf.model).__name__ == "WordPiece" and
@@ -142,14 +142,15 @@ class JSONTokenizer(Tokenizer):
     def _parsed(self, text: str, mark: str | None) -> list[int]:
         if mark is None:
             return list(self._run(self._hf, [text])[0])
-        if self._marked_hf is None:
+        marked = self._marked_hf.get(mark)
+        if marked is None:
             from tokenizers import AddedToken
             from tokenizers import Tokenizer as HFTokenizer
             marked = HFTokenizer.from_str(self._hf.to_str())
-            marked.add_special_tokens([AddedToken(char, normalized=False, special=True) for char in MARKS])
-            self._marked_hf = marked
-        marks = {self._marked_hf.token_to_id(char) for char in MARKS}
-        return [token for token in self._run(self._marked_hf, [text])[0] if token not in marks]
+            marked.add_special_tokens([AddedToken(mark, normalized=False, special=True)])
+            self._marked_hf[mark] = marked
+        drop = marked.token_to_id(mark)
+        return [token for token in self._run(marked, [text])[0] if token != drop]
 
     def token_table(self) -> TokenTable:
         if self._table is None:

@@ -19,12 +19,12 @@ max_tokenizer_json_bytes: int = 64 << 20
 #: Characters of a chat template's source.
 max_template_chars: int = 1 << 20
 
-#: Nodes of a chat template's syntax tree.
-max_template_nodes: int = 100_000
+#: Words of a chat template, and nodes of its syntax tree.
+max_template_nodes: int = 50_000
 
 #: Steps of one rendering: loop iterations, calls, filters, operations, values inspected. Grows by 200 for every value
 #: in the caller's messages and tools.
-max_template_steps: int = 1_000_000
+max_template_steps: int = 300_000
 
 #: Characters that one rendering may produce, intermediate strings included. Grows by 32 for every character in the
 #: caller's messages and tools.

@@ -219,7 +219,7 @@ class Tokenizer:
 
     def special_texts(self) -> dict[str, str]:
         """Texts of the special tokens under the names chat templates use: ``bos_token``, ``eos_token``, ..."""
-        return {f"{name}_token": self.token_text(self.special[name]) for name in _CONFIG_TOKENS
+        return {f"{name}_token": self.token_text(self.special[name]) for name in CONFIG_TOKENS
                 if name in self.special}
 
     def _one(self, text: str, parse_special: bool, at: int | None = None) -> Sequence[int]:

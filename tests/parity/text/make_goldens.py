@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import mmap
 import struct
 import sys
 import tempfile
@@ -60,6 +61,48 @@ def write_gguf(path: Path, kv: dict) -> None:
     entries = {"general.architecture": "llama", **kv}
     data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries))
     path.write_bytes(data + b"".join(string(key) + value(key, item) for key, item in entries.items()))
+
+
+def read_gguf(path: Path | str) -> dict:
+    """Keys of a GGUF file that concern its tokenizer; strings in arrays stay bytes. For files that are trusted."""
+    with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = 8 + 8
+        entries, = struct.unpack_from("<Q", data, at)
+        at += 8
+
+        def string() -> bytes:
+            nonlocal at
+            size, = struct.unpack_from("<Q", data, at)
+            at += 8 + size
+            return data[at - size:at]
+
+        def value(kind: int):
+            nonlocal at
+            if kind == 8:
+                return string()
+            if kind == 9:
+                inner, count = struct.unpack_from("<IQ", data, at)
+                at += 12
+                if inner in (8, 9):
+                    return [value(inner) for _ in range(count)]
+                items = struct.unpack_from(f"<{count}{_FORMATS[inner]}", data, at)
+                at += count * struct.calcsize(_FORMATS[inner])
+                return list(items)
+            item, = struct.unpack_from("<" + _FORMATS[kind], data, at)
+            at += struct.calcsize(_FORMATS[kind])
+            return item
+
+        found = {}
+        for _ in range(entries):
+            key, (kind,) = string().decode(), struct.unpack_from("<I", data, at)
+            at += 4
+            item = value(kind)
+            if key.startswith(("tokenizer.", "general.name")):
+                found[key] = item
+        return found
+
+
+_FORMATS = "BbHhIif?  Qqd"  # by type number; 8 is a string, 9 an array
 
 
 def pack(rows: list[list[int]]) -> bytes:
