@@ -83,7 +83,8 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, uint32_
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &model->positions, error));
         builder->parameters += mp_tensor_items(&model->positions);
     }
-    if (flags & MP_ARCH_TOKEN_TYPES) {
+    /* GGUF files may leave the table out when it was folded into the others */
+    if (flags & MP_ARCH_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
         mp_tensor types;
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));
         model->token_type = mp_alloc((size_t)model->hidden * sizeof(float), MP_TAG_WEIGHTS);
