@@ -124,7 +124,8 @@ static inline void kt_extreme(mp_test_random *random, enum kt_extreme kind, floa
             x[i] = u % 97 ? x[i] : sign * INFINITY;
             break;
         case KT_NAN:
-            x[i] = u % 97 ? x[i] : NAN;
+            if (u % 97 == 0) /* quiet and signalling, with payloads high and low */
+                memcpy(&x[i], &(uint32_t){(u & 1 ? 0xff800000u : 0x7f800000u) | 1u << (u >> 8) % 23}, sizeof x[i]);
             break;
         case KT_WIDE:
             x[i] = ldexpf(x[i], (int)(u >> 8 & 127) % 81 - 40);
