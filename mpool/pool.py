@@ -60,7 +60,7 @@ class Pool:
         self._registry: _core.Registry | None = None
         self._closed = False
         self._entries: dict[str, Entry] = {}  # by key
-        self._names: dict[str, Entry] = {}    # by everything they were called
+        self._names: dict[Any, Entry] = {}    # by everything they were called, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
         with _pools_lock:
             _pools[self._identity] = self
@@ -306,12 +306,12 @@ class Pool:
         """As :meth:`_find`, for what was named before."""
         if model is None:
             return self._defaults.get(capability or "")
-        if type(model) is str:
-            return self._names.get(model)
-        return model._entry if isinstance(model, Model) and model._entry.pool is self else None
+        if isinstance(model, Model):
+            return model._entry if model._entry.pool is self else None
+        return self._names.get(model) if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
 
     def _make_entry(self, model: Any, capability: str | None) -> Entry:
-        from .catalog import KeyRef, load_catalogue, parse_reference
+        from .catalog import KeyRef, LocalRef, load_catalogue, parse_reference
         from .catalog.catalogue import unknown
 
         if model is None:
@@ -327,18 +327,20 @@ class Pool:
             raise InvalidArgument(f"model is {type(model).__name__}, allowed: a key, a reference, a path or a Model")
         reference = parse_reference(model)
         if not isinstance(reference, KeyRef):
-            return self._adopt(str(reference), model if isinstance(model, str) else None, None)
+            # a relative path means something else after a change of directory, so it is looked up each time
+            lasting = not isinstance(reference, LocalRef) or os.path.isabs(os.fspath(model))
+            return self._adopt(str(reference), model if lasting else None, None)
         found = self._names.get(reference.key)
         if found is not None:
             return found
         row = load_catalogue().get(reference.key)
         if row is None:
             with self._lock:
-                known = [*load_catalogue().rows, *self._names]
+                known = [*load_catalogue().rows, *(name for name in self._names if isinstance(name, str))]
             raise unknown(reference.key, known)
         return self._adopt(row.key, None, row.capability)
 
-    def _adopt(self, key: str, name: str | None, capability: str | None) -> Entry:
+    def _adopt(self, key: str, name: Any, capability: str | None) -> Entry:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:

@@ -117,6 +117,17 @@ def test_relative_and_absolute_paths_are_one_model(pool: mpool.Pool, bert: Path,
     assert len(pool.ps()) == 1
 
 
+def test_a_relative_path_follows_the_directory(pool: mpool.Pool, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    for name, settings in (("one", {"normalize": True}), ("two", {"normalize": False})):
+        (tmp_path / name).mkdir()
+        tinymodels.bert(tmp_path / name / "model", **settings)
+    norms = []
+    for name in ("one", "two"):
+        monkeypatch.chdir(tmp_path / name)
+        norms += [float(np.linalg.norm(pool.embed("x", model))) for model in ("./model", Path("model"))]
+    assert norms[:2] == pytest.approx([1, 1]) and norms[2] == norms[3] != pytest.approx(1, abs=1e-3)
+
+
 def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if "site-packages" not in path
