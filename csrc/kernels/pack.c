@@ -15,8 +15,9 @@
 
 enum {
     BLOCK_Q4 = MP_PACK_NIBBLES,
-    BLOCK_Q5 = MP_PACK_NIBBLES + MP_PACK_BITS,
-    BLOCK_Q6 = MP_PACK_NIBBLES + MP_PACK_PAIRS,
+    BLOCK_Q5 = MP_PACK_BITS + MP_PACK_NIBBLES,
+    PAIRS_1 = MP_PACK_PAIRS + MP_PACK_NIBBLES, /* where pairs 1 stand in a block of Q6_K */
+    BLOCK_Q6 = MP_PACK_PAIRS + MP_PACK_NIBBLES + MP_PACK_PAIRS,
 };
 
 static const mp_pack_layout layouts[MP_W_KIND_COUNT] = {
@@ -82,11 +83,11 @@ static inline void transpose4(v4 *lanes) {
     lanes[3] = SHUFFLE(b, d, 2, 3, 6, 7);
 }
 
-/* Four lanes as the same lanes of four lines. */
+/* One output's four lanes each, to where the first output's first lane is. */
 static inline void store_lines(v4 *lanes, uint8_t *lines) {
     transpose4(lanes);
     for (int j = 0; j < 4; j++)
-        store4(lines + j * MP_PACK_LINE, lanes[j]);
+        store4(lines + j * MP_PACK_STEP, lanes[j]);
 }
 
 /* Exchange the bits of x that `mask` selects with those `shift` above them. */
@@ -103,9 +104,9 @@ static inline void swap_across(v4 *a, v4 *b, int shift, uint32_t mask) {
     *a ^= t << shift;
 }
 
-/* Where output o's lane is in the first line of a part that has `lines` lines for each half. */
-static inline size_t lane_at(int o, int lines) {
-    return (size_t)(o / 16) * (size_t)lines * MP_PACK_LINE + (size_t)(o % 16) * 4;
+/* Where output o's first lane is in a part; the next is MP_PACK_STEP further on. */
+static inline size_t lane_at(int o) {
+    return (size_t)o * 4;
 }
 
 /* The 32 rows of a panel. Rows past the last output read one block of zeros over and over. */
@@ -130,7 +131,7 @@ static inline void pack_nibbles(const rows *rows, int b, int offset, uint8_t *to
         v4 lanes[4];
         for (int i = 0; i < 4; i++)
             lanes[i] = load4(block_of(rows, o + i, b) + offset);
-        store_lines(lanes, to + lane_at(o, 4));
+        store_lines(lanes, to + lane_at(o));
     }
 }
 
@@ -148,7 +149,7 @@ static inline void pack_bits(const rows *rows, int b, int offset, uint8_t *to) {
         uint32_t bits[4];
         for (int i = 0; i < 4; i++)
             memcpy(&bits[i], block_of(rows, o + i, b) + offset, 4);
-        store4(to + lane_at(o, 1), spread_bits((v4){bits[0], bits[1], bits[2], bits[3]}));
+        store4(to + lane_at(o), spread_bits((v4){bits[0], bits[1], bits[2], bits[3]}));
     }
 }
 
@@ -164,14 +165,14 @@ static void pack_q4_1(const rows *rows, int b, uint8_t *to) {
 }
 
 static void pack_q5_0(const rows *rows, int b, uint8_t *to) {
-    pack_nibbles(rows, b, 6, to);
-    pack_bits(rows, b, 2, to + MP_PACK_NIBBLES);
+    pack_bits(rows, b, 2, to);
+    pack_nibbles(rows, b, 6, to + MP_PACK_BITS);
     copy_halves(rows, b, 0, to + BLOCK_Q5);
 }
 
 static void pack_q5_1(const rows *rows, int b, uint8_t *to) {
-    pack_nibbles(rows, b, 8, to);
-    pack_bits(rows, b, 4, to + MP_PACK_NIBBLES);
+    pack_bits(rows, b, 4, to);
+    pack_nibbles(rows, b, 8, to + MP_PACK_BITS);
     copy_halves(rows, b, 0, to + BLOCK_Q5);
     copy_halves(rows, b, 2, to + BLOCK_Q5 + MP_PACK_HALVES);
 }
@@ -182,7 +183,7 @@ static void pack_q8_0(const rows *rows, int b, uint8_t *to) {
             v4 lanes[4];
             for (int i = 0; i < 4; i++)
                 lanes[i] = load4(block_of(rows, o + i, b) + 2 + 16 * half) ^ 0x80808080u;
-            store_lines(lanes, to + lane_at(o, 8) + (size_t)half * 4 * MP_PACK_LINE);
+            store_lines(lanes, to + lane_at(o) + (size_t)half * 4 * MP_PACK_STEP);
         }
     copy_halves(rows, b, 0, to + MP_PACK_BYTES);
 }
@@ -223,7 +224,7 @@ static inline void pack_k_nibbles(const rows *rows, int b, int offset, uint8_t *
                 const uint8_t *from = block_of(rows, o + i, b) + offset + pair * 32;
                 repair_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
             }
-            uint8_t *to = blocks + (size_t)(2 * pair) * block + lane_at(o, 4);
+            uint8_t *to = blocks + (size_t)(2 * pair) * block + lane_at(o);
             store_lines(low, to);
             store_lines(high, to + block);
         }
@@ -242,7 +243,7 @@ static void pack_q5_k(const rows *rows, int b, uint8_t *to) {
     uint8_t *blocks = to + 2 * MP_PACK_HALVES;
     copy_halves(rows, b, 0, to);
     copy_halves(rows, b, 2, to + MP_PACK_HALVES);
-    pack_k_nibbles(rows, b, 48, blocks, block);
+    pack_k_nibbles(rows, b, 48, blocks + MP_PACK_BITS, block);
     pack_k_scales(rows, b, to, block, BLOCK_Q5);
     for (int o = 0; o < MP_PANEL_N; o += 4) {
         /* word[g], byte i, bit s: bit 4 of input 4 g + i of block s. Transposed: word[s], byte i, bit g. */
@@ -262,7 +263,7 @@ static void pack_q5_k(const rows *rows, int b, uint8_t *to) {
         for (int g = 0; g < 8; g += 2)
             swap_across(&word[g], &word[g + 1], 1, 0x55555555u);
         for (int s = 0; s < 8; s++)
-            store4(blocks + (size_t)s * block + MP_PACK_NIBBLES + lane_at(o, 1), word[s]);
+            store4(blocks + (size_t)s * block + lane_at(o), word[s]);
     }
 }
 
@@ -279,7 +280,7 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
                     const uint8_t *from = block_of(rows, o + i, b) + half * 64 + part * 32;
                     repair_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
                 }
-                uint8_t *at = blocks + (size_t)(half * 4 + part) * block + lane_at(o, 4);
+                uint8_t *at = blocks + (size_t)(half * 4 + part) * block + MP_PACK_PAIRS + lane_at(o);
                 store_lines(low, at);
                 store_lines(high, at + 2 * block);
             }
@@ -294,8 +295,7 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
                 swap_across(&word[0], &word[1], 2, 0x33333333u);
                 swap_across(&word[2], &word[3], 2, 0x33333333u);
                 for (int r = 0; r < 4; r++)
-                    store4(blocks + (size_t)(half * 4 + r) * block + MP_PACK_NIBBLES + lane_at(o, 2) +
-                               (size_t)h * MP_PACK_LINE, word[r]);
+                    store4(blocks + (size_t)(half * 4 + r) * block + (size_t)h * PAIRS_1 + lane_at(o), word[r]);
             }
         }
     for (int o = 0; o < MP_PANEL_N; o++) {
@@ -327,7 +327,7 @@ static void pack_any16(const rows *rows, mp_dtype dtype, int32_t K, uint8_t *pan
                     uint32_t lane;
                     memcpy(&lane, stored.q + part * 32 + g * 4, 4);
                     lane ^= 0x80808080u;
-                    memcpy(to + lane_at(o, 8) + (size_t)g * MP_PACK_LINE, &lane, 4);
+                    memcpy(to + lane_at(o) + (size_t)g * MP_PACK_STEP, &lane, 4);
                 }
                 for (int h = 0; h < 2; h++) {
                     int from = (part * 32 + h * 16) / group;
@@ -387,30 +387,30 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
 /* ---- reading back ---------------------------------------------------------------------------------------------- */
 
 static void view_nibbles(const uint8_t *block, int o, int32_t *q) {
-    const uint8_t *lane = block + lane_at(o, 4);
+    const uint8_t *lane = block + lane_at(o);
     for (int k = 0; k < 16; k++) {
-        uint8_t byte = lane[k / 4 * MP_PACK_LINE + k % 4];
+        uint8_t byte = lane[k / 4 * MP_PACK_STEP + k % 4];
         q[k] = byte & 15;
         q[16 + k] = byte >> 4;
     }
 }
 
 static void view_bits(const uint8_t *bits, int o, int32_t *q) {
-    const uint8_t *lane = bits + lane_at(o, 1);
+    const uint8_t *lane = bits + lane_at(o);
     for (int k = 0; k < 32; k++)
         q[k] |= (lane[k % 4] >> (k / 4) & 1) << 4;
 }
 
 static void view_pairs(const uint8_t *pairs, int o, int32_t *q) {
-    const uint8_t *lane = pairs + lane_at(o, 2);
+    const uint8_t *lane = pairs + lane_at(o);
     for (int k = 0; k < 32; k++)
-        q[k] |= (lane[k / 16 * MP_PACK_LINE + k % 4] >> (2 * (k / 4 % 4)) & 3) << 4;
+        q[k] |= (lane[k / 16 * PAIRS_1 + k % 4] >> (2 * (k / 4 % 4)) & 3) << 4;
 }
 
 static void view_bytes(const uint8_t *bytes, int o, int32_t *q) {
-    const uint8_t *lane = bytes + lane_at(o, 8);
+    const uint8_t *lane = bytes + lane_at(o);
     for (int k = 0; k < 32; k++)
-        q[k] = lane[k / 4 * MP_PACK_LINE + k % 4] - 128;
+        q[k] = lane[k / 4 * MP_PACK_STEP + k % 4] - 128;
 }
 
 static void view_floats(const uint8_t *floats, int o, float *out) {
@@ -440,8 +440,8 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
         view->scale[0] = mp_half_load(block + BLOCK_Q4 + 2 * o);
         break;
     case MP_W_Q5_0:
-        view_nibbles(block, o, view->q);
-        view_bits(block + MP_PACK_NIBBLES, o, view->q);
+        view_nibbles(block + MP_PACK_BITS, o, view->q);
+        view_bits(block, o, view->q);
         subtract(view->q, 16);
         view->scale[0] = mp_half_load(block + BLOCK_Q5 + 2 * o);
         break;
@@ -452,9 +452,9 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
     case MP_W_Q4_1:
     case MP_W_Q5_1: {
         const uint8_t *halves = block + (kind == MP_W_Q4_1 ? BLOCK_Q4 : BLOCK_Q5);
-        view_nibbles(block, o, view->q);
+        view_nibbles(kind == MP_W_Q5_1 ? block + MP_PACK_BITS : block, o, view->q);
         if (kind == MP_W_Q5_1)
-            view_bits(block + MP_PACK_NIBBLES, o, view->q);
+            view_bits(block, o, view->q);
         view->mins = true;
         view->scale[0] = mp_half_load(halves + 2 * o);
         view->min[0] = mp_half_load(halves + MP_PACK_HALVES + 2 * o);
@@ -463,17 +463,17 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
     case MP_W_Q4_K:
     case MP_W_Q5_K: {
         const uint8_t *small = block + (kind == MP_W_Q4_K ? BLOCK_Q4 : BLOCK_Q5);
-        view_nibbles(block, o, view->q);
+        view_nibbles(kind == MP_W_Q5_K ? block + MP_PACK_BITS : block, o, view->q);
         if (kind == MP_W_Q5_K)
-            view_bits(block + MP_PACK_NIBBLES, o, view->q);
+            view_bits(block, o, view->q);
         view->mins = true;
         view->scale[0] = mp_half_load(head + 2 * o) * (float)small[o];
         view->min[0] = -(mp_half_load(head + MP_PACK_HALVES + 2 * o) * (float)small[MP_PACK_SMALL + o]);
         break;
     }
     case MP_W_Q6_K:
-        view_nibbles(block, o, view->q);
-        view_pairs(block + MP_PACK_NIBBLES, o, view->q);
+        view_nibbles(block + MP_PACK_PAIRS, o, view->q);
+        view_pairs(block, o, view->q);
         subtract(view->q, 32);
         for (int h = 0; h < 2; h++)
             view->scale[h] = mp_half_load(head + 2 * o) * (float)(int8_t)block[BLOCK_Q6 + h * MP_PACK_SMALL + o];

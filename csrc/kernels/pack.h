@@ -3,24 +3,25 @@
  * A panel is 32 outputs, o = 0 ... 31, in two halves v = o / 16 of 16 lanes each: one 512-bit vector of four-byte
  * lanes, or two 256-bit ones. A block is 32 inputs of all 32 outputs. The inputs of a block form 8 groups g of four,
  * k = 4 g + i; a lane is one output's group, its byte i is input 4 g + i, which is what a four-byte dot product eats. A
- * line is 64 bytes: 16 lanes. Blocks follow one another by ascending k; everything is a multiple of 64 bytes.
+ * line is 64 bytes: 16 lanes. Lines stand in the order in which a kernel reads them: reading in another costs up to a
+ * fifth of what memory gives. Blocks follow one another by ascending k; everything is a multiple of 64 bytes.
  *
- *   nibbles   [v][j = 0..3] lines, 512 bytes: low nibble = group j, high nibble = group j + 4
+ *   nibbles   [j = 0..3][v] lines, 512 bytes: low nibble = group j, high nibble = group j + 4
  *   bits      [v] lines, 128 bytes: bit g of byte i = bit 4 of input 4 g + i                         (Q5)
- *   pairs     [v][h = 0..1] lines, 256 bytes: bits 2 t, 2 t + 1 of byte i = bits 4, 5 of input 4 (4 h + t) + i    (Q6)
- *   bytes     [v][g = 0..7] lines, 1024 bytes: the signed value with its top bit flipped, so value + 128 unsigned
+ *   pairs h   [v] lines, 128 bytes: bits 2 t, 2 t + 1 of byte i = bits 4, 5 of input 4 (4 h + t) + i, h = 0, 1   (Q6)
+ *   bytes     [g = 0..7][v] lines, 1024 bytes: the signed value with its top bit flipped, so value + 128 unsigned
  *   halves    [o] f16, 64 bytes         floats  [o] fp32, 128 bytes         small  [o] one byte, 32 bytes
  *
  *            one block                                                    bytes    bits a weight
  *   Q4_0     nibbles  d halves                                              576    4.5
  *   Q4_1     nibbles  d halves  m halves                                    640    5
- *   Q5_0     nibbles  bits  d halves                                        704    5.5
- *   Q5_1     nibbles  bits  d halves  m halves                              768    6
+ *   Q5_0     bits  nibbles  d halves                                        704    5.5
+ *   Q5_1     bits  nibbles  d halves  m halves                              768    6
  *   Q8_0     bytes    d halves                                             1088    8.5
  *            a head each 8 blocks (a superblock), then the 8 blocks
  *   Q4_K     d halves  dmin halves | nibbles  sc small  mn small            128 + 8 x 576    4.625
- *   Q5_K     d halves  dmin halves | nibbles  bits  sc small  mn small      128 + 8 x 704    5.625
- *   Q6_K     d halves | nibbles  pairs  sc small (int8) of inputs 0-15, of inputs 16-31      64 + 8 x 832    6.5625
+ *   Q5_K     d halves  dmin halves | bits  nibbles  sc small  mn small      128 + 8 x 704    5.625
+ *   Q6_K     d halves | pairs 0  nibbles  pairs 1  sc small (int8) of inputs 0-15, of 16-31   64 + 8 x 832   6.5625
  *            a head a panel: int32 1 when the blocks have minima, else 0, 60 bytes of padding
  *   ANY16    bytes  s floats of inputs 0-15, of inputs 16-31  [m floats, the same]   1280 or 1536    10 or 12
  *
@@ -33,9 +34,10 @@
 
 enum { /* bytes of the parts */
     MP_PACK_LINE = 64,
+    MP_PACK_STEP = 2 * MP_PACK_LINE, /* from a lane to the same output's next one in a part */
     MP_PACK_NIBBLES = 512,
     MP_PACK_BITS = 128,
-    MP_PACK_PAIRS = 256,
+    MP_PACK_PAIRS = 128,
     MP_PACK_BYTES = 1024,
     MP_PACK_HALVES = 64,
     MP_PACK_SMALL = 32,

@@ -59,8 +59,8 @@ static MP_INLINE int q_integers(int kind) {
     if (q_is_nibbles(kind))
         return MP_PACK_NIBBLES;
     if (q_is_fives(kind))
-        return MP_PACK_NIBBLES + MP_PACK_BITS;
-    return kind == MP_W_Q6_K ? MP_PACK_NIBBLES + MP_PACK_PAIRS : MP_PACK_BYTES;
+        return MP_PACK_BITS + MP_PACK_NIBBLES;
+    return kind == MP_W_Q6_K ? 2 * MP_PACK_PAIRS + MP_PACK_NIBBLES : MP_PACK_BYTES;
 }
 
 static MP_INLINE int q_block_bytes(int kind, int any16_mins) {
@@ -108,10 +108,16 @@ static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *
 
 /* ---- integers of a block --------------------------------------------------------------------------------------- */
 
-/* Line j of vector u in a part that has `lines` lines for each 16 outputs. */
-static MP_INLINE const uint8_t *q_line(const uint8_t *part, int lines, int u, int j) {
-    const int o = u * Q_LANES;
-    return part + ((o / 16) * lines + j) * MP_PACK_LINE + (o % 16) * 4;
+/* Whether prefetches stand beside the loads or in a row before each block. Beside is up to a tenth faster while memory is
+ * the limit and the tile reads whole lines; taller tiles are limited by arithmetic and lose by it. */
+static MP_INLINE int q_beside(int R) { return R <= 4 && Q_VECTORS(R) * Q_LANES == MP_PANEL_N; }
+
+/* Vector u of a part's lanes j and, if asked, a prefetch `ahead` bytes further on. */
+static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int ahead) {
+    const uint8_t *from = part + j * MP_PACK_STEP + u * Q_LANES * 4;
+    if (prefetch && u * Q_LANES % 16 == 0)
+        __builtin_prefetch(from + ahead, 0, 3);
+    return q_load(from);
 }
 
 /* Bit `at` of every byte moved to bit 4. The caller masks: what leaks from a byte's neighbour stays outside. */
@@ -134,8 +140,9 @@ static MP_INLINE void q_flush_all(int count, qi *part, qi *sum) {
 }
 
 /* 32 inputs of 4 or 5 bits. */
-static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, const int8_t *q,
+static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
                                      int64_t ldq, qi *part, qi *sum) {
+    const uint8_t *nibbles = fives ? block + MP_PACK_BITS : block;
     const qi mask = q_set(0x0f0f0f0f), bit4 = q_set(0x10101010);
     const int flush = (fives ? Q_FLUSH_Q5 : Q_FLUSH_Q4) / 2;
     MP_UNROLL
@@ -143,11 +150,11 @@ static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *blo
         qi low[4], high[4];
         MP_UNROLL
         for (int u = 0; u < U; u++) {
-            const qi x = q_load(q_line(block, 4, u0 + u, j));
+            const qi x = q_take(nibbles, u0 + u, j, q_beside(R), ahead);
             low[u] = q_and(x, mask);
             high[u] = q_and(q_shr(x, 4), mask);
             if (fives) {
-                const qi bits = q_load(q_line(block + MP_PACK_NIBBLES, 1, u0 + u, 0));
+                const qi bits = q_take(block, u0 + u, 0, q_beside(R) && j == 0, ahead);
                 low[u] = q_or_and(low[u], q_to_bit4(bits, j), bit4);
                 high[u] = q_or_and(high[u], q_to_bit4(bits, j + 4), bit4);
             }
@@ -160,16 +167,17 @@ static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *blo
 }
 
 /* Inputs 16 h ... 16 h + 15 of 6 bits. */
-static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, int u0, const int8_t *q, int64_t ldq,
-                                   qi *part, qi *sum) {
+static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
+                                   int64_t ldq, qi *part, qi *sum) {
     const qi mask = q_set(0x0f0f0f0f), bits45 = q_set(0x30303030);
     MP_UNROLL
     for (int t = 0; t < 4; t++) {
         qi w[4];
         MP_UNROLL
         for (int u = 0; u < U; u++) {
-            const qi x = q_load(q_line(block, 4, u0 + u, t));
-            const qi pairs = q_load(q_line(block + MP_PACK_NIBBLES, 2, u0 + u, h));
+            const uint8_t *at = h ? block + MP_PACK_PAIRS + MP_PACK_NIBBLES : block;
+            const qi pairs = q_take(at, u0 + u, 0, q_beside(R) && t == 0, ahead);
+            const qi x = q_take(block + MP_PACK_PAIRS, u0 + u, t, q_beside(R) && h == 0, ahead);
             w[u] = q_or_and(q_and(h ? q_shr(x, 4) : x, mask), q_to_bit4(pairs, 2 * t), bits45);
         }
         q_dots_row(R, U, w, q + 16 * h + 4 * t, ldq, part, sum);
@@ -179,14 +187,14 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
 }
 
 /* Groups [g0, g1) of 8 bits. */
-static MP_INLINE void q_dots_bytes(int g0, int g1, int R, int U, const uint8_t *block, int u0, const int8_t *q,
-                                   int64_t ldq, qi *part, qi *sum) {
+static MP_INLINE void q_dots_bytes(int g0, int g1, int R, int U, const uint8_t *block, int u0, int ahead,
+                                   const int8_t *q, int64_t ldq, qi *part, qi *sum) {
     MP_UNROLL
     for (int g = g0; g < g1; g++) {
         qi w[4];
         MP_UNROLL
         for (int u = 0; u < U; u++)
-            w[u] = q_load(q_line(block, 8, u0 + u, g));
+            w[u] = q_take(block, u0 + u, g, q_beside(R), ahead);
         MP_UNROLL
         for (int r = 0; r < R; r++) {
             const qi a = q_spread(q + r * ldq + 4 * g);
@@ -205,6 +213,7 @@ typedef struct q_at { /* where a tile stands: its rows at one block */
     int64_t ldq, ld_scale;
     const q_rows *rows;
     int entry; /* in rows */
+    int ahead; /* prefetch distance, bytes */
 } q_at;
 
 static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offset, qi *part, qi *sum) {
@@ -247,9 +256,9 @@ static MP_INLINE void q_block_halved(int kind, int any16_mins, int R, int U, con
         qf d[4], low[4];
         q_start(R, U, at, at->entry + h, q_offset(kind), part, sum);
         if (kind == MP_W_Q6_K)
-            q_dots_sixes(h, R, U, block, u0, at->q, at->ldq, part, sum);
+            q_dots_sixes(h, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
         else
-            q_dots_bytes(4 * h, 4 * h + 4, R, U, block, u0, at->q, at->ldq, part, sum);
+            q_dots_bytes(4 * h, 4 * h + 4, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             const int o = (u0 + u) * Q_LANES;
@@ -278,9 +287,9 @@ static MP_INLINE void q_block(int kind, int any16_mins, int R, int U, const uint
     qf d[4], low[4];
     q_start(R, U, at, at->entry, q_offset(kind), part, sum);
     if (kind == MP_W_Q8_0)
-        q_dots_bytes(0, 8, R, U, block, u0, at->q, at->ldq, part, sum);
+        q_dots_bytes(0, 8, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
     else
-        q_dots_nibbles(q_is_fives(kind), R, U, block, u0, at->q, at->ldq, part, sum);
+        q_dots_nibbles(q_is_fives(kind), R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
     MP_UNROLL
     for (int u = 0; u < U; u++) {
         const int o = (u0 + u) * Q_LANES;
@@ -308,9 +317,9 @@ static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
 static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, const uint8_t *panel, int u0,
                                      const mp_acts *x, int m, int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind, any16_mins), head_bytes = q_head_bytes(kind);
-    const int entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
+    const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
     const uint8_t *block = panel + (kind == MP_W_ANY16 ? MP_PACK_LINE : 0), *head = block;
-    q_at at = {x->q + m * x->ldq, x->scale + m * (int64_t)blocks, x->ldq, blocks, rows, 0};
+    q_at at = {x->q + m * x->ldq, x->scale + m * (int64_t)blocks, x->ldq, blocks, rows, 0, ahead};
     qf f[16];
     MP_UNROLL
     for (int i = 0; i < R * U; i++)
@@ -325,10 +334,11 @@ static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, con
             if (head_bytes && b % 8 == 0) {
                 head = block;
                 block += head_bytes;
-                if (ahead)
-                    q_prefetch(head + ahead, head_bytes);
+                q_prefetch(head + ahead, head_bytes);
             }
-            if (ahead)
+            if (q_beside(R))
+                q_prefetch(block + integers + ahead, bytes - integers);
+            else if (ahead)
                 q_prefetch(block + ahead, bytes);
             at.entry = b * entries;
             q_block(kind, any16_mins, R, U, head, block, u0, &at, f);
