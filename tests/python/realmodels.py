@@ -1,35 +1,57 @@
 """Real weights for tests: where they are, or a skip that says why there are none.
 
 ``MPOOL_TEST_WEIGHTS`` names a folder with some of ``minilm/`` (all-MiniLM-L6-v2), ``smollm2.gguf``
-(SmolLM2-135M-Instruct Q4_1), ``qwen05.gguf`` and ``qwen15.gguf`` (Qwen2.5-Coder-Instruct Q4_K_M). With
-``MPOOL_REQUIRE_REAL=1`` a test that misses its weights fails instead of being skipped.
+(SmolLM2-135M-Instruct Q4_1), ``qwen05.gguf`` and ``qwen15.gguf`` (Qwen2.5-Coder-Instruct Q4_K_M). What is not there
+comes from mpool's own catalogue, hashes checked: from its cache, or fetched, the two large ones only when slow tests
+are asked for, and nothing when ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a test that misses its weights
+fails instead of being skipped.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from mpool.catalog import resolve
+from mpool.errors import MpoolError
+
 FILES = {"minilm": "minilm", "smollm2": "smollm2.gguf", "qwen05": "qwen05.gguf", "qwen15": "qwen15.gguf"}
+KEYS = {"minilm": "all-MiniLM-L6-v2", "smollm2": "SmolLM2-135M-Instruct", "qwen05": "Qwen2.5-Coder-0.5B-Instruct",
+        "qwen15": "Qwen2.5-Coder-1.5B-Instruct"}
+LARGE = ("qwen05", "qwen15")
+
+
+def _on(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in ("", "0", "no", "false", "off")
+
+
+@functools.lru_cache(maxsize=None)
+def _look(name: str) -> tuple[Path | None, str]:
+    """Where the weights are, or why they are nowhere."""
+    folder = os.environ.get("MPOOL_TEST_WEIGHTS")
+    if folder and Path(folder, FILES[name]).exists():
+        return Path(folder, FILES[name]), ""
+    fetch = name not in LARGE or _on("MPOOL_SLOW") or "--slow" in sys.argv
+    try:
+        return Path(resolve(KEYS[name], offline=None if fetch else True, progress=False).path), ""
+    except MpoolError as error:
+        return None, f"needs real weights: {error}"
 
 
 def find_real(name: str) -> Path | None:
-    """Path of the weights called ``name``, or ``None`` if they are not on this machine."""
-    folder = os.environ.get("MPOOL_TEST_WEIGHTS")
-    path = Path(folder, FILES[name]) if folder else None
-    return path if path is not None and path.exists() else None
+    """Path of the weights called ``name``, fetched if need be, or ``None`` if they cannot be had."""
+    return _look(name)[0]
 
 
 def real_path(name: str) -> Path:
     """Path of the weights called ``name``; without them the test is skipped, or fails if they are required."""
-    path = find_real(name)
+    path, reason = _look(name)
     if path is None:
-        folder = os.environ.get("MPOOL_TEST_WEIGHTS")
-        reason = (f"{FILES[name]} is not in MPOOL_TEST_WEIGHTS ({folder})" if folder else
-                  f"needs real weights ({FILES[name]}): MPOOL_TEST_WEIGHTS is not set")
-        if os.environ.get("MPOOL_REQUIRE_REAL") == "1":
+        if _on("MPOOL_REQUIRE_REAL"):
             pytest.fail(reason)
         pytest.skip(reason)
     return path
