@@ -219,7 +219,8 @@ class ChatTemplate:
             except ForbiddenNode as error:
                 raise self._bad(str(error), "statements and expressions of one template") from None
             except jinja2.TemplateSyntaxError as error:
-                raise self._bad(f"wrong in line {error.lineno}: {(error.message or '').rstrip('.')}", "a Jinja template") from None
+                reason = (error.message or "no reason given").rstrip(".")
+                raise self._bad(f"wrong in line {error.lineno}: {reason}", "a Jinja template") from None
             except (RecursionError, MemoryError):
                 raise LimitError(f"{self._file or 'the model'}: the chat template is nested too deeply") from None
             except (SyntaxError, ValueError, TypeError, AssertionError) as error:

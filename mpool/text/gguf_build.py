@@ -7,7 +7,9 @@ are given to HF as added tokens, which are found before anything else happens, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from mpool.errors import FormatError
 from mpool.text.charsmap import CharsMap
@@ -18,6 +20,18 @@ if TYPE_CHECKING:
 
 #: BERT gives up on longer words and calls them unknown.
 _MAX_WORD_CHARS = 100
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Hundreds of thousands of new tuples, none of them garbage, would start the collector over and over."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] | None]:
@@ -35,7 +49,9 @@ def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] 
         names = list(names)
         for token in hidden:
             names[token] = unmatchable(token)
-    return {"bpe": _bpe, "spm": _spm, "unigram": _unigram, "wordpiece": _wordpiece}[vocab.kind](vocab, names)
+    make = {"bpe": _bpe, "spm": _spm, "unigram": _unigram, "wordpiece": _wordpiece}[vocab.kind]
+    with _without_gc():
+        return make(vocab, names)  # type: ignore[operator]
 
 
 def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:

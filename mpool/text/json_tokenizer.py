@@ -20,6 +20,9 @@ from mpool.text.tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 if TYPE_CHECKING:
     import tokenizers
 
+#: What the parser of HF tokenizers (serde_json) takes.
+_MAX_JSON_DEPTH = 127
+
 
 class JSONTokenizer(Tokenizer):
     """A tokenizer read from a ``tokenizer.json``, whose own truncation and padding are switched off."""
@@ -201,10 +204,19 @@ def _load(path: str) -> tokenizers.Tokenizer:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = str(error)
-    if "recursion limit" in reason:
-        raise LimitError(f"{path}: nested deeper than 128 levels", hint="The file is damaged: fetch it again")
+    if _depth(data) > _MAX_JSON_DEPTH:
+        raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
+                         hint="The file is damaged: fetch it again")
     raise FormatError(file=path, field="tokenizer.json", got=reason, allowed="a tokenizer of HF tokenizers",
                       hint="The file is damaged, or needs a newer version of tokenizers")
+
+
+def _depth(data: bytes) -> int:
+    """Deepest nesting of JSON text, which may be malformed."""
+    structure = re.sub(rb'"(?:[^"\\]|\\.)*"?', b"", data, flags=re.DOTALL)
+    codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # '[' and '{', ']' and '}' differ in this bit
+    steps = (codes == ord("{")).astype(np.int64) - (codes == ord("}"))
+    return int(np.cumsum(steps).max(initial=0))
 
 
 def _parts(texts: list[str], decoder: Mapping[str, Any]) -> list[bytes]:

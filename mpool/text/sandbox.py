@@ -553,7 +553,8 @@ _FILTER_CHECKS: dict[str, Callable[..., None]] = {
     "list": _check_container, "reverse": _check_container, "int": _check_number, "float": _check_number,
 }
 #: Filters that look at all of what they are given.
-_DEEP_FILTERS = ("capitalize", "center", "dictsort", "e", "escape", "filesizeformat", "forceescape", "format", "groupby",
+_DEEP_FILTERS = ("capitalize", "center", "dictsort", "e", "escape", "filesizeformat", "forceescape", "format",
+                 "groupby",
                  "indent", "join", "lower", "max", "min", "replace", "safe", "sort", "string", "sum", "title", "trim",
                  "truncate", "unique", "upper", "urlencode", "wordcount")
 #: Filters that look at its outside only, or hand on what is inside.
@@ -609,7 +610,8 @@ _STR_METHODS: dict[str, Callable[..., tuple]] = {
                      "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable",
                      "isspace", "istitle", "isupper"), _scan),
     **dict.fromkeys(("capitalize", "casefold", "lower", "upper", "title", "swapcase", "strip", "lstrip", "rstrip",
-                     "removeprefix", "removesuffix", "split", "rsplit", "splitlines", "partition", "rpartition"), _copy),
+                     "removeprefix", "removesuffix", "split", "rsplit", "splitlines", "partition", "rpartition"),
+                     _copy),
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _pad),
     "expandtabs": _tabs, "replace": _substitute, "join": _concatenate,
 }

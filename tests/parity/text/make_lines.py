@@ -66,13 +66,17 @@ Ninaweza kula kioo na hakiniumizi. Habari za asubuhi, rafiki yangu? Karibu sana 
 """.strip().split("\n")
 
 CODE = [
-    'def fib(n: int) -> int:\n    """Returns the n-th number."""\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n',
+    'def fib(n: int) -> int:\n    """Returns the n-th number."""\n    a, b = 0, 1\n'
+    '    for _ in range(n):\n        a, b = b, a + b\n    return a\n',
     "if __name__ == '__main__':\n\tprint(f'{x!r:>10}', end='\\n')\n\t# TODO: don't",
-    '#include <stdio.h>\nint main(void) {\n    for (size_t i = 0; i < 10; ++i) { printf("%zu\\n", i); }\n    return 0x1F;\n}\n',
+    '#include <stdio.h>\nint main(void) {\n    for (size_t i = 0; i < 10; ++i) { printf("%zu\\n", i); }\n'
+    '    return 0x1F;\n}\n',
     "static inline uint32_t rotl(uint32_t x, int k) { return (x << k) | (x >> (32 - k)); }",
-    "fn main() {\n    let v: Vec<&'static str> = vec![\"a\", \"b\"];\n    println!(\"{:?}\", v.iter().map(|s| s.len()).sum::<usize>());\n}",
+    "fn main() {\n    let v: Vec<&'static str> = vec![\"a\", \"b\"];\n"
+    "    println!(\"{:?}\", v.iter().map(|s| s.len()).sum::<usize>());\n}",
     "const f = async ({ a, b = 1, ...rest }) => { await fetch(`https://example.org/?q=${encodeURIComponent(a)}`); };",
-    "SELECT u.id, COUNT(*) AS n FROM users u LEFT JOIN orders o ON o.user_id = u.id WHERE u.name LIKE '%x_%' GROUP BY 1;",
+    "SELECT u.id, COUNT(*) AS n FROM users u LEFT JOIN orders o ON o.user_id = u.id "
+    "WHERE u.name LIKE '%x_%' GROUP BY 1;",
     "<!DOCTYPE html>\n<html lang=\"en\">\n  <body class='a b'>&amp; &lt;p&gt; <!-- note --></body>\n</html>",
     '{"name": "x", "values": [1, 2.5e-10, -3, true, null], "nested": {"a": "\\u00e9\\n"}}',
     "for f in *.txt; do sed -E 's/([0-9]+)/<\\1>/g' \"$f\" | sort -u > \"${f%.txt}.out\" 2>&1 || exit $?; done",
@@ -86,14 +90,15 @@ CODE = [
 
 EMOJI = ["😀", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇯🇵", "❤️", "☃", "1️⃣", "🤷🏻‍♀️", "🧑🏿‍🚀", "©️", "™", "🫠", "🎉🎊", "⌚️", "🈚", "🕴🏼"]
 
-WORDS = ("a I the and hello world isn't we'll they've I'M YOU'RE o'clock 'tis 's 'S 'll x's HTTPServer camelCase snake_case "
-         "kebab-case naïve café ÀÉÎÕÜ ﬁne ﬂow ﬀ ǅ ß ẞ İ ı ſ 'ſ Ω Å K µ º ª Mc'Donald e.g. i.e. U.S.A. #tag @user $5.00 €10 50% "
+WORDS = ("a I the and hello world isn't we'll they've I'M YOU'RE o'clock 'tis 's 'S 'll x's HTTPServer camelCase "
+         "snake_case kebab-case naïve café ÀÉÎÕÜ ﬁne ﬂow ﬀ ǅ ß ẞ İ ı ſ 'ſ Ω Å K µ º ª Mc'Donald e.g. i.e. U.S.A. "
+         "#tag @user $5.00 €10 50% "
          "&amp; https://a.b/c?d=e&f#g a@b.co --flag -x --- ... … *** ___ /* */ // <!-- --> [CLS] [MASK] <s> </s> <pad> "
          "<|endoftext|> <|im_start|> <|im_end|> <unk> <0x0A> ▁ ▁▁x Ġ ĊĊ ## ##ing").split(" ")
 
-SPACES = [" ", "  ", "   ", "    ", "\t", "\t\t", "\n", "\n\n", "\r\n", "\r", " \n", "\n ", "\n\t", " \t ", "\u00a0", "\u3000",
-          "\u2003", "\u2009\u200a", "\u2028", "\u2029", "\u0085", "\u000b", "\u000c", "\u1680", "\u202f", "\u205f", "\u200b",
-          "\ufeff", "\u00ad", "\u200d", "\u2060", " " * 7, " " * 31, "\n" * 5, "\t" * 9, "\x1c", "\x1f"]
+SPACES = [" ", "  ", "   ", "    ", "\t", "\t\t", "\n", "\n\n", "\r\n", "\r", " \n", "\n ", "\n\t", " \t ", "\u00a0",
+          "\u3000", "\u2003", "\u2009\u200a", "\u2028", "\u2029", "\u0085", "\u000b", "\u000c", "\u1680", "\u202f", "\u205f",
+          "\u200b", "\ufeff", "\u00ad", "\u200d", "\u2060", " " * 7, " " * 31, "\n" * 5, "\t" * 9, "\x1c", "\x1f"]
 
 #: First and last code point of what is sampled at random; all were assigned long before Unicode 14.
 SCRIPTS = [
@@ -117,8 +122,10 @@ SCRIPTS = [
     (0xFB00, 0xFB06), (0xFB1D, 0xFB36), (0xFB50, 0xFBB1), (0xFE20, 0xFE2F), (0xFE30, 0xFE52), (0xFE70, 0xFE74),
     (0xFF01, 0xFFBE), (0xFFE0, 0xFFE6), (0x10000, 0x1000B), (0x10280, 0x1029C), (0x10400, 0x1049D), (0x104A0, 0x104A9),
     (0x10900, 0x1091B), (0x11005, 0x11037), (0x12000, 0x12398), (0x13000, 0x1342E), (0x16A40, 0x16A5E),
-    (0x1D100, 0x1D126), (0x1D165, 0x1D169), (0x1D400, 0x1D454), (0x1D7CE, 0x1D7FF), (0x1E900, 0x1E943), (0x1F100, 0x1F10C),
-    (0x1F300, 0x1F320), (0x1F330, 0x1F37D), (0x1F400, 0x1F4FD), (0x1F600, 0x1F64F), (0x1F680, 0x1F6C5), (0x1F910, 0x1F93A),
+    (0x1D100, 0x1D126), (0x1D165, 0x1D169), (0x1D400, 0x1D454), (0x1D7CE, 0x1D7FF), (0x1E900, 0x1E943),
+    (0x1F100, 0x1F10C),
+    (0x1F300, 0x1F320), (0x1F330, 0x1F37D), (0x1F400, 0x1F4FD), (0x1F600, 0x1F64F), (0x1F680, 0x1F6C5),
+    (0x1F910, 0x1F93A),
     (0x20000, 0x2A6D6), (0x2F800, 0x2FA1D), (0xE0020, 0xE007F), (0xE0100, 0xE01EF), (0xF0000, 0xF00FF),
 ]
 
@@ -144,8 +151,9 @@ class Generator:
 
 def _number(draw: Generator) -> str:
     digits = "".join(str(draw.below(10)) for _ in range(1 + draw.below(14)))
-    return draw.pick([digits, "-" + digits, digits + "." + digits[:3], "$" + digits, digits + "%", digits[:2] + ":" + digits[:2],
-                      digits[:1] + "," + digits[:3], digits + "th", "v" + ".".join(digits), "٣" + digits, "४५" + digits[:2],
+    return draw.pick([digits, "-" + digits, digits + "." + digits[:3], "$" + digits, digits + "%",
+                      digits[:2] + ":" + digits[:2], digits[:1] + "," + digits[:3], digits + "th", "v" + ".".join(digits), "٣" + digits,
+                      "४५" + digits[:2],
                       "²" + digits, "Ⅷ" + digits, "①" + digits, digits + "①"])
 
 
@@ -177,7 +185,8 @@ def _mixture(draw: Generator) -> str:
         elif kind == 9:
             parts.append(_slice(draw, draw.pick(CODE)))
         elif kind == 10:
-            parts.append(draw.pick("abcxyzéñ") + "".join(chr(0x300 + draw.below(0x70)) for _ in range(1 + draw.below(4))))
+            letter = draw.pick("abcxyzéñ")
+            parts.append(letter + "".join(chr(0x300 + draw.below(0x70)) for _ in range(1 + draw.below(4))))
         else:
             parts.append(draw.pick("!?.,;:-_=+*/\\|~^`'\"()[]{}<>#@&%$") * (1 + draw.below(6)))
         parts.append(draw.pick(SPACES) if draw.below(3) == 0 else " " if draw.below(3) else "")
@@ -187,7 +196,8 @@ def _mixture(draw: Generator) -> str:
 def lines(count: int = 3000) -> list[str]:
     """The first ``count`` lines; a longer list begins with a shorter one. None holds NUL or a surrogate."""
     draw = Generator(SEED)
-    result = [*SENTENCES, *CODE, *WORDS, *EMOJI, *SPACES, *(f"x{space}y" for space in SPACES), "", " a", "a ", "\n\na\n"]
+    result = [*SENTENCES, *CODE, *WORDS, *EMOJI, *SPACES, *(f"x{space}y" for space in SPACES), "", " a", "a ",
+              "\n\na\n"]
     result += [_number(draw) for _ in range(60)]
     for first, last in SCRIPTS:
         result.append("".join(chr(first + draw.below(last - first + 1)) for _ in range(12)))

@@ -26,7 +26,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 def _train(texts: list[str], alphabet: list[str], size: int, characters: int = 1 << 20) -> list[tuple[str, str]]:
-    """BPE merges over whole texts: with no words to stay within, they cross every boundary that a pre-tokenizer sets."""
+    """BPE merges over whole texts: without words to stay within, they cross every cut that a pre-tokenizer makes."""
     from tokenizers import Tokenizer, models, trainers
     tokenizer = Tokenizer(models.BPE())
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False,
@@ -111,9 +111,11 @@ def unigram() -> dict:
 
 #: Rows of the synthetic map: single characters, sequences, rows that begin other rows, removals.
 CHARSMAP = {
-    "\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u3000": " ", "\u2028": " ", "\u200b": "", "\u00ad": "", "\ufeff": "",
+    "\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u3000": " ", "\u2028": " ", "\u200b": "", "\u00ad": "",
+    "\ufeff": "",
     "ﬁ": "fi", "ﬂ": "fl", "①": "1", "②": "2", "½": "1⁄2", "㎏": "kg", "ｱ": "ア", "ｶ": "カ", "ｶﾞ": "ガ", "Ａ": "A", "Ｂ": "B",
-    "…": "...", "™": "TM", "²": "2", "a\u0301": "á", "e\u0301": "é", "e\u0302": "ê", "e\u0302\u0301": "ế", "E\u0301": "É",
+    "…": "...", "™": "TM", "²": "2", "a\u0301": "á", "e\u0301": "é", "e\u0302": "ê", "e\u0302\u0301": "ế",
+    "E\u0301": "É",
     "n\u0303": "ñ", "A\u030a": "Å", "\u1112\u1161": "하", "\u1112\u1161\u11ab": "한", "İ": "I", "\u0340": "\u0300",
 }
 
