@@ -3,7 +3,7 @@
     >>> import mpool
     >>> mpool.embed("A sentence.").shape
     (384,)
-    >>> mpool.generate("The capital of France is", temperature=0, max_tokens=8).text
+    >>> mpool.generate("The capital of France is", temperature=0, max_tokens=2).text
     ' Paris.'
 
 Everything is imported on first use: ``import mpool`` itself loads neither numpy nor the C core.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ._runtime import submit as submit
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
+    from ._similarity import similarity as similarity
     from .config import PoolConfig as PoolConfig
     from .embedding import EmbedIterator as EmbedIterator
     from .errors import CircuitOpen as CircuitOpen
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
     from .results import TopLogprob as TopLogprob
     from .results import Usage as Usage
     from .show import show_config as show_config
-    from .similarity import similarity as similarity
     from .streams import Stream as Stream
 
 _MODULES = ("aio", "catalog", "errors", "text")
@@ -98,7 +98,7 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "pool": ("Pool",),
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "TopLogprob", "Usage"),
     "show": ("show_config",),
-    "similarity": ("similarity",),
+    "_similarity": ("similarity",),
     "streams": ("Stream",),
 }.items() for name in names}
 

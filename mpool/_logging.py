@@ -45,17 +45,17 @@ class _Drain:
 
     def run(self) -> None:
         while not self.stopping.wait(PERIOD):
-            try:
-                self.adopt_level()
-                self.flush()
-            except Exception:  # a handler's fault must not silence the rest
-                log.debug("a log record was lost", exc_info=True)
+            self.adopt_level()
+            self.flush()
 
     def flush(self) -> None:
         from . import _core
 
         for level, text in _core.drain_log():
-            pool_log.log(level, "%s", text)
+            try:
+                pool_log.log(level, "%s", text)
+            except Exception:  # a handler's fault is its owner's; the other records still get their turn
+                pass
 
     def stop(self) -> None:
         with self.lock:

@@ -228,7 +228,7 @@ def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bo
         (' Paris.\\n\\n', 'length', 4)
         >>> for chunk in mpool.generate("One, two, three,", temperature=0, max_tokens=6, stream=True):
         ...     print(chunk, end="")
-         four, five, six
+         four, five, six,
 
     Source:
         Names follow vLLM's SamplingParams (https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html) and OpenAI's
@@ -268,10 +268,10 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
         others as for :func:`generate`.
 
     Example:
-        >>> messages = [{"role": "user", "content": "What is the capital of France?"}]
-        >>> answer = mpool.chat(messages, temperature=0)
-        >>> "Paris" in answer.text
-        True
+        >>> messages = [{"role": "user", "content": "Say hello."}]
+        >>> answer = mpool.chat(messages, temperature=0, max_tokens=2)
+        >>> answer.text
+        'Hello!'
         >>> messages.append(answer.message)
 
     Source:
@@ -324,7 +324,7 @@ def get(key: str | os.PathLike[str] | Model, capability: str | None = None) -> M
         >>> mpool.get("all-MiniLM-L6-v3")
         Traceback (most recent call last):
             ...
-        mpool.errors.UnknownModel: ...the nearest is all-MiniLM-L6-v2...
+        mpool.errors.UnknownModel: ...the nearest are all-MiniLM-L6-v2...
     """
     return default_pool().get(key, capability)
 

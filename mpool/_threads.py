@@ -37,7 +37,11 @@ def interruptible(function: Callable[..., T], *args: Any, chars: int) -> T:
     """``function(*args)``; on the main thread, a long one runs elsewhere, so that Ctrl-C is seen at once."""
     if chars < LONG or threading.current_thread() is not threading.main_thread():
         return function(*args)
-    return executor().submit(function, *args).result()
+    future = executor().submit(function, *args)
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # unless it has begun
 
 
 def deadline_of(timeout: float | None) -> float | None:

@@ -1,0 +1,257 @@
+"""Signals, forks and exits, each in a process of its own. On small seeded checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinymodels
+
+HEAD = """
+import faulthandler, json, os, signal, sys, threading, time
+faulthandler.dump_traceback_later(100, exit=True)
+import numpy as np
+import mpool
+bert, llama = sys.argv[1:3]
+
+def idle():
+    for _ in range(500):
+        if not any(row.running or row.queued for row in mpool.ps()):
+            return True
+        time.sleep(0.01)
+    return False
+"""
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tinymodels.cached(tmp_path_factory, "bert")
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tinymodels.cached(tmp_path_factory, "llama")
+
+
+def process(script: str, *models: Path, **environment: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a script, which gets the models' paths."""
+    done = subprocess.run([sys.executable, "-c", HEAD + script, *map(str, models)], capture_output=True, text=True,
+                          timeout=150, cwd=tempfile.gettempdir(), env={**os.environ, **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+def told(script: str, *models: Path, **environment: str) -> Any:
+    """What a script printed last, as JSON; it ended well and said nothing else."""
+    status, out, err = process(script, *models, **environment)
+    assert status == 0 and not err.strip(), f"exit {status}\n{out}\n{err}"
+    return json.loads(out.splitlines()[-1])
+
+
+CALLS = {
+    "embed": "mpool.embed(['Some text to embed. ' * 10] * 10_000, bert)",
+    "embed_iter": "[None for _ in mpool.embed_iter(('Some text. ' * 20 for _ in range(10**6)), bert)]",
+    "generate": "mpool.generate('The', llama, max_tokens=2000, ignore_eos=True, temperature=0, n=8)",
+    "stream": "[None for _ in mpool.generate('The', llama, max_tokens=2000, ignore_eos=True, n=8, stream=True)]",
+    "result": "mpool.submit('text_to_text', prompt='The', model=llama, max_tokens=2000, ignore_eos=True, n=8).result()",
+    "tokenize": "mpool.tokenize('word and word ' * 300_000, llama)",
+    "prompt": "mpool.generate('word and word ' * 70_000, llama)",
+    "asyncio": "asyncio.run(mpool.aio.generate('The', llama, max_tokens=2000, ignore_eos=True, n=8))",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ctrl_c_is_seen_at_once_and_ends_only_its_call(bert: Path, llama: Path, call: str) -> None:
+    script = f"""
+import asyncio
+mpool.load(bert), mpool.load(llama)
+want = mpool.generate("A cat", llama, max_tokens=40, temperature=0, ignore_eos=True).token_ids
+late, mates = [], []
+for attempt in range(5):
+    # nobody's call but that of the main thread ends
+    mate = threading.Thread(target=lambda: mates.append(
+        mpool.generate("A cat", llama, max_tokens=40, temperature=0, ignore_eos=True).token_ids == want))
+    sent = []
+    def interrupt():
+        time.sleep(0.05 + 0.013 * attempt)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    mate.start()
+    killer = threading.Thread(target=interrupt)
+    killer.start()
+    try:
+        {CALLS[call]}
+    except KeyboardInterrupt:
+        late.append(time.monotonic() - sent[0])
+    except mpool.ContextOverflow:
+        pass
+    try:
+        killer.join()
+        time.sleep(0.02)
+    except KeyboardInterrupt:
+        pass
+    mate.join()
+print(json.dumps([late, mates, idle()]))
+"""
+    late, mates, idle = told(script, bert, llama)
+    assert len(late) >= 3, "the call was over before the signal came"
+    assert sorted(late)[len(late) // 2] <= 0.1 and max(late) < 2.0, late
+    assert mates == [True] * 5 and idle
+
+
+def test_exit_while_calls_run(bert: Path, llama: Path) -> None:
+    for leave in ("sys.exit(7)", "raise SystemExit(7)", "os._exit(7)"):
+        script = f"""
+mpool.embed("x", bert)
+kept = mpool.generate("The", llama, max_tokens=2000, ignore_eos=True, n=8, stream=True)
+next(kept)
+def call():
+    try:
+        mpool.embed(["Some text."] * 10_000, bert)
+    except mpool.MpoolError:
+        pass
+threading.Thread(target=call, daemon=True).start()
+job = mpool.submit("text_to_text", prompt="The", model=llama, max_tokens=2000, ignore_eos=True, n=8)
+{leave}
+"""
+        status, out, err = process(script, bert, llama)
+        assert (status, err.strip()) == (7, ""), leave
+
+
+def test_exit_takes_no_longer_than_the_grace(llama: Path) -> None:
+    script = """
+pool = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.3))
+streams = [pool.generate("The", bert, max_tokens=2000, ignore_eos=True, n=64, temperature=1.0, stream=True)
+           for _ in range(30)]
+next(streams[0])
+import atexit
+start = time.monotonic()
+atexit.unregister(print)
+def report():
+    print(json.dumps(time.monotonic() - start), flush=True)
+# the first registered runs last
+import mpool._runtime as runtime
+atexit.unregister(runtime._at_exit)
+atexit.register(report)
+atexit.register(runtime._at_exit)
+"""
+    assert told(script, llama, llama) < 3.0
+
+
+def test_an_uncaught_error_ends_the_process(bert: Path) -> None:
+    status, _, err = process("mpool.embed('', bert)", bert, bert)
+    assert status == 1 and "mpool.errors.InvalidArgument: the text is empty" in err.replace(f"{bert}: ", "")
+
+
+def test_fork_while_calls_run(bert: Path, llama: Path) -> None:
+    script = """
+want = mpool.embed("x", bert)
+text = mpool.generate("The", llama, max_tokens=20, temperature=0, ignore_eos=True).token_ids
+over, wrong = threading.Event(), []
+def busy():
+    while not over.is_set():
+        if not np.array_equal(mpool.embed("x", bert), want):
+            wrong.append("parent")
+        mpool.generate("The", llama, max_tokens=5, temperature=0)
+threads = [threading.Thread(target=busy) for _ in range(3)]
+for thread in threads:
+    thread.start()
+statuses = []
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        good = np.array_equal(mpool.embed("x", bert), want) and mpool.generate(
+            "The", llama, max_tokens=20, temperature=0, ignore_eos=True).token_ids == text
+        os._exit(0 if good else 3)
+    statuses.append(os.waitpid(child, 0)[1])
+over.set()
+for thread in threads:
+    thread.join()
+print(json.dumps([statuses, wrong, np.array_equal(mpool.embed("x", bert), want)]))
+"""
+    statuses, wrong, good = told(script, bert, llama, TOKENIZERS_PARALLELISM="false")
+    assert statuses == [0] * 40 and wrong == [] and good
+
+
+def test_a_child_loads_what_the_parent_never_did(bert: Path, llama: Path) -> None:
+    script = """
+mpool.embed("x", bert)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    done = mpool.generate("The", llama, max_tokens=3)
+    import asyncio
+    asyncio.run(mpool.aio.embed("x", bert))
+    mpool.Pool().embed("x", bert)
+    os._exit(0)
+print(json.dumps(os.waitpid(child, 0)[1]))
+"""
+    assert told(script, bert, llama, TOKENIZERS_PARALLELISM="false") == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_multiprocessing(bert: Path, method: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(f"""
+import multiprocessing, sys
+import numpy as np
+import mpool
+
+def work(job):
+    model, text = job
+    return model.embed(text)
+
+if __name__ == "__main__":
+    model = mpool.get(sys.argv[1])
+    texts = [f"Text {{number}}." for number in range(8)]
+    want = model.embed(texts)
+    with multiprocessing.get_context({method!r}).Pool(2) as pool:
+        got = pool.map(work, [(model, text) for text in texts])
+    print(bool(np.array_equal(np.stack(got), want)))
+""", encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script), str(bert)], capture_output=True, text=True, timeout=150,
+                          env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+    assert done.stdout.strip() == "True" and done.returncode == 0, done.stderr
+
+
+def test_records_of_the_core_reach_logging_and_nothing_is_printed(bert: Path) -> None:
+    script = """
+import logging
+records = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        records.append((record.name, record.levelname))
+logging.getLogger("mpool").addHandler(Keep())
+logging.getLogger("mpool").setLevel("DEBUG")
+mpool.embed("x", bert)
+mpool.unload(bert)
+time.sleep(0.6)
+print(json.dumps([records, [thread.name for thread in threading.enumerate()]]))
+"""
+    records, threads = told(script, bert, bert)
+    assert all(name.startswith("mpool") for name, _ in records)
+    assert threads.count("mpool-log") == 1
+
+
+def test_a_handler_that_raises_does_not_end_the_log(bert: Path) -> None:
+    script = """
+import logging
+from mpool import _logging
+class Broken(logging.Handler):
+    def emit(self, record):
+        raise ZeroDivisionError
+logging.getLogger("mpool.pool").addHandler(Broken())
+logging.getLogger("mpool.pool").setLevel("DEBUG")
+mpool.embed("x", bert)
+mpool.unload(bert)
+time.sleep(0.6)
+print(json.dumps(_logging._drain.thread.is_alive()))
+"""
+    assert told(script, bert, bert) is True
