@@ -1,6 +1,7 @@
 /* Quantised weights: packing and reading back, activations to int8, and every variant of every quantised gemm. */
 #include "kernel_test.h"
 #include "kernels/pack.h"
+#include "kernels/pack_dense.h"
 
 /* ---- weights --------------------------------------------------------------------------------------------------- */
 
@@ -121,6 +122,31 @@ MP_TEST(kernels_quant_rows_equal_source) {
                 kt_free(expected), kt_free(got), kt_free(w.data);
                 drop_weights(&src);
             }
+}
+
+/* Quantised tensors converted to the dense kinds: fp32 is the dequantised row, bf16 its rounding. */
+MP_TEST(kernels_quant_rows_to_dense) {
+    kt_set set = kt_ref();
+    for (int t = 0; t < TYPES; t++) {
+        const int N = 37, K = unit_of(&types[t]) * 2;
+        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, (uint64_t)t);
+        float *expected = kt_alloc((size_t)K * 4), *got = kt_alloc((size_t)K * 4);
+        for (int compute = MP_COMPUTE_F32; compute <= MP_COMPUTE_BF16; compute++) {
+            stored dense = types[t];
+            MP_CHECK(mp_wmat_kind_for(src.dtype, (mp_compute)compute, &dense.kind));
+            mp_wmat w = pack_by(&dense, &src, 2);
+            for (int n = 0; n < N; n++) {
+                mp_dequantize_row(src.dtype, mp_tensor_row(&src, n), K, expected);
+                for (int k = 0; compute == MP_COMPUTE_BF16 && k < K; k++)
+                    expected[k] = mp_bf16_to_f32(mp_bf16_from_f32(expected[k]));
+                mp_wmat_row(&w, n, got);
+                kt_same(&set, expected, got, K, "%s row %d to kind %d", name_of(&types[t]), n, dense.kind);
+            }
+            kt_free(w.data);
+        }
+        kt_free(expected), kt_free(got);
+        drop_weights(&src);
+    }
 }
 
 MP_TEST(kernels_quant_lanes_pack_the_same) {

@@ -108,8 +108,8 @@ static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *
 
 /* ---- integers of a block --------------------------------------------------------------------------------------- */
 
-/* Whether prefetches stand beside the loads or in a row before each block. Beside is up to a tenth faster while memory is
- * the limit and the tile reads whole lines; taller tiles are limited by arithmetic and lose by it. */
+/* Whether prefetches stand beside the loads or in a row before each block. Beside is up to a tenth faster while memory
+ * is the limit and the tile reads whole lines; taller tiles are limited by arithmetic and lose by it. */
 static MP_INLINE int q_beside(int R) { return R <= 4 && Q_VECTORS(R) * Q_LANES == MP_PANEL_N; }
 
 /* Vector u of a part's lanes j and, if asked, a prefetch `ahead` bytes further on. */
@@ -176,8 +176,8 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             const uint8_t *at = h ? block + MP_PACK_PAIRS + MP_PACK_NIBBLES : block;
-            const qi pairs = q_take(at, u0 + u, 0, q_beside(R) && t == 0, ahead);
             const qi x = q_take(block + MP_PACK_PAIRS, u0 + u, t, q_beside(R) && h == 0, ahead);
+            const qi pairs = q_take(at, u0 + u, 0, q_beside(R) && t == 0, ahead);
             w[u] = q_or_and(q_and(h ? q_shr(x, 4) : x, mask), q_to_bit4(pairs, 2 * t), bits45);
         }
         q_dots_row(R, U, w, q + 16 * h + 4 * t, ldq, part, sum);
