@@ -92,6 +92,7 @@ EMOJI = ["😀", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈", "�
 
 WORDS = ("a I the and hello world isn't we'll they've I'M YOU'RE o'clock 'tis 's 'S 'll x's HTTPServer camelCase "
          "snake_case kebab-case naïve café ÀÉÎÕÜ ﬁne ﬂow ﬀ ǅ ß ẞ İ ı ſ 'ſ Ω Å K µ º ª Mc'Donald e.g. i.e. U.S.A. "
+         "it'snot we'llgo 'Sbad THEY'REall don'tgo <sentinel:42> IMGIMGABCZ "
          "#tag @user $5.00 €10 50% "
          "&amp; https://a.b/c?d=e&f#g a@b.co --flag -x --- ... … *** ___ /* */ // <!-- --> [CLS] [MASK] <s> </s> <pad> "
          "<|endoftext|> <|im_start|> <|im_end|> <unk> <0x0A> ▁ ▁▁x Ġ ĊĊ ## ##ing").split(" ")
