@@ -30,7 +30,7 @@ enum {
 
 /* ---- weight matrices ------------------------------------------------------------------------------------------- */
 
-typedef enum mp_wkind { /* packed layouts; each is described in pack.c */
+typedef enum mp_wkind { /* packed layouts; each is described in pack.h */
     MP_W_F32,    /* from any dtype, dequantised */
     MP_W_BF16,   /* from any dtype, rounded to nearest even; exact from BF16 */
     MP_W_I8,     /* from any float dtype: symmetric int8 per output row, scale = max|w| / 127 (encoders' int8 class) */

@@ -98,7 +98,6 @@ class Architecture:
         harmless: patterns of tensors that may be present and take no part (heads, buffers).
         epsilon: key of the norm's epsilon, without the architecture.
         rope: whether positions are rotated into queries and keys (else they have a table).
-        gguf_rope_neox: whether GGUF files keep the two halves of a rotated pair half a head apart.
         activation: what a GGUF file means without saying so.
     """
 
@@ -110,7 +109,6 @@ class Architecture:
     harmless: tuple[str, ...]
     epsilon: str
     rope: bool
-    gguf_rope_neox: bool
     activation: str
 
 
@@ -123,17 +121,17 @@ ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in (
         prefixes=("", "bert."), tensors=_BERT_TENSORS,
         harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
                   r"cls\..*", r"classifier\..*", r"qa_outputs\..*"),
-        epsilon="attention.layer_norm_epsilon", rope=False, gguf_rope_neox=False, activation="gelu"),
+        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu"),
     Architecture(
         name="llama", capability="text_to_text", classes=("LlamaForCausalLM",), prefixes=("model.",),
         tensors=_decoder(qkv_bias=False),
         harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
-        epsilon="attention.layer_norm_rms_epsilon", rope=True, gguf_rope_neox=False, activation="silu"),
+        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu"),
     Architecture(
         name="qwen2", capability="text_to_text", classes=("Qwen2ForCausalLM",), prefixes=("model.",),
         tensors=_decoder(qkv_bias=True),
         harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
-        epsilon="attention.layer_norm_rms_epsilon", rope=True, gguf_rope_neox=True, activation="silu"),
+        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu"),
 )}
 
 

@@ -141,7 +141,6 @@ def _complete(table: Fields, row: Architecture, kv: dict[str, Value]) -> None:
         return
     if not table.bool(f"{a}.attention.causal", True) or table.int(f"{a}.pooling_type", 0) != 0:
         raise Unsupported(f"{table.file}: a {a} model for embeddings; mpool computes {a} as a text generator")
-    kv["mpool.rope_neox"] = row.gguf_rope_neox
     kv.setdefault(f"{a}.rope.freq_base", 10000.0)
     scaling = table.str(f"{a}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
