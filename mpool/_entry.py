@@ -171,7 +171,16 @@ class Entry:
     def _set_tokens(self, spec: Any, description: ModelDescription) -> None:
         import numpy as np
 
-        table = description.spec.tokens or self.tokenizer().token_table()
+        source = description.tokenizer
+        if description.spec.tokens is not None:
+            table = description.spec.tokens
+        elif self._tokenizer is None and source is not None and source.gguf is not None:
+            # the table alone is quick to make, so the core can load while the tokenizer is built
+            from .text.gguf_vocab import GGUFVocab
+
+            table = GGUFVocab(source.gguf, file=source.config.get("file")).token_table()
+        else:
+            table = self.tokenizer().token_table()
         ends = description.generation.eog_token_ids if description.generation is not None else ()
         spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
                         sorted({*table.eog, *ends}))

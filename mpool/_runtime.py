@@ -91,8 +91,8 @@ def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal
         task: ``"query"`` or ``"document"``: puts the prompt before the texts that the model has for it, if it has one
             (``document`` also under the names ``passage`` and ``corpus``).
         prompt: a text to put before every text, instead of one of the model's prompts.
-        prompt_name: the name of one of the model's prompts. Without ``task``, ``prompt`` and ``prompt_name`` the model's
-            default prompt is used, if it names one.
+        prompt_name: the name of one of the model's prompts. Without ``task``, ``prompt`` and ``prompt_name`` the
+            model's default prompt is used, if it names one.
         dimensions: first so many components of each vector, for models trained for that (Matryoshka); what is cut is
             normalised again if the vectors are normalised at all. None: all, or what the model's folder says.
         normalize: True: length 1; False: as pooled; None: as the model's files say.
@@ -110,8 +110,8 @@ def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal
         max_inputs: texts that the call may have; None: ``PoolConfig.max_embed_inputs``, 10,000.
 
     Returns:
-        ``(d,)`` for a text, ``(n, d)`` for a list; float32, or int8 or uint8 as ``precision`` says, with d/8 bytes (rounded
-        up) for the binary ones.
+        ``(d,)`` for a text, ``(n, d)`` for a list; float32, or int8 or uint8 as ``precision`` says, with d/8 bytes
+        (rounded up) for the binary ones.
 
     Raises:
         InvalidArgument: an argument or a text is not as described; the message says which and what was allowed.
@@ -251,8 +251,8 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
     in them is no control token.
 
     Args:
-        messages: dicts ``{"role": ..., "content": ...}``; roles are system, developer, user, assistant, tool; content is
-            a text, or a list of ``{"type": "text", "text": ...}``.
+        messages: dicts ``{"role": ..., "content": ...}``; roles are system, developer, user, assistant, tool; content
+            is a text, or a list of ``{"type": "text", "text": ...}``.
         model: as for :func:`generate`.
         stream: as for :func:`generate`.
         **sampling: as for :func:`generate`, without ``parse_special``; and
@@ -292,8 +292,8 @@ def submit(capability: str, **request: Any) -> Job:
             (``prompt=...`` or ``messages=...``), by name.
 
     Returns:
-        a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that generates
-        can be iterated over.
+        a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that
+        generates can be iterated over.
 
     Raises:
         InvalidArgument: an unknown capability or argument, and what the functions raise for their arguments.
@@ -411,8 +411,8 @@ def ps() -> ModelTable:
 
     Example:
         >>> _ = mpool.embed("A sentence.")
-        >>> [row.state for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
-        ['ready']
+        >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
+        ['text_embedding']
     """
     return default_pool().ps()
 

@@ -17,7 +17,8 @@ _METRICS = ("cosine", "dot", "euclidean", "manhattan")
 _BLOCK = 1 << 22
 
 
-def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine", pairwise: bool = False) -> NDArray[np.floating]:
+def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
+               pairwise: bool = False) -> NDArray[np.floating]:
     """Similarity of every vector of ``a`` with every vector of ``b``; higher is more alike.
 
     Args:
@@ -61,8 +62,8 @@ def _vectors(name: str, value: Any) -> NDArray[Any]:
     except ValueError as error:
         raise InvalidArgument(f"{name} is ragged: its vectors differ in length") from error
     if array.ndim not in (1, 2) or array.shape[-1] == 0 or array.dtype.kind not in "fiu":
-        raise InvalidArgument(f"{name} has shape {array.shape} and dtype {array.dtype}, allowed: numbers of shape (n, d) "
-                              "or (d,)")
+        raise InvalidArgument(f"{name} has shape {array.shape} and dtype {array.dtype}, allowed: numbers of shape "
+                              "(n, d) or (d,)")
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 

@@ -184,7 +184,8 @@ def texts_of(inputs: Any, most: int) -> list[Any]:
                               hint="embed_iter takes any iterable")
     if len(inputs) > most:
         raise LimitError(f"inputs has {len(inputs):,} texts, one call takes at most {most:,}",
-                         hint="embed_iter takes any number; max_inputs= or PoolConfig.max_embed_inputs raises the limit")
+                         hint="embed_iter takes any number; max_inputs= or PoolConfig.max_embed_inputs raises the "
+                              "limit")
     return list(inputs)
 
 
@@ -452,7 +453,7 @@ def run_slices(plan: Plan, parts: Iterable[tuple[int, list[Any]]],
     try:
         for start, texts in parts:
             chars = sum(len(text) for text in texts if isinstance(text, str))
-            packed = _threads.interruptible(pack, plan, texts, start, chars=chars - SLICE_CHARS + _threads.LONG)
+            packed = _threads.interruptible(pack, plan, texts, start, chars=chars)
             flying.append((start, packed, submit(plan, packed, deadline, BULK)))
             while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
                 yield _land(plan, deadline, *flying[0])
@@ -499,7 +500,8 @@ def embed_many(plan: Plan, texts: list[Any], progress: Any, deadline: float | No
     faults, bar = Faults(plan), Bar(progress, len(texts), plan.entry.key)
     try:
         if len(parts) == 1:
-            packed = _threads.interruptible(pack, plan, texts, 0, chars=sum(len(x) for x in texts if isinstance(x, str)))
+            chars = sum(len(text) for text in texts if isinstance(text, str))
+            packed = _threads.interruptible(pack, plan, texts, 0, chars=chars)
             out = finish(plan, packed, run(plan, packed, deadline))
             faults.add(0, packed, out)
             bar.add(len(texts))

@@ -116,7 +116,7 @@ class Unsupported(MpoolError, NotImplementedError):
 
 
 class UnsafeFormat(MpoolError, ValueError):
-    """A format that can execute code (pickle: .bin, .pt, .ckpt) or remote code; the message says which safe file to use."""
+    """A format that can execute code (pickle: .bin, .pt, .ckpt) or remote code; the message says which file is safe."""
 
     code, name = 17, "UNSAFE_FORMAT"
 

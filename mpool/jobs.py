@@ -157,8 +157,8 @@ def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
 
         given = [name for name in ("prompt", "messages") if name in request]
         if len(given) != 1:
-            raise InvalidArgument(f"{' and '.join(given) or 'neither prompt nor messages'} given, allowed: one of prompt "
-                                  "and messages")
+            raise InvalidArgument(f"{' and '.join(given) or 'neither prompt nor messages'} given, allowed: one of "
+                                  "prompt and messages")
         if given[0] == "prompt":
             return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), deadline))
         return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), deadline))
@@ -166,6 +166,6 @@ def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
 
     allowed = ("text_embedding", "text_to_text")
     near = nearest(str(capability), list(allowed), 1)
-    raise InvalidArgument(f"capability is {capability!r}" + (f"; the nearest is {near[0]}" if near else "") + ", allowed: "
-                          + ", ".join(allowed), hint="Models for the others are not there yet"
-                          if capability in CAPABILITIES else None)
+    raise InvalidArgument(f"capability is {capability!r}" + (f"; the nearest is {near[0]}" if near else "")
+                          + ", allowed: " + ", ".join(allowed),
+                          hint="Models for the others are not there yet" if capability in CAPABILITIES else None)

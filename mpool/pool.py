@@ -174,6 +174,7 @@ class Pool:
         compute = options.pop("compute", "auto")
         if isinstance(model, Model) and compute == "auto":
             compute = model._compute
+        entry.core_key(compute)  # begins to load before the prompt is looked at
         return entry, compute
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
@@ -286,8 +287,8 @@ class Pool:
         from .catalog import load_catalogue
 
         if not isinstance(name, str) or not _KEY.fullmatch(name):
-            raise InvalidArgument(f"{name!r} is no name for a model, allowed: 1 to 128 letters, digits and . _ + -, the "
-                                  "first a letter or digit")
+            raise InvalidArgument(f"{name!r} is no name for a model, allowed: 1 to 128 letters, digits and . _ + -, "
+                                  "the first a letter or digit")
         held = self._names.get(name)
         if held is not None and held is entry:
             return

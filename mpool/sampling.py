@@ -132,8 +132,8 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
         target = ALIASES.get(name, name)
         if target not in NAMES:
             near = difflib.get_close_matches(name, [*NAMES, *ALIASES], 1, 0.5)
-            raise InvalidArgument(f"{name} is not an option of sampling" + (f"; the nearest is {near[0]}" if near else ""),
-                                  hint="Options: " + ", ".join(NAMES))
+            nearest = f"; the nearest is {near[0]}" if near else ""
+            raise InvalidArgument(f"{name} is not an option of sampling{nearest}", hint="Options: " + ", ".join(NAMES))
         if target in given:
             raise InvalidArgument(f"{target} is given twice, once as {name}")
         if name == "num_predict" and value == -1 and not isinstance(value, bool):

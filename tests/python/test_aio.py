@@ -313,7 +313,8 @@ def test_two_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
 
     async def work() -> None:
         for _ in range(10):
-            got, done = await asyncio.gather(aio.embed("x", bert, pool=pool), aio.generate("The", llama, pool=pool, **GREEDY))
+            got, done = await asyncio.gather(aio.embed("x", bert, pool=pool),
+                                             aio.generate("The", llama, pool=pool, **GREEDY))
             if not np.array_equal(got, vector) or done.token_ids != text:
                 wrong.append((got, done))
 

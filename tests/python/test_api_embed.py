@@ -138,7 +138,8 @@ def test_precision_of_a_single_text(pool: mpool.Pool, bert: Path) -> None:
     assert pool.embed([], bert, precision="int8").shape == (0, 32)
 
 
-def test_few_vectors_for_ranges_are_worth_a_warning(pool: mpool.Pool, bert: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_few_vectors_for_ranges_are_worth_a_warning(pool: mpool.Pool, bert: Path,
+                                                    caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mpool"):
         pool.embed(TEXTS, bert, precision="uint8")
     assert "only 5 vectors" in caplog.text
@@ -171,6 +172,20 @@ def test_computes_are_entries_of_their_own(bert: Path) -> None:
         coarse = own.embed("x", bert, compute=other)
         assert {row.compute for row in own.ps()} == {base, other}
         assert float(mpool.similarity(coarse, own.embed("x", bert))) > 0.99
+
+
+def test_a_progress_function_that_raises_or_calls_back(pool: mpool.Pool, bert: Path) -> None:
+    texts = ["Some text to embed."] * 3000
+
+    def broken(done: int, total: int | None) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pool.embed(texts, bert, progress=broken)
+    idle(pool)
+    again: list[np.ndarray] = []
+    pool.embed(texts, bert, progress=lambda done, total: again.append(pool.embed("x", bert)))
+    assert len(again) > 1
 
 
 def test_progress(pool: mpool.Pool, bert: Path) -> None:
@@ -206,7 +221,7 @@ def test_the_fault_is_named_by_its_place_in_the_call(pool: mpool.Pool, bert: Pat
     idle(pool)
 
 
-def test_a_warning_counts_rows_of_nan(pool: mpool.Pool, bert: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_a_warning_counts_rows_of_nan(pool: mpool.Pool, bert: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mpool"):
         rows = pool.embed(["", "x", None], bert, on_error="null")
     assert np.isnan(rows[:, 0]).tolist() == [True, False, True]

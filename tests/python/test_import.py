@@ -14,8 +14,8 @@ import pytest
 
 import mpool
 
-HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "tqdm", "mpool._core", "concurrent.futures",
-         "multiprocessing", "ssl", "http")
+HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "tqdm", "mpool._core",
+         "concurrent.futures", "multiprocessing", "ssl", "http")
 
 
 def _modules(code: str) -> set[str]:
