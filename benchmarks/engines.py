@@ -1,0 +1,171 @@
+"""mpool and its peers behind the few calls that are measured. Each runs in a process of its own, and alone in it.
+
+An engine is named ``name`` or ``name:variant``; the variant is a class of arithmetic. ``imports`` brings in the library and
+what it uses, so that the time of a load can be told with and without.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Embedder(Protocol):
+    """Texts to normalised vectors."""
+
+    def imports(self) -> None:
+        """Imports everything that a call needs."""
+
+    def load(self, path: str, threads: int) -> None:
+        """Makes the model ready."""
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        """Vectors (n, d) float32."""
+
+
+class Generator(Protocol):
+    """Token ids to token ids, greedy."""
+
+    def imports(self) -> None:
+        """Imports everything that a call needs."""
+
+    def load(self, path: str, threads: int, context: int) -> None:
+        """Makes the model ready for so many tokens of prompt and answer."""
+
+    def generate(self, ids: list[int], count: int) -> tuple[list[int], float]:
+        """``count`` tokens after a prompt that is read anew, and the seconds of the second token to the last."""
+
+
+class MpoolEmbedder:
+    """mpool, one call for all texts."""
+
+    def __init__(self, variant: str) -> None:
+        self.compute = variant or "auto"
+
+    def imports(self) -> None:
+        """Everything is imported on first use otherwise."""
+        import mpool
+        from mpool import _core, embedding, text  # noqa: F401
+        from mpool.text import Tokenizer  # noqa: F401
+
+        self.mpool, self.most = mpool, 100_000
+
+    def load(self, path: str, threads: int) -> None:
+        """In a pool with so many threads."""
+        self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads, max_embed_inputs=self.most))
+        self.model = self.pool.load(path, compute=self.compute)
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        """See Embedder."""
+        return self.model.batch_embed(texts, normalize=True)
+
+
+class SentenceTransformers:
+    """sentence-transformers, in its own batches of 32 sorted by length; as itself decides (fp32), or bfloat16."""
+
+    def __init__(self, variant: str) -> None:
+        self.dtype = variant or "float32"
+
+    def imports(self) -> None:
+        """And torch."""
+        import sentence_transformers
+        import torch
+
+        self.torch, self.make = torch, sentence_transformers.SentenceTransformer
+
+    def load(self, path: str, threads: int) -> None:
+        """On the CPU."""
+        self.torch.set_num_threads(threads)
+        self.model = self.make(path, device="cpu", model_kwargs={"dtype": getattr(self.torch, self.dtype)})
+        self.model.eval()
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        """See Embedder."""
+        found = self.model.encode(texts, batch_size=32, normalize_embeddings=True, convert_to_tensor=True,
+                                  show_progress_bar=False)
+        return found.float().numpy()
+
+
+class MpoolGenerator:
+    """mpool, by token ids."""
+
+    def __init__(self, variant: str) -> None:
+        self.compute = variant or "auto"
+
+    def imports(self) -> None:
+        """Everything is imported on first use otherwise."""
+        import mpool
+        from mpool import _core, generation, text  # noqa: F401
+        from mpool.text import Tokenizer  # noqa: F401
+
+        self.mpool = mpool
+
+    def load(self, path: str, threads: int, context: int) -> None:
+        """In a pool with so many threads; the context is what the model's file says."""
+        self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads))
+        self.model = self.pool.load(path, compute=self.compute)
+
+    def generate(self, ids: list[int], count: int) -> tuple[list[int], float]:
+        """See Generator. What a call takes beside its prompt counts as writing."""
+        import time
+
+        start = time.perf_counter()
+        done = self.model.generate(ids, temperature=0, max_tokens=count, ignore_eos=True)
+        total = time.perf_counter() - start
+        if done.usage.cached_tokens:
+            raise RuntimeError(f"{done.usage.cached_tokens} tokens of the prompt were not computed")
+        return list(done.token_ids), total - done.timings.queued - done.timings.prompt
+
+    def tokens(self, text: str) -> list[int]:
+        """Ids that all engines are given."""
+        return self.model.tokenize(text)
+
+
+class LlamaCpp:
+    """llama.cpp by llama-cpp-python: flash attention, greedy choice by numpy over its logits."""
+
+    def __init__(self, variant: str) -> None:
+        if variant:
+            raise ValueError("llama-cpp has no variants")
+
+    def imports(self) -> None:
+        """The library."""
+        import llama_cpp
+
+        self.lib = llama_cpp
+
+    def load(self, path: str, threads: int, context: int) -> None:
+        """Mapped, as mpool does."""
+        self.model = self.lib.Llama(path, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads,
+                                    flash_attn=True, use_mmap=True, verbose=False)
+        self.vocab = self.model.n_vocab()
+
+    def _next(self) -> int:
+        logits = self.lib.llama_get_logits_ith(self.model.ctx, -1)
+        return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self.vocab,))))
+
+    def generate(self, ids: list[int], count: int) -> tuple[list[int], float]:
+        """See Generator."""
+        import time
+
+        self.model.reset()
+        self.model.eval(ids)
+        written = [self._next()]
+        start = time.perf_counter()
+        while len(written) < count:
+            self.model.eval(written[-1:])
+            written.append(self._next())
+        return written, time.perf_counter() - start
+
+
+EMBEDDERS: dict[str, Any] = {"mpool": MpoolEmbedder, "sentence-transformers": SentenceTransformers}
+GENERATORS: dict[str, Any] = {"mpool": MpoolGenerator, "llama-cpp": LlamaCpp}
+#: Engine -> the module that must be there.
+MODULES = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "llama-cpp": "llama_cpp"}
+
+
+def make(kind: str, engine: str) -> Any:
+    """An engine by name; ``kind``: embed or generate."""
+    name, _, variant = engine.partition(":")
+    return (EMBEDDERS if kind == "embed" else GENERATORS)[name](variant)

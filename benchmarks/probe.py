@@ -1,0 +1,100 @@
+"""The state of the machine around a measurement: speed of memory, distance of the cores, and what others computed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("probe.c")
+#: Factors between two probes above which they saw different states, and the share of the CPUs that others may use.
+TRIP, READ, OTHERS = 1.8, 1.3, 0.08
+
+
+class Probe:
+    """Builds probe.c once and runs it. Without a compiler there are no figures, and rounds are said to be unframed."""
+
+    def __init__(self) -> None:
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+        self.folder = tempfile.TemporaryDirectory(prefix="mpool-probe-")
+        self.program = os.path.join(self.folder.name, "probe")
+        built = compiler is not None and subprocess.run(
+            [*compiler.split(), "-std=c11", "-O2", "-pthread", str(SOURCE), "-o", self.program]).returncode == 0
+        self.cpus = sorted(os.sched_getaffinity(0))
+        self.works = built
+
+    def run(self) -> dict[str, float] | None:
+        """Figures of this moment."""
+        if not self.works:
+            return None
+        pair = (self.cpus[0], self.cpus[min(1, len(self.cpus) - 1)])
+        done = subprocess.run([self.program, *map(str, pair)], capture_output=True, text=True, timeout=60)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+@dataclass
+class Frame:
+    """A measurement between two probes. ``others``: share of this process's CPUs that other processes used."""
+
+    before: dict[str, float] | None
+    after: dict[str, float] | None
+    others: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the record."""
+        return {"before": self.before, "after": self.after, "others": self.others}
+
+
+class Watch:
+    """Counts what others compute while it is open: what /proc/stat says less what our children used."""
+
+    def __enter__(self) -> Watch:
+        self.cpus = os.sched_getaffinity(0)
+        self.start, self.busy, self.own = time.monotonic(), self._busy(), self._own()
+        self.others: float | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.busy is not None:
+            capacity = (time.monotonic() - self.start) * len(self.cpus)
+            used = (self._busy() or 0.0) - self.busy - (self._own() - self.own)
+            self.others = round(max(0.0, used / capacity), 3)
+
+    def _busy(self) -> float | None:
+        """Seconds that our CPUs were busy since the machine started; None where that is not told."""
+        try:
+            lines = Path("/proc/stat").read_text().splitlines()
+        except OSError:
+            return None
+        total = 0
+        for line in lines:
+            name, *fields = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self.cpus:
+                user, nice, system, _, _, irq, soft, steal = map(int, fields[:8])
+                total += user + nice + system + irq + soft + steal
+        return total / os.sysconf("SC_CLK_TCK")
+
+    @staticmethod
+    def _own() -> float:
+        return sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF,
+                                                                                   resource.RUSAGE_CHILDREN)))
+
+
+def disturbance(frames: list[Frame]) -> str | None:
+    """Why measurements that these frames stand around must not be compared; None if they may be."""
+    probes = [probe for frame in frames for probe in (frame.before, frame.after) if probe]
+    if not probes:
+        return "no probe"
+    for name, factor in (("round_trip_ns", TRIP), ("read_2", READ)):
+        values = [probe[name] for probe in probes if probe[name] > 0]
+        if values and max(values) > factor * min(values):
+            return f"{name} from {min(values):.0f} to {max(values):.0f}"
+    others = max((frame.others for frame in frames if frame.others is not None), default=0.0)
+    return f"others used {others:.0%} of the CPUs" if others > OTHERS else None

@@ -1,0 +1,148 @@
+"""What runs in an engine's own process: reads a task as JSON on standard input, prints its result as the last line.
+
+A rate is that of the median repetition. Run by path, so that nothing but what is installed is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import texts
+
+
+def make(task: dict[str, Any], kind: str) -> Any:
+    """The engine of a task, with its library imported."""
+    import engines
+
+    engine = engines.make(kind, task["engine"])
+    engine.imports()
+    return engine
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def median(run: Callable[[], object], times: int) -> float:
+    """Median seconds of several calls."""
+    return statistics.median(timed(run) for _ in range(times))
+
+
+def embed(task: dict[str, Any]) -> dict[str, Any]:
+    """Texts a second of lists, milliseconds of one text, calls a second of many threads."""
+    engine = make(task, "embed")
+    engine.load(task["path"], task["threads"])
+    count, repeat = task["texts"], task["repeat"]
+    lists = {"mixed": texts.mixed(count), "short": texts.same(count, 10), "long": texts.same(count // 3, 90)}
+    first = engine.embed(lists["mixed"][:64])
+    found: dict[str, Any] = {}
+    for name, batch in lists.items():
+        engine.embed(batch[:32])
+        found[f"{name} texts/s"] = len(batch) / median(lambda: engine.embed(batch), repeat)
+    single = texts.same(240, 9)
+    for text in single[:20]:
+        engine.embed([text])
+    found["one text ms"] = statistics.median(timed(lambda: engine.embed([text])) for text in single) * 1e3
+    found |= many_threads(engine, single)
+    return {"measures": found, "vectors": first.tolist(), "rss MB": rss()}
+
+
+def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
+    """Calls of one text each from 8 threads."""
+    times: list[float] = []
+
+    def work(part: list[str]) -> None:
+        times.extend([timed(lambda: engine.embed([text])) for text in part])
+
+    threads = [threading.Thread(target=work, args=(single[at::8],)) for at in range(8)]
+
+    def all_of_them() -> None:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    seconds = timed(all_of_them)
+    return {"8 threads calls/s": len(single) / seconds, "8 threads p99 ms": sorted(times)[int(len(times) * 0.99)] * 1e3}
+
+
+def generate(task: dict[str, Any]) -> dict[str, Any]:
+    """Tokens a second of prompts and of writing, by the same ids for everybody."""
+    engine = make(task, "generate")
+    ids, written, found = task["ids"], task["write"], {}
+    engine.load(task["path"], task["threads"], 1024 + written)
+    first, _ = engine.generate(ids[:32], 32)
+    shift = 0
+    for length in task["prompts"]:
+        def read() -> None:
+            nonlocal shift
+            shift += 1  # another prompt every time: nothing that is remembered helps
+            engine.generate(ids[shift:shift + length], 1)
+
+        found[f"pp{length} tokens/s"] = length / median(read, task["repeat"])
+    for depth in task["depths"]:
+        rates = []
+        for _ in range(task["repeat"]):
+            shift += 1
+            _, seconds = engine.generate(ids[shift:shift + depth], written + 1)
+            rates.append(written / seconds)
+        found[f"tg@{depth} tokens/s"] = statistics.median(rates)
+    return {"measures": found, "first": first, "rss MB": rss()}
+
+
+def cold(task: dict[str, Any]) -> dict[str, Any]:
+    """From nothing to the first vector or token. ``started`` is when this process was asked for."""
+    engine = make(task, task["kind"])
+    imported = time.monotonic()
+    if task["kind"] == "embed":
+        engine.load(task["path"], task["threads"])
+        engine.embed(["The quick brown fox jumps over the lazy dog."])
+        what = "vector"
+    else:
+        engine.load(task["path"], task["threads"], 512)
+        engine.generate(task["ids"][:8], 1)
+        what = "token"
+    done = time.monotonic()
+    return {"measures": {f"load to first {what} s": done - imported,
+                         f"start of Python to first {what} s": done - task["started"]}, "rss MB": rss()}
+
+
+def imports(task: dict[str, Any]) -> dict[str, Any]:
+    """The import statement of the library, alone."""
+    return {"measures": {"import ms": timed(lambda: __import__(task["module"])) * 1e3}, "rss MB": rss()}
+
+
+def ids(task: dict[str, Any]) -> dict[str, Any]:
+    """Token ids of a text, for all engines."""
+    engine = make({"engine": "mpool"}, "generate")
+    engine.load(task["path"], task["threads"], 0)
+    found = engine.tokens(texts.prose(task["words"]))
+    return {"ids": found, "sha256": hashlib.sha256(json.dumps(found).encode()).hexdigest()}
+
+
+def rss() -> float:
+    """Most memory that this process held, in units of 10**6 bytes; 0 where the system does not tell."""
+    try:  # getrusage would tell of the process that started this one, too
+        with open("/proc/self/status") as status:
+            return next((int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM")), 0.0)
+    except OSError:
+        return 0.0
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.stdin.read())
+    answer = {"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids}[asked["topic"]](asked)
+    sys.stdout.flush()
+    print("\n" + json.dumps(answer), flush=True)
+    os._exit(0)  # what libraries do on their way out is nobody's measure, and may hang

@@ -1,0 +1,130 @@
+"""The benchmarks run, and what they print follows from what they measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinymodels
+from realmodels import real_path
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "benchmarks" / "__main__.py").exists():
+    pytest.skip("the benchmarks are not here", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
+
+from benchmarks import report, texts  # noqa: E402
+from benchmarks.__main__ import Turn  # noqa: E402
+from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
+
+NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
+FAR = {"round_trip_ns": 520.0, "read_1": 42.0, "read_2": 85.0}
+
+
+def turn(engine: str, number: int, measures: dict[str, float], disturbed: str | None = None, **more: Any) -> Turn:
+    """One measurement."""
+    result = {"measures": measures, "rss MB": 100.0, **more}
+    return Turn("embed", engine, number, result, Frame(NEAR, NEAR, 0.0), disturbed)
+
+
+def test_texts_are_the_same_for_everybody() -> None:
+    """By a fixed seed, of the lengths they are said to have."""
+    assert texts.mixed(50) == texts.mixed(50) and len(set(texts.mixed(384))) == 384
+    assert {len(text.split()) for text in texts.same(20, 90)} == {90}
+    assert len(texts.prose(1000).split()) == 1000
+
+
+def test_mixed_texts_have_the_length_of_natural_sentences() -> None:
+    """31 tokens on average, in the vocabulary of the model they are for."""
+    from mpool.text import Tokenizer
+
+    from mpool.catalog import describe
+
+    tokenizer = Tokenizer.from_source(describe(str(real_path("minilm"))).tokenizer)
+    assert 30 <= statistics.mean(len(tokenizer.encode(text)) for text in texts.mixed(384)) <= 32
+
+
+def test_ratios_say_how_many_times_better_mpool_is() -> None:
+    """Of rates the larger is better, of times and memory the smaller; a ratio compares within a round."""
+    turns = [turn("mpool", 0, {"mixed texts/s": 200.0, "one text ms": 2.0}),
+             turn("peer", 0, {"mixed texts/s": 100.0, "one text ms": 6.0}),
+             turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # a slow hour for both
+             turn("peer", 1, {"mixed texts/s": 10.0, "one text ms": 60.0})]
+    rows = report.summary(turns)["embed"]["measures"]
+    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "ratio": 2.0}
+    assert rows["one text ms"]["peer"] == {"median": 33.0, "ratio": 3.0}
+    assert rows["memory MB"]["peer"]["ratio"] == 1.0
+
+
+def test_disturbed_turns_do_not_count() -> None:
+    """Unless there is nothing else, and then it is said."""
+    good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
+    bad = [turn("mpool", 1, {"a": 2.0}, "why"), turn("peer", 1, {"a": 100.0}, "why")]
+    found = report.summary(good + bad)["embed"]
+    assert found["measures"]["a"]["peer"]["ratio"] == 2.0 and not found["disturbed"] and found["rounds"] == 1
+    assert report.summary(bad)["embed"]["disturbed"]
+
+
+def test_states_of_the_machine() -> None:
+    """Two states are told apart, others' work is seen, and no probe is no comparison."""
+    assert disturbance([Frame(NEAR, NEAR, 0.01), Frame(NEAR, dict(NEAR, read_2=50.0), 0.0)]) is None
+    assert "round_trip_ns" in str(disturbance([Frame(NEAR, NEAR, 0.0), Frame(FAR, FAR, 0.0)]))
+    assert "read_2" in str(disturbance([Frame(NEAR, dict(NEAR, read_2=80.0), 0.0)]))
+    assert "others" in str(disturbance([Frame(NEAR, NEAR, 0.5)]))
+    assert disturbance([Frame(None, None, 0.0)]) == "no probe"
+
+
+def test_probe() -> None:
+    """Gives figures that a machine can have."""
+    probe = Probe()
+    if not probe.works:
+        pytest.skip("no C compiler")
+    found = probe.run()
+    assert found is not None and 0.05 < found["read_1"] < 10_000 and found["read_2"] > 0.05
+    assert len(probe.cpus) < 2 or 1 < found["round_trip_ns"] < 1e9
+
+
+def test_agreement_of_engines() -> None:
+    """Cosines and tokens alike are of the vectors and tokens that came."""
+    turns = [turn("sentence-transformers", 0, {}, vectors=[[1.0, 0.0], [0.0, 1.0]]),
+             turn("mpool", 0, {}, vectors=[[2.0, 0.0], [3.0, 4.0]], first=[1, 2, 3]),
+             turn("llama-cpp", 0, {}, first=[1, 2, 4])]
+    found = report.agreement(turns)
+    assert found["least cosine to sentence-transformers"]["mpool"] == 0.8
+    assert found["greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
+
+
+def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All topics with tiny models: a table, and a record of every turn with its frame."""
+    bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
+    out = tmp_path / "record.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--rounds", "1", "--again", "0", "--engines", "mpool,llama-cpp",
+         "--peer-python", f"llama-cpp={sys.executable}", "--embedding-model", str(bert), "--text-model", str(llama),
+         "--json", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    record = json.loads(out.read_text())
+    engines = {entry["engine"] for entry in record["turns"]}
+    if engines == {"mpool"}:
+        assert done.returncode == 0, done.stderr + str(record["failures"])
+        assert "not installed: llama-cpp" in done.stderr
+    topics = {"import", "cold-embed", "cold-generate", "embed", "generate"}
+    assert {entry["topic"] for entry in record["turns"] if entry["engine"] == "mpool"} == topics
+    for entry in record["turns"]:
+        assert all(value > 0 for value in entry["measures"].values()) and entry["rss MB"] > 10
+        assert set(entry["frame"]) == {"before", "after", "others"}
+    for kind, path in (("embed", bert), ("generate", llama)):
+        assert record["weights"][kind]["path"] == path.name
+    assert "mixed texts/s" in done.stdout and "tg@8 tokens/s" in done.stdout
+
+
+def test_wrong_arguments() -> None:
+    """An unknown engine is named with those that exist."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "--engines", "other"], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and "sentence-transformers" in done.stderr
