@@ -76,7 +76,8 @@ struct mp_entry {
     mp_error failure;                 /* of the last attempt, when state is failed or the load is stalled */
     uint64_t retry_ns, backoff_ns;
     uint64_t idle_since_ns, engine_bytes;
-    uint64_t calls; /* accepted; numbers their order of arrival */
+    uint64_t calls;              /* accepted; numbers their order of arrival */
+    struct mp_entry *close_next; /* by the thread that closes the registry */
 
     /* written by the worker's side, read anywhere */
     mp_progress progress;

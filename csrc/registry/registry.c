@@ -131,7 +131,7 @@ typedef struct snapshot {
     int count;
 } snapshot;
 
-/* Under the lock. Entries that are to be replaced or are draining only with `all`. */
+/* Under the lock. Entries that are to replace others or are draining only with `all`. */
 static bool take_snapshot(mp_registry *registry, bool all, snapshot *copy) {
     int most = registry->slot_count * 2 + registry->leaving_count;
     *copy = (snapshot){mp_alloc_array((size_t)most + 1, sizeof(mp_entry *), MP_TAG_POOL), 0};
@@ -280,26 +280,41 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
 
 void mp_registry_begin_shutdown(mp_registry *registry) { atomic_store(&registry->refusing, true); }
 
-/* Under the lock, as the one thread that closes. */
-static void close_entries(mp_registry *registry, uint64_t grace_ns) {
-    snapshot copy;
-    while (!take_snapshot(registry, true, &copy)) { /* it has to be known whom to wait for */
-        mp_mutex_unlock(&registry->lock);
-        mp_sys_sleep_ns(10 * MS);
-        mp_mutex_lock(&registry->lock);
+/* Under the lock, as the one thread that closes: chain all entries, each with a reference. Needs no memory. */
+static mp_entry *chain_entries(mp_registry *registry) {
+    mp_entry *chain = NULL;
+    for (int i = 0; i < registry->slot_count + registry->leaving_count; i++) {
+        slot *slot = i < registry->slot_count ? &registry->slots[i] : NULL;
+        mp_entry *entries[] = {slot ? slot->current : registry->leaving[i - registry->slot_count],
+                               slot ? slot->incoming : NULL};
+        for (int j = 0; j < 2; j++) {
+            if (!entries[j])
+                continue;
+            mp_entry_pin(entries[j])->close_next = chain;
+            chain = entries[j];
+        }
     }
+    return chain;
+}
+
+/* Under the lock, which is given up meanwhile; as the one thread that closes. */
+static void close_entries(mp_registry *registry, uint64_t grace_ns) {
+    mp_entry *chain = chain_entries(registry);
     mp_mutex_unlock(&registry->lock);
     uint64_t deadline_ns = mp_sys_now_ns() + grace_ns;
-    for (int i = 0; i < copy.count; i++)
-        mp_entry_close(copy.entries[i]);
-    for (int i = 0; grace_ns && i < copy.count; i++)
-        if (!mp_entry_drain(copy.entries[i], deadline_ns))
+    for (mp_entry *entry = chain; entry; entry = entry->close_next)
+        mp_entry_close(entry);
+    for (mp_entry *entry = chain; grace_ns && entry; entry = entry->close_next)
+        if (!mp_entry_drain(entry, deadline_ns))
             break;
-    for (int i = 0; i < copy.count; i++)
-        mp_entry_quit(copy.entries[i]);
-    for (int i = 0; i < copy.count; i++)
-        mp_entry_join(copy.entries[i]);
-    drop_snapshot(&copy);
+    for (mp_entry *entry = chain; entry; entry = entry->close_next)
+        mp_entry_quit(entry);
+    while (chain) {
+        mp_entry *next = chain->close_next;
+        mp_entry_join(chain);
+        mp_entry_unpin(chain);
+        chain = next;
+    }
     mp_mutex_lock(&registry->lock);
 }
 

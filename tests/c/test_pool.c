@@ -228,8 +228,6 @@ static mp_status start_and_stop(void *arg, mp_error *error) {
     return status;
 }
 
-MP_TEST(pool_survives_refused_threads) {
-    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_THREAD, start_and_stop, NULL), 3);
-}
+MP_TEST(pool_survives_refused_threads) { MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_THREAD, start_and_stop, NULL), 3); }
 
 MP_TEST(pool_survives_refused_memory) { mp_test_alloc_sweep(start_and_stop, NULL); }

@@ -112,7 +112,7 @@ MP_TEST(registry_evicts_and_loads_again) {
         mp_registry_get_stats(registry, &stats);
         MP_CHECK_INT(stats.memory_used, 0);
     }
-    MP_CHECK(stats.threads_created <= 3); /* a worker's thread is used again */
+    MP_CHECK(stats.threads_created <= 4); /* threads of earlier workers are used again */
     /* while a call runs: it is served first */
     fake.step_ns = FAKE_MS(30);
     fake_call *call = fake_call_create(1);
@@ -270,8 +270,8 @@ MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
     mp_ticket_release(waits);
     /* one that has passed is not even queued */
     mp_submit_options options = {.deadline_ns = mp_sys_now_ns() - 1};
-    MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error), MP_TIMEOUT,
-                    &error);
+    MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
+                    MP_TIMEOUT, &error);
     /* and a wait that ends first leaves the call alone */
     fake.step_ns = FAKE_MS(20);
     ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
@@ -399,7 +399,7 @@ MP_TEST(registry_gives_up_on_a_load_without_progress) {
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
     MP_CHECK_INT(status, MP_SPAWN_TIMEOUT);
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT, &error);
-    MP_CHECK_INT(fake.loads, 1); /* no second one beside it */
+    MP_CHECK_INT(fake.loads, 1);            /* no second one beside it */
     atomic_store(&fake.load_stalls, false); /* it comes round: called off, then loaded when asked for */
     fake_until_state(registry, "a", "failed");
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
@@ -596,8 +596,8 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
                     MP_OVERLOADED, &error);
     MP_CHECK_HAS(error.message, "4 calls wait");
     options = (mp_submit_options){.deadline_ns = fake_in_ms(20)};
-    MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error), MP_TIMEOUT,
-                    &error);
+    MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
+                    MP_TIMEOUT, &error);
     MP_CHECK_HAS(error.message, "full");
     int asked = 0;
     options = (mp_submit_options){.give_up = give_up_third_time, .give_up_arg = &asked};

@@ -379,8 +379,8 @@ void fake_destroy(mp_registry *registry) {
     MP_CHECK_INT(stats.memory_used, 0);
     MP_CHECK_INT(stats.lanes_leased, 0);
     MP_CHECK_INT(stats.threads_created, stats.threads_joined);
-    MP_CHECK_INT(stats.total_requests, stats.completed + stats.errors + stats.timeouts + stats.cancelled +
-                                           stats.queue_full_rejections);
+    MP_CHECK_INT(stats.total_requests,
+                 stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections);
     mp_registry_destroy(registry);
     for (int i = 0; i < known_count; i++) {
         MP_CHECK_INT(known[i]->models, 0);

@@ -1,8 +1,8 @@
 /* test_registry_fake.h: models that only pretend, for tests of the registry: scripted costs, failures and waits.
  *
- * A call asks for `units` of work; a step does some of them for each planned item and sleeps for as long as it would have
- * computed. The fake checks what the registry promises to engines (one thread at a time, no more lanes in steps than the
- * ledger has, admit before plan, retire once) and counts everything that is made and freed. */
+ * A call asks for `units` of work; a step does some of them for each planned item and sleeps for as long as it would
+ * have computed. The fake checks what the registry promises to engines (one thread at a time, no more lanes in steps
+ * than the ledger has, admit before plan, retire once) and counts everything that is made and freed. */
 #ifndef TEST_REGISTRY_FAKE_H
 #define TEST_REGISTRY_FAKE_H
 
@@ -12,24 +12,24 @@
 
 typedef struct fake { /* one a key; must outlive the registry */
     /* script; may be changed between calls */
-    _Atomic uint64_t load_ns;      /* how long a load takes */
-    _Atomic int load_failures;     /* the next so many loads fail with IO */
-    _Atomic bool load_stalls;      /* no sign of progress, and nobody can call it off */
-    _Atomic uint64_t step_ns;      /* how long a step takes */
-    _Atomic uint32_t step_units;   /* units an item gets in a step; 0 = all of it */
-    _Atomic int plan_items;        /* items in a step; 0 = all */
-    _Atomic int memory;            /* what all admitted items may hold together; 0 = no limit */
+    _Atomic uint64_t load_ns;    /* how long a load takes */
+    _Atomic int load_failures;   /* the next so many loads fail with IO */
+    _Atomic bool load_stalls;    /* no sign of progress, and nobody can call it off */
+    _Atomic uint64_t step_ns;    /* how long a step takes */
+    _Atomic uint32_t step_units; /* units an item gets in a step; 0 = all of it */
+    _Atomic int plan_items;      /* items in a step; 0 = all */
+    _Atomic int memory;          /* what all admitted items may hold together; 0 = no limit */
     _Atomic bool unhealthy;
     uint64_t model_bytes, engine_bytes; /* really charged to the budget */
-    int lanes;                     /* wanted a step; 0 = 1 */
-    int lane_limit;                /* of the ledger; 0 = unchecked */
-    mp_capability capability;      /* default text_embedding */
-    int version;                   /* written into results */
+    int lanes;                          /* wanted a step; 0 = 1 */
+    int lane_limit;                     /* of the ledger; 0 = unchecked */
+    mp_capability capability;           /* default text_embedding */
+    int version;                        /* written into results */
     /* counts */
     _Atomic int loads, models, engines, loaders; /* loads begun; models, engines, loaders that exist */
     _Atomic int steps, admitted, preempted, trims, checks;
-    _Atomic int inside;            /* threads in the engine: at most 1 */
-    _Atomic bool hold;             /* steps do not end while set */
+    _Atomic int inside; /* threads in the engine: at most 1 */
+    _Atomic bool hold;  /* steps do not end while set */
 } fake;
 
 /* Lanes that are in steps of all fakes together. */
@@ -38,11 +38,11 @@ extern _Atomic int fake_lanes_in_steps;
 typedef struct fake_call {
     mp_call base;
     uint32_t units;
-    int memory;          /* held from admission to retirement */
-    int memory_a_step;   /* more after each step */
-    bool bad_argument;   /* check refuses it */
-    bool refused;        /* admit refuses it for good */
-    bool numeric;        /* fails as NaN in its first step */
+    int memory;        /* held from admission to retirement */
+    int memory_a_step; /* more after each step */
+    bool bad_argument; /* check refuses it */
+    bool refused;      /* admit refuses it for good */
+    bool numeric;      /* fails as NaN in its first step */
     _Atomic uint32_t done;
     _Atomic int finished; /* times the engine completed it */
     _Atomic int version;  /* of the fake that did */
@@ -57,19 +57,20 @@ extern _Atomic int fake_calls;
 
 /* A registry with `lanes` lanes and `memory` bytes (0 = 1 GB) that does not spin. */
 mp_registry *fake_registry(int lanes, uint64_t memory);
-/* Submit a call with this many units; the ticket, or NULL with *status. Fails the test on other trouble when status is NULL. */
+/* Submit a call with this many units; the ticket, or NULL with *status. Fails the test on other trouble when status is
+ * NULL. */
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status);
 /* Wait for 10 s at most; the terminal status. */
 mp_status fake_wait(mp_ticket *ticket, mp_error *error);
 mp_status fake_finish(mp_ticket *ticket); /* wait, and release */
 /* Wait until *value >= least; fails the test after 10 s. */
 void fake_until(_Atomic int *value, int least);
-uint64_t fake_in_ms(uint64_t ms); /* deadline */
+uint64_t fake_in_ms(uint64_t ms);                                            /* deadline */
 void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* state "" when there is none */
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
 /* Destroy, and check that everything that was made is gone again. */
 void fake_destroy(mp_registry *registry);
 
-#define FAKE_MS(n) ((uint64_t)(n) * 1000 * 1000)
+#define FAKE_MS(n) ((uint64_t)(n)*1000 * 1000)
 
 #endif
