@@ -1,9 +1,9 @@
 """``python -m benchmarks``: mpool beside each peer that is installed, on the same weights, in rotation, as ratios.
 
-Every engine runs in a process of its own, one at a time, with the same number of threads. In a round each engine has its
-turn at each topic, and the order changes from round to round. A probe of the machine stands before and after every turn;
-a topic whose probes saw different states of the machine, or other processes at work, is run again in that round, and
-what was disturbed is left out of the medians. Ratios are taken within a round, never across rounds.
+Every engine runs in a process of its own, one at a time, with the same number of threads. In a round each engine has
+its turn at each topic, and the order changes from round to round. A probe of the machine stands before and after every
+turn; a topic whose probes saw different states of the machine, or other processes at work, is run again in that round,
+and what was disturbed is left out of the medians. Ratios are taken within a round, never across rounds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Bench:
 
     def installed(self, engine: str) -> bool:
         """Whether its interpreter has its library."""
-        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({MODULES[engine.partition(':')[0]]!r}) is None)"
+        module = MODULES[engine.partition(":")[0]]
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
         return subprocess.run([self.python(engine), "-c", probe], cwd=WORKER.parent).returncode == 0
 
     def engines(self, topic: str) -> list[str]:
@@ -76,8 +77,8 @@ class Bench:
                "RAYON_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
                "PYTHONDONTWRITEBYTECODE": ""}
         task = {**task, "engine": engine, "threads": self.arguments.threads, "started": time.monotonic()}
-        done = subprocess.run([self.python(engine), str(WORKER)], input=json.dumps(task), capture_output=True, text=True,
-                              timeout=self.arguments.timeout, env=env, cwd=WORKER.parent)
+        done = subprocess.run([self.python(engine), str(WORKER)], input=json.dumps(task), capture_output=True,
+                              text=True, timeout=self.arguments.timeout, env=env, cwd=WORKER.parent)
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
             raise RuntimeError(f"{engine}, {task['topic']}: {done.stderr.strip()[-600:] or done.returncode}")
@@ -113,7 +114,8 @@ class Bench:
         engines = self.engines(topic)
         shift = number % max(1, len(engines))
         for attempt in range(1 + self.arguments.again):
-            turns = [turn for engine in engines[shift:] + engines[:shift] if (turn := self.one_turn(topic, engine, number))]
+            turns = [turn for engine in engines[shift:] + engines[:shift]
+                     if (turn := self.one_turn(topic, engine, number)) is not None]
             why = disturbance([turn.frame for turn in turns])
             for turn in turns:
                 turn.disturbed = why
@@ -137,13 +139,14 @@ class Bench:
         for number in range(self.arguments.rounds):
             for topic in topics:
                 self.one_round(topic, number)
-        return {"machine": machine(self.arguments.threads), "weights": {kind: {"path": Path(path).name, "sha256": hashed(path)}
-                                                                       for kind, path in self.paths.items()},
+        return {"machine": machine(self.arguments.threads),
+                "weights": {kind: {"path": Path(path).name, "sha256": hashed(path)} for kind, path in self.paths.items()},
                 "versions": {engine: self.version(engine) for engine in self.arguments.engines},
                 "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
                            "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],
                            "frame": turn.frame.as_json()} for turn in self.turns],
-                "agreement": report.agreement(self.turns), "summary": report.summary(self.turns), "failures": self.failures}
+                "agreement": report.agreement(self.turns), "summary": report.summary(self.turns),
+                "failures": self.failures}
 
     def version(self, engine: str) -> str:
         """Of an engine's distribution."""
@@ -202,7 +205,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="with variants, as in mpool:bfloat16 (default: %(default)s)")
     parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","), help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--again", type=int, default=2, metavar="N", help="tries more for a disturbed topic (default: 2)")
+    parser.add_argument("--again", type=int, default=2, metavar="N",
+                        help="tries more for a disturbed topic (default: 2)")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one process")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",

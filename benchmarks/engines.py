@@ -1,7 +1,7 @@
 """mpool and its peers behind the few calls that are measured. Each runs in a process of its own, and alone in it.
 
-An engine is named ``name`` or ``name:variant``; the variant is a class of arithmetic. ``imports`` brings in the library and
-what it uses, so that the time of a load can be told with and without.
+An engine is named ``name`` or ``name:variant``; the variant is a class of arithmetic. ``imports`` brings in the library
+and what it uses, so that the time of a load can be told with and without.
 """
 
 from __future__ import annotations

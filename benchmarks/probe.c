@@ -4,7 +4,7 @@
  *
  * round_trip_ns: two threads answer each other through two cache lines. On machines whose virtual CPUs move between
  * parts of a chip it tells the near state from the far one. read_1, read_2: GB/s read from memory by one and by two
- * threads, 256 MB a pass. All are the best of several tries: what others do at the same time only ever makes them worse. */
+ * threads, 256 MB a pass. All are the best of several tries: what others do meanwhile only ever makes them worse. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -46,7 +46,7 @@ def _row(name: str, values: dict[str, list[tuple[int, float]]]) -> dict[str, Any
 
 
 def agreement(turns: list[Any]) -> dict[str, Any]:
-    """That all computed the same: least cosine to sentence-transformers' vectors in fp32, tokens alike from the start."""
+    """That all computed the same: least cosine to sentence-transformers' fp32, tokens alike from the start."""
     import numpy as np
 
     found: dict[str, Any] = {}

@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 import random
 
-WORDS = """the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which
-one you were all her she there would their we him been has when who will more no if out so said what up its about into than
-them can only other new some could time these two may then do first any my now such like our over man me even most made
-after also did many before must through back years where much your way well down should because each just those people
-state how too little good very make world still own see men work long get here between both life being under never day same
-another know while last might us great old year off come since against go came right used take three small house water
-river mountain winter summer letter number question answer reason history science energy music garden window""".split()
+WORDS = """\
+the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which one
+you were all her she there would their we him been has when who will more no if out so said what up its about into
+than them can only other new some could time these two may then do first any my now such like our over man me even
+most made after also did many before must through back years where much your way well down should because each just
+those people state how too little good very make world still own see men work long get here between both life being
+under never day same another know while last might us great old year off come since against go came right used take
+three small house water river mountain winter summer letter number question answer reason history science energy
+music garden window
+""".split()
 
 
 def words(count: int, chance: random.Random) -> str:

@@ -92,7 +92,7 @@ def _load(pool: Pool, name: str, compute: str, facts: dict[str, Any], tell: Any)
 
 
 def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
-    from ..similarity import similarity
+    from .. import similarity
 
     facts = _fetch(name, arguments, tell)
     model = _load(pool, name, arguments.compute, facts, tell)

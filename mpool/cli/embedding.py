@@ -64,7 +64,8 @@ def _lines(paths: list[str]) -> Iterator[str]:
                     yield line.rstrip("\r\n")
         except UnicodeDecodeError as error:
             name = "standard input" if path == "-" else path
-            raise FileError(f"{name} is not UTF-8 text: {error.reason}", hint="Convert it first, as with iconv") from None
+            raise FileError(f"{name} is not UTF-8 text: {error.reason}",
+                            hint="Convert it first, as with iconv") from None
 
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,

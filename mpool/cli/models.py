@@ -131,7 +131,8 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {part!r}" if isinstance(part, str) else f"{key}: {part}" for key, part in value.items())
+        return ", ".join(f"{key}: {part!r}" if isinstance(part, str) else f"{key}: {part}"
+                         for key, part in value.items())
     return str(value)
 
 

@@ -13,7 +13,8 @@ from ..sampling import TABLE
 _CAPABILITIES = ("text_embedding", "text_to_text")
 #: What an option of sampling does, where its name does not say it.
 _MEANINGS = {"temperature": "0 always takes the likeliest token", "top_k": "only the likeliest so many",
-             "top_p": "only the likeliest that make up this share", "min_p": "only those of this share of the likeliest",
+             "top_p": "only the likeliest that make up this share",
+             "min_p": "only those of this share of the likeliest",
              "max_tokens": "end after so many; 'none': when the context is full", "min_tokens": "no end before so many",
              "n": "so many answers", "seed": "same seed, same tokens", "ignore_eos": "go on after the model's own end"}
 _EPILOG = ("A model is a key of `mpool models`, a path (folder or .gguf), org/name, org/name:Q4_K_M, "
@@ -120,7 +121,8 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
             kind = _number_or_none if name == "max_tokens" else row.kind
             group.add_argument(flag, dest=name, type=kind, default=unset, metavar="N" if row.kind is int else "X",
                                help=text)
-    group.add_argument("--stop", action="append", default=unset, metavar="TEXT", help="end before this; may be repeated")
+    group.add_argument("--stop", action="append", default=unset, metavar="TEXT",
+                       help="end before this; may be repeated")
     group.add_argument("--stop-token-id", dest="stop_token_ids", action="append", type=int, default=unset, metavar="ID",
                        help="end at this token; may be repeated")
     group.add_argument("--logit-bias", action="append", type=_bias, default=unset, metavar="ID=X",

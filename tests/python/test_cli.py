@@ -95,12 +95,14 @@ def test_version_and_module() -> None:
 def test_help_loads_nothing_heavy() -> None:
     """Neither numpy nor the core, so it answers at once."""
     probe = ("import sys; from mpool.cli.parser import make_parser; make_parser().format_help(); "
-             "print([name for name in ('numpy', 'mpool._core', 'tokenizers', 'huggingface_hub') if name in sys.modules])")
+             "print([name for name in ('numpy', 'mpool._core', 'tokenizers', 'huggingface_hub') "
+             "if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ELSEWHERE)
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("embed", "--task", "other", "text"), ("generate", "--top-k", "many", "text"),
+@pytest.mark.parametrize("arguments", [(), ("embed", "--task", "other", "text"),
+                                       ("generate", "--top-k", "many", "text"),
                                        ("generate", "--logit-bias", "x", "text"), ("pull",), ("nothing",)])
 def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """As everywhere."""
@@ -228,8 +230,8 @@ def test_generate_is_deterministic(llama: str) -> None:
 
 def test_generate_options(llama: str) -> None:
     """Several answers, log probabilities, a stop string, a bias; how fast it was goes to standard error."""
-    done = json.loads(run("generate", "--model", llama, "-n", "2", "--logprobs", "2", "--max-tokens", "3", "--seed", "1",
-                          "--json", "The").stdout)
+    done = json.loads(run("generate", "--model", llama, "-n", "2", "--logprobs", "2", "--max-tokens", "3", "--seed",
+                          "1", "--json", "The").stdout)
     assert len(done["choices"]) == 2 and len(done["logprobs"][0]["top"]) == 2
     numbered = run("generate", "--model", llama, "-n", "2", "--max-tokens", "3", "--seed", "1", "The").stdout
     assert numbered == "".join(f"--- {choice['index'] + 1} of 2, {choice['finish_reason']}\n{choice['text']}\n"
@@ -256,7 +258,7 @@ def test_a_reader_that_leaves(llama: str) -> None:
         assert child.wait(60) == 1
 
 
-# ---- talking, and Ctrl-C ----------------------------------------------------------------------------------------------
+# ---- talking, and Ctrl-C --------------------------------------------------------------------------------------------
 
 class Talk:
     """A process of the command whose output is read as it comes."""
@@ -496,7 +498,7 @@ def test_demo_without_weights_or_network(tmp_path: Path) -> None:
     assert done.returncode == 1 and "mpool pull all-MiniLM-L6-v2" in done.stderr
 
 
-# ---- writing for people -----------------------------------------------------------------------------------------------
+# ---- writing for people ---------------------------------------------------------------------------------------------
 
 def test_a_model_cannot_drive_the_terminal() -> None:
     """Control characters are shown as such there, and passed on as they are elsewhere."""
