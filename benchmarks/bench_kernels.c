@@ -1,12 +1,14 @@
 /* bench_kernels.c: rate of the gemm kernels as a share of what this machine's arithmetic reaches at that very moment.
  *
- *   bench_kernels [--kind f32|bf16|i8]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
+ *   bench_kernels [--kind f32|bf16|i8|plain]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
  *                 [--pool MB] [--act]
  *
  * One thread. A line a kind, shape and M: per cent of the peak of that kind's instruction (vfmadd231ps, vdpbf16ps,
  * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2), measured by a probe just before and just after; the time is
  * the best of many short rounds, in CPU time. Weights rotate through --pool MB (default 0: one matrix, cache-resident as in an
- * encoder), activations are prepared outside of the time, --act puts bias and GELU into it. */
+ * encoder), activations are prepared outside of the time, --act puts bias and GELU into it. `pack` is the time of
+ * packing one matrix. `plain` is mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS when there is one; --mask ref gives
+ * the reference. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -83,8 +85,8 @@ typedef struct bench {
     int M, N, K, copies;
     mp_wmat w;
     mp_acts x;
-    float *in, *y, *bias;
-    bool act;
+    float *weights, *in, *y, *bias;
+    bool act, plain;
 } bench;
 
 static void fill(float *x, int64_t n) {
@@ -107,7 +109,9 @@ static void *must(size_t bytes) {
 static void run(const bench *b, int times) {
     const mp_epilogue ep = {.bias = b->bias, .act = MP_ACT_GELU};
     mp_wmat w = b->w;
-    for (int t = 0; t < times; t++)
+    for (int t = 0; b->plain && t < times; t++)
+        mp_gemm_f32_plain(b->M, b->N, b->K, b->in, b->K, b->weights, b->K, b->y, b->N);
+    for (int t = 0; !b->plain && t < times; t++)
         for (int c = 0; c < b->copies; c++) {
             w.data = b->w.data + (size_t)c * mp_wmat_bytes(&w);
             mp_gemm(&w, &b->x, 0, b->M, 0, w.panels, b->act ? &ep : NULL, b->y, b->N);
@@ -115,8 +119,8 @@ static void run(const bench *b, int times) {
 }
 
 static void measure(bench *b, const char *name, double seconds, size_t pool) {
-    float *weights = must(sizeof(float) * (size_t)b->N * (size_t)b->K);
-    fill(weights, (int64_t)b->N * b->K);
+    b->weights = must(sizeof(float) * (size_t)b->N * (size_t)b->K);
+    fill(b->weights, (int64_t)b->N * b->K);
     mp_wmat_init(&b->w, b->kind, b->N, b->K);
     const size_t bytes = mp_wmat_bytes(&b->w);
     b->copies = pool > bytes ? (int)(pool / bytes) : 1;
@@ -124,9 +128,12 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     const mp_tensor src = {.dtype = MP_F32,
                            .ndim = 2,
                            .shape = {b->N, b->K},
-                           .data = (const uint8_t *)weights,
+                           .data = (const uint8_t *)b->weights,
                            .nbytes = sizeof(float) * (uint64_t)b->N * (uint64_t)b->K};
+    mp_wmat_pack(&b->w, &src, 0, b->w.panels); /* touches the pages */
+    double packing = now();
     mp_wmat_pack(&b->w, &src, 0, b->w.panels);
+    packing = now() - packing;
     for (int c = 1; c < b->copies; c++)
         memcpy(b->w.data + (size_t)c * bytes, b->w.data, bytes);
     b->in = must(sizeof(float) * (size_t)b->M * (size_t)b->K);
@@ -154,10 +161,11 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     } while (now() < end);
     const double after = probe(b->kind), peak = before > after ? before : after;
     const double rate = 2.0 * b->M * b->N * b->K * b->copies / best * 1e-9;
-    printf("%-5s N%-5d K%-5d M%-4d %8.1f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s\n", name, b->N, b->K, b->M,
-           best / b->copies * 1e6, rate, 100 * rate / peak, peak, (double)bytes * b->copies / best * 1e-9);
+    printf("%-5s N%-5d K%-5d M%-4d %8.1f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s  pack %.0f us\n", name, b->N,
+           b->K, b->M, best / b->copies * 1e6, rate, 100 * rate / peak, peak, (double)bytes * b->copies / best * 1e-9,
+           packing * 1e6);
     fflush(stdout);
-    mp_free(weights);
+    mp_free(b->weights);
     mp_free(b->w.data);
     mp_free(b->in);
     mp_free(memory);
@@ -166,10 +174,10 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const names[] = {"f32", "bf16", "i8"};
-    static const mp_wkind kinds[] = {MP_W_F32, MP_W_BF16, MP_W_I8};
+    static const char *const names[] = {"f32", "bf16", "i8", "plain"};
+    static const mp_wkind kinds[] = {MP_W_F32, MP_W_BF16, MP_W_I8, MP_W_F32};
     const char *mask = "";
-    bool want[3] = {false}, act = false;
+    bool want[4] = {false}, act = false;
     int rows[32] = {8, 16, 64, 512}, row_count = 4, shapes[16][2] = {{1152, 384}, {1536, 384}, {384, 1536}},
         shape_count = 3;
     bool own_shapes = false;
@@ -182,7 +190,7 @@ int main(int argc, char **argv) {
             continue;
         }
         if (strcmp(argv[i], "--kind") == 0) {
-            for (int k = 0; k < 3; k++)
+            for (int k = 0; k < 4; k++)
                 want[k] |= strcmp(value, names[k]) == 0;
         } else if (strcmp(argv[i], "--mask") == 0) {
             mask = value;
@@ -212,12 +220,20 @@ int main(int argc, char **argv) {
     }
     mp_kernels_init();
     printf("# %s, %s\n", mp_cpu_name(), mp_cpu_level());
-    for (int k = 0; k < 3; k++) {
-        if (!want[k] && (want[0] || want[1] || want[2]))
+    if (want[3]) {
+        const char *path = getenv("MPOOL_BLAS"), *why;
+        mp_blas_set_path(path ? path : "");
+        mp_blas_core(&why);
+        printf("# %s\n", why);
+    }
+    const bool some = want[0] || want[1] || want[2] || want[3];
+    for (int k = 0; k < 4; k++) {
+        if (some ? !want[k] : k == 3)
             continue;
         for (int s = 0; s < shape_count; s++)
             for (int r = 0; r < row_count; r++) {
-                bench b = {.kind = kinds[k], .M = rows[r], .N = shapes[s][0], .K = shapes[s][1], .act = act};
+                bench b = {
+                    .kind = kinds[k], .M = rows[r], .N = shapes[s][0], .K = shapes[s][1], .act = act, .plain = k == 3};
                 measure(&b, names[k], seconds, pool);
             }
     }

@@ -54,33 +54,58 @@ static float i8_inverse(float max) {
     return max > 0 && inverse <= 3.402823466e38f ? inverse : 0.0f;
 }
 
+/* A piece of one row to q; inverse 0 gives zeros, whatever the row holds. Adding 1.5 * 2^23 rounds to nearest even in
+ * the low bits of the sum, which every compiler makes vectors of; lrintf it calls one by one. */
+static void quantise_i8(const float *row, float inverse, int n, int8_t *q) {
+    memset(q, 0, PIECE);
+    if (inverse == 0.0f)
+        return;
+    for (int i = 0; i < n; i++) {
+        const float sum = row[i] * inverse + 12582912.0f;
+        int32_t bits;
+        memcpy(&bits, &sum, sizeof bits);
+        q[i] = (int8_t)(bits - 0x4b400000);
+    }
+}
+
 static void put_i8(const piece_rows rows, const float *inverse, int n, uint8_t *to) {
+    _Alignas(64) int8_t q[MP_PANEL_N][PIECE];
+    for (int j = 0; j < MP_PANEL_N; j++)
+        quantise_i8(rows[j], inverse[j], n, q[j]);
     for (int i = 0; i < n; i += 4)
-        for (int j = 0; j < MP_PANEL_N; j++)
-            for (int b = 0; b < 4; b++) {
-                const float v = i + b < n ? rows[j][i + b] * inverse[j] : 0.0f;
-                /* v is NaN or Inf only in rows whose scale is NaN */
-                to[(i / 4 * MP_PANEL_N + j) * 4 + b] = (uint8_t)(128 + (fabsf(v) <= 128.0f ? (int)lrintf(v) : 0));
-            }
+        for (int j = 0; j < MP_PANEL_N; j++) {
+            uint32_t word;
+            memcpy(&word, &q[j][i], sizeof word);
+            word ^= 0x80808080u; /* q + 128, byte by byte */
+            memcpy(to + (i / 4 * MP_PANEL_N + j) * 4, &word, sizeof word);
+        }
+}
+
+/* max|w| of a row; Inf when the row is not finite. Magnitudes order as integers do, NaN above Inf. */
+static float largest_of(const mp_tensor *src, int64_t row, int K, float *piece) {
+    int32_t top = 0;
+    for (int k = 0; k < K; k += PIECE) {
+        const int n = K - k < PIECE ? K - k : PIECE;
+        load_row(src, row, k, n, piece);
+        for (int i = 0; i < n; i++) {
+            int32_t bits;
+            memcpy(&bits, &piece[i], sizeof bits);
+            bits &= 0x7fffffff;
+            top = bits > top ? bits : top;
+        }
+    }
+    float max;
+    memcpy(&max, &top, sizeof max);
+    return isfinite(max) ? max : INFINITY;
 }
 
 static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uint8_t *panel, piece_rows rows) {
     float *scale = (float *)(panel + (size_t)steps_of(MP_W_I8, K) * MP_PANEL_N * 4);
     float inverse[MP_PANEL_N] = {0};
     for (int j = 0; j < MP_PANEL_N; j++) {
-        float max = 0;
-        bool finite = true;
-        for (int k = 0; j < cols && k < K; k += PIECE) {
-            const int n = K - k < PIECE ? K - k : PIECE;
-            load_row(src, n0 + j, k, n, rows[0]);
-            for (int i = 0; i < n; i++) {
-                const float a = fabsf(rows[0][i]);
-                finite = finite && isfinite(a);
-                max = a > max ? a : max;
-            }
-        }
-        inverse[j] = finite ? i8_inverse(max) : 0.0f;
-        scale[j] = !finite ? NAN : inverse[j] > 0 ? max / 127.0f : 0.0f;
+        const float max = j < cols ? largest_of(src, n0 + j, K, rows[0]) : 0.0f;
+        inverse[j] = isinf(max) ? 0.0f : i8_inverse(max);
+        scale[j] = isinf(max) ? NAN : inverse[j] > 0 ? max / 127.0f : 0.0f;
     }
     memset(rows, 0, sizeof(piece_rows));
     for (int k = 0; k < K; k += PIECE) {

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Builds benchmarks/bench_kernels.c with the kernels, by the flags of a release.
+
+    python benchmarks/build_kernels.py                          # builds, prints the program's path
+    python benchmarks/build_kernels.py --run -- --kind bf16 --rows 8,512
+
+Takes gcc, or what ``CC`` names. Only what changed is compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ["base", "tensor", "kernels"]
+
+
+def test_builder() -> ModuleType:
+    """The builder of the C tests, whose flags and incremental compiling serve here too."""
+    path = ROOT / "tests" / "c" / "build.py"
+    spec = importlib.util.spec_from_file_location("mpool_c_build", path)
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(out: Path) -> Path:
+    """Build the benchmark below ``out``.
+
+    Returns:
+        The program.
+
+    Raises:
+        RuntimeError: a compiler failed; the message is what it printed.
+    """
+    builder = test_builder()
+    variant = builder.VARIANTS["release"]
+    compiler = builder.compiler_of(variant)
+    if compiler is None:
+        raise RuntimeError("no gcc is installed: set CC to a C compiler")
+    command = [compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
+    core, _ = builder.sources(ROOMS, [])
+    objects: list[Path] = []
+    for source in [*core, ROOT / "benchmarks" / "bench_kernels.c"]:
+        target = out / Path(compiler).name / source.relative_to(ROOT).with_suffix(".o")
+        said = builder.compile_one(command, source, target)
+        if said:
+            raise RuntimeError(said)
+        objects.append(target)
+    program = out / Path(compiler).name / "bench_kernels"
+    run = subprocess.run([*command, *map(str, objects), "-lm", "-ldl", "-o", str(program)], capture_output=True, text=True)
+    if run.returncode != 0:
+        raise RuntimeError(run.stderr)
+    return program
+
+
+def main() -> int:
+    """Command line: see the module's text."""
+    own, rest = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, rest = own[:at], own[at + 1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where outputs go")
+    parser.add_argument("--run", action="store_true", help="run it; arguments after -- go to it")
+    args = parser.parse_args(own)
+    try:
+        program = build(args.out.resolve())
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(program, flush=True)
+    return subprocess.run([str(program), *rest]).returncode if args.run else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
