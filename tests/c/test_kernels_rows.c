@@ -1,8 +1,7 @@
 /* Row kernels: every variant against ref/ to the bit, ref/ against double precision. */
 #include <float.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include "kernel_edge.h"
 #include "kernel_test.h"
 #include "kernels/ref/math.h"
 
@@ -23,22 +22,6 @@ static bool next_variant(kt_set *set, int slot) {
     return true;
 }
 
-/* n floats that end where memory ends: a read or a write behind them is a crash, in vector code too. */
-static float *edge(int64_t n) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t bytes = (sizeof(float) * (size_t)n + page - 1) / page * page;
-    uint8_t *memory = mmap(NULL, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory + bytes, page, PROT_NONE) != 0)
-        MP_FAIL("no memory for a test");
-    return (float *)(void *)(memory + bytes) - n;
-}
-
-static void edge_free(float *x, int64_t n) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t bytes = (sizeof(float) * (size_t)n + page - 1) / page * page;
-    munmap((uint8_t *)(x + n) - bytes, bytes + page);
-}
-
 static void fill(mp_test_random *random, int kind, float *x, int64_t n) {
     if (kind < KT_EXTREMES)
         kt_extreme(random, (enum kt_extreme)kind, x, n);
@@ -53,7 +36,7 @@ enum { ACTS = sizeof acts / sizeof *acts };
 /* Every row kernel at one length and one kind of input. */
 static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *random, int n, int kind) {
     const char *what = kind < KT_EXTREMES ? kt_extreme_names[kind] : "ordinary";
-    float *x = edge(n), *w = edge(n), *b = edge(n), *want = edge(n), *got = edge(n), s, t;
+    float *x = kt_edge(n), *w = kt_edge(n), *b = kt_edge(n), *want = kt_edge(n), *got = kt_edge(n), s, t;
     const size_t bytes = sizeof(float) * (size_t)n;
     fill(random, kind, x, n);
     fill(random, kind % 3 ? KT_EXTREMES : kind, w, n);
@@ -121,11 +104,11 @@ static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *rand
             v->call.rope(got, b, n, neox);
             kt_same(v, want, got, n, "rope neox=%d %s n=%d", neox, what, n);
         }
-    edge_free(x, n);
-    edge_free(w, n);
-    edge_free(b, n);
-    edge_free(want, n);
-    edge_free(got, n);
+    kt_edge_free(x, n);
+    kt_edge_free(w, n);
+    kt_edge_free(b, n);
+    kt_edge_free(want, n);
+    kt_edge_free(got, n);
 }
 
 MP_TEST_SECONDS(kernels_rows_match_ref, 60) {

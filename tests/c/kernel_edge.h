@@ -1,0 +1,27 @@
+/* kernel_edge.h: memory that ends where a page without access begins, so that a read or write behind it is a crash, in
+ * vector code too, where sanitizers do not look. */
+#ifndef MP_KERNEL_EDGE_H
+#define MP_KERNEL_EDGE_H
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "mp_test.h"
+
+/* n floats, zeroed. */
+static inline float *kt_edge(int64_t n) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t bytes = (sizeof(float) * (size_t)n + page - 1) / page * page;
+    uint8_t *memory = mmap(NULL, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory + bytes, page, PROT_NONE) != 0)
+        MP_FAIL("no memory for a test of %lld floats", (long long)n);
+    return (float *)(void *)(memory + bytes) - n;
+}
+
+static inline void kt_edge_free(float *x, int64_t n) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t bytes = (sizeof(float) * (size_t)n + page - 1) / page * page;
+    munmap((uint8_t *)(x + n) - bytes, bytes + page);
+}
+
+#endif
