@@ -1,4 +1,4 @@
-"""Nothing leaks: each case runs in a fresh process, first to warm up, then many times more, and memory must stay flat."""
+"""Nothing leaks: each case runs in a fresh process, warmed up, then many times more, and memory stays flat."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ ROUNDS = {
     "stream": "list(pool.generate('abc', llama, max_tokens=4, stream=True))",
     "abandoned": "next(iter(pool.generate('abc', llama, max_tokens=400, stream=True)))",
     "never_started": "pool.generate('abc', llama, max_tokens=400, stream=True)",
-    "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=400)\n    job.cancel()\n    try:\n"
-                 "        job.result()\n    except mpool.Cancelled:\n        pass",
+    "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=400)\n    job.cancel()"
+                 "\n    try:\n        job.result()\n    except mpool.Cancelled:\n        pass",
     "refused": "\n    try:\n        pool.embed('', bert)\n    except mpool.InvalidArgument:\n        pass",
-    "too_long": "\n    try:\n        pool.embed('x ' * 500, bert, truncate=False)\n    except mpool.ContextOverflow:\n        pass",
+    "too_long": "\n    try:\n        pool.embed('x ' * 500, bert, truncate=False)"
+                "\n    except mpool.ContextOverflow:\n        pass",
     "unload": "pool.embed('a', bert); pool.unload(bert)",
     "pools": "\n    with mpool.Pool() as other:\n        other.embed('a', bert)",
     "broken_file": "\n    try:\n        mpool._core.read_gguf(__file__)\n    except mpool.FormatError:\n        pass",
@@ -77,7 +78,8 @@ def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
     figures = {name: (int(before), int(after)) for name, before, after in map(str.split, run.stdout.splitlines())}
     blocks, resident = figures.pop("blocks"), figures.pop("resident")
     for tag, (before, after) in figures.items():
-        # an abandoned answer may still hold its blocks when the next one starts: a pool of them, not a leak
-        assert tag == "kv" or after - before < rounds * 8, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
+        # an abandoned answer may still hold its blocks when the next one starts: some more of them are no leak
+        most = 4 * before if tag == "kv" else before + 8 * rounds
+        assert after <= most, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
     assert blocks[1] - blocks[0] < rounds * 2, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"
     assert resident[1] - resident[0] < 6 << 20, f"resident: {resident[0]} before, {resident[1]} after {rounds} rounds"
