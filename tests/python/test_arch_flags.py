@@ -48,8 +48,8 @@ def _parity_passes(tree: Path) -> bool:
     assert build.returncode == 0, build.stderr[-2000:]
     tests = ["test_parity_tiny.py", "test_parity_gguf.py::test_divergence_is_no_larger_than_llama_cpps"]
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-                          *(str(tree / "tests/python" / test) for test in tests)], cwd=tree, capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": str(tree), "MPOOL_SLOW": "1"})
+                          *(str(tree / "tests/python" / test) for test in tests)], cwd=tree, capture_output=True,
+                         text=True, env={**os.environ, "PYTHONPATH": str(tree), "MPOOL_SLOW": "1"})
     assert run.returncode in (0, 1), run.stdout[-2000:] + run.stderr[-2000:]
     return run.returncode == 0
 

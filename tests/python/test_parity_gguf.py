@@ -54,7 +54,7 @@ def test_float32_class_is_the_reference(case) -> None:
 
 @pytest.mark.parametrize("prompt", range(len(PROMPTS)))
 def test_greedy_text(case, prompt: int) -> None:
-    """Equal to the reference until it hesitates: until its best two tokens are closer than quantised activations err."""
+    """Equal to the reference until its best two tokens are closer than quantised activations err."""
     pool, path, golden = case
     tokens = golden[f"prompt{prompt}"]
     rows = logits(pool, path, golden["tokens"])
