@@ -1,5 +1,5 @@
-/* model_fixture.h: tiny models made in the test: a file of seeded random weights, a spec over it, a loaded model. Shapes
- * are odd on purpose: grouped heads, a vocabulary that is no multiple of a panel, every hot storage type. */
+/* model_fixture.h: tiny models made in the test: a file of seeded random weights, a spec over it, a loaded model.
+ * Shapes are odd on purpose: grouped heads, a vocabulary that is no multiple of a panel, every hot storage type. */
 #ifndef MODEL_FIXTURE_H
 #define MODEL_FIXTURE_H
 

@@ -1,5 +1,5 @@
-/* The numeric contract, stated once: however a prompt is cut, whoever shares the step, however many lanes work, whatever is
- * preempted, the tokens and every logit are the same bits. */
+/* The numeric contract, stated once: however a prompt is cut, whoever shares the step, however many lanes work,
+ * whatever is preempted, the tokens and every logit are the same bits. */
 #include "model_fixture.h"
 
 enum { ITEMS = 4, ANSWER = 12 };

@@ -1,5 +1,5 @@
-/* The numeric contract of encoders: a text's vector is the same bits alone, among others, on any number of lanes; and one
- * bad text harms no other. */
+/* The numeric contract of encoders: a text's vector is the same bits alone, among others, on any number of lanes;
+ * and one bad text harms no other. */
 #include "model_fixture.h"
 
 enum { TEXTS = 37, WIDTH = 64, LAYERS = 2, FFN = 128, POSITIONS = 96 };
