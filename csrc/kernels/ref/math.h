@@ -34,12 +34,10 @@ static inline float mp_ref_exp(float x) {
     float n = t - MP_ROUND_MAGIC;
     float r = fmaf(n, -MP_LN2_HI, x);
     r = fmaf(n, -MP_LN2_LO, r);
-    float p = MP_EXP_C6;
-    p = fmaf(p, r, MP_EXP_C5);
-    p = fmaf(p, r, MP_EXP_C4);
-    p = fmaf(p, r, MP_EXP_C3);
-    p = fmaf(p, r, MP_EXP_C2);
-    p = fmaf(p * r, r, r) + 1.0f;
+    float s = r * r;
+    float high = fmaf(MP_EXP_C6, s, fmaf(MP_EXP_C5, r, MP_EXP_C4));
+    float p = fmaf(high, s, fmaf(MP_EXP_C3, r, MP_EXP_C2));
+    p = fmaf(p, s, r) + 1.0f;
     return mp_ref_float(mp_ref_bits(p) + (mp_ref_bits(t) << 23)); /* t's low bits hold n */
 }
 
@@ -64,19 +62,19 @@ static inline float mp_ref_tanh(float x) {
 }
 
 static inline float mp_ref_gelu(float x) {
-    float t = fabsf(x);
-    float q = MP_GELU_G10;
-    q = fmaf(q, t, MP_GELU_G9);
-    q = fmaf(q, t, MP_GELU_G8);
-    q = fmaf(q, t, MP_GELU_G7);
-    q = fmaf(q, t, MP_GELU_G6);
-    q = fmaf(q, t, MP_GELU_G5);
-    q = fmaf(q, t, MP_GELU_G4);
-    q = fmaf(q, t, MP_GELU_G3);
-    q = fmaf(q, t, MP_GELU_G2);
-    q = fmaf(q, t, MP_GELU_G1);
-    q = fmaf(q, t, MP_GELU_G0);
-    float tail = mp_ref_exp(q);
+    float t = fabsf(x) < MP_GELU_END ? fabsf(x) : MP_GELU_END;
+    float s = t * t;
+    float even = MP_GELU_G10, odd = MP_GELU_G9;
+    even = fmaf(even, s, MP_GELU_G8);
+    even = fmaf(even, s, MP_GELU_G6);
+    even = fmaf(even, s, MP_GELU_G4);
+    even = fmaf(even, s, MP_GELU_G2);
+    even = fmaf(even, s, MP_GELU_G0);
+    odd = fmaf(odd, s, MP_GELU_G7);
+    odd = fmaf(odd, s, MP_GELU_G5);
+    odd = fmaf(odd, s, MP_GELU_G3);
+    odd = fmaf(odd, s, MP_GELU_G1);
+    float tail = mp_ref_exp(fmaf(odd, t, even));
     return x * (x >= 0.0f ? 1.0f - tail : tail);
 }
 

@@ -104,6 +104,7 @@ VEC_AVX2_2(vec_sub, _mm256_sub_ps)
 VEC_AVX2_2(vec_mul, _mm256_mul_ps)
 VEC_AVX2_2(vec_div, _mm256_div_ps)
 VEC_AVX2_2(vec_max, _mm256_max_ps)
+VEC_AVX2_2(vec_min, _mm256_min_ps)
 
 static MP_INLINE vec vec_fma(vec a, vec b, vec c) {
     vec y = {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};

@@ -53,6 +53,7 @@ static MP_INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 static MP_INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 static MP_INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
 static MP_INLINE vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
+static MP_INLINE vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
 static MP_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 static MP_INLINE vec vec_abs(vec x) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x); }
 static MP_INLINE vec vec_neg(vec x) { return _mm512_xor_ps(_mm512_set1_ps(-0.0f), x); }

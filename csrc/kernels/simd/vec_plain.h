@@ -141,8 +141,9 @@ VEC_PLAIN_2(vec_add, a.lane[l] + b.lane[l])
 VEC_PLAIN_2(vec_sub, a.lane[l] - b.lane[l])
 VEC_PLAIN_2(vec_mul, a.lane[l] * b.lane[l])
 VEC_PLAIN_2(vec_div, a.lane[l] / b.lane[l])
-/* b when either is NaN, and when both are zeros: so vec_max(x, sum) keeps the sum. */
+/* b when either is NaN, and when both are zeros: so vec_max(x, top) keeps the top. */
 VEC_PLAIN_2(vec_max, a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l])
+VEC_PLAIN_2(vec_min, a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l])
 /* the size of a with the sign of b */
 VEC_PLAIN_2(vec_copysign, copysignf(a.lane[l], b.lane[l]))
 /* the bits of a + (the bits of b << 23): a * 2^n when b is n + 1.5 * 2^23 and the product is a normal float */

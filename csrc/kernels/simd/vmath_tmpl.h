@@ -14,12 +14,10 @@ static VEC_INLINE vec vec_exp(vec x) {
     vec n = vec_sub(t, vec_set(MP_ROUND_MAGIC));
     vec r = vec_fma(n, vec_set(-MP_LN2_HI), x);
     r = vec_fma(n, vec_set(-MP_LN2_LO), r);
-    vec p = vec_set(MP_EXP_C6);
-    p = vec_fma(p, r, vec_set(MP_EXP_C5));
-    p = vec_fma(p, r, vec_set(MP_EXP_C4));
-    p = vec_fma(p, r, vec_set(MP_EXP_C3));
-    p = vec_fma(p, r, vec_set(MP_EXP_C2));
-    p = vec_add(vec_fma(vec_mul(p, r), r, r), vec_set(1.0f));
+    vec s = vec_mul(r, r);
+    vec high = vec_fma(vec_set(MP_EXP_C6), s, vec_fma(vec_set(MP_EXP_C5), r, vec_set(MP_EXP_C4)));
+    vec p = vec_fma(high, s, vec_fma(vec_set(MP_EXP_C3), r, vec_set(MP_EXP_C2)));
+    p = vec_add(vec_fma(p, s, r), vec_set(1.0f));
     vec y = vec_scale_exponent(p, t);
     y = vec_select(vec_less(x, vec_set(MP_EXP_LO)), vec_zero(), y);
     /* above the range inf, and NaN as it came */
@@ -47,19 +45,19 @@ static VEC_INLINE vec vec_tanh(vec x) {
 }
 
 static VEC_INLINE vec vec_gelu(vec x) {
-    vec t = vec_abs(x);
-    vec q = vec_set(MP_GELU_G10);
-    q = vec_fma(q, t, vec_set(MP_GELU_G9));
-    q = vec_fma(q, t, vec_set(MP_GELU_G8));
-    q = vec_fma(q, t, vec_set(MP_GELU_G7));
-    q = vec_fma(q, t, vec_set(MP_GELU_G6));
-    q = vec_fma(q, t, vec_set(MP_GELU_G5));
-    q = vec_fma(q, t, vec_set(MP_GELU_G4));
-    q = vec_fma(q, t, vec_set(MP_GELU_G3));
-    q = vec_fma(q, t, vec_set(MP_GELU_G2));
-    q = vec_fma(q, t, vec_set(MP_GELU_G1));
-    q = vec_fma(q, t, vec_set(MP_GELU_G0));
-    vec tail = vec_exp(q);
+    vec t = vec_min(vec_abs(x), vec_set(MP_GELU_END));
+    vec s = vec_mul(t, t);
+    vec even = vec_set(MP_GELU_G10), odd = vec_set(MP_GELU_G9);
+    even = vec_fma(even, s, vec_set(MP_GELU_G8));
+    odd = vec_fma(odd, s, vec_set(MP_GELU_G7));
+    even = vec_fma(even, s, vec_set(MP_GELU_G6));
+    odd = vec_fma(odd, s, vec_set(MP_GELU_G5));
+    even = vec_fma(even, s, vec_set(MP_GELU_G4));
+    odd = vec_fma(odd, s, vec_set(MP_GELU_G3));
+    even = vec_fma(even, s, vec_set(MP_GELU_G2));
+    odd = vec_fma(odd, s, vec_set(MP_GELU_G1));
+    even = vec_fma(even, s, vec_set(MP_GELU_G0));
+    vec tail = vec_exp(vec_fma(odd, t, even));
     return vec_mul(x, vec_select(vec_less_equal(vec_zero(), x), vec_sub(vec_set(1.0f), tail), tail));
 }
 
