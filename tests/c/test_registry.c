@@ -114,11 +114,12 @@ MP_TEST(registry_evicts_and_loads_again) {
     }
     MP_CHECK(stats.threads_created <= 4); /* threads of earlier workers are used again */
     /* while a call runs: it is served first */
-    fake.step_ns = FAKE_MS(30);
+    atomic_store(&fake.hold, true);
     fake_call *call = fake_call_create(1);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
     fake_until(&fake.admitted, 4);
     MP_CHECK_STATUS(mp_registry_evict(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
+    atomic_store(&fake.hold, false);
     MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error);
     MP_CHECK(mp_ticket_done(ticket));
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
@@ -237,28 +238,26 @@ static mp_ticket *submit_until(mp_registry *registry, const char *key, uint64_t 
 MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
     fake fake;
     fake_init(&fake);
-    fake.load_ns = FAKE_MS(60);
     fake.memory = 1;
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
     add(registry, "a", &fake, false);
-    /* while loading: ends long before the load does */
+    /* while loading */
+    atomic_store(&fake.load_stalls, true);
     mp_ticket *ticket = submit_until(registry, "a", 10, fake_call_create(1));
     uint64_t begin = mp_sys_now_ns();
     while (!mp_ticket_done(ticket) && mp_sys_now_ns() - begin < FAKE_MS(5000))
         mp_sys_sleep_ns(FAKE_MS(1));
-    mp_entry_info info;
-    fake_info(registry, "a", &info);
-    MP_CHECK_STR(info.state, "loading");
     MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_TIMEOUT, &error);
     MP_CHECK_HAS(error.message, "still waiting");
     mp_ticket_release(ticket);
+    atomic_store(&fake.load_stalls, false);
     /* running, and in the queue behind it */
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     fake_call *first = fake_call_create(1), *second = fake_call_create(1);
     first->memory = second->memory = 1;
-    mp_ticket *runs = submit_until(registry, "a", 30, first);
+    mp_ticket *runs = submit_until(registry, "a", 500, first);
     fake_until(&fake.admitted, 1);
     mp_ticket *waits = submit_until(registry, "a", 10, second);
     MP_CHECK_INT(fake_wait(waits, &error), MP_TIMEOUT);
@@ -410,8 +409,8 @@ MP_TEST(registry_gives_up_on_a_load_without_progress) {
 MP_TEST(registry_a_slow_load_with_progress_is_no_timeout) {
     fake fake;
     fake_init(&fake);
-    fake.load_ns = FAKE_MS(150);
-    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(50), .spin_ns = 1};
+    fake.load_ns = FAKE_MS(700);
+    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(350), .spin_ns = 1};
     mp_registry *registry;
     mp_error error;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
@@ -658,13 +657,18 @@ MP_TEST(registry_large_and_small_calls_share_the_steps) {
     fake.step_ns = FAKE_MS(1);
     mp_registry *registry = fake_registry(1, 0);
     add(registry, "a", &fake, false);
-    fake_call *large = fake_call_create(60);
+    fake_call *large = fake_call_create(300);
     mp_ticket *bulk = fake_submit(registry, "a", large, NULL);
     fake_until(&fake.steps, 5);
     for (int i = 0; i < 10; i++) { /* a small call is not behind all of the large one */
-        uint32_t before = large->done;
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-        MP_CHECK(large->done - before <= 4);
+        atomic_store(&fake.hold, true);
+        int before = fake.steps;
+        fake_call *small = fake_call_create(1);
+        mp_ticket *ticket = fake_submit(registry, "a", small, NULL);
+        atomic_store(&fake.hold, false);
+        MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
+        MP_CHECK(small->finished_step - before <= 25); /* by time: a step that the system held up counts for more */
+        mp_ticket_release(ticket);
     }
     MP_CHECK(!mp_ticket_done(bulk));
     /* and a stream of small ones does not keep the large one from ending */
@@ -673,7 +677,7 @@ MP_TEST(registry_large_and_small_calls_share_the_steps) {
         if (small[i])
             MP_CHECK_INT(fake_finish(small[i]), MP_OK);
         small[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
-        MP_CHECK(fake.steps < 1000);
+        MP_CHECK(fake.steps < 3000);
     }
     for (int i = 0; i < 3; i++)
         if (small[i])

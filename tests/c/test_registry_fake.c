@@ -132,6 +132,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         MP_CHECK(done <= call->units);
         if (done == call->units) {
             atomic_store(&call->version, fake->version);
+            atomic_store(&call->finished_step, atomic_load(&fake->steps));
             atomic_fetch_add(&call->finished, 1);
             outcomes[i] = MP_OUTCOME_DONE;
         }
@@ -234,8 +235,10 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
             continue;
         mp_progress_set(progress, "packing", 50);
         if (mp_lease_poll(lease))
-            return mp_fail(error, MP_CANCELLED, "the load was called off");
+            break;
     }
+    if (mp_lease_poll(lease))
+        return mp_fail(error, MP_CANCELLED, "the load was called off");
     int failures = atomic_load(&fake->load_failures);
     while (failures > 0 && !atomic_compare_exchange_weak(&fake->load_failures, &failures, failures - 1)) {
     }

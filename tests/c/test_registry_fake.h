@@ -44,9 +44,10 @@ typedef struct fake_call {
     bool refused;      /* admit refuses it for good */
     bool numeric;      /* fails as NaN in its first step */
     _Atomic uint32_t done;
-    _Atomic int finished; /* times the engine completed it */
-    _Atomic int version;  /* of the fake that did */
-    _Atomic int starts;   /* times it was admitted */
+    _Atomic int finished;      /* times the engine completed it */
+    _Atomic int version;       /* of the fake that did */
+    _Atomic int finished_step; /* how many steps of the fake were before the one that did */
+    _Atomic int starts;        /* times it was admitted */
 } fake_call;
 
 void fake_init(fake *fake);
