@@ -1,6 +1,6 @@
 """Quantised decoders against the dequantised weights in float, no further from them than llama.cpp is.
 
-The goldens and how they were made: tests/parity/decoder/make_goldens.py.
+The goldens and how they were made: tests/parity/decoder/make_decoder_goldens.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from realmodels import real_path
 PARITY = Path(__file__).parent.parent / "parity" / "decoder"
 sys.path.insert(0, str(PARITY))
 
-from make_goldens import GREEDY, PROMPTS, coarse_kl  # noqa: E402
+from make_decoder_goldens import GREEDY, PROMPTS, coarse_kl  # noqa: E402
 
 MODELS = ["smollm2", pytest.param("qwen05", marks=pytest.mark.slow)]
 

@@ -10,8 +10,8 @@ For each model, over the tokens of text.txt (next to this file):
 
 Run by hand, the two halves with different interpreters, because llama-cpp-python compiles for minutes:
 
-    python make_goldens.py reference MODEL.gguf out.npz     # torch, transformers, gguf
-    python make_goldens.py llama MODEL.gguf out.npz         # llama-cpp-python; completes the same file
+    python make_decoder_goldens.py reference MODEL.gguf out.npz     # torch, transformers, gguf
+    python make_decoder_goldens.py llama MODEL.gguf out.npz         # llama-cpp-python; completes the same file
 """
 
 from __future__ import annotations
