@@ -203,7 +203,8 @@ typedef struct mp_attn_partial {
     float *o;       /* [rows * group, v_dim] */
 } mp_attn_partial;
 /* attn_block computes the partial of one block; attn_merge folds it into the state, its `rows` being rows * group
- * (mp_attn_begin at the start). The caller divides: out = o * (1 / l).
+ * (mp_attn_begin at the start). The caller divides: out = o * (1 / l). While it works, attn_block has the next block
+ * fetched, when its rows see that: go through blocks in ascending order.
  * attn_kv does both for blocks [block0, block1), quicker: the same bits as attn_block and attn_merge, block by block. A
  * range may be cut into several calls on one state, ascending. Blocks that no row sees may be in the range. */
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state); /* m = -inf, l = 0, o = 0 for `rows` partial rows */

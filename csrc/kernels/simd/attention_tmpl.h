@@ -499,7 +499,10 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
     const int n = rows * a->group;
     const bool half = a->kv_dtype == MP_F16;
     _Alignas(64) float p[MP_ATTN_ROWS * MP_KV_BLOCK];
-    const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, NULL}, v = {a->v_blocks[block], a->v_dim, NULL};
+    /* the next block is fetched meanwhile if it is seen at all: whoever comes for this one mostly goes on to it */
+    const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
+    const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
+    const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
     kv_softmax(a, n, block, &k, half, p, out->m, out->l);
     const attn_output o = {out->o, a->v_dim, a->v_dim, NULL, NULL, NULL, NULL};
     kv_output(a, n, block, &v, half, p, &o);
