@@ -94,7 +94,10 @@ mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *err
     if (__builtin_mul_overflow((size_t)vectors, (size_t)width, &count) ||
         __builtin_mul_overflow(count, sizeof(float), &bytes))
         return mp_fail_memory(error, UINT64_MAX, "the vectors");
-    mp_free(call->vectors);
+    if (call->vectors) { /* the call was checked against a model that has been replaced since */
+        mp_free(call->vectors);
+        call->base.bytes -= (size_t)vectors * (size_t)call->width * sizeof(float);
+    }
     call->vectors = mp_alloc(bytes, MP_TAG_REQUEST);
     if (!call->vectors)
         return mp_fail_memory(error, bytes, "the vectors");
@@ -107,16 +110,30 @@ mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *err
 
 enum { MAX_CHOICES = 128, MAX_STOPS = 64, MAX_STOP_BYTES = 1024, MAX_IDS = 4096, MAX_LOGPROBS = 20 };
 
+static void free_output(mp_text_call *call) {
+    for (int c = 0; c < call->n_choices; c++) {
+        mp_choice *choice = &call->choices[c];
+        mp_free(choice->tokens);
+        mp_free(choice->top_ids);
+        mp_free(choice->top_logprobs);
+        mp_free(choice->text);
+        choice->tokens = NULL;
+        choice->top_ids = NULL;
+        choice->top_logprobs = NULL;
+        choice->text = NULL;
+    }
+    mp_free(call->prompt_logits);
+    call->prompt_logits = NULL;
+    call->base.bytes -= call->output_bytes;
+    call->output_bytes = 0;
+}
+
 static void text_destroy(mp_call *base) {
     mp_text_call *call = (mp_text_call *)base;
     for (int i = 0; call->stop && i < call->n_stop; i++)
         mp_free(call->stop[i]);
-    for (int i = 0; call->choices && i < call->n_choices; i++) {
-        mp_free(call->choices[i].tokens);
-        mp_free(call->choices[i].top_ids);
-        mp_free(call->choices[i].top_logprobs);
-        mp_free(call->choices[i].text);
-    }
+    if (call->choices)
+        free_output(call);
     mp_free(call->prompt);
     mp_free(call->stop);
     mp_free(call->stop_bytes);
@@ -124,7 +141,6 @@ static void text_destroy(mp_call *base) {
     mp_free(call->bias_ids);
     mp_free(call->bias);
     mp_free(call->choices);
-    mp_free(call->prompt_logits);
     mp_free(call);
 }
 
@@ -218,22 +234,33 @@ mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_e
     enum { GROWN = 3, REST = 8 }; /* bytes of U+FFFD; an unfinished character at the end */
     const mp_sampling *s = &call->sampling;
     size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
-    if (call->choices[0].tokens)
-        return MP_OK;
+    if (call->output_bytes > 0) {
+        bool fits = call->output_token_bytes >= max_token_bytes;
+        if (fits && (!call->want_prompt_logits || call->output_vocab == call->vocab))
+            return MP_OK;
+        free_output(call);
+    }
     bool ok = true;
-    uint64_t *bytes = &call->base.bytes;
+    uint64_t bytes = 0;
     size_t text = tokens * max_token_bytes; /* both below 2^32 */
     if (text > (UINT32_MAX - REST) / GROWN)
         return mp_fail(error, MP_LIMIT, "max_tokens is %d: the text could exceed 4 GiB", s->max_tokens);
     for (int c = 0; c < call->n_choices; c++) {
         mp_choice *choice = &call->choices[c];
         choice->text_capacity = (uint32_t)(GROWN * text + REST);
-        choice->text = output(choice->text_capacity, 1, bytes, &ok);
-        choice->top_ids = k ? output(tokens * k, sizeof *choice->top_ids, bytes, &ok) : NULL;
-        choice->top_logprobs = k ? output(tokens * k, sizeof *choice->top_logprobs, bytes, &ok) : NULL;
-        choice->tokens = output(tokens, sizeof *choice->tokens, bytes, &ok);
+        choice->text = output(choice->text_capacity, 1, &bytes, &ok);
+        choice->top_ids = k ? output(tokens * k, sizeof *choice->top_ids, &bytes, &ok) : NULL;
+        choice->top_logprobs = k ? output(tokens * k, sizeof *choice->top_logprobs, &bytes, &ok) : NULL;
+        choice->tokens = output(tokens, sizeof *choice->tokens, &bytes, &ok);
     }
     if (call->want_prompt_logits)
-        call->prompt_logits = output((size_t)call->n_prompt * (size_t)call->vocab, sizeof(float), bytes, &ok);
-    return ok ? MP_OK : mp_fail_memory(error, *bytes, "the answer of a call");
+        call->prompt_logits = output((size_t)call->n_prompt * (size_t)call->vocab, sizeof(float), &bytes, &ok);
+    call->base.bytes += bytes;
+    call->output_bytes = bytes;
+    call->output_token_bytes = max_token_bytes;
+    call->output_vocab = call->vocab;
+    if (ok)
+        return MP_OK;
+    free_output(call);
+    return mp_fail_memory(error, bytes, "the answer of a call");
 }

@@ -122,6 +122,9 @@ typedef struct mp_text_call {
     float *prompt_logits; /* [n_prompt, vocab] when want_prompt_logits, for tests and scoring; else NULL */
     bool want_prompt_logits;
     int32_t vocab; /* columns of prompt_logits; the engine's check fills it in */
+    uint64_t output_bytes; /* what mp_text_call_output allocated, and for what: */
+    uint32_t output_token_bytes;
+    int32_t output_vocab;
 } mp_text_call;
 
 /* Copies everything. Bounds: n_choices 1..128, n_stop <= 64, stop strings 1..1024 bytes, n_stop_ids and n_bias <= 4096.
@@ -143,8 +146,7 @@ typedef struct mp_text_args {
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_error *error);
 /* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,
  * and prompt_logits when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD (3 bytes).
- * Does nothing when it was done before (a call may be checked again after its model was replaced by one of the same
- * table). */
+ * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew. */
 mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error);
 
 #endif

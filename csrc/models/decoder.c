@@ -12,6 +12,8 @@
 
 #include "models/decoder_pass.h"
 
+enum { POLL_LAYERS = 4 };
+
 typedef struct lane_view { /* a lane's own scratch */
     uint8_t *base;
     mp_lane_layout at;
@@ -277,14 +279,26 @@ static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const 
     mp_lane_sync(lane);
 }
 
-void mp_decoder_forward(const mp_decoder_pass *pass, const mp_lane *lane) {
+/* Between layers lane 0 beats the heart and looks whether anybody still wants the result; the barrier after it shows
+ * the answer to all. It is not written again before every lane has passed further barriers. */
+static bool stopped(mp_decoder_pass *pass, const mp_lane *lane) {
+    if (lane->index == 0)
+        pass->stop = mp_lease_poll(pass->lease);
+    mp_lane_sync(lane);
+    return pass->stop;
+}
+
+void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
     const mp_decoder *model = pass->model;
     size_t hidden = (size_t)model->hidden;
     lane_view view = {pass->lane_scratch + (size_t)lane->index * pass->lane_bytes,
                       mp_decoder_lane_layout(model, pass->most_blocks)};
     embed_rows(pass, lane);
-    for (int l = 0; l < model->layer_count; l++)
+    for (int l = 0; l < model->layer_count; l++) {
+        if (l % POLL_LAYERS == 0 && stopped(pass, lane))
+            return;
         run_layer(pass, lane, l, &view);
+    }
     for (int s = 0; s < pass->rows.n_seq; s++) {
         const mp_row_seq *seq = &pass->rows.seq[s];
         if (seq->all_outputs)

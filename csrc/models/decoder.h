@@ -32,7 +32,8 @@ typedef struct mp_decoder {
     mp_kv_group kv;
     uint32_t max_token_bytes;
     int32_t sampled_vocab;   /* ids from here on have no token and are never drawn */
-    _Atomic uint64_t row_ns; /* running estimate of time per prompt row in a full step */
+    _Atomic uint64_t row_ns;    /* running estimate of time per prompt row in a full step */
+    _Atomic uint64_t decode_ns; /* the same of a step in which nobody reads a prompt; 0 = not yet known */
 } mp_decoder;
 
 /* ---- one forward pass -------------------------------------------------------------------------------------------- */
@@ -72,6 +73,8 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     int unit_count, most_blocks;
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     void *acts;
+    mp_lease *lease;
+    bool stop; /* every call of the step was cancelled: the pass ended after a layer, without logits */
     uint8_t *lane_scratch; /* [lanes] pieces */
     size_t lane_bytes;
 } mp_decoder_pass;
@@ -80,10 +83,10 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes);
 /* Takes that much from the arena and decides who computes what. rows is copied. */
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
-                          int lanes, mp_arena *arena);
+                          mp_lease *lease, mp_arena *arena);
 /* All lanes of the region call it. Afterwards (it ends with a barrier) the logits are complete and the cache holds the
- * rows. Bits of an output depend on its sequence alone. */
-void mp_decoder_forward(const mp_decoder_pass *pass, const mp_lane *lane);
+ * rows, unless pass->stop. Bits of an output depend on its sequence alone. */
+void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane);
 
 mp_status mp_decoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_decoder_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);

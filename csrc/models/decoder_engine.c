@@ -13,7 +13,10 @@
 #include "models/layers/sampler.h"
 #include "models/layers/stream.h"
 
-enum { STEP_ROWS = 512 }; /* most rows in a pass */
+enum {
+    STEP_ROWS = 512, /* most rows in a pass, but for LEAST_ROWS more */
+    LEAST_ROWS = 16  /* of a prompt, however little time is left */
+};
 
 typedef struct sequence {
     int32_t *tokens; /* [capacity] prompt, then the answer */
@@ -47,6 +50,7 @@ typedef struct decoder_engine {
     mp_arena arena;
     uint64_t charged;
     const mp_token_table *tokens;
+    int admitted;    /* items with a state */
     step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
 } decoder_engine;
@@ -81,7 +85,9 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     MP_TRY(check_ids(model, call->stop_ids, call->n_stop_ids, "stop id", error));
     uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
     *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
-    *total = (uint32_t)(call->n_prompt + call->sampling.max_tokens);
+    /* prompt tokens, answer tokens, ends of answers */
+    int64_t units = call->n_prompt + (int64_t)call->n_choices * (call->sampling.max_tokens + 1);
+    *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
     call->vocab = model->vocab;
     return mp_text_call_output(call, model->max_token_bytes, error);
 }
@@ -139,7 +145,7 @@ static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call
     return MP_OK;
 }
 
-/* Memory for blocks is taken step by step; a prompt that could never fit is refused here. */
+/* Memory for blocks is taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     decoder_engine *engine = (decoder_engine *)base;
     mp_text_call *call = (mp_text_call *)item->call;
@@ -161,6 +167,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     }
     state->seqs[0].active = true;
     item->state = state;
+    engine->admitted++;
     return MP_OK;
 }
 
@@ -179,6 +186,8 @@ static void engine_retire(mp_engine *base, mp_item *item) {
         mp_stream_finish(&state->seqs[i].stream); /* what was held back is not lost on a cancelled stream */
         atomic_store_explicit(&call->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
     }
+    if (state)
+        ((decoder_engine *)base)->admitted--;
     free_state((decoder_engine *)base, state);
     item->state = NULL;
 }
@@ -200,31 +209,42 @@ static int wanted_rows(const mp_item *item, bool *decoding) {
     return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
 }
 
-/* Whoever decodes goes on; prompts share the rows for which time is left, first come first, but each at least one. */
+/* Whoever decodes goes on; prompts share the rows for which time is left, first come first. The first of them always
+ * gets some, so that a crowd of decoders cannot keep newcomers out. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     decoder_engine *engine = (decoder_engine *)base;
-    uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed);
-    uint64_t fits = budget_ns / (row_ns ? row_ns : 1);
-    int left = fits < STEP_ROWS ? (int)fits : STEP_ROWS;
-    int planned = 0;
+    uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
+    int planned = 0, left = 0;
+    bool first = true;
     plan->count = 0;
-    for (int prompts = 0; prompts < 2; prompts++)
+    plan->cost_ns = 0;
+    for (int prompts = 0; prompts < 2; prompts++) {
+        if (prompts) {
+            /* the rows of those who decode cost one pass over the weights, whatever their number */
+            plan->cost_ns = planned ? atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed) : 0;
+            uint64_t fits = budget_ns > plan->cost_ns ? (budget_ns - plan->cost_ns) / row_ns : 0;
+            left = fits < (uint64_t)(STEP_ROWS - planned) ? (int)fits : STEP_ROWS - planned;
+        }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;
-            int rows = wanted_rows(items[i], &decoding);
+            int rows = wanted_rows(items[i], &decoding), room = STEP_ROWS - planned;
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
-            if (prompts && rows > left)
-                rows = left > 0 ? left : plan->count == 0;
-            if (rows == 0 || planned + rows > STEP_ROWS)
+            if (prompts) {
+                room = first && left < LEAST_ROWS ? LEAST_ROWS : left;
+                rows = rows < room ? rows : room;
+                first = false;
+                left -= rows;
+                plan->cost_ns += (uint64_t)rows * row_ns;
+            }
+            if (rows <= 0 || (!prompts && rows > room))
                 continue;
             plan->items[plan->count] = items[i];
             plan->amount[plan->count++] = (uint32_t)rows;
             planned += rows;
-            left -= rows;
         }
+    }
     plan->lanes = 256;
-    plan->cost_ns = (uint64_t)planned * row_ns;
 }
 
 /* ---- step: before the pass ----------------------------------------------------------------------------------------
@@ -258,15 +278,14 @@ static mp_status add_step(decoder_engine *engine, const step_seq *step, mp_error
     return MP_OK;
 }
 
-/* Who takes part with how many rows. An item for which no block could be had waits. */
-static int collect(decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+/* Who takes part with how many rows; returns the rows of all. Takes no memory that outlives the step. */
+static int select_rows(decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
     int rows = 0;
     engine->step_count = 0;
     for (int p = 0; p < plan->count; p++) {
         mp_item *item = plan->items[p];
         answer_state *state = item->state;
-        int left = (int)plan->amount[p], mine = 0;
-        mp_status status = MP_OK;
+        int left = (int)plan->amount[p];
         outcomes[p] = MP_OUTCOME_MORE;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
@@ -276,22 +295,41 @@ static int collect(decoder_engine *engine, const mp_plan *plan, mp_outcome *outc
                 continue;
             int want = seq->count - seq->cached;
             want = want < left ? want : left;
-            status = extend(engine, seq, &want, &item->error);
-            if (want > 0) {
-                step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
-                mp_status added = add_step(engine, &step, &item->error);
-                if (added != MP_OK) {
-                    outcomes[p] = MP_OUTCOME_FAILED;
-                    break;
-                }
-                mine += want;
-                left -= want;
+            step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
+            if (add_step(engine, &step, &item->error) != MP_OK) {
+                outcomes[p] = MP_OUTCOME_FAILED;
+                break;
             }
+            rows += want;
+            left -= want;
         }
-        if (mine == 0 && status != MP_OK && outcomes[p] == MP_OUTCOME_MORE)
+    }
+    return rows;
+}
+
+/* KV blocks for the selected rows, some of which are given up where there is no memory. An item left without any
+ * waits. */
+static int take_blocks(decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+    int rows = 0, kept = 0;
+    for (int p = 0, s = 0; p < plan->count; p++) {
+        mp_item *item = plan->items[p];
+        mp_status status = MP_OK;
+        int mine = 0;
+        for (; s < engine->step_count && engine->steps[s].plan == p; s++) {
+            step_seq step = engine->steps[s];
+            if (outcomes[p] != MP_OUTCOME_MORE)
+                continue;
+            mp_status extended = extend(engine, step.seq, &step.rows, &item->error);
+            status = status == MP_OK ? extended : status;
+            if (step.rows > 0)
+                engine->steps[kept++] = step;
+            mine += step.rows;
+        }
+        if (mine == 0 && status != MP_OK)
             outcomes[p] = MP_OUTCOME_WAIT_MEMORY;
         rows += mine;
     }
+    engine->step_count = kept;
     return rows;
 }
 
@@ -347,11 +385,11 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
 /* ---- step: after the pass -----------------------------------------------------------------------------------------
  */
 
-static void finish_choice(sequence *seq, mp_choice *choice, mp_finish finish, int stop_index) {
-    if (finish != MP_FINISH_STOP || stop_index < 0)
-        mp_stream_finish(&seq->stream);
+/* The end of one answer; its blocks are free at once. stop_index: of the stop string, or n_stop and more for an id. */
+static void finish_choice(decoder_engine *engine, sequence *seq, mp_choice *choice, mp_finish finish, int stop_index) {
     choice->stop_index = stop_index;
     seq->done = true;
+    drop_blocks(engine, seq);
     atomic_store_explicit(&choice->finish, finish, memory_order_release);
 }
 
@@ -370,13 +408,14 @@ static mp_status accept(decoder_engine *engine, mp_text_call *call, answer_state
     const mp_token_table *table = engine->tokens;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
     if (find_id(table->eog, table->eog_count, id) >= 0) {
-        finish_choice(seq, choice, MP_FINISH_EOS, -1);
+        mp_stream_finish(&seq->stream);
+        finish_choice(engine, seq, choice, MP_FINISH_EOS, -1);
         return MP_OK;
     }
     int stop = find_id(call->stop_ids, call->n_stop_ids, id);
     if (stop >= 0) {
-        finish_choice(seq, choice, MP_FINISH_STOP, -1);
-        choice->stop_index = call->n_stop + stop;
+        mp_stream_finish(&seq->stream);
+        finish_choice(engine, seq, choice, MP_FINISH_STOP, call->n_stop + stop);
         return MP_OK;
     }
     if (state->penalties)
@@ -387,9 +426,10 @@ static mp_status accept(decoder_engine *engine, mp_text_call *call, answer_state
     choice->tokens[index] = (mp_token_out){id, logprob, seq->stream.bytes};
     atomic_store_explicit(&choice->token_count, index + 1, memory_order_release);
     if (stop >= 0) {
-        finish_choice(seq, choice, MP_FINISH_STOP, stop);
+        finish_choice(engine, seq, choice, MP_FINISH_STOP, stop);
     } else if ((int32_t)index + 1 >= call->sampling.max_tokens || seq->count >= engine->model->context) {
-        finish_choice(seq, choice, MP_FINISH_LENGTH, -1);
+        mp_stream_finish(&seq->stream);
+        finish_choice(engine, seq, choice, MP_FINISH_LENGTH, -1);
     } else {
         seq->tokens[seq->count++] = id;
     }
@@ -510,10 +550,10 @@ static void report(const decoder_engine *engine, const mp_plan *plan, mp_outcome
         const answer_state *state = item->state;
         mp_text_call *call = (mp_text_call *)item->call;
         bool done = true;
-        uint32_t cursor = (uint32_t)state->seqs[0].cached;
+        uint32_t cursor = (uint32_t)(call->prompt_done_ns ? call->n_prompt : state->seqs[0].cached);
         for (int c = 0; c < state->n; c++) {
             done &= state->seqs[c].done;
-            cursor += atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed);
+            cursor += atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed) + state->seqs[c].done;
         }
         item->cursor = cursor;
         if (done) {
@@ -527,19 +567,68 @@ static void report(const decoder_engine *engine, const mp_plan *plan, mp_outcome
 
 static void pass_body(const mp_lane *lane, void *arg) { mp_decoder_forward(arg, lane); }
 
-static void fail_rest(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
+/* Scratch comes before KV blocks: without it nobody moves, so everybody waits until somebody has given memory back. */
+static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++)
         if (outcomes[p] == MP_OUTCOME_MORE) {
             plan->items[p]->error = *error;
-            outcomes[p] = MP_OUTCOME_FAILED;
+            outcomes[p] = MP_OUTCOME_WAIT_MEMORY;
         }
 }
 
+/* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. */
 static void learn_speed(decoder_engine *engine, int rows, uint64_t ns) {
-    if (rows < STEP_ROWS / 16)
-        return; /* decoding is another regime */
-    uint64_t old = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed);
-    atomic_store_explicit(&engine->model->row_ns, (3 * old + ns / (uint64_t)rows) / 4 + 1, memory_order_relaxed);
+    bool many = rows >= STEP_ROWS / 16;
+    _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
+    uint64_t now = many ? ns / (uint64_t)rows : ns, old = atomic_load_explicit(estimate, memory_order_relaxed);
+    atomic_store_explicit(estimate, old ? (3 * old + now) / 4 + 1 : now, memory_order_relaxed);
+}
+
+typedef struct step_lists { /* of the rows of a step, in the arena */
+    size_t id_bytes, seq_bytes, output_bytes;
+} step_lists;
+
+static void lay_out(decoder_engine *engine, const mp_plan *plan, const step_lists *lists, mp_rows *rows) {
+    mp_arena_reset(&engine->arena);
+    int32_t *id = mp_arena_take(&engine->arena, lists->id_bytes);
+    rows->seq = mp_arena_take(&engine->arena, lists->seq_bytes);
+    rows->output_row = mp_arena_take(&engine->arena, lists->output_bytes);
+    fill_rows(engine, plan, rows, id);
+}
+
+static size_t logit_bytes(const decoder_engine *engine, const mp_rows *rows) {
+    return mp_arena_cost((size_t)rows->n_output * (size_t)engine->model->vocab * sizeof(float));
+}
+
+/* Scratch for the selected rows, then blocks for as many of them as can be had; lays these out. False: no row is
+ * left. */
+static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int M, mp_rows *rows,
+                    mp_outcome *outcomes) {
+    mp_error error;
+    mp_error_clear(&error);
+    size_t seqs = (size_t)engine->step_count;
+    step_lists lists = {
+        .id_bytes = mp_arena_cost((size_t)M * sizeof(int32_t)),
+        .seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq)),
+        .output_bytes = mp_arena_cost(seqs * sizeof(int)),
+    };
+    size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes;
+    mp_status status = reserve(engine, bytes, &error);
+    if (status == MP_OK) {
+        lay_out(engine, plan, &lists, rows);
+        bytes += logit_bytes(engine, rows) + sample_bytes(engine->model) +
+                 mp_decoder_pass_bytes(engine->model, rows, lanes);
+        status = reserve(engine, bytes, &error);
+    }
+    if (status != MP_OK) {
+        wait_all(plan, &error, outcomes);
+        return false;
+    }
+    if (take_blocks(engine, plan, outcomes) == 0)
+        return false;
+    lay_out(engine, plan, &lists, rows); /* again: there may be fewer, and the arena may have moved */
+    rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
+    return true;
 }
 
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -550,56 +639,29 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         if (!call->started_ns)
             call->started_ns = start;
     }
-    int M = collect(engine, plan, outcomes);
-    if (M == 0) {
-        report(engine, plan, outcomes);
-        return;
-    }
-    mp_error error;
-    mp_error_clear(&error);
-    size_t seqs = (size_t)engine->step_count;
-    size_t id_bytes = mp_arena_cost((size_t)M * sizeof(int32_t)), seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq));
-    size_t list_bytes = id_bytes + seq_bytes + mp_arena_cost(seqs * sizeof(int));
-    mp_arena_reset(&engine->arena);
     mp_rows rows = {0};
-    mp_status status = reserve(engine, list_bytes, &error);
-    if (status == MP_OK) {
-        /* lay the rows out once to size the pass, and again where the grown arena put them */
-        for (int round = 0; round < 2 && status == MP_OK; round++) {
-            mp_arena_reset(&engine->arena);
-            int32_t *id = mp_arena_take(&engine->arena, id_bytes);
-            rows.seq = mp_arena_take(&engine->arena, seq_bytes);
-            rows.output_row = mp_arena_take(&engine->arena, seqs * sizeof(int));
-            fill_rows(engine, plan, &rows, id);
-            size_t logits = mp_arena_cost((size_t)rows.n_output * (size_t)engine->model->vocab * sizeof(float));
-            if (round == 0)
-                status = reserve(engine,
-                                 list_bytes + logits + sample_bytes(engine->model) +
-                                     mp_decoder_pass_bytes(engine->model, &rows, lease->lanes),
-                                 &error);
-            else
-                rows.logits = mp_arena_take(&engine->arena, logits);
+    int M = select_rows(engine, plan, outcomes);
+    if (M > 0 && prepare(engine, plan, lease->lanes, M, &rows, outcomes)) {
+        void *sampling = mp_arena_take(&engine->arena, sample_bytes(engine->model));
+        mp_decoder_pass pass;
+        mp_decoder_plan_pass(&pass, engine->model, &engine->cache, &rows, lease, &engine->arena);
+        mp_lease_run(lease, pass_body, &pass);
+        if (!pass.stop) {
+            draw_all(engine, plan, &rows, sampling, outcomes);
+            learn_speed(engine, rows.M, mp_sys_now_ns() - start);
         }
     }
-    if (status != MP_OK) {
-        fail_rest(plan, &error, outcomes);
-        return;
-    }
-    void *sampling = mp_arena_take(&engine->arena, sample_bytes(engine->model));
-    mp_decoder_pass pass;
-    mp_decoder_plan_pass(&pass, engine->model, &engine->cache, &rows, lease->lanes, &engine->arena);
-    mp_lease_run(lease, pass_body, &pass);
-    mp_lease_poll(lease);
-    draw_all(engine, plan, &rows, sampling, outcomes);
     report(engine, plan, outcomes);
-    learn_speed(engine, M, mp_sys_now_ns() - start);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t engine_trim(mp_engine *base) {
     decoder_engine *engine = (decoder_engine *)base;
-    uint64_t bytes = engine->charged + mp_kv_trim(&engine->cache);
+    uint64_t bytes = mp_kv_trim(&engine->cache);
+    if (engine->admitted > 0)
+        return bytes; /* the next step wants its scratch again */
+    bytes += engine->charged;
     mp_arena_deinit(&engine->arena);
     mp_budget_give(engine->budget, engine->charged);
     engine->charged = 0;

@@ -54,9 +54,15 @@ enum { UNITS_A_LANE = 4, SPLIT_BLOCKS = 4 };
 
 static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
 
-static bool wants_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
-    return one_row_each(rows) && lanes > 1 && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes &&
+static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
+    return lanes > 1 && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes &&
            sizes->most_blocks >= SPLIT_BLOCKS;
+}
+
+/* Most blocks that a pass in split mode can have. */
+static size_t most_split_blocks(const pass_sizes *sizes, int lanes) {
+    size_t bound = (size_t)(UNITS_A_LANE * lanes) * (size_t)sizes->most_blocks;
+    return bound < (size_t)sizes->blocks ? bound : (size_t)sizes->blocks;
 }
 
 static size_t unit_list(const pass_sizes *sizes, int lanes) {
@@ -76,8 +82,9 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int l
     bytes += mp_arena_cost(M * 2 * (size_t)model->ffn * f);
     bytes += mp_arena_cost(M * (size_t)model->rope.dim * f);
     bytes += mp_arena_cost(acts_scratch(model, rows->M));
-    if (wants_split(model, rows, &sizes, lanes))
-        bytes += mp_arena_cost((size_t)sizes.blocks * mp_decoder_partial_floats(model) * f);
+    /* for any part of the rows: some may be given up before the pass, and what is left may want to split */
+    if (lanes > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
+        bytes += mp_arena_cost(most_split_blocks(&sizes, lanes) * mp_decoder_partial_floats(model) * f);
     return bytes + (size_t)lanes * mp_decoder_lane_layout(model, sizes.most_blocks).bytes;
 }
 
@@ -138,10 +145,12 @@ static void list_split_units(mp_decoder_pass *pass, int all_blocks, int lanes) {
 }
 
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
-                          int lanes, mp_arena *arena) {
+                          mp_lease *lease, mp_arena *arena) {
     pass_sizes sizes = measure(model, rows);
+    int lanes = lease->lanes;
     size_t M = (size_t)rows->M, f = sizeof(float);
-    *pass = (mp_decoder_pass){.model = model, .cache = cache, .rows = *rows, .most_blocks = sizes.most_blocks};
+    *pass = (mp_decoder_pass){
+        .model = model, .cache = cache, .rows = *rows, .most_blocks = sizes.most_blocks, .lease = lease};
     pass->units = mp_arena_take(arena, unit_list(&sizes, lanes));
     pass->lane_units = mp_arena_take(arena, (size_t)(lanes + 1) * sizeof(int));
     pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
@@ -152,7 +161,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->cos_sin = mp_arena_take(arena, M * (size_t)model->rope.dim * f);
     pass->acts = mp_arena_take(arena, acts_scratch(model, rows->M));
     pass->mode = one_row_each(rows) ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
-    if (wants_split(model, rows, &sizes, lanes)) {
+    if (one_row_each(rows) && may_split(model, rows, &sizes, lanes)) {
         pass->mode = MP_ATTEND_SPLIT;
         pass->partials = mp_arena_take(arena, (size_t)sizes.blocks * mp_decoder_partial_floats(model) * f);
         list_split_units(pass, sizes.blocks, lanes);

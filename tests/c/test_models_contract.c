@@ -177,6 +177,66 @@ MP_TEST_SECONDS(models_contract_masks, 120) {
     tiny_unload(&tiny);
 }
 
+/* No scratch for a step: everybody waits, nobody fails, and not a block was taken for it. */
+MP_TEST_SECONDS(models_scratch_waits, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    uint64_t expected[ITEMS];
+    tiny_model tiny;
+    mp_error error;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 45), MP_COMPUTE_AUTO, 2);
+    run_alone(&tiny, expected);
+    tiny.engine->ops->trim(tiny.engine);
+    job jobs[2];
+    mp_plan plan = {.count = 2, .amount = {200, 33}};
+    for (int i = 0; i < 2; i++) {
+        make_job(&tiny, &jobs[i], 2 + i);
+        plan.items[i] = &jobs[i].item;
+        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &jobs[i].item, &error), &error);
+    }
+    tiny.budget.limit = tiny.budget.used;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    for (int i = 0; i < 2; i++) {
+        MP_CHECK_INT(outcomes[i], MP_OUTCOME_WAIT_MEMORY);
+        MP_CHECK_INT(jobs[i].item.error.code, MP_MEMORY_EXHAUSTED);
+    }
+    tiny.budget.limit = UINT64_MAX;
+    for (int i = 0; i < 2; i++) {
+        plan = (mp_plan){.count = 1, .items = {&jobs[i].item}, .amount = {200}};
+        do {
+            tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        } while (outcomes[0] == MP_OUTCOME_MORE);
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+        tiny.engine->ops->retire(tiny.engine, &jobs[i].item);
+        MP_CHECK(hash_job(&jobs[i]) == expected[2 + i]);
+        mp_call_destroy(&jobs[i].call->base);
+    }
+    tiny_unload(&tiny);
+}
+
+/* A crowd that decodes takes all the time there is, and yet a newcomer's prompt is read. */
+MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    tiny_model tiny;
+    mp_error error;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 46), MP_COMPUTE_AUTO, 1);
+    job decoding, late;
+    make_job(&tiny, &decoding, 0);
+    make_job(&tiny, &late, 2);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &decoding.item, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &late.item, &error), &error);
+    mp_item *items[2] = {&decoding.item, &late.item};
+    mp_plan plan;
+    tiny.engine->ops->plan(tiny.engine, items, 2, 1, &plan); /* a nanosecond */
+    MP_CHECK_INT(plan.count, 2);
+    MP_CHECK(plan.items[1] == &late.item && plan.amount[1] >= 8);
+    for (int i = 0; i < 2; i++)
+        tiny.engine->ops->retire(tiny.engine, items[i]);
+    mp_call_destroy(&decoding.call->base);
+    mp_call_destroy(&late.call->base);
+    tiny_unload(&tiny);
+}
+
 /* Memory that runs out is no end: the item waits, and goes on when others have given theirs back. */
 MP_TEST_SECONDS(models_memory_waits, 60) {
     static const mp_dtype types[] = {MP_Q8_0};

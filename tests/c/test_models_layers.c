@@ -122,6 +122,20 @@ MP_TEST(models_sample_follows_the_distribution) {
     }
 }
 
+/* However cold, the draw stays at the top: no overflow turns the distribution round. */
+MP_TEST(models_sample_tiny_temperature) {
+    static const float temperatures[] = {1e-4f, 1e-10f, 1e-38f, 1e-45f};
+    mp_kernels_init();
+    for (int i = 0; i < 4; i++) {
+        mp_sampling s = plain;
+        s.temperature = temperatures[i];
+        s.top_p = i % 2 ? 0.9f : 1;
+        fill_logits();
+        logits[77] = 5;
+        MP_CHECK_INT(sample(&s, NULL, 3), 77);
+    }
+}
+
 MP_TEST(models_sample_penalties) {
     mp_kernels_init();
     mp_error error;

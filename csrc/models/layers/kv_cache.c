@@ -43,8 +43,9 @@ static mp_status grow(mp_kv_cache *cache, mp_error *error) {
 
 /* An id without memory, from a slot that trim emptied or a new one. */
 static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
-    for (uint32_t i = 0; i < cache->blocks; i++)
+    for (uint32_t i = 0; cache->empty_count > 0 && i < cache->blocks; i++)
         if (!cache->memory[i]) {
+            cache->empty_count--;
             *id = i;
             return MP_OK;
         }
@@ -101,6 +102,7 @@ uint64_t mp_kv_trim(mp_kv_cache *cache) {
         uint32_t id = cache->free_ids[--cache->free_count];
         mp_free(cache->memory[id]);
         cache->memory[id] = NULL;
+        cache->empty_count++;
         mp_budget_give(cache->budget, cache->block_bytes);
         bytes += cache->block_bytes;
     }

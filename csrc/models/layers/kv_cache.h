@@ -28,6 +28,7 @@ typedef struct mp_kv_cache {
     uint32_t *references; /* [blocks]; 0 = free */
     uint32_t *free_ids;   /* [free_count] whose memory is there */
     uint32_t blocks, free_count, capacity;
+    uint32_t empty_count;     /* ids below `blocks` whose memory was trimmed away */
 } mp_kv_cache;
 
 void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget);

@@ -36,6 +36,9 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.low_freq_factor", 1e-3, 1e6, NULL, &low, error));
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.high_freq_factor", 1e-3, 1e6, NULL, &high, error));
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.original_context_length", 1, 1e9, NULL, &original, error));
+        if (high <= low)
+            return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1,
+                                "rope.scaling.high_freq_factor", "a number above low_freq_factor", "%g", high);
         for (int i = 0; i < dim / 2; i++) {
             double wavelength = 2 * 3.14159265358979323846 / rope->inverse[i];
             double smooth = (original / wavelength - low) / (high - low);

@@ -153,8 +153,10 @@ int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidat
         return -1;
     if (s->temperature <= 0)
         return (int32_t)best;
+    /* from the largest down, so that a tiny temperature leaves 0 and minus infinities, never a NaN */
+    float largest = logits[best];
     for (int32_t i = 0; i < vocab; i++)
-        logits[i] /= s->temperature;
+        logits[i] = (logits[i] - largest) / s->temperature;
 
     double u = mp_random_at(s->seed, draw->choice, draw->position);
     double top = logits[best];
