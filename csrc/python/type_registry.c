@@ -73,7 +73,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         !seconds_in(state, "load_timeout", load_timeout, &config.load_timeout_ns) ||
         !capacities_in(state, capacity, &config))
         return NULL;
-    if (spin >= 0) {
+    if (spin != -1) { /* -1: the default */
         if (!seconds_in(state, "spin", spin, &config.spin_ns))
             return NULL;
         if (config.spin_ns == 0)

@@ -334,7 +334,7 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
     PyArrayObject *offsets = mp_array_in(state, offsets_in, NPY_INT64, "offsets"), *eog = NULL;
     if (offsets)
         eog = (PyArrayObject *)PyArray_FromAny(eog_in, PyArray_DescrFromType(NPY_INT32), 1, 1,
-                                               NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_FORCECAST, NULL);
+                                               NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL);
     npy_intp count = offsets ? PyArray_DIM(offsets, 0) - 1 : 0;
     if (!offsets || !eog) {
     } else if (count < 0 || count > INT32_MAX || control.len != count) {

@@ -168,6 +168,17 @@ static void start_leaving(mp_registry *registry, mp_entry *entry) {
     registry->leaving[registry->leaving_count++] = entry;
 }
 
+/* Under the lock: off the list, if it is still on it; the caller unpins what is returned. */
+static mp_entry *end_leaving(mp_registry *registry, mp_entry *entry) {
+    for (int i = 0; i < registry->leaving_count; i++) {
+        if (registry->leaving[i] != entry)
+            continue;
+        registry->leaving[i] = registry->leaving[--registry->leaving_count];
+        return entry;
+    }
+    return NULL;
+}
+
 static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
     mp_entry *old = NULL, *gone = NULL;
     mp_mutex_lock(&registry->lock);
@@ -179,12 +190,8 @@ static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
         slot->incoming = NULL;
         start_leaving(registry, mp_entry_pin(old));
     }
-    for (int i = 0; event == MP_ENTRY_GONE && i < registry->leaving_count && !gone; i++) {
-        if (registry->leaving[i] != entry)
-            continue;
-        gone = entry;
-        registry->leaving[i] = registry->leaving[--registry->leaving_count];
-    }
+    if (event == MP_ENTRY_GONE)
+        gone = end_leaving(registry, entry);
     mp_mutex_unlock(&registry->lock);
     if (old) {
         mp_log(event == MP_ENTRY_LOADED ? MP_LOG_INFO : MP_LOG_WARNING,
@@ -476,6 +483,12 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
     if (incoming)
         mp_entry_remove(incoming);
     status = mp_entry_wait_gone(current, deadline_ns, error);
+    if (status == MP_OK) { /* the entry reports it too, but perhaps only after this returned */
+        mp_mutex_lock(&registry->lock);
+        mp_entry *gone = end_leaving(registry, current);
+        mp_mutex_unlock(&registry->lock);
+        mp_entry_unpin(gone);
+    }
     mp_entry_unpin(incoming);
     leave(registry, current);
     return status;
