@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # whoever read our output has enough; without this, Python complains when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except UnicodeDecodeError as error:
+        print(f"mpool: standard input is not UTF-8 text: {error.reason}. Convert it first, as with iconv",
+              file=sys.stderr)
+        return FAILED
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"mpool: {where}{error.strerror or error}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -41,8 +42,16 @@ def note(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON for programs."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """Strict JSON for programs: numbers that JSON has no word for are null."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -58,13 +58,14 @@ def _lines(paths: list[str]) -> Iterator[str]:
     from ..errors import FileError
 
     for path in paths:
+        if path == "-":
+            yield from (line.rstrip("\r\n") for line in sys.stdin)
+            continue
         try:
-            with sys.stdin if path == "-" else open(path, encoding="utf-8") as file:
-                for line in file:
-                    yield line.rstrip("\r\n")
+            with open(path, encoding="utf-8") as file:
+                yield from (line.rstrip("\r\n") for line in file)
         except UnicodeDecodeError as error:
-            name = "standard input" if path == "-" else path
-            raise FileError(f"{name} is not UTF-8 text: {error.reason}",
+            raise FileError(f"{path} is not UTF-8 text: {error.reason}",
                             hint="Convert it first, as with iconv") from None
 
 

@@ -22,7 +22,7 @@ import pytest
 
 import tinymodels
 from mpool.cli import main
-from mpool.cli.common import for_output, table
+from mpool.cli.common import for_output, print_json, table
 from mpool.cli.parser import make_parser
 from mpool.cli.talking import Conversation
 from mpool.errors import ContextOverflow
@@ -194,10 +194,13 @@ def test_embed_survives_a_bad_line(bert: str) -> None:
     assert found[2] == lines_of(run("embed", "--model", bert, "three").stdout)[0]
 
 
-def test_embed_refuses_what_is_no_text(bert: str) -> None:
+def test_embed_refuses_what_is_no_text(bert: str, tmp_path: Path) -> None:
     """Bytes that are not UTF-8, and nothing at all."""
     done = run("embed", "--model", bert, stdin=b"good\nbad \xff\n", check=False)
     assert done.returncode == 1 and "standard input is not UTF-8" in done.stderr
+    (tmp_path / "texts").write_bytes(b"bad \xff\n")
+    done = run("embed", "--model", bert, "--file", str(tmp_path / "texts"), check=False)
+    assert done.returncode == 1 and f"{tmp_path / 'texts'} is not UTF-8" in done.stderr
     done = run("embed", "--model", bert, check=False)
     assert done.returncode == 1 and "there is no text" in done.stderr
 
@@ -226,6 +229,12 @@ def test_generate_is_deterministic(llama: str) -> None:
     seeded = ("generate", "--model", llama, "--seed", "5", "--temperature", "1.5", "--max-tokens", "20", "The quick")
     first = run(*seeded).stdout
     assert first == run(*seeded, "--threads", "1").stdout != text
+
+
+def test_generate_refuses_what_is_no_text(llama: str) -> None:
+    """Bytes that are not UTF-8; a file with them is named by embed."""
+    done = run("generate", "--model", llama, stdin=b"caf\xe9", check=False)
+    assert done.returncode == 1 and done.stderr.startswith("mpool: standard input is not UTF-8")
 
 
 def test_generate_options(llama: str) -> None:
@@ -513,6 +522,12 @@ def test_a_model_cannot_drive_the_terminal() -> None:
     text = "a\x1b[31mb\r\x9b2J\tc\nd\x7f é"
     assert for_output(text, Terminal()) == "a\ufffd[31mb\ufffd\ufffd2J\tc\nd\ufffd é"
     assert for_output(text, io.StringIO()) == text
+
+
+def test_json_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
+    """What JSON has no word for is null."""
+    print_json({"a": [1.5, float("-inf")], "b": (float("nan"), "text")})
+    assert json.loads(capsys.readouterr().out) == {"a": [1.5, None], "b": [None, "text"]}
 
 
 def test_table() -> None:
