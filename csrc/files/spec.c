@@ -36,6 +36,8 @@ struct mp_spec {
     const char *architecture;
     const char **files;
     int file_count, file_capacity;
+    mp_mutex lock;
+    mp_file_id *seen; /* guarded by: lock; [file_count] once one was, size 0 = not yet seen */
     name_list keys, tensor_names;
     mp_value *values; /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
@@ -152,6 +154,7 @@ mp_spec *mp_spec_create(void) {
     spec->hash_key[0] = mp_sys_random();
     spec->hash_key[1] = mp_sys_random();
     spec->architecture = "";
+    mp_mutex_init(&spec->lock);
     return spec;
 }
 
@@ -172,6 +175,8 @@ void mp_spec_unpin(mp_spec *spec) {
     mp_free(spec->values);
     mp_free(spec->tensors);
     mp_free(spec->files);
+    mp_free(spec->seen);
+    mp_mutex_deinit(&spec->lock);
     mp_free(spec);
 }
 
@@ -530,6 +535,21 @@ mp_tensor_entry *mp_spec_tensor_edit(mp_spec *spec, int index) {
 
 const char *mp_spec_architecture(const mp_spec *spec) { return spec->architecture; }
 int mp_spec_file_count(const mp_spec *spec) { return spec->file_count; }
+
+bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
+    mp_spec *spec = (mp_spec *)frozen; /* what was seen is no part of the description */
+    assert(index >= 0 && index < spec->file_count);
+    mp_mutex_lock(&spec->lock);
+    if (!spec->seen)
+        spec->seen = mp_alloc_array((size_t)spec->file_count, sizeof *spec->seen, MP_TAG_SPEC);
+    bool same = spec->seen != NULL; /* without memory to remember nothing is known to be the same */
+    if (same && spec->seen[index].size == 0)
+        spec->seen[index] = *id;
+    else if (same)
+        same = memcmp(&spec->seen[index], id, sizeof *id) == 0;
+    mp_mutex_unlock(&spec->lock);
+    return same;
+}
 int mp_spec_value_count(const mp_spec *spec) { return (int)spec->keys.count; }
 int mp_spec_tensor_count(const mp_spec *spec) { return (int)spec->tensor_names.count; }
 const mp_token_table *mp_spec_tokens(const mp_spec *spec) { return spec->has_tokens ? &spec->tokens : NULL; }

@@ -6,6 +6,7 @@
 #ifndef MP_FILES_SPEC_H
 #define MP_FILES_SPEC_H
 
+#include "base/sys.h"
 #include "tensor/tensor.h"
 
 typedef struct mp_spec mp_spec;
@@ -85,6 +86,9 @@ void mp_spec_freeze(mp_spec *spec);
 const char *mp_spec_architecture(const mp_spec *spec); /* "" when unset */
 int mp_spec_file_count(const mp_spec *spec);
 const char *mp_spec_file(const mp_spec *spec, int index);
+/* The spec describes one content of its files. The first call for a file remembers the identity it is given; later ones
+ * answer whether theirs is the same. Any thread, also once frozen. */
+bool mp_spec_same_file(const mp_spec *spec, int index, const mp_file_id *id);
 int mp_spec_value_count(const mp_spec *spec);
 const mp_value *mp_spec_value_at(const mp_spec *spec, int index, const char **key);
 const mp_value *mp_spec_find(const mp_spec *spec, const char *key); /* NULL when absent */

@@ -51,8 +51,14 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
         return mp_fail_memory(error, bytes, "a model's files");
     weights->spec = mp_spec_pin(spec);
     weights->map_count = files;
-    for (int i = 0; i < files; i++)
+    for (int i = 0; i < files; i++) {
         MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
+        if (!mp_spec_same_file(spec, i, mp_file_map_id(weights->maps[i]))) {
+            status = mp_fail(error, MP_INTEGRITY, "%s is another file than when the model was first loaded",
+                             mp_spec_file(spec, i));
+            goto cleanup;
+        }
+    }
     for (int i = 0; i < tensors; i++)
         MP_TRY_GOTO(check_bounds(weights, mp_spec_tensor_at(spec, i), error));
     *out = weights;

@@ -101,11 +101,9 @@ static void drop_blocks(decoder_engine *engine, sequence *seq) {
     seq->cached = 0;
 }
 
-static void free_state(decoder_engine *engine, answer_state *state) {
-    if (!state)
-        return;
+/* Its sequences hold no blocks any more. */
+static void free_state(answer_state *state) {
     for (int i = 0; i < state->n; i++) {
-        drop_blocks(engine, &state->seqs[i]);
         mp_free(state->seqs[i].tokens);
         mp_free(state->seqs[i].blocks);
         mp_history_deinit(&state->seqs[i].history);
@@ -149,8 +147,11 @@ static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     decoder_engine *engine = (decoder_engine *)base;
     mp_text_call *call = (mp_text_call *)item->call;
-    if (item->state)
-        return MP_OK; /* after a preemption */
+    if (item->state) { /* after a preemption */
+        item->abandon = NULL;
+        engine->admitted++;
+        return MP_OK;
+    }
     answer_state *state =
         mp_alloc_zeroed(sizeof *state + (size_t)call->n_choices * sizeof *state->seqs, MP_TAG_REQUEST);
     if (!state)
@@ -162,7 +163,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     for (int i = 0; i < state->n && status == MP_OK; i++)
         status = init_sequence(engine->model, call, i, state->penalties, &state->seqs[i], error);
     if (status != MP_OK) {
-        free_state(engine, state);
+        free_state(state);
         return status;
     }
     state->seqs[0].active = true;
@@ -171,25 +172,45 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     return MP_OK;
 }
 
-static void engine_preempt(mp_engine *base, mp_item *item) {
+/* Answers that did not end by themselves were cancelled; what was held back of their text is not lost. */
+static void close_choices(mp_item *item) {
     answer_state *state = item->state;
-    for (int i = 0; state && i < state->n; i++)
-        drop_blocks((decoder_engine *)base, &state->seqs[i]);
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int i = 0; i < state->n; i++) {
+        if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
+            continue;
+        mp_stream_finish(&state->seqs[i].stream);
+        atomic_store_explicit(&call->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
+    }
+}
+
+static void abandon(mp_item *item) {
+    close_choices(item);
+    free_state(item->state);
+    item->state = NULL;
+}
+
+static void engine_preempt(mp_engine *base, mp_item *item) {
+    decoder_engine *engine = (decoder_engine *)base;
+    answer_state *state = item->state;
+    for (int i = 0; i < state->n; i++)
+        drop_blocks(engine, &state->seqs[i]);
+    item->abandon = abandon;
+    engine->admitted--;
 }
 
 static void engine_retire(mp_engine *base, mp_item *item) {
+    decoder_engine *engine = (decoder_engine *)base;
     answer_state *state = item->state;
-    mp_text_call *call = (mp_text_call *)item->call;
-    for (int i = 0; state && i < state->n; i++) {
-        if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
-            continue;
-        mp_stream_finish(&state->seqs[i].stream); /* what was held back is not lost on a cancelled stream */
-        atomic_store_explicit(&call->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
+    if (!state)
+        return;
+    if (!item->abandon) { /* else it was preempted and holds no blocks */
+        for (int i = 0; i < state->n; i++)
+            drop_blocks(engine, &state->seqs[i]);
+        engine->admitted--;
     }
-    if (state)
-        ((decoder_engine *)base)->admitted--;
-    free_state((decoder_engine *)base, state);
-    item->state = NULL;
+    abandon(item);
+    item->abandon = NULL;
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */

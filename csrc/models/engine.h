@@ -33,6 +33,9 @@ typedef struct mp_item {
     _Atomic int cancelled;
     uint32_t cursor, total; /* progress in the item's own units (texts, tokens, steps) */
     void *state;            /* the engine's, from admit to retire */
+    /* Set by preempt when state outlives it: frees it without the engine, for an item that ends while it waits to be
+     * admitted again. NULL: there is nothing to free. */
+    void (*abandon)(struct mp_item *item);
     mp_error error;
 } mp_item;
 

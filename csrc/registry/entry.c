@@ -141,6 +141,10 @@ void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
         atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
     uncharge(entry, ticket);
+    if (ticket->item.abandon) { /* preempted, and not admitted again */
+        ticket->item.abandon(&ticket->item);
+        ticket->item.abandon = NULL;
+    }
     mp_ticket_finish(ticket, status, error);
 }
 
@@ -174,6 +178,7 @@ static void launch(mp_entry *entry) {
     }
     mp_mutex_lock(&entry->lock);
     entry->working = false;
+    entry->evict = false; /* there is nothing to evict, and the next load is not to be thrown away */
     entry->attempts++;
     entry->attempts_over++;
     mp_entry_set_state(entry, MP_ENTRY_LOADING);

@@ -102,6 +102,8 @@ static mp_status load(serving *s, uint64_t *engine_bytes, mp_error *error) {
     s->resident = entry->resident ? mp_resident_pin(entry->resident) : NULL; /* kept over a fork */
     mp_loader loader = entry->loader;
     mp_mutex_unlock(&entry->lock);
+    /* somebody is to look whether the load moves: also when it is a second one of the same worker */
+    mp_maintenance_at(&s->services->maintenance, s->services->pool, mp_sys_now_ns() + s->services->load_timeout_ns);
 
     uint64_t model_bytes = 0;
     loader.ops->footprint(loader.self, &model_bytes, engine_bytes);
@@ -465,7 +467,6 @@ static void hand_out(serving *s, uint64_t took_ns) {
             break;
         case MP_OUTCOME_WAIT_MASK: /* NOTE: grammar masks come later; until then an engine has no reason to say this */
         case MP_OUTCOME_MORE:
-            s->trimmed = false;
             mp_ticket_publish(ticket);
             break;
         }

@@ -214,6 +214,28 @@ MP_TEST_SECONDS(models_scratch_waits, 60) {
     tiny_unload(&tiny);
 }
 
+/* A preempted call that ends before it is admitted again leaves nothing behind. */
+MP_TEST(models_preempted_calls_can_be_abandoned) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    tiny_model tiny;
+    mp_error error;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_AUTO, 1);
+    uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST);
+    job job;
+    make_job(&tiny, &job, 1);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job.item, &error), &error);
+    mp_plan plan = {.count = 1, .items = {&job.item}, .amount = {80}};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    tiny.engine->ops->preempt(tiny.engine, &job.item);
+    MP_CHECK(job.item.abandon != NULL);
+    job.item.abandon(&job.item);
+    MP_CHECK_INT(job.call->choices[0].finish, MP_FINISH_CANCELLED);
+    mp_call_destroy(&job.call->base);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before);
+    tiny_unload(&tiny);
+}
+
 /* A crowd that decodes takes all the time there is, and yet a newcomer's prompt is read. */
 MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
