@@ -59,7 +59,7 @@ class Spec:
     def __init__(self, architecture: str) -> None: ...
     def add_file(self, path: str) -> None: ...
     def set(self, key: str, value: Any) -> None:
-        """bool, int, float, str or a list of one kind."""
+        """bool, int, float, str, bytes, or a list or tuple of one kind (whole numbers may stand among floats)."""
     def add_tensor(self, name: str, dtype: str, shape: Sequence[int], file: int, offset: int, nbytes: int) -> None: ...
     def set_tokens(self, data: bytes, offsets: NDArray[np.int64], control: bytes, eog: Sequence[int]) -> None: ...
 
@@ -114,7 +114,9 @@ class Registry:
         """One dict an entry: key, capability, state, workers, queued, running, pinned, model_bytes, engine_bytes, calls,
         errors, idle_seconds, and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
         parameters, weight_bytes) once loaded."""
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]:
+        """The rows of csrc/registry/metrics.def; memory_limit, memory_used, bytes_by_tag (of the process); lanes,
+        lanes_leased; threads_created, threads_joined (of the process)."""
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
                      output: int = 0, timeout: float | None = None, priority: int = 2, lane: int = 0, tenant: int = 0,
@@ -133,4 +135,6 @@ class Registry:
     def begin_shutdown(self) -> None: ...
     def close(self) -> None:
         """Drain and join; idempotent; from any thread."""
-    def after_fork(self) -> None: ...
+    def after_fork(self) -> None:
+        """In a forked child: signals are now seen by its only thread. Everything else the core does by itself in every
+        fork of the process: loaded models stay loaded, calls in flight are Cancelled, threads start on first use."""

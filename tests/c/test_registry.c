@@ -5,17 +5,6 @@
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
-static void add(mp_registry *registry, const char *key, fake *fake, bool replace) {
-    mp_loader loader = fake_loader(fake);
-    mp_error error;
-    MP_CHECK_OK(mp_registry_add(registry, key, &loader, replace, &error), &error);
-}
-
-static void at_end(mp_registry *registry) {
-    fake_destroy(registry);
-    MP_CHECK_INT(fake_calls, 0);
-}
-
 /* --- the plain way --- */
 
 MP_TEST(registry_answers_a_call) {
@@ -24,7 +13,7 @@ MP_TEST(registry_answers_a_call) {
     fake.version = 7;
     mp_registry *registry = fake_registry(2, 0);
     mp_entry_info info;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.state, "cold");
     MP_CHECK_INT(fake.loads, 0); /* nothing before the first call */
@@ -48,7 +37,7 @@ MP_TEST(registry_answers_a_call) {
     MP_CHECK_INT(stats.memory_used, 1100);
     MP_CHECK_INT(stats.completed, 1);
     MP_CHECK_INT(stats.loads, 1);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_refuses_what_is_wrong) {
@@ -57,8 +46,8 @@ MP_TEST(registry_refuses_what_is_wrong) {
     fake_init(&other);
     other.capability = MP_TEXT_TO_TEXT;
     mp_registry *registry = fake_registry(1, 0);
-    add(registry, "a", &fake, false);
-    add(registry, "b", &other, false);
+    fake_add(registry, "a", &fake, false);
+    fake_add(registry, "b", &other, false);
     mp_loader loader = fake_loader(&fake);
     mp_error error;
     MP_CHECK_STATUS(mp_registry_add(registry, "a", &loader, false, &error), MP_INVALID_ARGUMENT, &error);
@@ -90,7 +79,7 @@ MP_TEST(registry_refuses_what_is_wrong) {
     bad->refused = true;
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", bad, NULL)), MP_UNSUPPORTED);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_evicts_and_loads_again) {
@@ -99,7 +88,7 @@ MP_TEST(registry_evicts_and_loads_again) {
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
     mp_registry_stats stats;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error); /* cold: nothing to do */
     for (int round = 1; round <= 3; round++) {
         MP_CHECK_OK(mp_registry_load(registry, "a", round == 2, fake_in_ms(5000), &error), &error);
@@ -123,7 +112,7 @@ MP_TEST(registry_evicts_and_loads_again) {
     MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error);
     MP_CHECK(mp_ticket_done(ticket));
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_evicts_while_calls_keep_coming) {
@@ -132,7 +121,7 @@ MP_TEST(registry_evicts_while_calls_keep_coming) {
     fake.step_ns = FAKE_MS(1);
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     for (int round = 0; round < 20; round++) {
         mp_ticket *tickets[4];
         for (int i = 0; i < 4; i++)
@@ -141,7 +130,7 @@ MP_TEST(registry_evicts_while_calls_keep_coming) {
         for (int i = 0; i < 4; i++)
             MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
     }
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- cancel --- */
@@ -152,7 +141,7 @@ MP_TEST(registry_cancels_at_every_state) {
     fake.plan_items = 1;
     fake.memory = 1;
     mp_registry *registry = fake_registry(2, 0);
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     mp_error error;
 
     /* while the model loads */
@@ -222,7 +211,7 @@ MP_TEST(registry_cancels_at_every_state) {
     mp_ticket_release(second);
     fake_until_state(registry, "a", "ready");
     atomic_store(&fake.hold, false);
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- deadlines --- */
@@ -241,7 +230,7 @@ MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
     fake.memory = 1;
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     /* while loading */
     atomic_store(&fake.load_stalls, true);
     mp_ticket *ticket = submit_until(registry, "a", 10, fake_call_create(1));
@@ -277,246 +266,7 @@ MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
     uint64_t progress;
     MP_CHECK(!mp_ticket_wait(ticket, UINT64_MAX, fake_in_ms(2), &progress));
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    at_end(registry);
-}
-
-/* --- loading --- */
-
-enum { HERD = 24 };
-
-typedef struct herd {
-    mp_registry *registry;
-    const char *key;
-    _Atomic int ok, io, other;
-} herd;
-
-static void herd_member(void *arg) {
-    herd *herd = arg;
-    mp_submit_options options = {.priority = 2};
-    mp_ticket *ticket;
-    mp_error error;
-    mp_status status =
-        mp_registry_submit(herd->registry, herd->key, &fake_call_create(1)->base, &options, &ticket, &error);
-    if (status == MP_OK)
-        status = fake_finish(ticket);
-    atomic_fetch_add(status == MP_OK ? &herd->ok : status == MP_IO ? &herd->io : &herd->other, 1);
-}
-
-static void run_herd(herd *herd) {
-    mp_thread threads[HERD];
-    mp_error error;
-    for (int i = 0; i < HERD; i++)
-        MP_CHECK_OK(mp_thread_start(&threads[i], "herd", herd_member, herd, &error), &error);
-    for (int i = 0; i < HERD; i++)
-        mp_thread_join(&threads[i]);
-}
-
-MP_TEST(registry_loads_once_for_a_herd) {
-    fake fake;
-    fake_init(&fake);
-    fake.load_ns = FAKE_MS(20);
-    mp_registry *registry = fake_registry(2, 0);
-    add(registry, "a", &fake, false);
-    herd herd = {.registry = registry, .key = "a"};
-    run_herd(&herd);
-    MP_CHECK_INT(herd.ok, HERD);
-    MP_CHECK_INT(fake.loads, 1);
-    at_end(registry);
-}
-
-MP_TEST(registry_tells_everybody_why_a_load_failed) {
-    fake fake;
-    fake_init(&fake);
-    fake.load_ns = FAKE_MS(20);
-    fake.load_failures = 1;
-    mp_registry *registry = fake_registry(2, 0);
-    mp_error error;
-    add(registry, "a", &fake, false);
-    mp_ticket *waiting[4];
-    for (int i = 0; i < 4; i++)
-        waiting[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
-    for (int i = 0; i < 4; i++) {
-        MP_CHECK_STATUS(fake_wait(waiting[i], &error), MP_IO, &error);
-        MP_CHECK_STR(error.message, "the file is gone");
-        mp_ticket_release(waiting[i]);
-    }
-    /* it rests: the same cause at once, and no new attempt */
-    mp_status status;
-    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
-    MP_CHECK_INT(status, MP_IO);
-    MP_CHECK_INT(fake.loads, 1);
-    fake_until_state(registry, "a", "failed");
-    /* an explicit load does not wait for that */
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    MP_CHECK_INT(fake.loads, 2);
-    /* and after the rest a call tries again */
-    MP_CHECK_OK(mp_registry_evict(registry, "a", 0, &error), &error);
-    fake.load_failures = 1;
-    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
-    mp_sys_sleep_ns(FAKE_MS(110));
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    at_end(registry);
-}
-
-MP_TEST(registry_load_failures_back_off_longer_each_time) {
-    fake fake;
-    fake_init(&fake);
-    fake.load_failures = 1000;
-    mp_registry *registry = fake_registry(1, 0);
-    add(registry, "a", &fake, false);
-    uint64_t end = fake_in_ms(600);
-    int refused = 0;
-    while (mp_sys_now_ns() < end) {
-        mp_status status;
-        mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), &status);
-        if (ticket)
-            MP_CHECK_INT(fake_finish(ticket), MP_IO);
-        else
-            refused++;
-        mp_sys_sleep_ns(FAKE_MS(1));
-    }
-    MP_CHECK(refused > 50);
-    MP_CHECK(fake.loads >= 2 && fake.loads <= 3); /* at 0, 100 and 300 ms */
-    at_end(registry);
-}
-
-MP_TEST(registry_gives_up_on_a_load_without_progress) {
-    fake fake;
-    fake_init(&fake);
-    fake.load_stalls = true;
-    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(30), .spin_ns = 1};
-    mp_registry *registry;
-    mp_error error;
-    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
-    add(registry, "a", &fake, false);
-    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
-    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_SPAWN_TIMEOUT, &error);
-    MP_CHECK_HAS(error.message, "packing"); /* names the stage */
-    mp_ticket_release(ticket);
-    mp_status status;
-    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
-    MP_CHECK_INT(status, MP_SPAWN_TIMEOUT);
-    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT, &error);
-    MP_CHECK_INT(fake.loads, 1);            /* no second one beside it */
-    atomic_store(&fake.load_stalls, false); /* it comes round: called off, then loaded when asked for */
-    fake_until_state(registry, "a", "failed");
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    at_end(registry);
-}
-
-MP_TEST(registry_a_slow_load_with_progress_is_no_timeout) {
-    fake fake;
-    fake_init(&fake);
-    fake.load_ns = FAKE_MS(700);
-    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(350), .spin_ns = 1};
-    mp_registry *registry;
-    mp_error error;
-    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
-    add(registry, "a", &fake, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    at_end(registry);
-}
-
-MP_TEST(registry_loads_five_models_at_once) {
-    enum { MODELS = 5 };
-    fake fakes[MODELS];
-    const char *const keys[MODELS] = {"e", "c", "a", "d", "b"};
-    mp_registry *registry = fake_registry(2, 0);
-    mp_ticket *tickets[MODELS];
-    for (int i = 0; i < MODELS; i++) {
-        fake_init(&fakes[i]);
-        fakes[i].load_ns = FAKE_MS(10);
-        fakes[i].lanes = 2;
-        fakes[i].lane_limit = 2;
-        add(registry, keys[i], &fakes[i], false);
-    }
-    for (int i = 0; i < MODELS; i++)
-        tickets[i] = fake_submit(registry, keys[i], fake_call_create(2), NULL);
-    for (int i = 0; i < MODELS; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    at_end(registry);
-}
-
-/* --- memory --- */
-
-MP_TEST(registry_says_what_memory_was_needed_and_free) {
-    fake big, small;
-    fake_init(&big);
-    fake_init(&small);
-    big.model_bytes = 90 * 1000 * 1000;
-    small.model_bytes = 20 * 1000 * 1000;
-    mp_registry *registry = fake_registry(2, 100 * 1000 * 1000);
-    mp_error error;
-    add(registry, "big", &big, false);
-    add(registry, "small", &small, false);
-    MP_CHECK_OK(mp_registry_load(registry, "big", false, 0, &error), &error);
-    MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK_HAS(error.message, "small needs 20.0 MB");
-    MP_CHECK_HAS(error.message, "10.0 MB of 100.0 MB are free");
-    MP_CHECK_INT(small.loads, 0);
-    MP_CHECK_OK(mp_registry_evict(registry, "big", 0, &error), &error);
-    MP_CHECK_OK(mp_registry_load(registry, "small", false, 0, &error), &error);
-    /* two loads that exclude each other: the second waits, then learns what is left */
-    MP_CHECK_OK(mp_registry_evict(registry, "small", 0, &error), &error);
-    big.load_ns = FAKE_MS(20);
-    mp_ticket *first = fake_submit(registry, "big", fake_call_create(1), NULL);
-    fake_until(&big.loads, 2);
-    MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK_INT(fake_finish(first), MP_OK);
-    /* a call too large for what is left */
-    fake_call *call = fake_call_create(1);
-    call->base.bytes = 50 * 1000 * 1000;
-    mp_status status;
-    MP_CHECK(!fake_submit(registry, "big", call, &status));
-    MP_CHECK_INT(status, MP_MEMORY_EXHAUSTED);
-    at_end(registry);
-}
-
-MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
-    fake fake;
-    fake_init(&fake);
-    fake.memory = 10;
-    fake.step_units = 1;
-    mp_registry *registry = fake_registry(1, 0);
-    add(registry, "a", &fake, false);
-    mp_error error;
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-    /* three that start with 1 and grow by 1 a step to 6 each: together they need more than there is */
-    fake_call *calls[3];
-    mp_ticket *tickets[3];
-    atomic_store(&fake.hold, true);
-    for (int i = 0; i < 3; i++) {
-        calls[i] = fake_call_create(5);
-        calls[i]->memory = 1;
-        calls[i]->memory_a_step = 1;
-        mp_submit_options options = {.priority = i == 1 ? 3 : 2};
-        MP_CHECK_OK(mp_registry_submit(registry, "a", &calls[i]->base, &options, &tickets[i], &error), &error);
-    }
-    atomic_store(&fake.hold, false);
-    for (int i = 0; i < 3; i++) {
-        MP_CHECK_INT(fake_finish(mp_ticket_pin(tickets[i])), MP_OK);
-        MP_CHECK_INT(calls[i]->finished, 1);
-    }
-    MP_CHECK(fake.preempted >= 1);
-    MP_CHECK(calls[1]->starts > 1);    /* the lowest priority gave way */
-    MP_CHECK_INT(calls[0]->starts, 1); /* the oldest of the higher did not */
-    for (int i = 0; i < 3; i++)
-        mp_ticket_release(tickets[i]);
-    /* alone and still too large: its end, not a loop */
-    fake_call *large = fake_call_create(50);
-    large->memory = 1;
-    large->memory_a_step = 1;
-    mp_ticket *ticket = fake_submit(registry, "a", large, NULL);
-    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_MEMORY_EXHAUSTED, &error);
-    mp_ticket_release(ticket);
-    MP_CHECK(fake.trims >= 1);
-    large = fake_call_create(1);
-    large->memory = 11;
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", large, NULL)), MP_MEMORY_EXHAUSTED);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- faults of the model --- */
@@ -525,7 +275,7 @@ MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     fake.load_ns = FAKE_MS(20); /* so that all three are in the first step */
     fake_call *calls[3];
     mp_ticket *tickets[3];
@@ -544,7 +294,7 @@ MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
     mp_entry_info info;
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.errors, 1);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_a_model_whose_files_changed_is_set_apart) {
@@ -552,7 +302,7 @@ MP_TEST(registry_a_model_whose_files_changed_is_set_apart) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake.unhealthy = true;
     mp_sys_sleep_ns(FAKE_MS(1100)); /* it looks once a second */
@@ -564,7 +314,7 @@ MP_TEST(registry_a_model_whose_files_changed_is_set_apart) {
     fake.unhealthy = false;
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- the queue --- */
@@ -577,7 +327,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     fake.memory = 1;
     mp_registry *registry = fake_registry(1, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     mp_ticket *tickets[6], *ticket;
@@ -609,7 +359,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     /* and by work that gets done, for one that waits */
     herd herd = {.registry = registry, .key = "a"};
     mp_thread thread;
-    MP_CHECK_OK(mp_thread_start(&thread, "waits", herd_member, &herd, &error), &error);
+    MP_CHECK_OK(mp_thread_start(&thread, "waits", fake_herd_member, &herd, &error), &error);
     mp_sys_sleep_ns(FAKE_MS(5));
     MP_CHECK_INT(herd.ok, 0);
     atomic_store(&fake.hold, false);
@@ -620,7 +370,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);
     MP_CHECK_INT(stats.queue_full_rejections, 1);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_serves_priorities_first) {
@@ -630,7 +380,7 @@ MP_TEST(registry_serves_priorities_first) {
     fake.load_ns = FAKE_MS(20);
     mp_registry *registry = fake_registry(1, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     static const uint8_t priorities[4] = {4, 2, 0, 2};
     mp_ticket *tickets[4];
     uint64_t submitted, started[4], finished;
@@ -646,7 +396,7 @@ MP_TEST(registry_serves_priorities_first) {
         mp_ticket_release(tickets[i]);
     }
     MP_CHECK(started[2] < started[1] && started[1] < started[3] && started[3] < started[0]);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_large_and_small_calls_share_the_steps) {
@@ -656,7 +406,7 @@ MP_TEST(registry_large_and_small_calls_share_the_steps) {
     fake.step_units = 1;
     fake.step_ns = FAKE_MS(1);
     mp_registry *registry = fake_registry(1, 0);
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     fake_call *large = fake_call_create(300);
     mp_ticket *bulk = fake_submit(registry, "a", large, NULL);
     fake_until(&fake.steps, 5);
@@ -683,7 +433,7 @@ MP_TEST(registry_large_and_small_calls_share_the_steps) {
         if (small[i])
             MP_CHECK_INT(fake_finish(small[i]), MP_OK);
     MP_CHECK_INT(fake_finish(bulk), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_never_computes_on_more_lanes_than_it_has) {
@@ -698,7 +448,7 @@ MP_TEST(registry_never_computes_on_more_lanes_than_it_has) {
         fakes[m].lane_limit = 3;
         fakes[m].step_ns = FAKE_MS(1);
         fakes[m].step_units = 1;
-        add(registry, keys[m], &fakes[m], false);
+        fake_add(registry, keys[m], &fakes[m], false);
     }
     for (int i = 0; i < 4; i++)
         for (int m = 0; m < MODELS; m++)
@@ -706,7 +456,7 @@ MP_TEST(registry_never_computes_on_more_lanes_than_it_has) {
     for (int i = 0; i < 4; i++)
         for (int m = 0; m < MODELS; m++)
             MP_CHECK_INT(fake_finish(tickets[m][i]), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- progress and notifiers --- */
@@ -717,7 +467,7 @@ MP_TEST(registry_progress_wakes_and_ends) {
     fake.step_units = 1;
     fake.step_ns = FAKE_MS(1);
     mp_registry *registry = fake_registry(1, 0);
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     fake_call *call = fake_call_create(10);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
     uint64_t seen = 0, wakes = 0;
@@ -730,7 +480,7 @@ MP_TEST(registry_progress_wakes_and_ends) {
     }
     MP_CHECK(wakes >= 2 && wakes <= 10);
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 static int take_all(mp_notifier *notifier, uint64_t *ids) {
@@ -748,7 +498,7 @@ MP_TEST(registry_notifiers_list_what_moved) {
     mp_notifier *notifier;
     mp_error error;
     uint64_t ids[8];
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
     MP_CHECK(mp_notifier_fd(notifier) >= 0);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 8), 0);
@@ -781,7 +531,7 @@ MP_TEST(registry_notifiers_list_what_moved) {
     mp_notifier_destroy(notifier);
     atomic_store(&fake.hold, false);
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- replace and remove --- */
@@ -798,10 +548,10 @@ MP_TEST(registry_replaces_without_failing_a_call) {
     old.step_ns = FAKE_MS(5);
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &old, false);
+    fake_add(registry, "a", &old, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
 
-    add(registry, "a", &broken, true); /* fails: the old one stays, and load says why */
+    fake_add(registry, "a", &broken, true); /* fails: the old one stays, and load says why */
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
     fake_call *call = fake_call_create(1);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
@@ -810,7 +560,7 @@ MP_TEST(registry_replaces_without_failing_a_call) {
     mp_ticket_release(ticket);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
 
-    add(registry, "a", &new, true);
+    fake_add(registry, "a", &new, true);
     bool switched = false;
     for (int i = 0; i < 200 && !switched; i++) {
         call = fake_call_create(1);
@@ -829,7 +579,7 @@ MP_TEST(registry_replaces_without_failing_a_call) {
     MP_CHECK_INT(broken.loaders, 0);
     /* a cold one is replaced at once */
     MP_CHECK_OK(mp_registry_evict(registry, "a", 0, &error), &error);
-    add(registry, "a", &old, true);
+    fake_add(registry, "a", &old, true);
     call = fake_call_create(1);
     ticket = fake_submit(registry, "a", call, NULL);
     MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
@@ -837,7 +587,7 @@ MP_TEST(registry_replaces_without_failing_a_call) {
     mp_ticket_release(ticket);
     MP_CHECK_INT(new.loads, 1);
     MP_CHECK_INT(old.loads, 2);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_removes_after_the_last_call) {
@@ -845,8 +595,8 @@ MP_TEST(registry_removes_after_the_last_call) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
-    add(registry, "b", &fake, false);
+    fake_add(registry, "a", &fake, false);
+    fake_add(registry, "b", &fake, false);
     MP_CHECK_OK(mp_registry_remove(registry, "b", 0, &error), &error);
     MP_CHECK_INT(fake.loaders, 1);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
@@ -863,7 +613,7 @@ MP_TEST(registry_removes_after_the_last_call) {
     MP_CHECK_INT(fake_finish(runs), MP_OK); /* what was accepted is served */
     MP_CHECK_INT(fake_finish(waits), MP_OK);
     MP_CHECK_INT(fake.models, 0);
-    add(registry, "a", &fake, false); /* the key is free */
+    fake_add(registry, "a", &fake, false); /* the key is free */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    at_end(registry);
+    fake_end(registry);
 }

@@ -11,17 +11,6 @@
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
-static void add(mp_registry *registry, const char *key, fake *fake, bool replace) {
-    mp_loader loader = fake_loader(fake);
-    mp_error error;
-    MP_CHECK_OK(mp_registry_add(registry, key, &loader, replace, &error), &error);
-}
-
-static void at_end(mp_registry *registry) {
-    fake_destroy(registry);
-    MP_CHECK_INT(fake_calls, 0);
-}
-
 /* --- a storm of everything: each call ends exactly once --- */
 
 enum { STORM_THREADS = 6, STORM_MODELS = 3 };
@@ -112,7 +101,7 @@ static void set_up_storm(fake *fakes, mp_registry *registry, const char *const *
         fakes[i].lane_limit = 2;
         fakes[i].load_ns = FAKE_MS(1);
         fakes[i].load_failures = i;
-        add(registry, keys[i], &fakes[i], false);
+        fake_add(registry, keys[i], &fakes[i], false);
     }
 }
 
@@ -129,7 +118,7 @@ MP_TEST_SECONDS(registry_storm_ends_every_call_exactly_once, 60) {
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);
     MP_CHECK_INT(stats.total_requests, storm.submitted);
-    at_end(registry);
+    fake_end(registry);
 }
 
 static void close_in_the_middle(storm *storm) {
@@ -144,7 +133,7 @@ MP_TEST_SECONDS(registry_storm_over_shutdown_ends_every_call, 60) {
         set_up_storm(fakes, registry, storm_keys);
         storm storm = {.registry = registry, .keys = storm_keys, .calls = 100, .seed = 100u * (unsigned)round};
         run_storm(&storm, close_in_the_middle);
-        at_end(registry);
+        fake_end(registry);
     }
 }
 
@@ -154,7 +143,7 @@ static void replace_again_and_again(storm *storm) {
     for (int i = 0; i < 20; i++) {
         fake_init(&fakes[i]);
         fakes[i].load_failures = i % 4 == 3;
-        add(storm->registry, storm->keys[0], &fakes[i], true);
+        fake_add(storm->registry, storm->keys[0], &fakes[i], true);
         if (i % 2)
             mp_registry_load(storm->registry, storm->keys[0], false, fake_in_ms(5), &error);
         mp_sys_sleep_ns(FAKE_MS(1));
@@ -167,7 +156,7 @@ MP_TEST_SECONDS(registry_storm_over_replacements, 60) {
     set_up_storm(fakes, registry, storm_keys);
     storm storm = {.registry = registry, .keys = storm_keys, .calls = 100, .seed = 5};
     run_storm(&storm, replace_again_and_again);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_answered, 60) {
@@ -176,7 +165,7 @@ MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_answered, 60) {
     fake.memory = 1;
     mp_registry *registry = fake_registry(1, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     enum { FLOOD = 50000 };
@@ -205,7 +194,7 @@ MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_answered, 60) {
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);
     MP_CHECK_INT(stats.queue_full_rejections, refused);
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- shutdown --- */
@@ -216,7 +205,7 @@ MP_TEST(registry_shutdown_drains_within_the_grace) {
     fake.load_ns = FAKE_MS(20);
     fake.step_ns = FAKE_MS(5);
     mp_registry *registry = fake_registry(2, 0);
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     mp_ticket *tickets[4], *late;
     for (int i = 0; i < 4; i++)
         tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
@@ -234,7 +223,7 @@ MP_TEST(registry_shutdown_drains_within_the_grace) {
     mp_registry_close(registry, 0); /* idempotent */
     mp_error error;
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SHUTTING_DOWN, &error);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_shutdown_answers_what_it_cuts_off) {
@@ -245,8 +234,8 @@ MP_TEST(registry_shutdown_answers_what_it_cuts_off) {
     loading.load_ns = FAKE_MS(60000);
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
-    add(registry, "b", &loading, false);
+    fake_add(registry, "a", &fake, false);
+    fake_add(registry, "b", &loading, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     mp_ticket *tickets[4];
@@ -281,7 +270,7 @@ MP_TEST(registry_is_closed_by_several_at_once) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     mp_thread threads[4];
     for (int i = 0; i < 4; i++)
@@ -290,7 +279,7 @@ MP_TEST(registry_is_closed_by_several_at_once) {
         mp_thread_join(&threads[i]);
     MP_CHECK(mp_ticket_done(ticket));
     mp_ticket_release(ticket);
-    at_end(registry);
+    fake_end(registry);
 }
 
 MP_TEST(registry_without_a_call_starts_no_thread) {
@@ -298,8 +287,8 @@ MP_TEST(registry_without_a_call_starts_no_thread) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(2, 0);
-    add(registry, "a", &fake, false);
-    at_end(registry);
+    fake_add(registry, "a", &fake, false);
+    fake_end(registry);
     mp_thread_counts(&created, &joined);
     MP_CHECK_INT(created, 0);
     mp_registry_destroy(NULL);
@@ -361,7 +350,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
     fake.lanes = 2;
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     for (int round = 0; round < 10; round++) {
         atomic_store(&fake.hold, true);
@@ -377,7 +366,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
         MP_CHECK_INT(fake_finish(running), MP_OK); /* the parent is untouched */
         MP_CHECK_INT(fake_finish(queued), MP_OK);
     }
-    at_end(registry);
+    fake_end(registry);
 }
 
 static _Atomic int stop_forking;
@@ -399,7 +388,7 @@ MP_TEST_SECONDS(registry_forks_in_the_middle_of_calls, 60) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
-    add(registry, "a", &fake, false);
+    fake_add(registry, "a", &fake, false);
     mp_thread threads[2];
     for (int i = 0; i < 2; i++)
         MP_CHECK_OK(mp_thread_start(&threads[i], "calls", keep_calling, registry, &error), &error);
@@ -420,7 +409,7 @@ MP_TEST_SECONDS(registry_forks_in_the_middle_of_calls, 60) {
     atomic_store(&stop_forking, 1);
     for (int i = 0; i < 2; i++)
         mp_thread_join(&threads[i]);
-    at_end(registry);
+    fake_end(registry);
 }
 
 /* --- when the system refuses --- */

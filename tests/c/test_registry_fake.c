@@ -392,3 +392,35 @@ void fake_destroy(mp_registry *registry) {
     }
     known_count = 0;
 }
+
+void fake_end(mp_registry *registry) {
+    fake_destroy(registry);
+    MP_CHECK_INT(fake_calls, 0);
+}
+
+void fake_add(mp_registry *registry, const char *key, fake *fake, bool replace) {
+    mp_loader loader = fake_loader(fake);
+    mp_error error;
+    MP_CHECK_OK(mp_registry_add(registry, key, &loader, replace, &error), &error);
+}
+
+void fake_herd_member(void *arg) {
+    herd *herd = arg;
+    mp_submit_options options = {.priority = 2};
+    mp_ticket *ticket;
+    mp_error error;
+    mp_status status =
+        mp_registry_submit(herd->registry, herd->key, &fake_call_create(1)->base, &options, &ticket, &error);
+    if (status == MP_OK)
+        status = fake_finish(ticket);
+    atomic_fetch_add(status == MP_OK ? &herd->ok : status == MP_IO ? &herd->io : &herd->other, 1);
+}
+
+void fake_run_herd(herd *herd) {
+    mp_thread threads[HERD];
+    mp_error error;
+    for (int i = 0; i < HERD; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "herd", fake_herd_member, herd, &error), &error);
+    for (int i = 0; i < HERD; i++)
+        mp_thread_join(&threads[i]);
+}

@@ -64,6 +64,17 @@ mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, 
 /* Wait for 10 s at most; the terminal status. */
 mp_status fake_wait(mp_ticket *ticket, mp_error *error);
 mp_status fake_finish(mp_ticket *ticket); /* wait, and release */
+/* Register a fake, and check that it is accepted. */
+void fake_add(mp_registry *registry, const char *key, fake *fake, bool replace);
+/* Callers that each submit one call of one unit and wait. */
+enum { HERD = 24 };
+typedef struct herd {
+    mp_registry *registry;
+    const char *key;
+    _Atomic int ok, io, other; /* how they ended */
+} herd;
+void fake_herd_member(void *herd);
+void fake_run_herd(herd *herd); /* HERD of them at once */
 /* Wait until *value >= least; fails the test after 10 s. */
 void fake_until(_Atomic int *value, int least);
 uint64_t fake_in_ms(uint64_t ms);                                            /* deadline */
@@ -71,6 +82,7 @@ void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* 
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
 /* Destroy, and check that everything that was made is gone again. */
 void fake_destroy(mp_registry *registry);
+void fake_end(mp_registry *registry); /* and that no call is left */
 
 #define FAKE_MS(n) ((uint64_t)(n)*1000 * 1000)
 

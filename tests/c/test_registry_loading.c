@@ -1,0 +1,216 @@
+/* The registry while models load: single flight, failures, timeouts, memory. */
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "test_registry_fake.h"
+
+/* --- loading --- */
+
+MP_TEST(registry_loads_once_for_a_herd) {
+    fake fake;
+    fake_init(&fake);
+    fake.load_ns = FAKE_MS(20);
+    mp_registry *registry = fake_registry(2, 0);
+    fake_add(registry, "a", &fake, false);
+    herd herd = {.registry = registry, .key = "a"};
+    fake_run_herd(&herd);
+    MP_CHECK_INT(herd.ok, HERD);
+    MP_CHECK_INT(fake.loads, 1);
+    fake_end(registry);
+}
+
+MP_TEST(registry_tells_everybody_why_a_load_failed) {
+    fake fake;
+    fake_init(&fake);
+    fake.load_ns = FAKE_MS(20);
+    fake.load_failures = 1;
+    mp_registry *registry = fake_registry(2, 0);
+    mp_error error;
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *waiting[4];
+    for (int i = 0; i < 4; i++)
+        waiting[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
+    for (int i = 0; i < 4; i++) {
+        MP_CHECK_STATUS(fake_wait(waiting[i], &error), MP_IO, &error);
+        MP_CHECK_STR(error.message, "the file is gone");
+        mp_ticket_release(waiting[i]);
+    }
+    /* it rests: the same cause at once, and no new attempt */
+    mp_status status;
+    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+    MP_CHECK_INT(status, MP_IO);
+    MP_CHECK_INT(fake.loads, 1);
+    fake_until_state(registry, "a", "failed");
+    /* an explicit load does not wait for that */
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_INT(fake.loads, 2);
+    /* and after the rest a call tries again */
+    MP_CHECK_OK(mp_registry_evict(registry, "a", 0, &error), &error);
+    fake.load_failures = 1;
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
+    mp_sys_sleep_ns(FAKE_MS(110));
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
+
+MP_TEST(registry_load_failures_back_off_longer_each_time) {
+    fake fake;
+    fake_init(&fake);
+    fake.load_failures = 1000;
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    uint64_t end = fake_in_ms(600);
+    int refused = 0;
+    while (mp_sys_now_ns() < end) {
+        mp_status status;
+        mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), &status);
+        if (ticket)
+            MP_CHECK_INT(fake_finish(ticket), MP_IO);
+        else
+            refused++;
+        mp_sys_sleep_ns(FAKE_MS(1));
+    }
+    MP_CHECK(refused > 50);
+    MP_CHECK(fake.loads >= 2 && fake.loads <= 3); /* at 0, 100 and 300 ms */
+    fake_end(registry);
+}
+
+MP_TEST(registry_gives_up_on_a_load_without_progress) {
+    fake fake;
+    fake_init(&fake);
+    fake.load_stalls = true;
+    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(30), .spin_ns = 1};
+    mp_registry *registry;
+    mp_error error;
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_SPAWN_TIMEOUT, &error);
+    MP_CHECK_HAS(error.message, "packing"); /* names the stage */
+    mp_ticket_release(ticket);
+    mp_status status;
+    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+    MP_CHECK_INT(status, MP_SPAWN_TIMEOUT);
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT, &error);
+    MP_CHECK_INT(fake.loads, 1);            /* no second one beside it */
+    atomic_store(&fake.load_stalls, false); /* it comes round: called off, then loaded when asked for */
+    fake_until_state(registry, "a", "failed");
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
+
+MP_TEST(registry_a_slow_load_with_progress_is_no_timeout) {
+    fake fake;
+    fake_init(&fake);
+    fake.load_ns = FAKE_MS(700);
+    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(350), .spin_ns = 1};
+    mp_registry *registry;
+    mp_error error;
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
+
+MP_TEST(registry_loads_five_models_at_once) {
+    enum { MODELS = 5 };
+    fake fakes[MODELS];
+    const char *const keys[MODELS] = {"e", "c", "a", "d", "b"};
+    mp_registry *registry = fake_registry(2, 0);
+    mp_ticket *tickets[MODELS];
+    for (int i = 0; i < MODELS; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].load_ns = FAKE_MS(10);
+        fakes[i].lanes = 2;
+        fakes[i].lane_limit = 2;
+        fake_add(registry, keys[i], &fakes[i], false);
+    }
+    for (int i = 0; i < MODELS; i++)
+        tickets[i] = fake_submit(registry, keys[i], fake_call_create(2), NULL);
+    for (int i = 0; i < MODELS; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    fake_end(registry);
+}
+
+/* --- memory --- */
+
+MP_TEST(registry_says_what_memory_was_needed_and_free) {
+    fake big, small;
+    fake_init(&big);
+    fake_init(&small);
+    big.model_bytes = 90 * 1000 * 1000;
+    small.model_bytes = 20 * 1000 * 1000;
+    mp_registry *registry = fake_registry(2, 100 * 1000 * 1000);
+    mp_error error;
+    fake_add(registry, "big", &big, false);
+    fake_add(registry, "small", &small, false);
+    MP_CHECK_OK(mp_registry_load(registry, "big", false, 0, &error), &error);
+    MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_HAS(error.message, "small needs 20.0 MB");
+    MP_CHECK_HAS(error.message, "10.0 MB of 100.0 MB are free");
+    MP_CHECK_INT(small.loads, 0);
+    MP_CHECK_OK(mp_registry_evict(registry, "big", 0, &error), &error);
+    MP_CHECK_OK(mp_registry_load(registry, "small", false, 0, &error), &error);
+    /* two loads that exclude each other: the second waits, then learns what is left */
+    MP_CHECK_OK(mp_registry_evict(registry, "small", 0, &error), &error);
+    big.load_ns = FAKE_MS(20);
+    mp_ticket *first = fake_submit(registry, "big", fake_call_create(1), NULL);
+    fake_until(&big.loads, 2);
+    MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_INT(fake_finish(first), MP_OK);
+    /* a call too large for what is left */
+    fake_call *call = fake_call_create(1);
+    call->base.bytes = 50 * 1000 * 1000;
+    mp_status status;
+    MP_CHECK(!fake_submit(registry, "big", call, &status));
+    MP_CHECK_INT(status, MP_MEMORY_EXHAUSTED);
+    fake_end(registry);
+}
+
+MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
+    fake fake;
+    fake_init(&fake);
+    fake.memory = 10;
+    fake.step_units = 1;
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    mp_error error;
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+    /* three that start with 1 and grow by 1 a step to 6 each: together they need more than there is */
+    fake_call *calls[3];
+    mp_ticket *tickets[3];
+    atomic_store(&fake.hold, true);
+    for (int i = 0; i < 3; i++) {
+        calls[i] = fake_call_create(5);
+        calls[i]->memory = 1;
+        calls[i]->memory_a_step = 1;
+        mp_submit_options options = {.priority = i == 1 ? 3 : 2};
+        MP_CHECK_OK(mp_registry_submit(registry, "a", &calls[i]->base, &options, &tickets[i], &error), &error);
+    }
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 3; i++) {
+        MP_CHECK_INT(fake_finish(mp_ticket_pin(tickets[i])), MP_OK);
+        MP_CHECK_INT(calls[i]->finished, 1);
+    }
+    MP_CHECK(fake.preempted >= 1);
+    MP_CHECK(calls[1]->starts > 1);    /* the lowest priority gave way */
+    MP_CHECK_INT(calls[0]->starts, 1); /* the oldest of the higher did not */
+    for (int i = 0; i < 3; i++)
+        mp_ticket_release(tickets[i]);
+    /* alone and still too large: its end, not a loop */
+    fake_call *large = fake_call_create(50);
+    large->memory = 1;
+    large->memory_a_step = 1;
+    mp_ticket *ticket = fake_submit(registry, "a", large, NULL);
+    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_MEMORY_EXHAUSTED, &error);
+    mp_ticket_release(ticket);
+    MP_CHECK(fake.trims >= 1);
+    large = fake_call_create(1);
+    large->memory = 11;
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", large, NULL)), MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
