@@ -6,6 +6,7 @@ class of arithmetic are an entry of their own, loaded only when a call asks for 
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Mapping
@@ -44,6 +45,7 @@ class Entry:
         self._template: ChatTemplate | None = None
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None
+        self._stamps: tuple[object, ...] = ()
 
     def renew_lock(self) -> None:
         """In the child of a fork: whoever held the lock is not there."""
@@ -70,6 +72,7 @@ class Entry:
                     found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._capability not in (None, found.capability):
                         raise WrongCapability(f"is a {found.capability} model, not {self._capability}", key=self.key)
+                    self._stamps = _stamps(found)
                     self._description = override(found, self.overrides)
         return self._description
 
@@ -116,15 +119,32 @@ class Entry:
 
     def core_key(self, compute: str = "auto") -> str:
         """Key of the core's registry for a class of arithmetic; the first use adds it and starts loading."""
-        key = self._core.get(compute)
+        key = self._core.get(compute) if isinstance(compute, str) else None
         if key is not None:
             return key
-        if compute not in COMPUTE:
+        if not isinstance(compute, str) or compute not in COMPUTE:
             raise InvalidArgument(f"compute is {compute!r}, allowed: " + ", ".join(COMPUTE))
         with self._lock:
             if compute not in self._core:
                 self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
         return self._core[compute]
+
+    def changed(self) -> bool:
+        """Whether the files are no longer those that were read."""
+        description = self._description
+        return description is not None and _stamps(description) != self._stamps
+
+    def forget(self) -> list[str]:
+        """Drops what was read, for files that have changed: the next use reads them again.
+
+        Returns:
+            the keys of the core's registry that are no longer in use, for the caller to remove.
+        """
+        with self._lock:
+            keys = self.core_keys()
+            self._description = self._tokenizer = self._template = self._table = None
+            self._core, self.plans, self._stamps = {}, {}, ()
+        return keys
 
     def core_keys(self) -> list[str]:
         """All keys in use in the core's registry."""
@@ -184,6 +204,19 @@ class Entry:
         ends = description.generation.eog_token_ids if description.generation is not None else ()
         spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
                         sorted({*table.eog, *ends}))
+
+
+def _stamps(description: ModelDescription) -> tuple[object, ...]:
+    """What tells a file's content from another's without reading it."""
+    stamps: list[object] = []
+    for path in description.spec.files:
+        try:
+            found = os.stat(path)
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(stamps)
 
 
 #: Setting that a caller may override -> where it stands in a description.

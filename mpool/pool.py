@@ -247,7 +247,12 @@ class Pool:
     def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
         """See :func:`mpool.unload`."""
         deadline = _threads.deadline_of(timeout)
-        for key in self._find(alias).core_keys():
+        entry = self._find(alias)
+        if entry.changed():
+            for key in entry.forget():
+                self.registry.remove(key, timeout=_threads.remaining(deadline, key))
+            return
+        for key in entry.core_keys():
             self.registry.evict(key, timeout=_threads.remaining(deadline, key))
 
     def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
