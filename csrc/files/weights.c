@@ -54,8 +54,8 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     for (int i = 0; i < files; i++) {
         MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
         if (!mp_spec_same_file(spec, i, mp_file_map_id(weights->maps[i]))) {
-            status = mp_fail(error, MP_INTEGRITY, "%s is another file than the one that was described; unload the model to have it "
-                             "described anew",
+            status = mp_fail(error, MP_INTEGRITY,
+                             "%s is another file than was described; unload the model to have it described anew",
                              mp_spec_file(spec, i));
             goto cleanup;
         }

@@ -8,7 +8,7 @@ The number in a name is the case that the file stands for; the cases are listed 
 writer of its own because files that no proper writer would make are the point. Everything is deterministic. Cases that
 need large files are made by :func:`large_cases` when the tests run.
 
-``manifest.json`` has a row for each file that is to be opened: ``{"file", "case", "status", "field"}``; status is a name
+``manifest.json`` has a row for each file to be opened: ``{"file", "case", "status", "field"}``; status is a name
 of csrc/base/status.def and field what the error must name. ``manifest.tsv`` is the same for the C tests.
 """
 

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "parity" / "text"))
 from make_lines import SENTENCES  # noqa: E402
 
 MODULES = ["argparse", "asyncio.events", "base64", "collections", "concurrent.futures._base", "configparser", "copy",
-           "csv", "datetime", "decimal", "difflib", "email.message", "enum", "fractions", "functools", "gettext", "heapq",
-           "http.client", "imaplib", "inspect", "ipaddress", "json", "locale", "logging", "mailbox", "numbers",
+           "csv", "datetime", "decimal", "difflib", "email.message", "enum", "fractions", "functools", "gettext",
+           "heapq", "http.client", "imaplib", "inspect", "ipaddress", "json", "locale", "logging", "mailbox", "numbers",
            "optparse", "os", "pathlib", "pickle", "platform", "random", "shutil", "smtplib", "socket", "statistics",
            "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "turtle", "typing", "unittest.case",
            "urllib.request", "uuid", "warnings", "weakref", "zipfile"]

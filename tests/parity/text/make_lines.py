@@ -98,7 +98,8 @@ WORDS = ("a I the and hello world isn't we'll they've I'M YOU'RE o'clock 'tis 's
          "<|endoftext|> <|im_start|> <|im_end|> <unk> <0x0A> ▁ ▁▁x Ġ ĊĊ ## ##ing").split(" ")
 
 SPACES = [" ", "  ", "   ", "    ", "\t", "\t\t", "\n", "\n\n", "\r\n", "\r", " \n", "\n ", "\n\t", " \t ", "\u00a0",
-          "\u3000", "\u2003", "\u2009\u200a", "\u2028", "\u2029", "\u0085", "\u000b", "\u000c", "\u1680", "\u202f", "\u205f",
+          "\u3000", "\u2003", "\u2009\u200a", "\u2028", "\u2029", "\u0085", "\u000b", "\u000c", "\u1680", "\u202f",
+          "\u205f",
           "\u200b", "\ufeff", "\u00ad", "\u200d", "\u2060", " " * 7, " " * 31, "\n" * 5, "\t" * 9, "\x1c", "\x1f"]
 
 #: First and last code point of what is sampled at random; all were assigned long before Unicode 14.
@@ -153,7 +154,8 @@ class Generator:
 def _number(draw: Generator) -> str:
     digits = "".join(str(draw.below(10)) for _ in range(1 + draw.below(14)))
     return draw.pick([digits, "-" + digits, digits + "." + digits[:3], "$" + digits, digits + "%",
-                      digits[:2] + ":" + digits[:2], digits[:1] + "," + digits[:3], digits + "th", "v" + ".".join(digits), "٣" + digits,
+                      digits[:2] + ":" + digits[:2], digits[:1] + "," + digits[:3], digits + "th",
+                      "v" + ".".join(digits), "٣" + digits,
                       "४५" + digits[:2],
                       "²" + digits, "Ⅷ" + digits, "①" + digits, digits + "①"])
 
