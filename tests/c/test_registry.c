@@ -276,7 +276,7 @@ MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
     fake_add(registry, "a", &fake, false);
-    fake.load_ns = FAKE_MS(20); /* so that all three are in the first step */
+    fake.load_stalls = true; /* so that all three are in the first step */
     fake_call *calls[3];
     mp_ticket *tickets[3];
     mp_error error;
@@ -285,6 +285,7 @@ MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
         calls[i]->numeric = i == 1;
         tickets[i] = fake_submit(registry, "a", calls[i], NULL);
     }
+    fake.load_stalls = false;
     MP_CHECK_INT(fake_finish(tickets[0]), MP_OK);
     MP_CHECK_INT(fake_finish(tickets[2]), MP_OK);
     MP_CHECK_STATUS(fake_wait(tickets[1], &error), MP_NUMERIC, &error);
@@ -377,7 +378,7 @@ MP_TEST(registry_serves_priorities_first) {
     fake fake;
     fake_init(&fake);
     fake.memory = 1; /* one at a time */
-    fake.load_ns = FAKE_MS(20);
+    fake.load_stalls = true;
     mp_registry *registry = fake_registry(1, 0);
     mp_error error;
     fake_add(registry, "a", &fake, false);
@@ -390,6 +391,7 @@ MP_TEST(registry_serves_priorities_first) {
         mp_submit_options options = {.priority = priorities[i]};
         MP_CHECK_OK(mp_registry_submit(registry, "a", &call->base, &options, &tickets[i], &error), &error);
     }
+    fake.load_stalls = false;
     for (int i = 0; i < 4; i++) {
         MP_CHECK_INT(fake_wait(tickets[i], NULL), MP_OK);
         mp_ticket_times(tickets[i], &submitted, &started[i], &finished);

@@ -358,6 +358,8 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
         first->memory = second->memory = 1;
         mp_ticket *running = fake_submit(registry, "a", first, NULL),
                   *queued = fake_submit(registry, "a", second, NULL);
+        fake_until(&fake.inside, 1); /* in the step: a sanitizer's allocator is not locked then */
+        mp_sys_sleep_ns(FAKE_MS(1));
         pid_t child = fork();
         if (child == 0)
             in_child(registry, running, queued, &fake);
