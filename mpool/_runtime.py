@@ -270,8 +270,8 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
     Example:
         >>> messages = [{"role": "user", "content": "Say hello."}]
         >>> answer = mpool.chat(messages, temperature=0, max_tokens=2)
-        >>> answer.text
-        'Hello!'
+        >>> answer.text.startswith("Hello")
+        True
         >>> messages.append(answer.message)
 
     Source:
