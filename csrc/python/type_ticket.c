@@ -108,7 +108,8 @@ static PyObject *ticket_bind(PyObject *self, PyObject *args, PyObject *kwargs) {
     mp_notifier *notifier = mp_notifier_of(mp_state_of(self), object);
     if (!notifier)
         return NULL;
-    mp_ticket_bind(ticket_of(self), notifier, id);
+    if (!mp_ticket_bind(ticket_of(self), notifier, id))
+        return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -168,7 +169,7 @@ static PyMethodDef methods[] = {
     {"cancel", ticket_cancel, METH_NOARGS, "Ask the call to stop."},
     {"check", ticket_check, METH_NOARGS, "Raise the call's error if it failed. Must be done."},
     {"bind", MP_METHOD(ticket_bind), METH_VARARGS | METH_KEYWORDS,
-     "Tell a notifier, under this id, whenever it moves."},
+     "Tell a notifier, under this id, whenever it moves; besides the others that it is bound to."},
     {"times", ticket_times, METH_NOARGS, "Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."},
     {"position", ticket_position, METH_NOARGS, "Calls ahead in the queue; -1 once running or done."},
     {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},

@@ -5,11 +5,12 @@
 
 #include "registry/registry.h"
 
-/* A ticket's place in the list, inside the ticket. */
+/* A ticket's place in the list of a notifier that it is bound to. */
 typedef struct mp_notice {
     struct mp_notice *prev, *next; /* guarded by: the notifier's lock; NULL when not listed */
     mp_notifier *notifier;         /* a reference, or NULL; guarded by: the ticket's lock */
-    uint64_t id;                   /* written before it is listed */
+    uint64_t id;                   /* written while it is not listed */
+    struct mp_notice *also;        /* the ticket's next notice; guarded by: the ticket's lock */
 } mp_notice;
 
 mp_notifier *mp_notifier_pin(mp_notifier *notifier);

@@ -56,9 +56,14 @@ static void drop(mp_ticket *ticket) {
     if (atomic_fetch_sub_explicit(&ticket->references, 1, memory_order_acq_rel) != 1)
         return;
     if (!is_orphan(ticket)) {
-        if (ticket->notice.notifier) {
-            mp_notifier_withdraw(ticket->notice.notifier, &ticket->notice);
-            mp_notifier_unpin(ticket->notice.notifier);
+        for (mp_notice *notice = &ticket->notice, *next; notice; notice = next) {
+            next = notice->also;
+            if (notice->notifier) {
+                mp_notifier_withdraw(notice->notifier, notice);
+                mp_notifier_unpin(notice->notifier);
+            }
+            if (notice != &ticket->notice)
+                mp_free(notice);
         }
         mp_cond_deinit(&ticket->changed);
         mp_mutex_deinit(&ticket->lock);
@@ -114,12 +119,12 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
 
 /* Under the ticket's lock. Who still waits afterwards says again for what. */
 static void tell(mp_ticket *ticket) {
-    mp_notifier *notifier = ticket->notice.notifier;
-    atomic_store_explicit(&ticket->wake_at, notifier ? 0 : DONE, memory_order_relaxed);
+    mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
+    atomic_store_explicit(&ticket->wake_at, notice ? 0 : DONE, memory_order_relaxed);
     if (ticket->waiters)
         mp_cond_broadcast(&ticket->changed);
-    if (notifier)
-        mp_notifier_post(notifier, &ticket->notice);
+    for (; notice; notice = notice->also)
+        mp_notifier_post(notice->notifier, notice);
 }
 
 void mp_ticket_publish(mp_ticket *ticket) {
@@ -219,18 +224,34 @@ int mp_ticket_position(mp_ticket *ticket) {
     return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket);
 }
 
-void mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
+/* The ticket's notice for a notifier, under its lock; made if need be, NULL when memory is refused. */
+static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
+    mp_notice *notice = &ticket->notice;
+    while (notice->notifier && notice->notifier != notifier) {
+        if (!notice->also)
+            notice->also = mp_alloc_zeroed(sizeof(*notice), MP_TAG_REQUEST);
+        notice = notice->also;
+        if (!notice)
+            return NULL;
+    }
+    if (!notice->notifier)
+        notice->notifier = mp_notifier_pin(notifier);
+    else
+        mp_notifier_withdraw(notifier, notice); /* its id may change */
+    return notice;
+}
+
+bool mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
     if (is_orphan(ticket))
-        return; /* only the parent's worker could have told */
+        return true; /* only the parent's worker could have told */
     mp_mutex_lock(&ticket->lock);
-    mp_notifier *before = ticket->notice.notifier;
-    if (before)
-        mp_notifier_withdraw(before, &ticket->notice);
-    ticket->notice.notifier = mp_notifier_pin(notifier);
-    ticket->notice.id = id;
-    atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every piece is told */
-    if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0)
-        mp_notifier_post(notifier, &ticket->notice);
+    mp_notice *notice = notice_for(ticket, notifier);
+    if (notice) {
+        notice->id = id;
+        atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every piece is told */
+        if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0)
+            mp_notifier_post(notifier, notice);
+    }
     mp_mutex_unlock(&ticket->lock);
-    mp_notifier_unpin(before);
+    return notice;
 }

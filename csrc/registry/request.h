@@ -40,7 +40,7 @@ struct mp_ticket {
     mp_cond changed;
     /* guarded by: lock */
     int waiters;
-    mp_notice notice;
+    mp_notice notice; /* of the first notifier, without a notifier if there is none; `also` has one each for others */
 };
 
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {

@@ -1,0 +1,101 @@
+/* test_registry_notice.c: tickets that several event loops wait for. */
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "test_registry_fake.h"
+
+enum { LOOPS = 3, UNITS = 40 };
+
+static bool next_of(mp_notifier *notifier, uint64_t id) {
+    uint64_t ids[4], end = fake_in_ms(5000);
+    while (mp_sys_now_ns() < end) {
+        int count = mp_notifier_take(notifier, ids, 4);
+        if (count)
+            return count == 1 && ids[0] == id;
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    }
+    return false;
+}
+
+MP_TEST(registry_notifiers_are_all_told) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    mp_notifier *notifiers[LOOPS];
+    mp_error error;
+    uint64_t ids[4];
+    fake_add(registry, "a", &fake, false);
+    for (int i = 0; i < LOOPS; i++)
+        MP_CHECK_OK(mp_notifier_create(&notifiers[i], &error), &error);
+    atomic_store(&fake.hold, true);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    for (int i = 0; i < LOOPS; i++)
+        MP_CHECK(mp_ticket_bind(ticket, notifiers[i], 10 + (uint64_t)i));
+    /* the same once more, and one under another id: told once, under the last */
+    MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 10));
+    MP_CHECK(mp_ticket_bind(ticket, notifiers[1], 21));
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
+    MP_CHECK(next_of(notifiers[0], 10));
+    MP_CHECK(next_of(notifiers[1], 21));
+    MP_CHECK(next_of(notifiers[2], 12));
+    for (int i = 0; i < LOOPS; i++)
+        MP_CHECK_INT(mp_notifier_take(notifiers[i], ids, 4), 0);
+    /* let go while all list it; one of them is gone */
+    MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 30));
+    MP_CHECK(mp_ticket_bind(ticket, notifiers[1], 31));
+    MP_CHECK(mp_ticket_bind(ticket, notifiers[2], 32));
+    mp_notifier_destroy(notifiers[2]);
+    mp_ticket_release(ticket);
+    fake_until_state(registry, "a", "ready"); /* the worker has let go of it too */
+    for (int i = 0; i < 2; i++) {
+        MP_CHECK_INT(mp_notifier_take(notifiers[i], ids, 4), 0);
+        mp_notifier_destroy(notifiers[i]);
+    }
+    fake_end(registry);
+}
+
+typedef struct loop {
+    mp_ticket *ticket;
+    uint64_t id;
+    bool heard;
+} loop;
+
+static void run_loop(void *arg) {
+    loop *self = arg;
+    mp_notifier *notifier;
+    mp_error error;
+    if (mp_notifier_create(&notifier, &error) != MP_OK)
+        return;
+    self->heard = mp_ticket_bind(self->ticket, notifier, self->id);
+    while (self->heard && !mp_ticket_done(self->ticket))
+        self->heard = next_of(notifier, self->id);
+    mp_notifier_destroy(notifier);
+    mp_ticket_release(self->ticket);
+}
+
+/* For TSan: loops come to a ticket, hear of its end and go, while the worker publishes. */
+MP_TEST(registry_notifiers_of_several_threads) {
+    fake fake;
+    fake_init(&fake);
+    fake.step_units = 1;
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    for (int round = 0; round < 20; round++) {
+        mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(UNITS), NULL);
+        loop loops[LOOPS];
+        mp_thread threads[LOOPS];
+        mp_error error;
+        for (int i = 0; i < LOOPS; i++) {
+            loops[i] = (loop){mp_ticket_pin(ticket), 100 + (uint64_t)i, false};
+            MP_CHECK_OK(mp_thread_start(&threads[i], "loop", run_loop, &loops[i], &error), &error);
+        }
+        for (int i = 0; i < LOOPS; i++) {
+            mp_thread_join(&threads[i]);
+            MP_CHECK(loops[i].heard);
+        }
+        MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    }
+    fake_end(registry);
+}
