@@ -39,7 +39,7 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
         >>> mpool.similarity([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0]).tolist()
         [1.0, 0.0]
     """
-    if metric not in _METRICS:
+    if not isinstance(metric, str) or metric not in _METRICS:
         raise InvalidArgument(f"metric is {metric!r}, allowed: " + ", ".join(_METRICS))
     left, right = _vectors("a", a), _vectors("b", b)
     if left.shape[-1] != right.shape[-1]:
@@ -68,7 +68,11 @@ def _vectors(name: str, value: Any) -> NDArray[Any]:
 
 
 def _unit(x: NDArray[Any]) -> NDArray[Any]:
-    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12).astype(x.dtype)
+    # by the largest component first: squares of 1e30 or 1e-30 are beyond float32
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    x = x / np.where(largest > 0, largest, 1).astype(x.dtype)
+    length = np.linalg.norm(x, axis=1, keepdims=True)  # 1 to sqrt(d), or 0
+    return x / np.where(length > 0, length, 1).astype(x.dtype)
 
 
 def _pairs(x: NDArray[Any], y: NDArray[Any], metric: str) -> NDArray[Any]:

@@ -49,6 +49,16 @@ def test_types() -> None:
     assert mpool.similarity(np.int8([[100, 100]]), np.int8([[100, 100]]), metric="dot").item() == 20000.0
 
 
+@pytest.mark.parametrize("scale", [1e30, 1e-30, 1e300, 1e-300, 1e-40])
+def test_the_size_of_a_vector_does_not_matter(scale: float) -> None:
+    dtype = np.float32 if 1e-38 < scale < 1e38 else np.float64
+    a, b = A.astype(dtype), B.astype(dtype)
+    want = mpool.similarity(A, B)
+    for x, y in ((a * dtype(scale), b), (a, b * dtype(scale)), (a * dtype(scale), b * dtype(scale))):
+        np.testing.assert_allclose(mpool.similarity(x, y), want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(mpool.similarity(x[:4], y, pairwise=True), np.diag(want), rtol=1e-5, atol=1e-6)
+
+
 def test_zeros_are_like_nothing() -> None:
     assert mpool.similarity(np.zeros(3), np.ones(3)).item() == 0.0
 
