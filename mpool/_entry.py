@@ -1,6 +1,6 @@
 """A model as a pool knows it: its name, what its files say, its tokenizer, and its entries in the core's registry.
 
-Files are read on first use and once; the core gets a spec from which it loads and evicts by itself. Weights of another
+Files are read on first use and once; the core gets a spec from which it loads by itself. Weights of another
 class of arithmetic are an entry of their own, loaded only when a call asks for it.
 """
 

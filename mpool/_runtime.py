@@ -284,12 +284,12 @@ def submit(capability: str, **request: Any) -> Job:
     """Starts a call without waiting for it.
 
     Reading the model's files (on its first use) and tokenising are done before this returns; loading the weights and
-    computing are not waited for.
+    computing are not waited for, nor is a full queue.
 
     Args:
         capability: ``"text_embedding"`` or ``"text_to_text"``.
-        **request: the arguments of :func:`embed` (``inputs=...``), or of :func:`generate` or :func:`chat`
-            (``prompt=...`` or ``messages=...``), by name.
+        **request: the arguments of :func:`embed` (``inputs=...``) without ``progress``, or of :func:`generate` or
+            :func:`chat` (``prompt=...`` or ``messages=...``) without ``stream``, by name.
 
     Returns:
         a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that
@@ -297,6 +297,8 @@ def submit(capability: str, **request: Any) -> Job:
 
     Raises:
         InvalidArgument: an unknown capability or argument, and what the functions raise for their arguments.
+        Overloaded: as many calls wait for the model as ``PoolConfig.embed_queue_capacity`` or
+            ``prompt_queue_capacity`` allows. Take the result of a job first. One job takes many texts.
 
     Example:
         >>> jobs = [mpool.submit("text_embedding", inputs=text) for text in ("one", "two")]
@@ -338,7 +340,7 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
     Args:
         ref: as ``model`` of :func:`embed`.
         alias: a further name for it: 1 to 128 letters, digits and ``. _ + -``.
-        pin: never evict it to make room for others.
+        pin: marks it as one to be kept. So far no model is evicted to make room, pinned or not.
         compute: as for :func:`embed`.
         progress: whether to show a bar for downloads; None: if standard error is a terminal.
         timeout: seconds for loading; the loading goes on when they are over. Downloads are not counted.
@@ -347,7 +349,9 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
         InvalidArgument: the alias is no name or is taken, or the reference has no known form.
         UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: it cannot be
             found, fetched or read.
-        MemoryExhausted, SpawnFailed, SpawnTimeout, Timeout: it could not be loaded.
+        MemoryExhausted: it does not fit into the pool's memory beside the models that are loaded; :func:`unload` one
+            of them. The hint names those that are idle.
+        SpawnFailed, SpawnTimeout, Timeout: it could not be loaded.
 
     Example:
         >>> mpool.load("all-MiniLM-L6-v2", alias="mini").key
@@ -432,13 +436,13 @@ def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: b
     """Token ids of a text.
 
     Args:
-        text: any text, the empty one included.
+        text: a text of 0 to 1,000,000 characters.
         model: as for :func:`embed`.
         add_special: with the tokens that the model wants around a text.
         parse_special: take texts of control tokens (``"<|im_end|>"``) for those tokens.
 
     Raises:
-        InvalidArgument: not text, or half of a surrogate pair in it.
+        InvalidArgument: not text, too long, or half of a surrogate pair in it.
 
     Example:
         >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")

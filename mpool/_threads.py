@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -50,11 +51,26 @@ def deadline_of(timeout: float | None) -> float | None:
     Raises:
         InvalidArgument: not a number of seconds, or not above 0.
     """
+    seconds = seconds_of(timeout)
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def seconds_of(timeout: Any, zero: bool = False) -> float | None:
+    """A timeout as seconds; None: no limit, or one of decades.
+
+    Raises:
+        InvalidArgument: not a number of seconds (a NumPy scalar is one), or not above 0 (``zero``: or below).
+    """
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise InvalidArgument(f"timeout is {timeout!r}, allowed: seconds above 0, or None")
-    return None if timeout > 1e9 else time.monotonic() + timeout
+    from .sampling import _short, real
+
+    found = real(timeout)
+    seconds = math.nan if found is None or (math.isinf(found) and isinstance(timeout, int)) else found
+    if not (seconds > 0 or (zero and seconds == 0)):
+        allowed = "seconds from 0" if zero else "seconds above 0"
+        raise InvalidArgument(f"timeout is {_short(timeout)}, allowed: {allowed}, or None")
+    return None if seconds > 1e9 else seconds
 
 
 def remaining(deadline: float | None, key: str | None = None) -> float | None:

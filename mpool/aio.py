@@ -9,8 +9,9 @@
 
 No call takes a thread: each event loop watches one file descriptor, through which the core says which calls have moved.
 Only what would hold the loop up leaves it: reading a model's files on its first use, and tokenising a long text.
-Cancelling a task cancels its call. Arguments, results and errors are those of the functions of the same name in
-:mod:`mpool`; a full queue is waited for without blocking the loop.
+Cancelling a task cancels its call; several tasks may await one job or stream, in loops of several threads too, and it
+is cancelled with the last that waits for it. Arguments, results and errors are those of the functions of the same name
+in :mod:`mpool`; a full queue is waited for without blocking the loop.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _core, _threads, embedding
+from . import _awaiting, _core, _threads, embedding
 from ._runtime import default_pool
 from .errors import InvalidArgument, NumericError, Overloaded
-from .generation import Reader, Request
+from .generation import Reader, Request, unread
 from .results import Chunk, Completion
 
 if TYPE_CHECKING:
@@ -58,41 +59,66 @@ class _Line:
         self.turn, self.length = asyncio.Lock(), 0
 
 
+class _Followed:
+    """A ticket that coroutines of one loop wait for: the number it is bound under, and who is to be woken."""
+
+    __slots__ = ("number", "coroutines", "bound", "parked")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.coroutines, self.bound = number, 0, False
+        self.parked: list[asyncio.Future[None]] = []
+
+
 class _Watcher:
     """Tells the coroutines of one event loop that their tickets moved. Used in the loop's thread only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.notifier = _core.Notifier()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._tickets: dict[int, _Followed] = {}  # by identity
+        self._followed: dict[int, _Followed] = {}  # by number
         self._lines: dict[str, _Line] = {}
         self._room: set[asyncio.Future[None]] = set()
         loop.add_reader(self.notifier.fileno(), self._moved)
 
     def _moved(self) -> None:
         for number in self.notifier.take():
-            future = self._waiting.get(number)
-            if future is not None and not future.done():
-                future.set_result(None)
+            followed = self._followed.get(number)
+            if followed is not None:
+                parked, followed.parked = followed.parked, []
+                for future in parked:
+                    if not future.done():
+                        future.set_result(None)
 
     async def follow(self, ticket: _core.Ticket, ready: Callable[[], T | None]) -> T:
-        """Asks ``ready()`` whenever the ticket moves, until it gives something. Cancelled: so is the ticket."""
-        loop = asyncio.get_running_loop()
-        number = next(self._numbers)
-        try:
-            bound = False
-            while (found := ready()) is None:
-                future = self._waiting[number] = loop.create_future()
-                if not bound:
-                    ticket.bind(self.notifier, number)
-                    bound = True
-                await future
+        """Asks ``ready()`` whenever the ticket moves, until it gives something.
+
+        Cancelled: so is the ticket, unless somebody else waits for it, here or in another loop or thread.
+        """
+        if (found := ready()) is not None:
+            if ticket.done():
+                self._wake_line()
             return found
-        except asyncio.CancelledError:
-            ticket.cancel()
-            raise
+        loop, key = asyncio.get_running_loop(), id(ticket)
+        followed = self._tickets.get(key)
+        if followed is None:
+            followed = self._tickets[key] = _Followed(next(self._numbers))
+            self._followed[followed.number] = followed
+        followed.coroutines += 1
+        try:
+            with _awaiting.Waiter(ticket):
+                while (found := ready()) is None:
+                    if not followed.bound:
+                        ticket.bind(self.notifier, followed.number)
+                        followed.bound = True
+                    future = loop.create_future()
+                    followed.parked.append(future)
+                    await future
+            return found
         finally:
-            self._waiting.pop(number, None)
+            followed.coroutines -= 1
+            if not followed.coroutines:
+                del self._tickets[key], self._followed[followed.number]
             if ticket.done():
                 self._wake_line()
 
@@ -195,7 +221,7 @@ async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, deadline
         return embedding.finish(plan, pack, embedding.empty(plan))
     await _watcher().done(ticket)
     try:
-        vectors = ticket.vectors()
+        vectors = embedding.vectors_of(plan, ticket)
     except NumericError:
         if not plan.null:
             raise
@@ -216,7 +242,9 @@ async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: P
     pool = pool or default_pool()
     passed: dict[str, Any] = dict(options)
     progress, deadline = passed.pop("progress", None), _threads.deadline_of(passed.pop("timeout", None))
-    texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, pool._most(max_inputs))
+    most = pool._most(max_inputs)
+    embedding.check_progress(progress)
+    texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
     chosen = _options(task, passed)
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
     if texts is None:
@@ -321,7 +349,8 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
     passed: dict[str, Any] = dict(options)
     progress, deadline = passed.pop("progress", None), _threads.deadline_of(passed.pop("timeout", None))
     chosen = _options(task, passed)
-    embedding.check_streamable(chosen, batch_size)
+    embedding.check_progress(progress)
+    batch_size = embedding.check_streamable(chosen, batch_size)
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
     total = len(iterable) if hasattr(iterable, "__len__") else None
     out, faults, bar = embedding.Rebatch(batch_size), embedding.Faults(plan), \
@@ -349,8 +378,10 @@ class AsyncStream:
     """Pieces of a text, as they are decided. Made by ``generate(..., stream=True)`` and ``chat(..., stream=True)``.
 
     Iterating (``async for``) gives :class:`mpool.Chunk` s; the work starts with the first of them. Leaving early, by
-    ``break``, ``aclose()``, the end of an ``async with``, or by dropping it, cancels the work. ``await`` of the stream
-    starts the work and gives the stream itself.
+    ``break``, ``aclose()``, the end of an ``async with``, or by dropping it, cancels the work; what was written till
+    then stays readable in :meth:`result`, which is empty if it never started. ``await`` of the stream starts the work
+    and gives the stream itself. A start that fails raises the same error to everybody who asks, however often. Several
+    tasks may read one stream: each piece goes to one of them, and the work is cancelled with the last of them.
     """
 
     def __init__(self, make: Callable[[], Awaitable[Request]], deadline: float | None) -> None:
@@ -358,6 +389,8 @@ class AsyncStream:
         self._deadline = deadline
         self._ticket: _core.Ticket | None = None
         self._reader: Reader | None = None
+        self._error: Exception | None = None
+        self._turn, self._starters = asyncio.Lock(), 0
         self._ready: deque[Chunk] = deque()
         self._over = self._left = False
 
@@ -365,22 +398,42 @@ class AsyncStream:
     def _of_job(cls, stream: Stream) -> AsyncStream:
         self = cls.__new__(cls)
         self._make, self._deadline, self._ticket, self._reader = None, None, stream._ticket, stream._reader
+        self._error, self._turn, self._starters = None, asyncio.Lock(), 0
         self._ready, self._over, self._left = stream._ready, stream._over, stream._left
         return self
 
     async def _start(self) -> AsyncStream:
-        if self._make is not None:
-            make, self._make = self._make, None
+        """One of those who ask starts it; if that one is cancelled, the next does."""
+        if self._ticket is None and not self._left:
+            self._starters += 1
             try:
-                request = await make()
-                ticket = await _watcher().enter(request.core_key, lambda: request.submit(self._deadline, True))
-            except BaseException:
-                self._over = True
+                async with self._turn:
+                    if self._ticket is None and self._error is None and not self._left:
+                        await self._begin()
+            except asyncio.CancelledError:
+                if self._starters == 1:
+                    self._leave()
                 raise
-            if self._over:  # it was closed while it waited for its turn
-                ticket.cancel()
-            self._reader, self._ticket = Reader(request, ticket), ticket
+            finally:
+                self._starters -= 1
+        if self._error is not None:
+            raise self._error
         return self
+
+    async def _begin(self) -> None:
+        assert self._make is not None
+        try:
+            request = await self._make()
+            if self._left:
+                return
+            ticket = await _watcher().enter(request.core_key, lambda: request.submit(self._deadline, True))
+        except Exception as error:
+            self._error, self._over, self._make = error, True, None
+            return
+        self._make = None
+        if self._left:  # it was closed while it waited for its turn
+            ticket.cancel()
+        self._reader, self._ticket = Reader(request, ticket), ticket
 
     def __await__(self) -> Generator[Any, None, AsyncStream]:
         return self._start().__await__()
@@ -389,9 +442,10 @@ class AsyncStream:
         return _AsyncIteration(self)
 
     async def __anext__(self) -> Chunk:
-        if not self._ready and not self._over:
+        if not self._ready and (not self._over or self._error is not None):
             await self._start()
-            await self._more()
+            if not self._over:
+                await self._more()
         if not self._ready:
             raise StopAsyncIteration
         return self._ready.popleft()
@@ -408,25 +462,34 @@ class AsyncStream:
 
         try:
             await _watcher().follow(ticket, ready)
-        except BaseException:
-            self._leave()
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError) or not _awaiting.others(ticket):
+                self._leave()
             raise
         if not self._ready:
             self._over = True
             if not self._left:
-                ticket.check()
+                reader.check()
 
     async def result(self) -> Completion:
-        """Waits for the end and gives all of it, whatever was iterated over before."""
+        """Waits for the end and gives all of it, whatever was iterated over before.
+
+        Raises:
+            MpoolError: the call failed, the same error each time. A stream that was left early does not fail: its
+                ``finish_reason`` is ``"cancelled"``.
+        """
         await self._start()
-        assert self._ticket is not None and self._reader is not None
+        if self._ticket is None or self._reader is None:
+            return unread()
         await _watcher().done(self._ticket)
         if not self._left:
-            self._ticket.check()
+            self._reader.check()
         return self._reader.completion()
 
     def _leave(self) -> None:
-        if self._ticket is not None and not self._ticket.done():
+        if self._ticket is None:
+            self._left = self._left or self._error is None
+        elif not self._ticket.done():
             self._left = True
             self._ticket.cancel()
         self._over = True
@@ -468,7 +531,7 @@ def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: b
         raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
     deadline = _threads.deadline_of(options.pop("timeout", None))
     compute = options.get("compute", "auto")
-    if compute == "auto" and hasattr(model, "_compute"):
+    if isinstance(compute, str) and compute == "auto" and hasattr(model, "_compute"):
         compute = model._compute
 
     async def request() -> Request:
@@ -520,10 +583,15 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
 
 
 def _chars(messages: Any) -> int:
-    if not isinstance(messages, (list, tuple)):
-        return 0
-    return sum(len(message.get("content") or "") for message in messages if isinstance(message, Mapping)
-               and isinstance(message.get("content"), (str, type(None))))
+    """Characters of a conversation, as far as it is one; what is wrong in it is said later."""
+    return sum(_length(message.get("content")) for message in messages if isinstance(message, Mapping)) \
+        if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)) else 0
+
+
+def _length(content: Any) -> int:
+    parts = content if isinstance(content, (list, tuple)) else (content,)
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
@@ -545,6 +613,8 @@ async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None
 async def _job_result(job: Any) -> Any:
     if job._ticket is not None:
         await _watcher().done(job._ticket)
+        if job._recovers():
+            return await asyncio.to_thread(job._finish)
     return job._finish()
 
 

@@ -35,13 +35,14 @@ def prompt_ids(entry: Entry, messages: Any, options: dict[str, Any]) -> NDArray[
         Unsupported: they hold images, tools are given, or the model has no template.
         TemplateError: the template refuses the conversation.
     """
-    if options.pop("tools", None):
+    if _given(options.pop("tools", None)):
         raise Unsupported("tools are not supported yet", key=entry.key, hint="Describe them in a system message")
     if options.pop("parse_special", False) is not False:
         raise InvalidArgument("parse_special is given for a chat, allowed: in generate",
                               hint="What a message says is plain text; the template writes the control tokens",
                               key=entry.key)
-    variables = options.pop("template_options", None) or {}
+    variables = options.pop("template_options", None)
+    variables = {} if variables is None else variables
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise InvalidArgument(f"template_options is {_short(variables)}, allowed: a dict, name -> plain value",
                               key=entry.key)
@@ -73,9 +74,9 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping):
             raise InvalidArgument(f"{where} is {_short(message)}, allowed: a message", hint=_SHAPE)
         role = message.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise InvalidArgument(f"{where} has the role {_short(role)}, allowed: " + ", ".join(ROLES), hint=_SHAPE)
-        if message.get("images"):
+        if _given(message.get("images")):
             raise Unsupported(f"{where} has images; this model reads text only")
         content = _content(where, message, role)
         chars += len(content or "")
@@ -84,6 +85,11 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         raise InvalidArgument(f"messages have {chars:,} characters together, allowed: {MAX_CHARS:,}",
                               hint="Leave out the oldest")
     return checked
+
+
+def _given(value: Any) -> bool:
+    """Neither None nor nothing; the truth of an array is an error."""
+    return value is not None and not (isinstance(value, (list, tuple)) and not value)
 
 
 def _content(where: str, message: Mapping[str, Any], role: str) -> str | None:

@@ -27,11 +27,13 @@ class PoolConfig:
     Attributes:
         threads: compute threads in all; 0: ``MPOOL_THREADS``, else the CPUs this process may use.
         memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, else a share of
-            what the machine or its cgroup offers.
+            what the machine or its cgroup offers. A model that does not fit beside those that are loaded is refused
+            with MemoryExhausted: nothing is evicted to make room for it, so unload one.
         step_budget: seconds that one step of computing may take while other calls wait; 0: ``MPOOL_STEP_BUDGET_MS``.
         load_timeout: seconds without a sign of progress after which a load is given up.
         shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit give to calls in flight.
-        embed_queue_capacity: embedding calls that may wait, a model; further callers wait outside.
+        embed_queue_capacity: embedding calls that may wait, a model; further callers wait outside, save for
+            :func:`mpool.submit`, which raises Overloaded.
         prompt_queue_capacity: the same for text generation.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.

@@ -17,8 +17,8 @@ import numpy as np
 
 from . import _threads
 from ._logging import log
-from .errors import ContextOverflow, InvalidArgument, LimitError, MpoolError, NumericError
-from .sampling import _short
+from .errors import ContextOverflow, InvalidArgument, LimitError, MemoryExhausted, MpoolError, NumericError
+from .sampling import _short, integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,13 +103,24 @@ def plan(entry: Entry, options: Options) -> Plan:
     return found
 
 
+def check_progress(progress: Any) -> None:
+    """Checks the option.
+
+    Raises:
+        InvalidArgument: neither True, False, None nor a function.
+    """
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise InvalidArgument(f"progress is {_short(progress)}, allowed: True, False, None or a function (done, total)")
+
+
 def _choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     if not any(value is item or (isinstance(item, str) and isinstance(value, str) and value == item)
                for item in allowed):
         raise InvalidArgument(f"{name} is {_short(value)}, allowed: " + ", ".join(map(str, allowed)))
 
 
-def _make_plan(entry: Entry, options: Options) -> Plan:
+def _check(options: Options) -> None:
+    """What can be said without the model."""
     _choice("task", options.task, (None, *TASKS))
     _choice("precision", options.precision, PRECISIONS)
     _choice("on_error", options.on_error, ("raise", "null"))
@@ -118,6 +129,14 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
     if options.on_error == "null" and options.precision != "float32":
         raise InvalidArgument(f"on_error is 'null' with precision {options.precision!r}, allowed: 'raise'",
                               hint="Only float32 can hold NaN: quantise afterwards, without the NaN rows")
+
+
+def _make_plan(entry: Entry, options: Options) -> Plan:
+    try:
+        _check(options)
+    except InvalidArgument as error:
+        error.key = error.key or entry.key
+        raise
     description = entry.describe()
     settings = description.embedding
     assert settings is not None, "entries of another capability are refused before"
@@ -139,10 +158,10 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
 
 def _dimensions(value: Any, width: int, documented: tuple[int, ...], key: str) -> int:
     allowed = f"1 to {width}" if not documented else ", ".join(map(str, sorted({*documented, width})))
-    good = not isinstance(value, bool) and hasattr(value, "__index__")
-    if not good or not 1 <= value <= width or (documented and value not in (*documented, width)):
+    number = integer(value)
+    if number is None or not 1 <= number <= width or (documented and number not in (*documented, width)):
         raise InvalidArgument(f"dimensions is {_short(value)}, allowed: {allowed}", key=key)
-    return int(value)
+    return number
 
 
 def _prompt(options: Options, prompts: Mapping[str, str], default: str | None, key: str) -> str:
@@ -152,6 +171,10 @@ def _prompt(options: Options, prompts: Mapping[str, str], default: str | None, k
         if not isinstance(options.prompt, str) or len(options.prompt) > MAX_CHARS:
             raise InvalidArgument(f"prompt is {_short(options.prompt)}, allowed: text of at most {MAX_CHARS:,} "
                                   "characters", key=key)
+        fault = surrogate_of(options.prompt, "prompt")
+        if fault is not None:
+            fault.key = key
+            raise fault
         return options.prompt
     name = options.prompt_name
     if name is not None:
@@ -318,15 +341,31 @@ def run(plan: Plan, pack: Pack, deadline: float | None, lane: int = INTERACTIVE)
         if not plan.null:
             raise
         return recover(plan, pack, deadline)
+    except MemoryExhausted as error:
+        plan.entry.pool._name_idle(error, plan.core_key)
+        raise
 
 
 def submit(plan: Plan, pack: Pack, deadline: float | None, lane: int, fail_fast: bool = False) -> _core.Ticket | None:
     """Starts a call for the good texts; None if there are none."""
     if len(pack.offsets) == 1:
         return None
-    return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
-                                      normalize=plan.normalize, timeout=_threads.remaining(deadline, plan.entry.key),
-                                      lane=lane, fail_fast=fail_fast)
+    left = _threads.remaining(deadline, plan.entry.key)
+    try:
+        return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
+                                          normalize=plan.normalize, timeout=left, lane=lane, fail_fast=fail_fast)
+    except MemoryExhausted as error:
+        plan.entry.pool._name_idle(error, plan.core_key)
+        raise
+
+
+def vectors_of(plan: Plan, ticket: _core.Ticket) -> NDArray[np.float32]:
+    """Vectors of a call that is done."""
+    try:
+        return ticket.vectors()
+    except MemoryExhausted as error:
+        plan.entry.pool._name_idle(error, plan.core_key)
+        raise
 
 
 def halves(pack: Pack) -> tuple[Pack, Pack]:
@@ -420,9 +459,7 @@ class Bar:
         self.total, self.done = total, 0
         self.call: Callable[[int, int | None], object] | None = progress if callable(progress) else None
         self.bar: Any = None
-        if self.call is None and progress not in (None, True, False):
-            raise InvalidArgument(f"progress is {_short(progress)}, allowed: True, False, None, or a function of "
-                                  "(done, total)")
+        check_progress(progress)
         # a bar unasked for belongs to those who ask for news, as sentence-transformers has it
         if progress is True or (progress is None and log.isEnabledFor(logging.INFO) and (total or 0) > SLICE_TEXTS):
             from tqdm.auto import tqdm
@@ -473,7 +510,7 @@ def _land(plan: Plan, deadline: float | None, start: int, packed: Pack,
         return start, packed, finish(plan, packed, empty(plan))
     ticket.wait()
     try:
-        vectors = ticket.vectors()
+        vectors = vectors_of(plan, ticket)
     except NumericError:
         if not plan.null:
             raise
@@ -517,17 +554,20 @@ def embed_many(plan: Plan, texts: list[Any], progress: Any, deadline: float | No
     return quantize(out, plan.precision)
 
 
-def check_streamable(options: Options, batch_size: Any) -> None:
-    """Checks what :func:`mpool.embed_iter` does not share with :func:`mpool.embed`.
+def check_streamable(options: Options, batch_size: Any) -> int | None:
+    """Checks what :func:`mpool.embed_iter` does not share with :func:`mpool.embed`; the batch size.
 
     Raises:
         InvalidArgument: a precision whose ranges would need all vectors at once, or a batch_size that is none.
     """
+    _choice("precision", options.precision, PRECISIONS)
     if options.precision in ("int8", "uint8"):
         raise InvalidArgument(f"precision is {options.precision!r}, allowed in embed_iter: float32, binary, ubinary",
                               hint="The range of each component is known only when all vectors are")
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+    size = integer(batch_size)
+    if batch_size is not None and (size is None or size < 1):
         raise InvalidArgument(f"batch_size is {_short(batch_size)}, allowed: 1 or more, or None for single vectors")
+    return size
 
 
 class Rebatch:

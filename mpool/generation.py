@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from . import _threads, sampling
 from .embedding import MAX_CHARS, surrogate_of
-from .errors import ContextOverflow, InvalidArgument
+from .errors import ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from .results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, TopLogprob, Usage
 from .sampling import Sampling, _short
 
@@ -38,15 +39,28 @@ class Request:
 
     def submit(self, deadline: float | None, fail_fast: bool = False) -> _core.Ticket:
         """Starts it."""
-        s = self.sampling
-        return self.registry.submit_text(
-            self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,
-            repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
-            frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
-            min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
-            stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
-            bias=[bias for _, bias in s.bias], timeout=_threads.remaining(deadline, self.entry.key),
-            fail_fast=fail_fast)
+        s, left = self.sampling, _threads.remaining(deadline, self.entry.key)
+        try:
+            return self.registry.submit_text(
+                self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,
+                repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
+                frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
+                min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
+                stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
+                bias=[bias for _, bias in s.bias], timeout=left, fail_fast=fail_fast)
+        except MemoryExhausted as error:
+            self.entry.pool._name_idle(error, self.core_key)
+            raise
+
+
+@contextmanager
+def keyed(entry: Entry) -> Iterator[None]:
+    """Errors from within say which model they are about."""
+    try:
+        yield
+    except MpoolError as error:
+        error.key = error.key or entry.key
+        raise
 
 
 def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any]) -> Request:
@@ -59,7 +73,8 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
     settings = entry.describe().generation
     assert settings is not None, "entries of another capability are refused before"
     tokenizer = entry.tokenizer()
-    chosen = sampling.resolve(options, settings.defaults, tokenizer.vocab_size)
+    with keyed(entry):
+        chosen = sampling.resolve(options, settings.defaults, tokenizer.vocab_size)
     room = settings.context_length - len(ids)
     if room < 1:
         raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "
@@ -88,13 +103,17 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
         tokenizer = entry.tokenizer()
         ids = _threads.interruptible(_encode, tokenizer, prompt, parse_special, chars=len(prompt))
         return np.array([*tokenizer.prefix_ids, *ids.tolist()], dtype=np.int32) if tokenizer.prefix_ids else ids
+    if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
+        raise InvalidArgument(f"the prompt is a 0-d array of dtype {prompt.dtype}, allowed: a text or token ids, (n,)",
+                              key=entry.key)
     if isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) and not isinstance(prompt[0], str):
         vocab = entry.tokenizer().vocab_size
         if isinstance(prompt, np.ndarray) and (prompt.ndim != 1 or prompt.dtype.kind not in "iu"):
             raise InvalidArgument(f"the prompt is an array of shape {prompt.shape} and dtype {prompt.dtype}, allowed: "
                                   "token ids, (n,)", key=entry.key)
-        return np.array([sampling.check_id(f"token {at} of the prompt", token, vocab)
-                         for at, token in enumerate(prompt)], dtype=np.int32)
+        with keyed(entry):
+            return np.array([sampling.check_id(f"token {at} of the prompt", token, vocab)
+                             for at, token in enumerate(prompt)], dtype=np.int32)
     hint = "For several prompts, call generate once for each, or n= for several answers"
     raise InvalidArgument(f"the prompt is {_short(prompt)}, allowed: a text or a list of token ids",
                           hint=hint if isinstance(prompt, (list, tuple)) and len(prompt) else None, key=entry.key)
@@ -126,6 +145,14 @@ class Reader:
             chunks.append(Chunk(data.decode(), index, _FINISH[finish], self.stop(finish, at),
                                 self._new_logprobs(index, bool(finish))))
         return chunks
+
+    def check(self) -> None:
+        """Raises the error of a ticket that is done, if it has one."""
+        try:
+            self.ticket.check()
+        except MemoryExhausted as error:
+            self.request.entry.pool._name_idle(error, self.request.core_key)
+            raise
 
     @property
     def ended(self) -> bool:
@@ -187,19 +214,39 @@ class Reader:
         return max(0.0, finished - submitted) if finished else 0.0
 
 
+def unread() -> Completion:
+    """What a stream gives that was left before it was started: nothing is known of the model or the seed yet."""
+    return Completion(text="", finish_reason="cancelled", stop=None, token_ids=(), logprobs=None, usage=Usage(0, 0),
+                      timings=Timings(0.0, 0.0, 0.0, 0.0), model="", seed=0, choices=(Choice(0, "", "cancelled"),))
+
+
 def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) -> list[int]:
     """See :func:`mpool.tokenize`."""
     if not isinstance(text, str):
         raise InvalidArgument(f"text is {_short(text)}, allowed: str", key=entry.key)
+    if len(text) > MAX_CHARS:
+        raise InvalidArgument(f"text has {len(text):,} characters, allowed: at most {MAX_CHARS:,}", hint="Split it",
+                              key=entry.key)
+    for name, value in (("add_special", add_special), ("parse_special", parse_special)):
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"{name} is {_short(value)}, allowed: True or False", key=entry.key)
     tokenizer = entry.tokenizer()
-    return _threads.interruptible(lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
-                                  chars=len(text)).tolist()
+    with keyed(entry):
+        return _threads.interruptible(
+            lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
+            chars=len(text)).tolist()
 
 
 def detokenize(entry: Entry, ids: Any, skip_special: bool) -> str:
     """See :func:`mpool.detokenize`."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
         raise InvalidArgument(f"ids is {_short(ids)}, allowed: a list of token ids", key=entry.key)
+    if isinstance(ids, np.ndarray) and (ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu")):
+        raise InvalidArgument(f"ids is an array of shape {ids.shape} and dtype {ids.dtype}, allowed: token ids, (n,)",
+                              key=entry.key)
+    if not isinstance(skip_special, bool):
+        raise InvalidArgument(f"skip_special is {_short(skip_special)}, allowed: True or False", key=entry.key)
     tokenizer = entry.tokenizer()
-    checked = [sampling.check_id(f"ids[{at}]", token, tokenizer.vocab_size) for at, token in enumerate(ids)]
+    with keyed(entry):
+        checked = [sampling.check_id(f"ids[{at}]", token, tokenizer.vocab_size) for at, token in enumerate(ids)]
     return tokenizer.decode(checked, skip_special=skip_special)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generator
 
 from . import _threads
-from .errors import InvalidArgument, NumericError, Timeout
+from ._awaiting import Waiter
+from .errors import InvalidArgument, MpoolError, NumericError, Overloaded, Timeout
 
 if TYPE_CHECKING:
     from . import _core
@@ -19,6 +20,9 @@ class Job:
 
     ``result()`` waits for it, in any thread; in a coroutine, ``await job`` does. One that generates text can be
     iterated over, with ``for`` or ``async for``, and gives its text piece by piece. Dropping it cancels it.
+
+    Any number of threads and tasks, in loops of several threads too, may wait for one job. Cancelling a task that
+    awaits a job cancels the job only if nobody else waits for it; :meth:`cancel` always does.
 
     Attributes:
         capability: what was asked for.
@@ -40,18 +44,26 @@ class Job:
         """Waits for the result: what :func:`mpool.embed` or :func:`mpool.generate` return.
 
         Args:
-            timeout: seconds to wait; None: as long as it takes. The job goes on when they are over.
+            timeout: seconds to wait; 0: not at all; None: as long as it takes. The job goes on when they are over.
 
         Raises:
+            InvalidArgument: the timeout is no number of seconds.
             Timeout: it is not done yet.
             Cancelled: it was cancelled.
             MpoolError: it failed.
         """
-        _threads.deadline_of(timeout)
+        seconds = _threads.seconds_of(timeout, zero=True)
         ticket = self._ticket
-        if ticket is not None and not ticket.wait(timeout):
-            raise Timeout(f"the job is not done after {timeout:g} s; it goes on", key=self.model)
+        if ticket is not None and not ticket.done():
+            with Waiter(ticket):
+                done = ticket.wait(seconds) if seconds is None or seconds > 0 else ticket.done()
+            if not done:
+                raise Timeout(f"the job is not done after {seconds:g} s; it goes on", key=self.model)
         return self._finish()
+
+    def _recovers(self) -> bool:
+        """Whether the result, once the ticket is done, takes computing of its own."""
+        return False
 
     def done(self) -> bool:
         """Whether it is answered, with a result or an error."""
@@ -88,13 +100,24 @@ class EmbedJob(Job):
         self._single = isinstance(inputs, str)
         texts = [inputs] if self._single else embedding.texts_of(inputs, most)
         chars = sum(len(text) for text in texts if isinstance(text, str))
-        self._plan, self._deadline = plan, deadline
+        self._plan, self._deadline, self._told = plan, deadline, False
         self._pack: Pack = _threads.interruptible(embedding.pack, plan, texts, 0, self._single, chars=chars)
-        self._call = embedding.submit(plan, self._pack, deadline, embedding.INTERACTIVE)
+        self._call = embedding.submit(plan, self._pack, deadline, embedding.INTERACTIVE, True)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
         return self._call
+
+    def _recovers(self) -> bool:
+        if self._call is None or not self._plan.null:
+            return False
+        try:
+            self._call.check()
+        except NumericError:
+            return True
+        except MpoolError:
+            pass
+        return False
 
     def _finish(self) -> Any:
         from . import embedding
@@ -103,12 +126,17 @@ class EmbedJob(Job):
             vectors = embedding.empty(self._plan)
         else:
             try:
-                vectors = self._call.vectors()
+                vectors = embedding.vectors_of(self._plan, self._call)
             except NumericError:
                 if not self._plan.null:
                     raise
                 vectors = embedding.recover(self._plan, self._pack, self._deadline)
         rows = embedding.finish(self._plan, self._pack, vectors)
+        if not self._told:
+            self._told = True
+            faults = embedding.Faults(self._plan)
+            faults.add(0, self._pack, rows)
+            faults.tell(self._pack.count)
         return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
 
 
@@ -137,14 +165,25 @@ class TextJob(Job):
 
 def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     """See :func:`mpool.submit`."""
+    try:
+        return _submit(pool, capability, request)
+    except Overloaded as error:
+        field = "embed_queue_capacity" if capability == "text_embedding" else "prompt_queue_capacity"
+        error.hint = error.hint or f"Take a job's result first; PoolConfig.{field} makes the queue longer"
+        raise
+
+
+def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     deadline = _threads.deadline_of(request.pop("timeout", None))
     model = request.pop("model", None)
-    if capability == "text_embedding":
+    if isinstance(capability, str) and capability == "text_embedding":
         from .embedding import Options
 
         if "inputs" not in request:
             raise InvalidArgument("inputs is missing, allowed: a str or a list of str")
         inputs, most = request.pop("inputs"), pool._most(request.pop("max_inputs", None))
+        if "progress" in request:
+            raise InvalidArgument("progress is not an option of submit", hint="A job has done() and position()")
         try:
             options = Options(**request)
         except TypeError:
@@ -152,20 +191,24 @@ def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
             wrong = next(name for name in request if name not in Options.__slots__)
             raise InvalidArgument(f"{wrong} is not an option of text_embedding", hint="Options: " + names) from None
         return EmbedJob(pool._plan(model, options), inputs, most, deadline)
-    if capability == "text_to_text":
+    if isinstance(capability, str) and capability == "text_to_text":
         from .streams import Stream
 
+        if "stream" in request:
+            raise InvalidArgument("stream is not an option of submit", hint="A job can be iterated over")
         given = [name for name in ("prompt", "messages") if name in request]
         if len(given) != 1:
             raise InvalidArgument(f"{' and '.join(given) or 'neither prompt nor messages'} given, allowed: one of "
                                   "prompt and messages")
         if given[0] == "prompt":
-            return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), deadline))
-        return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), deadline))
+            return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), deadline, True))
+        return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), deadline, True))
     from .catalog.catalogue import CAPABILITIES, nearest
+    from .sampling import _short
 
     allowed = ("text_embedding", "text_to_text")
     near = nearest(str(capability), list(allowed), 1)
-    raise InvalidArgument(f"capability is {capability!r}" + (f"; the nearest is {near[0]}" if near else "")
+    known = isinstance(capability, str) and capability in CAPABILITIES
+    raise InvalidArgument(f"capability is {_short(capability)}" + (f"; the nearest is {near[0]}" if near else "")
                           + ", allowed: " + ", ".join(allowed),
-                          hint="Models for the others are not there yet" if capability in CAPABILITIES else None)
+                          hint="Models for the others are not there yet" if known else None)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Model:
     """A model of a pool. Made by :func:`mpool.get`, :func:`mpool.load` and :func:`mpool.register`.
 
-    It holds a name, not the weights: they are loaded on first use, and again if they were evicted since. It pickles
+    It holds a name, not the weights: they are loaded on first use, and again if they were unloaded since. It pickles
     as its reference and settings, so that it can be sent to other processes. Its methods are the functions of the
     same name with the model filled in.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, ove
 from . import _logging, _threads, show
 from ._entry import OVERRIDES, Entry
 from .config import PoolConfig
-from .errors import InvalidArgument, ShuttingDown, WrongCapability
+from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
 
 if TYPE_CHECKING:
@@ -76,8 +76,9 @@ class Pool:
         """See :func:`mpool.embed`."""
         from . import embedding
 
-        deadline = _threads.deadline_of(timeout)
-        texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, self._most(max_inputs))
+        deadline, most = _threads.deadline_of(timeout), self._most(max_inputs)
+        embedding.check_progress(progress)
+        texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
         options = embedding.Options(task, prompt, prompt_name, dimensions, normalize, precision, compute, truncate,
                                     on_error)
         plan = self._plan(model, options)
@@ -99,15 +100,19 @@ class Pool:
         deadline = _threads.deadline_of(timeout)
         options = embedding.Options(task, prompt, prompt_name, dimensions, normalize, precision, compute, truncate,
                                     on_error)
-        embedding.check_streamable(options, batch_size)
+        embedding.check_progress(progress)
+        batch_size = embedding.check_streamable(options, batch_size)
         return embedding.EmbedIterator(self._plan(model, options), iterable, batch_size, progress, deadline)
 
     def _most(self, max_inputs: int | None) -> int:
         if max_inputs is None:
             return self.config.max_embed_inputs
-        if isinstance(max_inputs, bool) or not isinstance(max_inputs, int) or max_inputs < 1:
-            raise InvalidArgument(f"max_inputs is {max_inputs!r}, allowed: 1 or more")
-        return max_inputs
+        from .sampling import _short, integer
+
+        most = integer(max_inputs)
+        if most is None or most < 1:
+            raise InvalidArgument(f"max_inputs is {_short(max_inputs)}, allowed: 1 or more")
+        return most
 
     def _plan(self, model: Any, options: Any) -> Any:
         from dataclasses import replace
@@ -115,7 +120,7 @@ class Pool:
         from . import embedding
 
         entry = self._find(model, "text_embedding")
-        if isinstance(model, Model) and options.compute == "auto" and model._compute != "auto":
+        if isinstance(model, Model) and _is_auto(options.compute) and model._compute != "auto":
             options = replace(options, compute=model._compute)
         return embedding.plan(entry, options)
 
@@ -172,7 +177,7 @@ class Pool:
     def _text_entry(self, model: Any, options: dict[str, Any]) -> tuple[Entry, str]:
         entry = self._find(model, "text_to_text")
         compute = options.pop("compute", "auto")
-        if isinstance(model, Model) and compute == "auto":
+        if isinstance(model, Model) and _is_auto(compute):
             compute = model._compute
         entry.core_key(compute)  # begins to load before the prompt is looked at
         return entry, compute
@@ -212,9 +217,12 @@ class Pool:
         if capability is not None:
             from .catalog.catalogue import CAPABILITIES, nearest
 
-            if capability not in CAPABILITIES:
-                near = nearest(str(capability), list(CAPABILITIES), 1)
-                raise InvalidArgument(f"capability is {capability!r}" + (f"; the nearest is {near[0]}" if near else "")
+            if not isinstance(capability, str) or capability not in CAPABILITIES:
+                from .sampling import _short
+
+                near = nearest(capability, list(CAPABILITIES), 1) if isinstance(capability, str) else []
+                raise InvalidArgument(f"capability is {_short(capability)}"
+                                      + (f"; the nearest is {near[0]}" if near else "")
                                       + ", allowed: " + ", ".join(CAPABILITIES))
         entry = self._find(key, capability)
         return Model(entry, key._compute if isinstance(key, Model) else "auto")
@@ -225,7 +233,7 @@ class Pool:
         if not isinstance(pin, bool):
             raise InvalidArgument(f"pin is {pin!r}, allowed: True or False")
         deadline = _threads.deadline_of(timeout)
-        if isinstance(ref, Model) and compute == "auto":
+        if isinstance(ref, Model) and _is_auto(compute):
             compute = ref._compute  # type: ignore[assignment]
         entry = self._find(ref)
         if alias is not None:
@@ -237,12 +245,25 @@ class Pool:
             raise
         key = entry.core_key(compute)
         entry.tokenizer()
-        self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
+        try:
+            self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
+        except MemoryExhausted as error:
+            self._name_idle(error, key)
+            raise
         if alias is not None:
             with self._lock:
                 self._check_free(alias, entry)
                 self._names[alias] = entry
         return Model(entry, compute)
+
+    def _name_idle(self, error: MemoryExhausted, key: str) -> None:
+        """Says in the hint, once, which models could be unloaded to make room for another."""
+        if "Idle, so" in (error.hint or ""):
+            return
+        idle = [row.key for row in self.ps() if row.state == "ready" and row.key != key]
+        if idle:
+            error.hint = (f"{error.hint}. " if error.hint else "") + "Idle, so that unload would make room: " \
+                + ", ".join(idle)
 
     def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
         """See :func:`mpool.unload`."""
@@ -261,6 +282,8 @@ class Pool:
         """See :func:`mpool.register`."""
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
+        if not isinstance(ref, (str, os.PathLike)):
+            raise InvalidArgument(f"ref is {type(ref).__name__}, allowed: a key, a reference or a path")
         return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
                                                     if value is not None})
 
@@ -446,6 +469,10 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
     with _pools_lock:
         found = _pools.get(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
+
+
+def _is_auto(compute: Any) -> bool:
+    return isinstance(compute, str) and compute == "auto"
 
 
 def _absolute(ref: str) -> str:

@@ -82,19 +82,38 @@ class Sampling:
 
 def scalar(name: str, value: Any, row: Row) -> Any:
     """A value of the table, checked: a bool is no number, NaN is in no range."""
-    good = isinstance(value, bool)
-    if row.kind is int:
-        good = not isinstance(value, bool) and hasattr(value, "__index__")
-        value = value.__index__() if good else value
-    elif row.kind is float:
-        good = not isinstance(value, bool) and (hasattr(value, "__index__") or hasattr(value, "__float__"))
-        try:
-            value = float(value) if good else value
-        except OverflowError:
-            good = False
-    if not good or not row.low <= value <= row.high:
+    if row.kind is bool:
+        found = value if isinstance(value, bool) else None
+    else:
+        found = integer(value) if row.kind is int else real(value)
+    if found is None or not row.low <= found <= row.high:
         raise InvalidArgument(f"{name} is {_short(value)}, allowed: {row.allowed}")
-    return value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    """A bool is no number, and an array is none even if it has one element; a NumPy scalar is."""
+    return not isinstance(value, (bool, str, bytes)) and type(value).__name__ not in ("bool", "bool_") \
+        and not hasattr(type(value), "__len__") and not getattr(value, "shape", ())
+
+
+def integer(value: Any) -> int | None:
+    """The whole number that a value is, or None."""
+    try:
+        return value.__index__() if _is_number(value) and hasattr(value, "__index__") else None
+    except (TypeError, ValueError):
+        return None
+
+
+def real(value: Any) -> float | None:
+    """The number that a value is, or None."""
+    try:
+        kind = hasattr(value, "__index__") or hasattr(value, "__float__")
+        return float(value) if _is_number(value) and kind else None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):
+        return None
 
 
 def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int) -> Sampling:
@@ -136,7 +155,7 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidArgument(f"{name} is not an option of sampling{nearest}", hint="Options: " + ", ".join(NAMES))
         if target in given:
             raise InvalidArgument(f"{target} is given twice, once as {name}")
-        if name == "num_predict" and value == -1 and not isinstance(value, bool):
+        if name == "num_predict" and integer(value) == -1:
             value = None  # "no limit" there
         given[target] = value
     return given
@@ -161,14 +180,17 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 def check_id(name: str, value: Any, vocab: int) -> int:
     """A token id."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < vocab:
+    token = value if type(value) is int else integer(value)
+    if token is None or not 0 <= token < vocab:
         raise InvalidArgument(f"{name} is {_short(value)}, allowed: a token id, 0 to {vocab - 1}")
-    return value.__index__()
+    return token
 
 
 def _ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
     if value is None:
         return ()
+    if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist") and value.dtype.kind in "iu":
+        value = value.tolist()
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or len(value) > MAX_IDS:
         got = f"{len(value)} ids" if isinstance(value, (list, tuple)) else _short(value)
         raise InvalidArgument(f"{name} is {got}, allowed: a list of at most {MAX_IDS} token ids")
@@ -206,10 +228,19 @@ def _logprobs(logprobs: Any, top: Any) -> int:
     return count
 
 
+def _is_scalar(value: Any) -> bool:
+    return hasattr(value, "dtype") and getattr(value, "shape", None) == ()
+
+
 def _short(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
-    text = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) else type(value).__name__
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a number of {value.bit_length():,} bits"
+    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape:
+        return f"an array of shape {tuple(value.shape)}"
+    text = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) or _is_scalar(value) \
+        else type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -29,7 +29,7 @@ class ModelRow:
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
         compute: class of arithmetic, once loaded.
         workers, queued, running: threads that serve it; calls that wait, and that run.
-        pinned: never evicted by the pool itself.
+        pinned: asked for by ``load(..., pin=True)``.
         model_bytes: weights, shared by all workers.
         engine_bytes: scratch and caches.
         calls, errors: since the pool was made.

@@ -6,6 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ._awaiting import Waiter
 from .generation import Reader, Request
 from .results import Chunk, Completion
 
@@ -27,8 +28,8 @@ class Stream:
         True
     """
 
-    def __init__(self, request: Request, deadline: float | None) -> None:
-        self._ticket: _core.Ticket = request.submit(deadline)
+    def __init__(self, request: Request, deadline: float | None, fail_fast: bool = False) -> None:
+        self._ticket: _core.Ticket = request.submit(deadline, fail_fast)
         self._reader = Reader(request, self._ticket)
         self._ready: deque[Chunk] = deque()
         self._seen = 0
@@ -49,14 +50,15 @@ class Stream:
                 self._over = True
                 if not self._left:
                     self._ticket.wait()
-                    self._ticket.check()
+                    self._reader.check()
                 raise StopIteration
             self._wait()
         return self._ready.popleft()
 
     def _wait(self) -> None:
         try:
-            self._seen = self._ticket.wait_progress(self._seen)
+            with Waiter(self._ticket):
+                self._seen = self._ticket.wait_progress(self._seen)
         except BaseException:
             self.close()
             raise
@@ -68,9 +70,10 @@ class Stream:
             MpoolError: the call failed. A stream that was left early does not fail: its ``finish_reason`` is
                 ``"cancelled"``.
         """
-        self._ticket.wait()
+        with Waiter(self._ticket):
+            self._ticket.wait()
         if not self._left:
-            self._ticket.check()
+            self._reader.check()
         return self._reader.completion()
 
     def close(self) -> None:

@@ -128,9 +128,9 @@ void mp_notifier_destroy(mp_notifier *notifier);
 int mp_notifier_fd(const mp_notifier *notifier);
 /* Move up to `capacity` ids out; clears the fd when the list is empty. */
 int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity);
-/* Before or after completion: one that is done already is listed at once. A ticket may be bound to several notifiers and
- * tells all of them; to each under one id, the last. Returns false, and binds nothing, when memory is refused, which
- * the first notifier of a ticket needs none of. */
+/* Before or after completion: one that is done already is listed at once. A ticket may be bound to several notifiers
+ * and tells all of them; to each under one id, the last. Returns false, and binds nothing, when memory is refused,
+ * which the first notifier of a ticket needs none of. */
 bool mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id);
 
 #endif

@@ -324,3 +324,178 @@ def test_two_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+# ---- several that wait for one call ---------------------------------------------------------------------------------
+
+def long_job(pool: mpool.Pool, llama: Path, tokens: int = 200) -> mpool.Job:
+    return pool.submit("text_to_text", prompt="The", model=llama, **{**GREEDY, "max_tokens": tokens})
+
+
+def test_several_tasks_await_one_job(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    async def work() -> None:
+        job, vectors = long_job(pool, llama), pool.submit("text_embedding", inputs=TEXTS * 50, model=bert)
+
+        async def wait(it: Any) -> Any:
+            return await it
+
+        done = await asyncio.gather(*(wait(job) for _ in range(5)), *(wait(vectors) for _ in range(5)))
+        assert len({result.token_ids for result in done[:5]}) == 1 and len(done[0].token_ids) == 200
+        assert all(np.array_equal(result, done[5]) for result in done[6:])
+        stream = aio.generate("The", llama, pool=pool, stream=True, **GREEDY)
+        first, second = await asyncio.gather(stream.result(), stream.result())
+        assert first == second and first.finish_reason == "length"
+        watcher = aio._watcher()
+        assert not watcher._tickets and not watcher._followed
+
+    run(work())
+
+
+def test_several_loops_await_one_job(pool: mpool.Pool, llama: Path) -> None:
+    job = long_job(pool, llama)
+    results: list[Any] = []
+
+    async def wait() -> Any:
+        return await job
+
+    threads = [threading.Thread(target=lambda: results.append(run(wait()))) for _ in range(4)]
+    threads.append(threading.Thread(target=lambda: results.append(job.result(60))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 5 and len({result.token_ids for result in results}) == 1
+
+
+def test_a_task_that_leaves_a_job_leaves_it_to_the_others(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        job = long_job(pool, llama)
+
+        async def wait() -> Any:
+            return await job
+
+        first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        first.cancel()
+        assert len((await second).token_ids) == 200 and first.cancelled()
+        # a thread counts too
+        job = long_job(pool, llama)
+        thread = asyncio.create_task(asyncio.to_thread(job.result))
+        only = asyncio.create_task(wait())
+        await asyncio.sleep(0.02)
+        only.cancel()
+        assert len((await thread).token_ids) == 200
+        # the last one takes it along
+        job = pool.submit("text_to_text", prompt="The", model=llama, **ENDLESS)
+        first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.sleep(0.02)
+        assert not job.done()
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        with pytest.raises(mpool.Cancelled):
+            job.result(10)
+        await idle(pool)
+
+    run(work())
+
+
+def test_several_tasks_read_one_stream(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 100})
+
+        async def read() -> list[str]:
+            return [str(chunk) async for chunk in stream]
+
+        parts = await asyncio.gather(read(), read(), read())
+        assert sum(map(len, sum(parts, []))) == len((await stream.result()).text)
+        assert (await stream.result()).finish_reason == "length"
+
+    run(work())
+
+
+# ---- streams that do not start --------------------------------------------------------------------------------------
+
+def test_a_start_that_failed_fails_for_everybody(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        stream = aio.generate("", llama, pool=pool, stream=True)
+        for _ in range(2):
+            with pytest.raises(mpool.InvalidArgument):
+                await stream.result()
+            with pytest.raises(mpool.InvalidArgument):
+                async for _ in stream:
+                    pass
+            with pytest.raises(mpool.InvalidArgument):
+                await stream
+        got = await asyncio.gather(*(stream.result() for _ in range(3)), return_exceptions=True)
+        assert got[0] is got[1] is got[2] and isinstance(got[0], mpool.InvalidArgument)
+
+    run(work())
+
+
+def test_a_stream_closed_before_it_starts_never_starts() -> None:
+    calls = 0
+
+    async def make() -> Any:
+        nonlocal calls
+        calls += 1
+
+    async def work() -> None:
+        stream = aio.AsyncStream(make, None)
+        await stream.aclose()
+        for _ in range(2):
+            result = await stream.result()
+            assert (result.text, result.finish_reason, result.token_ids) == ("", "cancelled", ())
+            assert [chunk async for chunk in stream] == []
+        assert await stream is stream
+
+    run(work())
+    assert calls == 0
+
+
+def test_a_start_that_is_cancelled_goes_on_for_the_others(llama: Path) -> None:
+    async def work(own: mpool.Pool) -> None:
+        stream = aio.generate("The", llama, pool=own, stream=True, **GREEDY)
+        first, second = asyncio.create_task(stream.result()), asyncio.create_task(stream.result())
+        await asyncio.sleep(0)
+        first.cancel()
+        assert len((await second).token_ids) == 20 and first.cancelled()
+        alone = aio.AsyncStream(lambda: asyncio.sleep(60), None)  # type: ignore[arg-type, return-value]
+        task = asyncio.create_task(alone.result())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await alone.result()).finish_reason == "cancelled"
+
+    with mpool.Pool() as own:
+        run(work(own))
+
+
+def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "abc "}, {"type": "text", "text": "de"}, "f", 3]},
+             {"role": "user", "content": "gh"}, {"role": "user", "content": None}, None]
+    assert aio._chars(parts) == 9 and aio._chars(tuple(parts)) == 9
+    assert aio._chars(None) == aio._chars("text") == aio._chars(3) == 0
+    threads: list[str] = []
+    chat = pool._chat_request
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return chat(*args, **options)
+
+    async def work() -> None:
+        await aio.chat([{"role": "user", "content": "x"}], llama, pool=pool, **GREEDY)
+        pool._chat_request = noted  # type: ignore[method-assign]
+        for text in ("short", "long " * 10_000):
+            try:
+                await aio.chat([{"role": "user", "content": [{"type": "text", "text": text}]}], llama, pool=pool,
+                               **GREEDY)
+            except mpool.ContextOverflow:
+                assert text != "short"
+
+    try:
+        run(work())
+    finally:
+        del pool._chat_request
+    assert threads[0] == "MainThread" and threads[1].startswith("mpool-text")
