@@ -99,3 +99,42 @@ MP_TEST(registry_notifiers_of_several_threads) {
     }
     fake_end(registry);
 }
+
+static mp_status bind_to_two(void *arg, mp_error *error) {
+    (void)arg;
+    static fake fake;
+    fake_init(&fake);
+    mp_notifier *notifiers[2] = {NULL, NULL};
+    mp_registry_config config = {.lanes = 1, .memory_limit = 1000 * 1000, .spin_ns = 1};
+    mp_registry *registry;
+    MP_TRY(mp_registry_create(&config, &registry, error));
+    mp_loader loader = fake_loader(&fake);
+    mp_status status = mp_registry_add(registry, "a", &loader, false, error);
+    for (int i = 0; i < 2 && status == MP_OK; i++)
+        status = mp_notifier_create(&notifiers[i], error);
+    fake_call *call = status == MP_OK ? fake_call_create(2) : NULL;
+    if (status == MP_OK && !call)
+        status = mp_fail_memory(error, sizeof(*call), "a fake call");
+    mp_submit_options options = {.deadline_ns = fake_in_ms(60000)};
+    mp_ticket *ticket = NULL;
+    if (status == MP_OK)
+        status = mp_registry_submit(registry, "a", &call->base, &options, &ticket, error);
+    if (status == MP_OK) {
+        MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 1));
+        bool bound = mp_ticket_bind(ticket, notifiers[1], 2);
+        status = fake_wait(ticket, error);
+        /* the first is told whether or not there was room for the second */
+        MP_CHECK(next_of(notifiers[0], 1));
+        if (bound)
+            MP_CHECK(next_of(notifiers[1], 2));
+        else if (status == MP_OK)
+            status = mp_fail_memory(error, sizeof(mp_notifier *), "a binding");
+    }
+    mp_ticket_release(ticket);
+    mp_notifier_destroy(notifiers[0]);
+    mp_notifier_destroy(notifiers[1]);
+    fake_destroy(registry);
+    return status;
+}
+
+MP_TEST_SECONDS(registry_notifiers_survive_refused_memory, 60) { mp_test_alloc_sweep(bind_to_two, NULL); }
