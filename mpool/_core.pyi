@@ -82,7 +82,8 @@ class Ticket:
     def cancel(self) -> None: ...
     def check(self) -> None:
         """Raise the call's error if it failed. Must be done."""
-    def bind(self, notifier: Notifier, id: int) -> None: ...
+    def bind(self, notifier: Notifier, id: int) -> None:
+        """List ``id`` in the notifier whenever the call moves; besides the notifiers that it is bound to already."""
     def times(self) -> tuple[float, float, float]:
         """Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."""
     def position(self) -> int: ...
