@@ -99,6 +99,9 @@ class Architecture:
         epsilon: key of the norm's epsilon, without the architecture.
         rope: whether positions are rotated into queries and keys (else they have a table).
         activation: what a GGUF file means without saying so.
+        full_layers: for families whose configuration switches its sliding window off unless it says otherwise: how
+            many of the first layers attend to everything when it does not say (transformers' default); None for
+            families where a window that is given is in use.
     """
 
     name: str
@@ -110,6 +113,7 @@ class Architecture:
     epsilon: str
     rope: bool
     activation: str
+    full_layers: int | None = None
 
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in (
@@ -131,7 +135,8 @@ ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in (
         name="qwen2", capability="text_to_text", classes=("Qwen2ForCausalLM",), prefixes=("model.",),
         tensors=_decoder(qkv_bias=True),
         harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
-        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu"),
+        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu",
+        full_layers=28),
 )}
 
 

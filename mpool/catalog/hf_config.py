@@ -162,7 +162,7 @@ def read_decoder(config: Fields, row: Architecture) -> tuple[dict[str, Value], b
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     kv[f"{a}.rope.dimension_count"] = head_dim or kv[f"{a}.embedding_length"] // heads
     _rope(config, kv, a)
-    _sliding_window(config, kv, a)
+    _sliding_window(config, kv, row)
     kv["mpool.rope_neox"] = True
     kv["mpool.activation"] = _activation(config, "hidden_act", "silu", ("silu",))
     tied = config.bool("tie_word_embeddings", False)
@@ -208,9 +208,9 @@ def _rope(config: Fields, kv: dict[str, Value], a: str) -> None:
     kv[f"{a}.rope.scaling.original_context_length"] = original
 
 
-def _sliding_window(config: Fields, kv: dict[str, Value], a: str) -> None:
+def _sliding_window(config: Fields, kv: dict[str, Value], row: Architecture) -> None:
     """Refuses a window that would narrow attention; one that is switched off or as wide as the context is none."""
-    layers: Any = kv[f"{a}.block_count"]
+    layers: Any = kv[f"{row.name}.block_count"]
     types = config.list("layer_types", None, of=str, limit=architectures.MAX_LAYERS)
     window = config.int("sliding_window", None, low=1)
     if types is not None:
@@ -219,13 +219,13 @@ def _sliding_window(config: Fields, kv: dict[str, Value], a: str) -> None:
         for kind in sorted(set(types)):
             if kind not in ("full_attention", "sliding_attention"):
                 config.fail("layer_types", kind, "full_attention or sliding_attention")
-    if not config.bool("use_sliding_window", window is not None and a != "qwen2") or window is None:
+    if not config.bool("use_sliding_window", window is not None and row.full_layers is None) or window is None:
         if types is not None and "sliding_attention" in types:
             _unsupported(config, "layer_types", "full_attention when no sliding window is in use")
         return
     windowed = "sliding_attention" in types if types is not None else \
-        config.int("max_window_layers", 28 if a == "qwen2" else 0) < layers
-    context: Any = kv[f"{a}.context_length"]
+        config.int("max_window_layers", row.full_layers or 0) < layers
+    context: Any = kv[f"{row.name}.context_length"]
     if windowed and window < context:
         _unsupported(config, "sliding_window", f"windows at least as long as the context, {context}")
 
