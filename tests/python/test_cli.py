@@ -295,6 +295,11 @@ class Talk:
         head, piece, self.seen = self.seen.partition(wanted.encode())
         return (head + piece).decode(errors="replace")
 
+    @staticmethod
+    def settle() -> None:
+        """Lets the child reach its wait for input: a signal between prompt and wait is only seen with the next key."""
+        time.sleep(0.5)
+
     def some(self, count: int = 20) -> None:
         """Waits for some output, whatever it is."""
         while len(self.seen) < count:
@@ -380,6 +385,7 @@ def test_chat_in_a_terminal(llama: str) -> None:
         session.send("\x03")
         session.until("(stopped)")
         session.until("> ")
+        session.settle()
         session.send("\x03")
         session.until("/exit or Ctrl-D leaves")
         session.until("> ")
@@ -391,9 +397,11 @@ def test_second_ctrl_c_at_the_prompt_leaves(llama: str) -> None:
     """The first one says how."""
     with talk("chat", "--model", llama, terminal=True) as session:
         session.until("> ")
+        session.settle()
         session.send("\x03")
         session.until("leaves")
         session.until("> ")
+        session.settle()
         session.send("\x03")
         assert session.child.wait(30) == 130
 
