@@ -349,13 +349,13 @@ def test_entries_and_stats(bert: tuple[_core.Registry, str]) -> None:
     assert row["facts"]["architecture"] == "bert" and row["facts"]["output_size"] == 32 and row["model_bytes"] > 0
     registry.load(key, pin=True)
     assert registry.entries()[0]["pinned"]
-    used = registry.stats()["memory_used"]
+    used = registry.stats()["memory_used"]  # of the process: other registries may hold models
     assert used >= row["model_bytes"]
     registry.evict(key)
-    row = registry.entries()[0]
-    assert row["facts"] == {} and row["model_bytes"] == 0 and row["workers"] == 0
+    after = registry.entries()[0]
+    assert after["facts"] == {} and after["model_bytes"] == 0 and after["workers"] == 0
     stats = registry.stats()
-    assert stats["memory_used"] == 0 and stats["evictions"] == 1 and stats["loads"] == 1
+    assert stats["memory_used"] <= used - row["model_bytes"] and stats["evictions"] == 1 and stats["loads"] == 1
     registry.embed(key, IDS, OFFSETS)  # comes back by itself
     registry.remove(key)
     assert registry.entries() == []
