@@ -1,10 +1,22 @@
-"""What all Python tests share: the ``slow`` marker."""
+"""What all Python tests share: the ``slow`` marker, and where they run."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Leave the folder with the sources: ``python -c`` in a child imports from its working directory first, and would
+    find the package without its compiled core there."""
+    for name in ("MPOOL_CACHE", "MPOOL_TEST_BUILD", "MPOOL_TEST_WEIGHTS"):
+        if os.environ.get(name):
+            os.environ[name] = os.path.abspath(os.path.expanduser(os.environ[name]))
+    if os.environ.get("PYTHONPATH"):
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
+    os.chdir(Path(__file__).parent)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
