@@ -387,6 +387,7 @@ def test_waits_on_entries_end_in_time(llama: tuple[_core.Registry, str]) -> None
 
 def test_close_is_idempotent_and_final(folders: tuple[Path, Path]) -> None:
     pool = mpool.Pool(mpool.PoolConfig(threads=1))
+    before = pool.registry.stats()["memory_used"]  # of the process: other registries may hold models
     registry, key = key_of(pool, folders[0])
     ticket = registry.submit_embed(key, IDS, OFFSETS)
     registry.begin_shutdown()
@@ -399,7 +400,7 @@ def test_close_is_idempotent_and_final(folders: tuple[Path, Path]) -> None:
         thread.join()
     registry.close()
     assert ticket.done() and ticket.vectors().shape == (2, 32)
-    assert registry.entries() == [] and registry.stats()["memory_used"] == 0
+    assert registry.entries() == [] and registry.stats()["memory_used"] <= before
     with pytest.raises(mpool.ShuttingDown):
         registry.load(key)
     pool.close()
