@@ -318,7 +318,7 @@ def test_a_hundred_abandoned_streams(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_a_stream_that_fails_says_so(pool: mpool.Pool, llama: Path) -> None:
-    stream = pool.generate(PROMPT, llama, temperature=0, max_tokens=2000, ignore_eos=True, stream=True, timeout=0.05)
+    stream = pool.generate(PROMPT, llama, temperature=0, max_tokens=2000, ignore_eos=True, stream=True, timeout=0.005)
     with pytest.raises(mpool.Timeout):
         for _ in stream:
             time.sleep(0.01)
