@@ -318,7 +318,9 @@ def test_a_hundred_abandoned_streams(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_a_stream_that_fails_says_so(pool: mpool.Pool, llama: Path) -> None:
-    stream = pool.generate(PROMPT, llama, temperature=0, max_tokens=2000, ignore_eos=True, stream=True, timeout=0.005)
+    greedy(pool, llama, max_tokens=1)  # loaded: only the answers take time, more of it than is allowed
+    stream = pool.generate(PROMPT, llama, temperature=0.5, max_tokens=2000, ignore_eos=True, n=16, stream=True,
+                           timeout=0.02)
     with pytest.raises(mpool.Timeout):
         for _ in stream:
             time.sleep(0.01)
