@@ -2,8 +2,8 @@
 
 Every engine runs in a process of its own, one at a time, with the same number of threads. In a round each engine has
 its turn at each topic, and the order changes from round to round. A probe of the machine stands before and after every
-turn; a topic whose probes saw different states of the machine, or other processes at work, is run again in that round,
-and what was disturbed is left out of the medians. Ratios are taken within a round, never across rounds.
+turn. A turn is disturbed if its two probes saw different states of the machine, or others were at work meanwhile.
+Ratios compare undisturbed turns of one round whose probes saw one state; who has none beside mpool gets more turns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Turn:
     round: int
     result: dict[str, Any]
     frame: Frame
-    disturbed: str | None = field(default=None)
+    disturbed: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.disturbed = disturbance([self.frame])
 
 
 class Bench:
@@ -110,19 +113,23 @@ class Bench:
         return Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
 
     def one_round(self, topic: str, number: int) -> None:
-        """Every engine once; again while the machine was disturbed, as often as was asked for."""
+        """Every engine once; those that cannot be compared again, and mpool with them, as often as was asked for."""
         engines = self.engines(topic)
         shift = number % max(1, len(engines))
-        for attempt in range(1 + self.arguments.again):
-            turns = [turn for engine in engines[shift:] + engines[:shift]
-                     if (turn := self.one_turn(topic, engine, number)) is not None]
-            why = disturbance([turn.frame for turn in turns])
-            for turn in turns:
-                turn.disturbed = why
-            self.turns += turns
-            say(f"round {number + 1}, {topic}: " + (f"disturbed: {why}" if why else "good"))
-            if why is None or not turns:
-                break
+        waiting = engines[shift:] + engines[:shift]
+        for _ in range(1 + self.arguments.again):
+            for engine in waiting:
+                turn = self.one_turn(topic, engine, number)
+                if turn is None:
+                    engines = [other for other in engines if other != engine]
+                    continue
+                self.turns.append(turn)
+                say(f"round {number + 1}, {topic}, {engine}: {turn.disturbed or 'good'}")
+            mine = [turn for turn in self.turns if (turn.topic, turn.round) == (topic, number)]
+            ours = [turn for turn in mine if turn.engine == "mpool"]
+            without = [engine for engine in engines if engine != "mpool" and "mpool" in engines and not any(
+                report.comparable(a, b) for a in ours for b in mine if b.engine == engine)]
+            waiting = (["mpool"] if without else []) + without
 
     def run(self) -> dict[str, Any]:
         """All rounds of all topics; returns the record."""
@@ -140,7 +147,8 @@ class Bench:
             for topic in topics:
                 self.one_round(topic, number)
         return {"machine": machine(self.arguments.threads),
-                "weights": {kind: {"path": Path(path).name, "sha256": hashed(path)} for kind, path in self.paths.items()},
+                "weights": {kind: {"path": Path(path).name, "sha256": hashed(path)}
+                            for kind, path in self.paths.items()},
                 "versions": {engine: self.version(engine) for engine in self.arguments.engines},
                 "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
                            "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],

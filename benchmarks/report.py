@@ -5,44 +5,56 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from .probe import disturbance
+
 #: Ends of measures of which less is better.
 LESS = (" ms", " s", " MB")
 
 
-def kept(turns: list[Any]) -> list[Any]:
-    """Turns that count: undisturbed ones; of a topic without any, all, and the table says so."""
-    good = [turn for turn in turns if turn.disturbed is None]
-    without = {turn.topic for turn in turns} - {turn.topic for turn in good}
-    return good + [turn for turn in turns if turn.topic in without]
+def comparable(a: Any, b: Any) -> bool:
+    """Whether two turns of a topic saw one state of the machine, and nobody else."""
+    return a.disturbed is None and b.disturbed is None and disturbance([a.frame, b.frame]) is None
 
 
 def summary(turns: list[Any]) -> dict[str, Any]:
-    """Topic -> measure -> engine -> median, and the median over rounds of the ratio of mpool to it: above 1, mpool is
-    better."""
+    """Topic -> measure -> engine -> its median, and how many times better mpool is.
+
+    Medians are of undisturbed turns. A ratio is the median of those of comparable turns, within rounds; ``pairs`` says
+    of how many. Where there are none, both are of what there is, and ``pairs`` is 0.
+    """
     found: dict[str, Any] = {}
-    counted = kept(turns)
     for topic in dict.fromkeys(turn.topic for turn in turns):
-        mine = [turn for turn in counted if turn.topic == topic]
-        table: dict[str, Any] = {}
-        for turn in mine:
-            for name, value in {**turn.result["measures"], "memory MB": turn.result["rss MB"]}.items():
-                table.setdefault(name, {}).setdefault(turn.engine, []).append((turn.round, value))
-        found[topic] = {"rounds": len({turn.round for turn in mine}), "disturbed": any(turn.disturbed for turn in mine),
-                        "measures": {name: _row(name, values) for name, values in table.items()}}
+        mine = [turn for turn in turns if turn.topic == topic]
+        names = dict.fromkeys(name for turn in mine for name in measures(turn))
+        engines = dict.fromkeys(turn.engine for turn in mine)
+        found[topic] = {name: {engine: cell for engine in engines if (cell := _cell_of(name, engine, mine))}
+                        for name in names}
     return found
 
 
-def _row(name: str, values: dict[str, list[tuple[int, float]]]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    ours = dict(values.get("mpool", ()))
-    for engine, pairs in values.items():
-        row[engine] = {"median": statistics.median(value for _, value in pairs)}
-        if engine != "mpool" and ours:
-            ratios = [value / ours[number] if name.endswith(LESS) else ours[number] / value
-                      for number, value in pairs if number in ours]
-            if ratios:
-                row[engine]["ratio"] = statistics.median(ratios)
-    return row
+def measures(turn: Any) -> dict[str, float]:
+    """What a turn measured, memory included."""
+    return {**turn.result["measures"], "memory MB": turn.result["rss MB"]}
+
+
+def _cell_of(name: str, engine: str, turns: list[Any]) -> dict[str, float]:
+    mine = [turn for turn in turns if turn.engine == engine and name in measures(turn)]
+    if not mine:
+        return {}
+    good = [turn for turn in mine if turn.disturbed is None] or mine
+    cell = {"median": statistics.median(measures(turn)[name] for turn in good)}
+    ours = [turn for turn in turns if turn.engine == "mpool" and name in measures(turn)]
+    pairs = [(a, b) for a in ours for b in mine if a.round == b.round]
+    if engine != "mpool" and pairs:
+        sound = [(a, b) for a, b in pairs if comparable(a, b)]
+        cell["ratio"] = statistics.median(_ratio(name, measures(a)[name], measures(b)[name])
+                                          for a, b in sound or pairs)
+        cell["pairs"] = len(sound)
+    return cell
+
+
+def _ratio(name: str, ours: float, theirs: float) -> float:
+    return theirs / ours if name.endswith(LESS) else ours / theirs
 
 
 def agreement(turns: list[Any]) -> dict[str, Any]:
@@ -80,18 +92,17 @@ def text(record: dict[str, Any]) -> str:
     lines += [f"weights  {kind}: {found['path']}, sha256 {found['sha256'][:16]}"
               for kind, found in record["weights"].items()]
     for topic, found in record["summary"].items():
-        engines = list(dict.fromkeys(engine for row in found["measures"].values() for engine in row))
+        engines = list(dict.fromkeys(engine for row in found.values() for engine in row))
         rows = [[topic, *engines]]
-        for name, row in found["measures"].items():
-            rows.append([name, *(_cell(row.get(engine)) for engine in engines)])
+        rows += [[name, *(_cell(row.get(engine)) for engine in engines)] for name, row in found.items()]
         widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-        state = "DISTURBED, not to be relied on" if found["disturbed"] else f"{found['rounds']} good rounds"
-        lines += ["", f"-- {state}", *("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in
-                                                                          zip(row[1:], widths[1:]))]) for row in rows)]
+        lines += ["", *("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in
+                                                              zip(row[1:], widths[1:]))]) for row in rows)]
     lines += ["", *(f"{what}: " + ", ".join(f"{engine} {value}" for engine, value in found.items())
                     for what, found in record["agreement"].items())]
     lines += [f"FAILED: {failure}" for failure in record["failures"]]
-    return "\n".join([*lines, "", "In brackets: how many times better mpool is, the median of the rounds' ratios."])
+    return "\n".join([*lines, "", "In brackets: how many times better mpool is, and of how many comparable turns that is",
+                      "the median. ?: there were none, as the machine was busy or changed its state: of no weight."])
 
 
 def _cell(found: dict[str, float] | None) -> str:
@@ -99,4 +110,6 @@ def _cell(found: dict[str, float] | None) -> str:
         return "-"
     value = found["median"]
     number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return number + (f" ({found['ratio']:.2f}x)" if "ratio" in found else "")
+    if "ratio" not in found:
+        return number
+    return f"{number} ({found['ratio']:.2f}x, {found['pairs'] or '?'})"

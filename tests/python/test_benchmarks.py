@@ -27,10 +27,11 @@ NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
 FAR = {"round_trip_ns": 520.0, "read_1": 42.0, "read_2": 85.0}
 
 
-def turn(engine: str, number: int, measures: dict[str, float], disturbed: str | None = None, **more: Any) -> Turn:
+def turn(engine: str, number: int, measures: dict[str, float], state: dict[str, float] = NEAR, others: float = 0.0,
+         **more: Any) -> Turn:
     """One measurement."""
     result = {"measures": measures, "rss MB": 100.0, **more}
-    return Turn("embed", engine, number, result, Frame(NEAR, NEAR, 0.0), disturbed)
+    return Turn("embed", engine, number, result, Frame(state, state, others))
 
 
 def test_texts_are_the_same_for_everybody() -> None:
@@ -56,19 +57,26 @@ def test_ratios_say_how_many_times_better_mpool_is() -> None:
              turn("peer", 0, {"mixed texts/s": 100.0, "one text ms": 6.0}),
              turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # a slow hour for both
              turn("peer", 1, {"mixed texts/s": 10.0, "one text ms": 60.0})]
-    rows = report.summary(turns)["embed"]["measures"]
-    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "ratio": 2.0}
-    assert rows["one text ms"]["peer"] == {"median": 33.0, "ratio": 3.0}
+    rows = report.summary(turns)["embed"]
+    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "ratio": 2.0, "pairs": 2}
+    assert rows["one text ms"]["peer"] == {"median": 33.0, "ratio": 3.0, "pairs": 2}
     assert rows["memory MB"]["peer"]["ratio"] == 1.0
 
 
 def test_disturbed_turns_do_not_count() -> None:
-    """Unless there is nothing else, and then it is said."""
+    """Neither in medians nor in ratios, unless there is nothing else, and then it is said."""
     good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
-    bad = [turn("mpool", 1, {"a": 2.0}, "why"), turn("peer", 1, {"a": 100.0}, "why")]
-    found = report.summary(good + bad)["embed"]
-    assert found["measures"]["a"]["peer"]["ratio"] == 2.0 and not found["disturbed"] and found["rounds"] == 1
-    assert report.summary(bad)["embed"]["disturbed"]
+    bad = [turn("mpool", 0, {"a": 2.0}, others=0.5), turn("peer", 0, {"a": 100.0}, others=0.5)]
+    assert [entry.disturbed is None for entry in good + bad] == [True, True, False, False]
+    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "ratio": 2.0, "pairs": 1}
+    assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "ratio": 0.02, "pairs": 0}
+
+
+def test_turns_in_different_states_are_not_compared() -> None:
+    """Though neither was disturbed."""
+    turns = [turn("mpool", 0, {"a": 2.0}, NEAR), turn("peer", 0, {"a": 1.0}, NEAR), turn("peer", 0, {"a": 4.0}, FAR)]
+    assert all(entry.disturbed is None for entry in turns)
+    assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "ratio": 2.0, "pairs": 1}
 
 
 def test_states_of_the_machine() -> None:
