@@ -360,8 +360,8 @@ def test_begin_shutdown_lets_the_running_finish(llama: Path) -> None:
 
 
 def test_close_ends_what_outlasts_the_grace(llama: Path) -> None:
-    own = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.05))
-    stream = own.generate("The", llama, max_tokens=2000, ignore_eos=True, temperature=0, stream=True)
+    own = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.01))  # and much more work than that, on any machine
+    stream = own.generate("The", llama, max_tokens=2000, ignore_eos=True, temperature=0.5, n=16, stream=True)
     next(stream)
     start = time.monotonic()
     own.close()
