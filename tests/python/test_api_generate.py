@@ -265,7 +265,7 @@ def test_choices_interleave(pool: mpool.Pool, llama: Path) -> None:
 
 
 def endless(pool: mpool.Pool, model: Path) -> mpool.Stream:
-    return pool.generate(PROMPT, model, temperature=0, max_tokens=2000, ignore_eos=True, stream=True)
+    return pool.generate(PROMPT, model, temperature=0, max_tokens=2000, ignore_eos=True, n=8, stream=True)
 
 
 @pytest.mark.parametrize("leave", ["break", "break of a kept one", "del", "close", "with", "exception", "never started",
