@@ -19,7 +19,7 @@ from mpool import aio
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3."]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
-ENDLESS: dict[str, Any] = {"temperature": 0, "max_tokens": 2000, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {"temperature": 0, "max_tokens": 16000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="session")

@@ -223,7 +223,7 @@ def test_options_out_of_range(pool: mpool.Pool, llama: Path, options: dict[str, 
 
 def test_timeout(pool: mpool.Pool, llama: Path) -> None:
     with pytest.raises(mpool.Timeout):
-        greedy(pool, llama, max_tokens=2000, timeout=0.01)
+        greedy(pool, llama, max_tokens=16000, timeout=0.01)
     idle(pool)
 
 
@@ -265,7 +265,7 @@ def test_choices_interleave(pool: mpool.Pool, llama: Path) -> None:
 
 
 def endless(pool: mpool.Pool, model: Path) -> mpool.Stream:
-    return pool.generate(PROMPT, model, temperature=0, max_tokens=2000, ignore_eos=True, n=8, stream=True)
+    return pool.generate(PROMPT, model, temperature=0, max_tokens=16000, ignore_eos=True, stream=True)
 
 
 @pytest.mark.parametrize("leave", ["break", "break of a kept one", "del", "close", "with", "exception", "never started",
@@ -282,7 +282,7 @@ def test_leaving_early_frees_the_slot(pool: mpool.Pool, llama: Path, leave: str)
             break
         idle(pool)
         assert kept.result().finish_reason == "cancelled" and list(kept) == []
-        assert 0 < len(kept.result().token_ids) < 2000
+        assert 0 < len(kept.result().token_ids) < 16000
     elif leave == "del":
         stream = endless(pool, llama)
         next(stream)

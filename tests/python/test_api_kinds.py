@@ -127,8 +127,7 @@ def test_models_and_messages(pool: mpool.Pool, llama: Path) -> None:
 # ---- jobs
 
 def test_waiting_for_a_job(pool: mpool.Pool, llama: Path) -> None:
-    job = pool.submit("text_to_text", prompt="The", model=llama, temperature=0, max_tokens=2000, ignore_eos=True,
-                      n=16)
+    job = pool.submit("text_to_text", prompt="The", model=llama, temperature=0, max_tokens=16000, ignore_eos=True)
     start = time.monotonic()
     with pytest.raises(mpool.Timeout, match="after 0 s"):
         job.result(timeout=0)

@@ -213,7 +213,7 @@ def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:
 def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     encoder, decoder = pool.get(bert), pool.get(str(llama))
     assert (encoder.dimensions, encoder.context_length, encoder.ref) == (32, 64, str(bert))
-    assert (decoder.context_length, decoder.pool) == (2048, pool)
+    assert (decoder.context_length, decoder.pool) == (16384, pool)
     assert encoder.batch_embed(["a", "b"], "query").shape == (2, 32)
     assert encoder.batch_embed(text for text in ("a", "b")).shape == (2, 32)
     assert len(list(encoder.embed_iter(["a"]))) == 1
@@ -259,7 +259,7 @@ def test_jobs(pool: mpool.Pool, bert: Path, llama: Path) -> None:
 
 
 def test_a_job_that_is_not_done(pool: mpool.Pool, llama: Path) -> None:
-    job = pool.submit("text_to_text", prompt="The", model=llama, max_tokens=2000, ignore_eos=True, n=16)
+    job = pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True)
     with pytest.raises(mpool.Timeout, match="it goes on"):
         job.result(timeout=0.001)
     assert job.cancel()
@@ -269,7 +269,7 @@ def test_a_job_that_is_not_done(pool: mpool.Pool, llama: Path) -> None:
 
 def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
     for _ in range(20):
-        pool.submit("text_to_text", prompt="The", model=llama, max_tokens=2000, ignore_eos=True)
+        pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True)
     gc.collect()
     for _ in range(500):
         if not any(row.running or row.queued for row in pool.ps()):
@@ -361,7 +361,7 @@ def test_begin_shutdown_lets_the_running_finish(llama: Path) -> None:
 
 def test_close_ends_what_outlasts_the_grace(llama: Path) -> None:
     own = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.01))  # and much more work than that, on any machine
-    stream = own.generate("The", llama, max_tokens=2000, ignore_eos=True, temperature=0.5, n=16, stream=True)
+    stream = own.generate("The", llama, max_tokens=16000, ignore_eos=True, temperature=0.5, n=4, stream=True)
     next(stream)
     start = time.monotonic()
     own.close()

@@ -339,7 +339,7 @@ def talk(*arguments: str, terminal: bool = False) -> Iterator[Talk]:
             child.stdout.close()
 
 
-ENDLESS = ("--ignore-eos", "--max-tokens", "1900", "--seed", "3")
+ENDLESS = ("--ignore-eos", "--max-tokens", "16000", "--seed", "3")
 
 
 def test_generate_is_interrupted(llama: str) -> None:
@@ -409,7 +409,7 @@ def test_second_ctrl_c_at_the_prompt_leaves(llama: str) -> None:
 def test_chat_with_one_failure_goes_on_and_says_so(llama: str) -> None:
     """A question that is too long for the model is an error; the next one is answered; the exit code tells."""
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "4", "--stats",
-               stdin="word " * 3000 + "\nHello\n", check=False)
+               stdin="word " * 20000 + "\nHello\n", check=False)
     assert done.returncode == 1
     assert "tokens, the model takes" in done.stderr and done.stderr.count("tokens of prompt") == 1
 

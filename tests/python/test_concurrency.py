@@ -144,7 +144,7 @@ def test_cancellations_leave_the_others_alone(models: tuple[Path, Path]) -> None
 
         def leaver() -> None:
             while not over.is_set():
-                stream = pool.generate("a cat", models[1], max_tokens=500, ignore_eos=True, stream=True)
+                stream = pool.generate("a cat", models[1], max_tokens=16000, ignore_eos=True, stream=True)
                 next(stream)
                 del stream
                 pool.submit("text_embedding", inputs=["some text"] * 50, model=models[0]).cancel()

@@ -19,9 +19,9 @@ ROUNDS = {
     "generate": "pool.generate('abc', llama, max_tokens=4, seed=1)",
     "generate_n": "pool.generate('abc', llama, max_tokens=4, n=3, stop=['zz'], logprobs=True, top_logprobs=2)",
     "stream": "list(pool.generate('abc', llama, max_tokens=4, stream=True))",
-    "abandoned": "next(iter(pool.generate('abc', llama, max_tokens=400, stream=True)))",
-    "never_started": "pool.generate('abc', llama, max_tokens=400, stream=True)",
-    "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=400)\n    job.cancel()"
+    "abandoned": "next(iter(pool.generate('abc', llama, max_tokens=2000, stream=True)))",
+    "never_started": "pool.generate('abc', llama, max_tokens=2000, stream=True)",
+    "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=2000)\n    job.cancel()"
                  "\n    try:\n        job.result()\n    except mpool.Cancelled:\n        pass",
     "refused": "\n    try:\n        pool.embed('', bert)\n    except mpool.InvalidArgument:\n        pass",
     "too_long": "\n    try:\n        pool.embed('x ' * 500, bert, truncate=False)"

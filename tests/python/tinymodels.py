@@ -103,7 +103,7 @@ def _decoder(folder: Path, family: str, generation: dict[str, object] | None, co
     return folder
 
 
-def llama(folder: Path, generation: dict[str, object] | None = None, context: int = 2048) -> Path:
+def llama(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
     """A transformers folder: Llama with 2 layers, grouped queries, a byte-level BPE with ChatML."""
     return _decoder(folder, "llama", generation, context)
 
