@@ -153,6 +153,8 @@ static int real_thread_create(pthread_t *thread, const pthread_attr_t *attr, voi
 
 static void real_thread_join(pthread_t thread) { check(pthread_join(thread, NULL)); }
 
+static void real_thread_detach(pthread_t thread) { check(pthread_detach(thread)); }
+
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error) {
     thread->started = false;
     thread_start *start = mp_alloc_zeroed(sizeof(*start), MP_TAG_POOL);
@@ -187,6 +189,12 @@ void mp_thread_join(mp_thread *thread) {
     if (!thread->started)
         return;
     SYS(thread_join)(thread->os);
+    thread->started = false;
+    atomic_fetch_add_explicit(&threads_joined, 1, memory_order_relaxed);
+}
+
+void mp_thread_detach(mp_thread *thread) {
+    SYS(thread_detach)(thread->os);
     thread->started = false;
     atomic_fetch_add_explicit(&threads_joined, 1, memory_order_relaxed);
 }
@@ -429,6 +437,7 @@ const mp_sys_calls mp_sys_real = {
     .mutex_lock = real_mutex_lock,
     .mutex_unlock = real_mutex_unlock,
     .thread_join = real_thread_join,
+    .thread_detach = real_thread_detach,
     .sleep_ns = real_sleep_ns,
 };
 
@@ -446,6 +455,7 @@ mp_sys_calls mp_sys_table = {
     .mutex_lock = real_mutex_lock,
     .mutex_unlock = real_mutex_unlock,
     .thread_join = real_thread_join,
+    .thread_detach = real_thread_detach,
     .sleep_ns = real_sleep_ns,
 };
 #endif

@@ -41,6 +41,8 @@ typedef struct mp_thread { pthread_t os; bool started; } mp_thread;
  * refused. */
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error);
 void mp_thread_join(mp_thread *thread); /* legal on one that never started */
+/* Nobody will join it: for a thread that may never return. It counts as joined from now on. */
+void mp_thread_detach(mp_thread *thread);
 /* Counts since the process began: created == joined after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);
 
@@ -91,6 +93,7 @@ typedef struct mp_sys_calls {
     void (*mutex_lock)(pthread_mutex_t *mutex);
     void (*mutex_unlock)(pthread_mutex_t *mutex);
     void (*thread_join)(pthread_t thread);
+    void (*thread_detach)(pthread_t thread);
     void (*sleep_ns)(uint64_t ns);
 } mp_sys_calls;
 extern const mp_sys_calls mp_sys_real;

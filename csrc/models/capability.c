@@ -7,7 +7,7 @@
 #include "models/engine.h"
 
 static const mp_capability_row rows[MP_CAPABILITY_COUNT] = {
-#define MP_CAPABILITY(NAME, name, queue, policy) {name, queue, policy},
+#define MP_CAPABILITY(NAME, name, queue, bulk, policy) {name, {queue, bulk}, policy},
 #include "models/capabilities.def"
 #undef MP_CAPABILITY
 };
@@ -47,6 +47,29 @@ static void *copy(const void *from, size_t count, size_t size, uint64_t *bytes, 
 
 /* ---- text_embedding -------------------------------------------------------------------------------------------- */
 
+/* 64-bit FNV-1a over words: equal requests give equal numbers, which is all that is asked of it. */
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    for (size_t i = 0; data && i < bytes; i++)
+        hash = (hash ^ at[i]) * 0x100000001b3u;
+    return hash;
+}
+
+static uint64_t finish_mix(uint64_t hash) { return hash ? hash : 1; }
+
+static const uint64_t MIX_START = 0xcbf29ce484222325u;
+
+static uint64_t embed_fingerprint(const mp_call *base) {
+    const mp_embed_call *call = (const mp_embed_call *)base;
+    uint64_t hash = mix(MIX_START, call->offsets, ((size_t)call->n_texts + 1) * sizeof *call->offsets);
+    return finish_mix(mix(hash, call->ids, (size_t)call->n_tokens * sizeof *call->ids));
+}
+
+static void embed_usage(const mp_call *base, uint64_t *in, uint64_t *out) {
+    *in = (uint64_t)((const mp_embed_call *)base)->n_tokens;
+    *out = 0;
+}
+
 static void embed_destroy(mp_call *base) {
     mp_embed_call *call = (mp_embed_call *)base;
     mp_free(call->ids);
@@ -71,7 +94,11 @@ mp_status mp_embed_call_create(int32_t n_texts, const int32_t *ids, const int64_
     if (!call)
         return mp_fail_memory(error, sizeof *call, "a call");
     bool ok = true;
-    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = embed_destroy, .bytes = sizeof *call};
+    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING,
+                           .destroy = embed_destroy,
+                           .fingerprint = embed_fingerprint,
+                           .usage = embed_usage,
+                           .bytes = sizeof *call};
     call->n_texts = n_texts;
     call->n_tokens = offsets[n_texts];
     call->normalize = -1;
@@ -144,6 +171,19 @@ static void text_destroy(mp_call *base) {
     mp_free(call);
 }
 
+static uint64_t text_fingerprint(const mp_call *base) {
+    const mp_text_call *call = (const mp_text_call *)base;
+    return finish_mix(mix(MIX_START, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt));
+}
+
+static void text_usage(const mp_call *base, uint64_t *in, uint64_t *out) {
+    const mp_text_call *call = (const mp_text_call *)base;
+    *in = (uint64_t)call->n_prompt;
+    *out = 0;
+    for (int i = 0; call->choices && i < call->n_choices; i++)
+        *out += atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed);
+}
+
 static mp_status check_range(const char *name, int64_t value, int64_t low, int64_t high, mp_error *error) {
     if (value >= low && value <= high)
         return MP_OK;
@@ -189,7 +229,11 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
         return mp_fail_memory(error, sizeof *call, "a call");
     bool ok = true;
     uint64_t *bytes = &call->base.bytes;
-    call->base = (mp_call){.capability = MP_TEXT_TO_TEXT, .destroy = text_destroy, .bytes = sizeof *call};
+    call->base = (mp_call){.capability = MP_TEXT_TO_TEXT,
+                           .destroy = text_destroy,
+                           .fingerprint = text_fingerprint,
+                           .usage = text_usage,
+                           .bytes = sizeof *call};
     call->sampling = args->sampling;
     call->n_prompt = args->n_prompt;
     call->n_choices = args->n_choices;

@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 
 typedef enum mp_capability {
-#define MP_CAPABILITY(NAME, name, queue, policy) MP_##NAME,
+#define MP_CAPABILITY(NAME, name, queue, bulk, policy) MP_##NAME,
 #include "models/capabilities.def"
 #undef MP_CAPABILITY
     MP_CAPABILITY_COUNT
@@ -17,7 +17,7 @@ typedef enum mp_capability {
 
 typedef struct mp_capability_row {
     const char *name;
-    int queue_capacity;
+    int queue_capacity[2]; /* calls of one input, calls of many */
     const char *policy;
 } mp_capability_row;
 const mp_capability_row *mp_capability_get(mp_capability capability);
@@ -26,7 +26,11 @@ bool mp_capability_from_name(const char *name, mp_capability *capability);
 typedef struct mp_call {
     mp_capability capability;
     void (*destroy)(struct mp_call *call); /* frees the whole chain */
-    uint64_t bytes;                        /* what it holds, charged to the queue's share of memory */
+    /* A hash of what is asked, equal for equal requests; never 0. NULL: it has none. */
+    uint64_t (*fingerprint)(const struct mp_call *call);
+    /* Units read and written so far: tokens, images. NULL: not counted. */
+    void (*usage)(const struct mp_call *call, uint64_t *in, uint64_t *out);
+    uint64_t bytes; /* what it holds, charged to the queue's share of memory */
 } mp_call;
 static inline void mp_call_destroy(mp_call *call) {
     if (call)

@@ -29,7 +29,8 @@ struct mp_cores {
     /* guarded by: lock */
     lane_waiter *first, *last;
     mp_team *team;
-    bool team_refused;
+    bool team_refused; /* the system refused threads, or the ledger was closed */
+    int forfeited;     /* leases whose holders have not returned them */
     bool forking; /* a fork holds the lock; several registries may share the ledger, the first one's hook counts */
     /* written under lock, read without it as a hint */
     _Atomic int used;    /* lanes leased; 0 <= used <= lanes */
@@ -72,9 +73,13 @@ mp_status mp_cores_open(int lanes, mp_cores **cores_out, mp_error *error) {
 void mp_cores_close(mp_cores *cores) {
     if (!cores || (cores->process_wide && !mp_shared_drop(&process_cores)))
         return;
-    assert(atomic_load(&cores->used) == 0 && !cores->first && "a lease is still held");
-    mp_team_destroy(cores->team);
+    mp_mutex_lock(&cores->lock);
+    mp_team *team = cores->forfeited ? NULL : cores->team;
+    assert(cores->forfeited || (atomic_load(&cores->used) == 0 && !cores->first && "a lease is still held"));
     cores->team = NULL;
+    cores->team_refused = true;
+    mp_mutex_unlock(&cores->lock);
+    mp_team_destroy(team);
     mp_cores_unpin(cores);
 }
 
@@ -183,9 +188,22 @@ void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease) {
     give_back(cores, granted - lease->lanes);
 }
 
-void mp_cores_return(mp_cores *cores, mp_lease *lease) {
+void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited) {
     int lanes = lease->lanes;
     mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
+    if (!forfeited) {
+        give_back(cores, lanes);
+        return;
+    }
+    mp_mutex_lock(&cores->lock);
+    cores->forfeited--;
+    mp_mutex_unlock(&cores->lock);
+}
+
+void mp_cores_forfeit(mp_cores *cores, int lanes) {
+    mp_mutex_lock(&cores->lock);
+    cores->forfeited++;
+    mp_mutex_unlock(&cores->lock);
     give_back(cores, lanes);
 }
 
@@ -264,6 +282,7 @@ void mp_cores_fork_child(mp_cores *cores) {
     cores->first = cores->last = NULL;
     cores->team = NULL; /* its threads are the parent's; its memory is left alone */
     cores->team_refused = false;
+    cores->forfeited = 0;
     atomic_store(&cores->used, 0);
     atomic_store(&cores->waiting, 0);
     atomic_store(&cores->runnable, 0);

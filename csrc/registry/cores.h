@@ -13,8 +13,9 @@ typedef struct mp_cores mp_cores;
 /* Use the process's ledger (lanes 0: MPOOL_THREADS, or the CPUs that the process may use), or one of its own. No
  * thread is started before the first lease of more than one lane. */
 mp_status mp_cores_open(int lanes, mp_cores **cores, mp_error *error);
-/* Use it no more: the last user's close joins the helpers. No lease of that user is held. NULL is legal. The ledger
- * itself stays while it is pinned, for callers that still ask it whether they may spin. */
+/* Use it no more: the last user's close joins the helpers. No lease of that user is held, forfeited ones apart (then
+ * the helpers are left alone, as some may be in their regions). NULL is legal. The ledger itself stays while it is
+ * pinned, for callers that still ask it whether they may spin, and gives out single lanes. */
 void mp_cores_close(mp_cores *cores);
 mp_cores *mp_cores_pin(mp_cores *cores);
 void mp_cores_unpin(mp_cores *cores);
@@ -29,7 +30,10 @@ bool mp_cores_contended(mp_cores *cores);
 /* Lease up to `want` lanes, at least 1 and no more than the caller's share; waits, first come first served, while all
  * are taken. The caller holds no lock and no other lease. */
 void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease);
-void mp_cores_return(mp_cores *cores, mp_lease *lease);
+/* forfeited: its lanes were taken away by mp_cores_forfeit. */
+void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited);
+/* Take the lanes of a lease from a holder that may never return it: others get them from now on. */
+void mp_cores_forfeit(mp_cores *cores, int lanes);
 
 /* Permission to spin while waiting: only on lanes that nobody computes on. */
 mp_spin_rule mp_cores_spin_rule(mp_cores *cores, uint64_t spin_ns);

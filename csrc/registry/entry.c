@@ -1,4 +1,4 @@
-/* entry.c: see entry.h. The caller's and the registry's side; serve.c is the worker's. */
+/* entry.c: see entry.h. The side of callers and of the registry. */
 #include "registry/entry.h"
 
 #include <assert.h>
@@ -6,11 +6,14 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/trace.h"
 
 static const uint64_t MS = 1000 * 1000;
-static const uint64_t NEVER = UINT64_MAX;
 static const uint64_t ROOM_SLICE_MS = 50;
 static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MOST_MS = 10000;
+/* More deaths of workers than the ring holds within this time: the model is broken. */
+static const uint64_t DEATHS_WITHIN_MS = 60000;
+enum { DEATHS_MOST = sizeof(((mp_entry *)NULL)->death_ns) / sizeof(uint64_t) };
 
 /* --- life --- */
 
@@ -20,8 +23,8 @@ static void free_loader(mp_loader *loader) {
     *loader = (mp_loader){0};
 }
 
-mp_status mp_entry_create(mp_services *services, const char *key, const mp_loader *loader, int queue_capacity,
-                          mp_entry **entry_out, mp_error *error) {
+mp_status mp_entry_create(mp_services *services, const char *key, const mp_loader *loader, mp_entry **entry_out,
+                          mp_error *error) {
     *entry_out = NULL;
     mp_loader taken = *loader;
     mp_entry *entry = mp_alloc_zeroed(sizeof(*entry), MP_TAG_POOL);
@@ -32,13 +35,14 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
     entry->services = mp_services_pin(services);
     strncpy(entry->key, key, sizeof(entry->key) - 1);
     entry->capability = taken.capability;
+    entry->policy = services->policy[taken.capability];
+    entry->keep_alive_ns = services->keep_alive_ns;
     entry->loader = taken;
     atomic_init(&entry->references, 1);
     mp_mutex_init(&entry->lock);
     mp_cond_init(&entry->changed);
     mp_cond_init(&entry->room);
-    mp_bell_init(&entry->bell);
-    mp_queue_init(&entry->queue, queue_capacity);
+    mp_queue_init(&entry->queue, services->queue_capacity[taken.capability]);
     *entry_out = entry;
     return MP_OK;
 }
@@ -51,10 +55,9 @@ mp_entry *mp_entry_pin(mp_entry *entry) {
 void mp_entry_unpin(mp_entry *entry) {
     if (!entry || atomic_fetch_sub_explicit(&entry->references, 1, memory_order_acq_rel) != 1)
         return;
-    assert(!entry->working && entry->queue.count == 0 && entry->active_count == 0);
+    assert(!mp_entry_works(entry) && entry->queue.count == 0 && entry->apart == 0);
     mp_resident_unpin(entry->resident);
     free_loader(&entry->loader);
-    mp_bell_deinit(&entry->bell);
     mp_cond_deinit(&entry->room);
     mp_cond_deinit(&entry->changed);
     mp_mutex_deinit(&entry->lock);
@@ -62,198 +65,172 @@ void mp_entry_unpin(mp_entry *entry) {
     mp_free(entry);
 }
 
-mp_resident *mp_resident_pin(mp_resident *resident) {
-    atomic_fetch_add_explicit(&resident->references, 1, memory_order_relaxed);
-    return resident;
-}
-
-void mp_resident_unpin(mp_resident *resident) {
-    if (!resident || atomic_fetch_sub_explicit(&resident->references, 1, memory_order_acq_rel) != 1)
-        return;
-    resident->model->ops->destroy(resident->model);
-    mp_free(resident);
-}
-
 mp_spin_rule mp_entry_spin_rule(mp_entry *entry) {
     return mp_cores_spin_rule(entry->services->cores_seen, entry->services->spin_ns);
 }
 
-const char *mp_entry_stage(const mp_entry *entry) {
-    const char *stage = atomic_load_explicit(&entry->progress.stage, memory_order_acquire);
-    return stage ? stage : "starting";
+/* --- workers; under the lock --- */
+
+bool mp_entry_serves(const mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (mp_worker_serves(entry->workers[i]))
+            return true;
+    return false;
 }
 
-/* --- state; under the lock --- */
+int mp_entry_running(const mp_entry *entry) {
+    int running = 0;
+    for (int i = 0; i < entry->worker_count; i++)
+        running += entry->workers[i]->active_count;
+    return running;
+}
 
-void mp_entry_set_state(mp_entry *entry, mp_entry_state state) {
-    static const uint8_t legal[] = {
-        [MP_ENTRY_COLD] = 1 << MP_ENTRY_LOADING,
-        [MP_ENTRY_LOADING] = 1 << MP_ENTRY_READY | 1 << MP_ENTRY_FAILED,
-        [MP_ENTRY_READY] = 1 << MP_ENTRY_BUSY | 1 << MP_ENTRY_EVICTING,
-        [MP_ENTRY_BUSY] = 1 << MP_ENTRY_READY | 1 << MP_ENTRY_EVICTING,
-        [MP_ENTRY_EVICTING] = 1 << MP_ENTRY_COLD | 1 << MP_ENTRY_FAILED,
-        [MP_ENTRY_FAILED] = 1 << MP_ENTRY_LOADING | 1 << MP_ENTRY_COLD,
-    };
-    assert(legal[entry->state] >> state & 1);
-    (void)legal;
-    if (state == MP_ENTRY_READY)
-        entry->idle_since_ns = mp_sys_now_ns();
-    entry->state = state;
-    mp_cond_broadcast(&entry->changed); /* costs nothing when nobody waits */
+void mp_entry_list_worker(mp_entry *entry, mp_worker *worker) {
+    assert(entry->worker_count < MP_WORKERS_MAX);
+    entry->workers[entry->worker_count++] = worker;
+}
+
+void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker) {
+    int at = 0;
+    while (entry->workers[at] != worker)
+        at++;
+    entry->worker_count--;
+    memmove(&entry->workers[at], &entry->workers[at + 1], (size_t)(entry->worker_count - at) * sizeof(worker));
 }
 
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
     entry->failure = *error;
+    entry->failed = true;
     entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
     if (entry->backoff_ns > BACKOFF_MOST_MS * MS)
         entry->backoff_ns = BACKOFF_MOST_MS * MS;
     entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
-    mp_entry_set_state(entry, MP_ENTRY_FAILED);
-}
-
-void mp_entry_tell_room(mp_entry *entry) {
-    if (entry->room_waiters && !mp_queue_full(&entry->queue))
-        mp_cond_broadcast(&entry->room);
-}
-
-mp_ticket *mp_entry_take_queue(mp_entry *entry) {
-    mp_ticket *first = NULL, **end = &first;
-    for (mp_queue_node *node; (node = mp_queue_pop(&entry->queue));) {
-        *end = mp_ticket_of_node(node);
-        end = &(*end)->next;
-    }
-    *end = NULL;
-    mp_entry_tell_room(entry);
     mp_cond_broadcast(&entry->changed);
-    return first;
 }
 
-/* --- ends --- */
-
-static void uncharge(mp_entry *entry, mp_ticket *ticket) {
-    if (ticket->charged)
-        mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
-    ticket->charged = 0;
+void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
+    uint64_t now = mp_sys_now_ns(), rest_ns = BACKOFF_FIRST_MS * MS;
+    int lately = 0;
+    entry->death_ns[entry->deaths++ % DEATHS_MOST] = now;
+    for (int i = 0; i < DEATHS_MOST && i < entry->deaths; i++)
+        lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MS;
+    for (int i = 1; i < lately && rest_ns < BACKOFF_MOST_MS * MS; i++)
+        rest_ns *= 2;
+    entry->spawn_ns = now + rest_ns;
+    if (lately < DEATHS_MOST || entry->broken)
+        return;
+    entry->broken = true;
+    mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s and no more are started, the last: %s",
+            entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
+    mp_log(MP_LOG_ERROR, "%s", entry->failure.message);
 }
 
-void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
-    mp_count_end(entry->services, status);
-    if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
-        atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
-    uncharge(entry, ticket);
-    if (ticket->item.abandon) { /* preempted, and not admitted again */
-        ticket->item.abandon(&ticket->item);
-        ticket->item.abandon = NULL;
-    }
-    mp_ticket_finish(ticket, status, error);
-}
-
-void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error) {
-    while (list) {
-        mp_ticket *next = list->next;
-        mp_error own;
-        mp_status status = error ? error->code : mp_ticket_cause(list, &own);
-        mp_entry_finish(entry, list, status, error ? error : &own);
-        list = next;
-    }
-}
-
-/* --- starting the worker --- */
-
-/* Under the lock. True: the caller calls launch after releasing it. */
-static bool begin_work(mp_entry *entry) {
-    if (entry->working)
+bool mp_entry_begin(mp_entry *entry) {
+    if (mp_entry_works(entry) || entry->broken || !entry->loader.ops || mp_sys_now_ns() < entry->spawn_ns)
         return false;
-    entry->working = true;
+    entry->starting++;
     return true;
 }
 
-static void launch(mp_entry *entry) {
+/* The worker that was announced cannot be started. */
+static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_services *services = entry->services;
-    mp_error error;
-    mp_entry_pin(entry); /* the worker's */
-    if (mp_pool_run(services->pool, (mp_job){mp_entry_serve, entry}, &error) == MP_OK) {
-        mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns() + services->load_timeout_ns);
-        return;
-    }
+    mp_ticket *list = NULL;
     mp_mutex_lock(&entry->lock);
-    entry->working = false;
-    entry->evict = false; /* there is nothing to evict, and the next load is not to be thrown away */
-    entry->attempts++;
-    entry->attempts_over++;
-    mp_entry_set_state(entry, MP_ENTRY_LOADING);
-    mp_entry_set_failed(entry, &error);
-    mp_ticket *list = mp_entry_take_queue(entry);
+    if (worker)
+        mp_entry_unlist_worker(entry, worker);
+    else
+        entry->starting--;
+    bool others = mp_entry_works(entry);
+    entry->scale_ns = mp_sys_now_ns() + 1000 * MS;
+    if (!others) {
+        entry->evict = false; /* there is nothing to evict, and the next load is not to be thrown away */
+        entry->attempts++;
+        entry->attempts_over++;
+        mp_entry_set_failed(entry, error);
+        list = mp_entry_take_queue(entry);
+    }
     mp_mutex_unlock(&entry->lock);
-    mp_count(services, MP_METRIC_load_failures, 1);
-    mp_entry_finish_list(entry, list, &error);
-    services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
+    mp_log(MP_LOG_WARNING, "A worker for %s could not be started: %s", entry->key, error->message);
+    mp_count(services, MP_METRIC_spawn_failures, 1);
+    mp_entry_finish_list(entry, list, error);
+    if (!others)
+        services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
+    mp_entry_settle(entry);
+}
+
+void mp_entry_launch(mp_entry *entry, mp_guard guard) {
+    mp_services *services = entry->services;
+    mp_worker *worker;
+    mp_error error;
+    mp_entry_pin(entry); /* the worker's goes with it */
+    if (mp_worker_create(entry, &worker, &error) != MP_OK) {
+        mp_guard_release(&guard);
+        launch_failed(entry, NULL, &error);
+    } else {
+        worker->guard = guard;
+        mp_mutex_lock(&entry->lock);
+        entry->starting--;
+        mp_entry_list_worker(entry, worker);
+        mp_mutex_unlock(&entry->lock);
+        if (mp_pool_run(services->pool, (mp_job){mp_worker_run, worker}, &error) != MP_OK) {
+            launch_failed(entry, worker, &error);
+            mp_guard_release(&worker->guard);
+            mp_worker_destroy(worker);
+        }
+    }
     mp_entry_unpin(entry);
 }
 
 /* --- submit --- */
 
-/* Charge what the call holds by now. */
-static mp_status charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
-    uint64_t bytes = ticket->item.call->bytes;
-    if (bytes <= ticket->charged)
-        return MP_OK;
-    mp_budget *budget = mp_governor_budget(entry->services->governor);
-    if (!mp_budget_take(budget, bytes - ticket->charged)) {
-        uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
-        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free",
-                       entry->key, (double)bytes / 1e6, (double)(used < limit ? limit - used : 0) / 1e6,
-                       (double)limit / 1e6);
-    }
-    ticket->charged = bytes;
-    return MP_OK;
-}
-
-mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error) {
-    if (ticket->load == resident->load)
-        return MP_OK;
-    uint32_t total = 0;
-    uint64_t cost_ns = 0;
-    MP_TRY(resident->model->ops->check(resident->model, ticket->item.call, &cost_ns, &total, error));
-    MP_TRY(charge(entry, ticket, error));
-    ticket->item.cost_ns = cost_ns;
-    ticket->item.total = total;
-    ticket->load = resident->load;
-    return MP_OK;
-}
-
 /* Under the lock: why the entry takes no calls now, or MP_OK. */
-static mp_status refusal(mp_entry *entry, bool *gone, mp_error *error) {
+static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_error *error) {
+    mp_services *services = entry->services;
     if (entry->closed)
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
     if (entry->remove) {
         *gone = true;
         return mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
     }
-    bool resting = entry->state == MP_ENTRY_FAILED && mp_sys_now_ns() < entry->retry_ns;
-    if (resting || entry->stalled) {
+    uint64_t now = mp_sys_now_ns(), left_ns;
+    if (entry->broken || (entry->failed && now < entry->retry_ns)) {
         *error = entry->failure;
         return error->code;
+    }
+    if (!ticket->probe && !mp_breaker_ask(&entry->breaker, &services->breaker, now, &ticket->probe, &left_ns)) {
+        mp_count(services, MP_METRIC_circuit_rejections, 1);
+        if (left_ns == 0)
+            return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: it is being tried "
+                           "with %d calls, try again when they are answered", entry->key, services->breaker.probes);
+        return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: try again in %.1f s",
+                       entry->key, (double)left_ns * 1e-9);
     }
     return MP_OK;
 }
 
 /* Under the lock, which is given up meanwhile: wait for room in the queue. */
-static mp_status wait_for_room(mp_entry *entry, const mp_submit_options *options, mp_error *error) {
-    int waiting = entry->queue.count;
-    if (options->fail_fast)
-        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full, %d calls wait; try again when some are answered",
-                       entry->key, waiting);
+static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
+                               mp_error *error) {
+    int waiting = entry->queue.count, kind = ticket->node.kind;
+    if (options->fail_fast) {
+        double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost) * 1e-9;
+        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full, %d calls wait; try again in %.1f s", entry->key,
+                       waiting, eta > 0.1 ? eta : 0.1);
+    }
     uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_MS * MS;
-    if (options->deadline_ns && now >= options->deadline_ns)
+    uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed), due = options->deadline_ns;
+    if (ticket->patience_ns && (!due || moved + ticket->patience_ns < due))
+        due = moved + ticket->patience_ns;
+    if (due && now >= due)
         return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline, %d calls wait", entry->key,
                        waiting);
-    if (options->deadline_ns && options->deadline_ns < slice)
-        slice = options->deadline_ns;
+    if (due && due < slice)
+        slice = due;
     entry->room_waiters++;
     mp_cond_wait(&entry->room, &entry->lock, slice);
     entry->room_waiters--;
-    if (!options->give_up || !mp_queue_full(&entry->queue))
+    if (!options->give_up || !mp_queue_full(&entry->queue, kind))
         return MP_OK;
     mp_mutex_unlock(&entry->lock);
     bool give_up = options->give_up(options->give_up_arg);
@@ -262,18 +239,45 @@ static mp_status wait_for_room(mp_entry *entry, const mp_submit_options *options
                    : MP_OK;
 }
 
+/* Under the lock: the call is known to come too late. */
+static mp_status check_deadline(mp_entry *entry, const mp_submit_options *options, mp_error *error) {
+    uint64_t now = mp_sys_now_ns(), deadline = options->deadline_ns;
+    if (!deadline)
+        return MP_OK;
+    if (now >= deadline)
+        return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
+    /* Predictions err: only what is hopeless by a wide margin is refused, and only behind others. */
+    uint64_t wait_ns = entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost) : 0;
+    if (wait_ns / 4 <= deadline - now)
+        return MP_OK;
+    return mp_fail(error, MP_TIMEOUT, "%s: %d calls wait, about %.1f s of work; the deadline is in %.1f s", entry->key,
+                   entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
+}
+
+/* No lock held: a call in whose steps workers failed again and again. */
+static mp_status check_quarantine(mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
+    mp_quarantine *quarantine = &entry->services->quarantine;
+    const mp_call *call = ticket->item.call;
+    if (mp_quarantine_is_empty(quarantine) || !call->fingerprint ||
+        !mp_quarantine_holds(quarantine, call->fingerprint(call), mp_sys_now_ns()))
+        return MP_OK;
+    return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
+                   entry->key, MP_QUARANTINE_FAULTS);
+}
+
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error) {
     mp_services *services = entry->services;
-    bool wake = false, start = false;
+    bool start = false;
+    mp_guard guard = {0};
     *gone = false;
-    mp_status status = charge(entry, ticket, error);
+    mp_status status = check_quarantine(entry, ticket, error);
+    if (status == MP_OK)
+        status = mp_entry_charge(entry, ticket, error);
     mp_mutex_lock(&entry->lock);
-    while (status == MP_OK && (status = refusal(entry, gone, error)) == MP_OK) {
-        if (options->deadline_ns && mp_sys_now_ns() >= options->deadline_ns && !mp_queue_full(&entry->queue)) {
-            status = mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
-            break;
-        }
+    if (ticket->policy == MP_POLICY_DEFAULT)
+        ticket->policy = entry->policy;
+    while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
         if (entry->resident && entry->resident->load != ticket->load) {
             /* The caller's mistakes are told at once, and its thread does the allocation. */
             mp_resident *resident = mp_resident_pin(entry->resident);
@@ -283,53 +287,53 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
             mp_mutex_lock(&entry->lock);
             continue;
         }
-        if (mp_queue_push(&entry->queue, &ticket->node, ticket->item.priority) == MP_QUEUE_TAKEN) {
+        if (!mp_queue_full(&entry->queue, ticket->node.kind) &&
+            (status = check_deadline(entry, options, error)) != MP_OK)
+            break;
+        ticket->node.cost = ticket->item.cost_ns;
+        if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
             ticket->item.sequence = ++entry->calls;
-            start = begin_work(entry);
-            wake = mp_bell_ring(&entry->bell);
+            ticket->home = ticket->policy == MP_POLICY_P2C ? mp_dispatch_home(entry) : NULL;
+            if (options->keep_alive_ns)
+                entry->keep_alive_ns = options->keep_alive_ns;
+            mp_dispatch_ring(entry, ticket);
+            start = mp_entry_begin(entry) || mp_dispatch_scale(entry, &guard);
             break;
         }
-        status = wait_for_room(entry, options, error);
+        status = wait_for_room(entry, ticket, options, error);
+    }
+    if (status != MP_OK) {
+        mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, false);
+        ticket->probe = 0;
     }
     /* From here on the ticket may be answered at any moment; the caller's reference keeps it. */
-    uint64_t deadline_ns = ticket->item.deadline_ns;
+    uint64_t due = ticket->item.deadline_ns;
+    if (ticket->patience_ns) {
+        uint64_t patience = mp_sys_now_ns() + ticket->patience_ns;
+        due = due && due < patience ? due : patience;
+    }
+    uint64_t spawn_ns = entry->spawn_ns; /* a rest: somebody is to look when it is over */
+    bool waits = !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {
-        uncharge(entry, ticket);
+        mp_entry_uncharge(entry, ticket);
         ticket->load = 0;
         return status;
     }
-    if (wake)
-        mp_bell_wake(&entry->bell);
     if (start)
-        launch(entry);
-    if (deadline_ns)
-        mp_maintenance_at(&services->maintenance, services->pool, deadline_ns);
+        mp_entry_launch(entry, guard);
+    if (due)
+        mp_maintenance_at(&services->maintenance, services->pool, due);
+    if (waits)
+        mp_maintenance_at(&services->maintenance, services->pool, spawn_ns);
     return MP_OK;
 }
 
-/* --- cancel, position, sweep --- */
-
-/* Under the lock, for one in the queue or active. True: taken off the queue, the caller finishes it. */
-static bool cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
-    int none = 0;
-    bool first = atomic_compare_exchange_strong_explicit(&ticket->cause, &none, cause, memory_order_acq_rel,
-                                                         memory_order_acquire);
-    atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
-    if (mp_queue_holds(&ticket->node)) {
-        mp_queue_remove(&entry->queue, &ticket->node);
-        mp_entry_tell_room(entry);
-        mp_cond_broadcast(&entry->changed);
-        return true;
-    }
-    if (first && ticket->in_step && --entry->step_live == 0)
-        atomic_store_explicit(&entry->step_cancelled, 1, memory_order_release);
-    return false;
-}
+/* --- cancel, position --- */
 
 void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
     mp_mutex_lock(&entry->lock);
-    bool mine = (mp_queue_holds(&ticket->node) || ticket->active) && cancel_locked(entry, ticket, cause);
+    bool mine = (mp_queue_holds(&ticket->node) || ticket->worker) && mp_entry_cancel_locked(entry, ticket, cause);
     mp_mutex_unlock(&entry->lock);
     if (!mine)
         return;
@@ -338,77 +342,66 @@ void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
     mp_entry_finish(entry, ticket, status, &error);
 }
 
-int mp_entry_position(mp_entry *entry, mp_ticket *ticket) {
+int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
+    int position = -1;
+    uint64_t cost = 0;
     mp_mutex_lock(&entry->lock);
-    int position = mp_queue_holds(&ticket->node) ? mp_queue_position(&entry->queue, &ticket->node) : -1;
+    if (mp_queue_holds(&ticket->node)) {
+        position = mp_queue_position(&entry->queue, &ticket->node, &cost);
+        *eta_ns = mp_dispatch_wait_ns(entry, cost + ticket->item.cost_ns);
+    } else if (ticket->worker && entry->pace > 0) { /* what is left of it */
+        uint64_t started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed), now = mp_sys_now_ns();
+        uint64_t whole = (uint64_t)((double)ticket->item.cost_ns * entry->pace);
+        uint64_t had = started && now > started ? now - started : 0;
+        *eta_ns = whole > had ? whole - had : 1;
+    }
     mp_mutex_unlock(&entry->lock);
     return position;
-}
-
-/* Under the lock. Returns when the load is to be looked at again; *stalled_queue: who waited for a load that stalls. */
-static uint64_t watch_load(mp_entry *entry, uint64_t now_ns, mp_ticket **stalled_queue) {
-    if (entry->state != MP_ENTRY_LOADING || entry->stalled)
-        return NEVER;
-    uint64_t timeout = entry->services->load_timeout_ns;
-    uint64_t beat = atomic_load_explicit(&entry->progress.beat_ns, memory_order_acquire);
-    uint64_t due = (beat ? beat : now_ns) + timeout; /* 0: it waits for others, which is no fault of its own */
-    if (due > now_ns)
-        return due;
-    mp_fail(&entry->failure, MP_SPAWN_TIMEOUT, "%s: loading made no progress for %.1f s (stage: %s)", entry->key,
-            (double)timeout * 1e-9, mp_entry_stage(entry));
-    entry->stalled = true;
-    atomic_store_explicit(&entry->step_cancelled, 1, memory_order_release);
-    *stalled_queue = mp_entry_take_queue(entry);
-    return NEVER;
-}
-
-uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
-    uint64_t next = NEVER;
-    mp_ticket *expired = NULL, *stalled = NULL;
-    mp_error failure;
-    mp_mutex_lock(&entry->lock);
-    for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {
-        behind = mp_queue_next(&entry->queue, node);
-        mp_ticket *ticket = mp_ticket_of_node(node);
-        uint64_t deadline = ticket->item.deadline_ns;
-        if (deadline && deadline <= now_ns) {
-            cancel_locked(entry, ticket, MP_TIMEOUT);
-            ticket->next = expired;
-            expired = ticket;
-        } else if (deadline && deadline < next) {
-            next = deadline;
-        }
-    }
-    for (int i = 0; i < entry->active_count; i++) {
-        uint64_t deadline = entry->active[i]->item.deadline_ns;
-        if (deadline && deadline <= now_ns)
-            cancel_locked(entry, entry->active[i], MP_TIMEOUT);
-        else if (deadline && deadline < next)
-            next = deadline;
-    }
-    uint64_t load_due = watch_load(entry, now_ns, &stalled);
-    failure = entry->failure;
-    mp_mutex_unlock(&entry->lock);
-    mp_entry_finish_list(entry, expired, NULL);
-    mp_entry_finish_list(entry, stalled, &failure);
-    return load_due < next ? load_due : next;
 }
 
 /* --- load, evict, remove --- */
 
 void mp_entry_start(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool start = !entry->closed && !entry->remove && begin_work(entry);
+    bool start = !entry->closed && !entry->remove && mp_entry_begin(entry);
     mp_mutex_unlock(&entry->lock);
     if (start)
-        launch(entry);
+        mp_entry_launch(entry, (mp_guard){0});
+}
+
+void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns) {
+    mp_services *services = entry->services;
+    mp_mutex_lock(&entry->lock);
+    entry->keep_alive_ns = keep_alive_ns;
+    mp_mutex_unlock(&entry->lock);
+    mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
 }
 
 bool mp_entry_in_use(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool in_use = (entry->state != MP_ENTRY_COLD && entry->state != MP_ENTRY_FAILED) || entry->queue.count;
+    bool in_use = mp_entry_works(entry) || entry->queue.count;
     mp_mutex_unlock(&entry->lock);
     return in_use;
+}
+
+/* Under the lock: a caller wants the model in spite of earlier failures. */
+static bool insist(mp_entry *entry) {
+    if (mp_entry_works(entry))
+        return false;
+    entry->broken = false;
+    entry->spawn_ns = 0;
+    entry->deaths = 0;
+    return mp_entry_begin(entry);
+}
+
+/* The stage of the load that is under way, under the lock. */
+static const char *stage_of(const mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++) {
+        const char *stage = atomic_load_explicit(&entry->workers[i]->progress.stage, memory_order_acquire);
+        if (entry->workers[i]->state == MP_WORKER_LOADING && stage)
+            return stage;
+    }
+    return "starting";
 }
 
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_error *error) {
@@ -421,9 +414,9 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_erro
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
             break;
         }
-        if (entry->state == MP_ENTRY_READY || entry->state == MP_ENTRY_BUSY || (attempt && entry->loads > loads))
+        if (mp_entry_serves(entry) || (attempt && entry->loads > loads))
             break;
-        if (entry->stalled || (attempt && entry->attempts_over >= attempt && entry->state == MP_ENTRY_FAILED)) {
+        if (attempt && entry->attempts_over >= attempt && entry->failed) {
             status = entry->failure.code;
             if (error)
                 *error = entry->failure;
@@ -435,24 +428,17 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_erro
         }
         if (!in_time) {
             status = mp_fail(error, MP_TIMEOUT, "%s: not loaded in time (stage: %s); loading goes on", entry->key,
-                             mp_entry_stage(entry));
+                             stage_of(entry));
             break;
         }
         if (!attempt) {
-            bool start = begin_work(entry);
             loads = entry->loads;
             /* Either the attempt that runs, or the one that this call (or, after an eviction, the next) makes. */
-            attempt = entry->attempts + (entry->state != MP_ENTRY_LOADING);
-            if (start) {
-                mp_mutex_unlock(&entry->lock);
-                launch(entry);
-                mp_mutex_lock(&entry->lock);
-                continue;
-            }
-        } else if (!entry->working && begin_work(entry)) {
-            /* It was evicted, or another's attempt was called off. */
+            attempt = entry->attempts + (entry->attempts == entry->attempts_over);
+        }
+        if (insist(entry)) {
             mp_mutex_unlock(&entry->lock);
-            launch(entry);
+            mp_entry_launch(entry, (mp_guard){0});
             mp_mutex_lock(&entry->lock);
             continue;
         }
@@ -464,70 +450,110 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_erro
     return status;
 }
 
+static void ring_workers(mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        mp_worker_ring(entry->workers[i]);
+}
+
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
-    bool in_time = true, wake = false;
+    bool in_time = true;
     mp_status status = MP_OK;
     mp_resident *kept = NULL;
     mp_mutex_lock(&entry->lock);
     entry->pinned = false;
-    if (entry->working) {
+    if (mp_entry_works(entry)) {
         uint64_t unloads = entry->unloads;
         entry->evict = true;
-        wake = mp_bell_ring(&entry->bell);
-        if (wake)
-            mp_bell_wake(&entry->bell);
-        while (entry->working && entry->unloads == unloads && in_time)
+        ring_workers(entry);
+        while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
             in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-        if (entry->working && entry->unloads == unloads)
+        if (mp_entry_works(entry) && entry->unloads == unloads)
             status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; unloading goes on", entry->key,
-                             entry->active_count);
+                             mp_entry_running(entry));
     } else {
         /* Failed and at rest, or loaded before a fork: nobody works, so it is done here. */
         kept = entry->resident;
         entry->resident = NULL;
-        if (entry->state == MP_ENTRY_FAILED)
-            mp_entry_set_state(entry, MP_ENTRY_COLD);
+        entry->failed = false;
     }
     mp_mutex_unlock(&entry->lock);
     mp_resident_unpin(kept);
     return status;
 }
 
+void mp_entry_value(mp_entry *entry, mp_eviction *value) {
+    *value = (mp_eviction){0};
+    mp_mutex_lock(&entry->lock);
+    mp_resident *resident = entry->resident && entry->worker_count ? mp_resident_pin(entry->resident) : NULL;
+    bool idle = resident && !entry->queue.count && !entry->starting && !entry->pinned && !entry->remove &&
+                entry->answered > 0;
+    uint64_t bytes = 0, newest_ns = 0;
+    for (int i = 0; i < entry->worker_count; i++) {
+        const mp_worker *worker = entry->workers[i];
+        idle = idle && mp_worker_idles(worker) && !worker->rung;
+        bytes += worker->engine_bytes;
+        if (worker->idle_since_ns > newest_ns)
+            newest_ns = worker->idle_since_ns;
+    }
+    bool going = entry->evict || entry->unloading;
+    mp_mutex_unlock(&entry->lock);
+    if (resident)
+        bytes += resident->model->ops->bytes(resident->model);
+    if (going)
+        value->coming = bytes + 1;
+    else if (idle)
+        *value = (mp_eviction){bytes + 1, 0, mp_sys_now_ns() - newest_ns, resident->load_ns};
+    mp_resident_unpin(resident);
+}
+
+bool mp_entry_evict_idle(mp_entry *entry) {
+    mp_mutex_lock(&entry->lock);
+    bool idle = entry->resident && entry->worker_count && !entry->queue.count && !entry->starting && !entry->pinned &&
+                !entry->evict;
+    for (int i = 0; i < entry->worker_count; i++)
+        idle = idle && mp_worker_idles(entry->workers[i]) && !entry->workers[i]->rung;
+    if (idle) {
+        entry->evict = true;
+        ring_workers(entry);
+    }
+    mp_mutex_unlock(&entry->lock);
+    if (idle)
+        mp_log(MP_LOG_INFO, "%s makes room for others", entry->key);
+    return idle;
+}
+
+void mp_entry_trim(mp_entry *entry) {
+    mp_mutex_lock(&entry->lock);
+    for (int i = 0; i < entry->worker_count; i++)
+        if (mp_worker_idles(entry->workers[i]) && !entry->workers[i]->trim) {
+            entry->workers[i]->trim = true;
+            mp_worker_ring(entry->workers[i]);
+        }
+    mp_mutex_unlock(&entry->lock);
+}
+
 void mp_entry_remove(mp_entry *entry) {
-    mp_loader loader = {0};
-    mp_resident *kept = NULL;
-    bool wake = false;
     mp_mutex_lock(&entry->lock);
     entry->remove = true;
-    if (entry->working) {
-        wake = mp_bell_ring(&entry->bell);
-    } else {
-        loader = entry->loader;
-        entry->loader = (mp_loader){0};
-        kept = entry->resident;
-        entry->resident = NULL;
-    }
+    bool works = mp_entry_works(entry);
+    if (works)
+        ring_workers(entry);
     mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
-    if (wake)
-        mp_bell_wake(&entry->bell);
-    if (!loader.ops)
-        return;
-    mp_resident_unpin(kept);
-    free_loader(&loader);
-    entry->services->event(entry->services->registry, entry, MP_ENTRY_GONE);
+    if (!works)
+        mp_entry_settle(entry);
 }
 
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    while (entry->working && in_time)
+    while (mp_entry_works(entry) && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    if (entry->working)
+    if (mp_entry_works(entry))
         status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; removing goes on", entry->key,
-                         entry->active_count + entry->queue.count);
+                         mp_entry_running(entry) + entry->queue.count);
     mp_mutex_unlock(&entry->lock);
     return status;
 }
@@ -546,7 +572,7 @@ void mp_entry_close(mp_entry *entry) {
 bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns) {
     bool in_time = true;
     mp_mutex_lock(&entry->lock);
-    while ((entry->queue.count || entry->active_count) && in_time)
+    while ((entry->queue.count || mp_entry_running(entry)) && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     mp_mutex_unlock(&entry->lock);
     return in_time;
@@ -558,23 +584,43 @@ void mp_entry_quit(mp_entry *entry) {
     mp_ticket *list = mp_entry_take_queue(entry);
     for (mp_ticket *ticket = list; ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
-    for (int i = 0; i < entry->active_count; i++)
-        cancel_locked(entry, entry->active[i], MP_SHUTTING_DOWN);
-    atomic_store_explicit(&entry->step_cancelled, 1, memory_order_release);
-    bool wake = mp_bell_ring(&entry->bell);
+    for (int i = 0; i < entry->worker_count; i++) {
+        mp_worker *worker = entry->workers[i];
+        for (int j = 0; j < worker->active_count; j++)
+            mp_entry_cancel_locked(entry, worker->active[j], MP_SHUTTING_DOWN);
+        atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+        mp_worker_ring(worker);
+    }
     mp_mutex_unlock(&entry->lock);
-    if (wake)
-        mp_bell_wake(&entry->bell);
     mp_entry_finish_list(entry, list, NULL);
 }
 
-void mp_entry_join(mp_entry *entry) {
+/* Under the lock: one that may be set apart, as its thread is in a step or a load; or NULL. */
+static mp_worker *find_caught(mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (entry->workers[i]->in_step || entry->workers[i]->state == MP_WORKER_LOADING)
+            return entry->workers[i];
+    return NULL;
+}
+
+void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
+    mp_error error;
     mp_mutex_lock(&entry->lock);
-    /* NOTE: a load or a step that never polls its lease is waited for here; setting such a worker apart is next. */
-    while (entry->working)
-        mp_cond_wait(&entry->changed, &entry->lock, 0);
-    mp_loader loader = entry->loader;
-    entry->loader = (mp_loader){0};
+    while (mp_entry_works(entry)) {
+        mp_worker *caught = mp_sys_now_ns() >= deadline_ns ? find_caught(entry) : NULL;
+        if (caught) {
+            mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end in time", entry->key, caught->id);
+            mp_worker_set_apart(caught, &error);
+        } else { /* all but steps and loads end by themselves, and soon */
+            mp_cond_wait(&entry->changed, &entry->lock,
+                         mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MS);
+        }
+    }
+    mp_loader loader = {0};
+    if (!entry->apart) { /* else a thread may still use it: it goes with the entry, when that thread lets go */
+        loader = entry->loader;
+        entry->loader = (mp_loader){0};
+    }
     mp_resident *kept = entry->resident;
     entry->resident = NULL;
     mp_mutex_unlock(&entry->lock);
@@ -584,23 +630,58 @@ void mp_entry_join(mp_entry *entry) {
 
 /* --- what the registry shows --- */
 
+/* Under the lock. */
+static const char *state_of(const mp_entry *entry) {
+    bool serves = false, busy = false, loading = entry->starting > 0, leaving = entry->unloading;
+    for (int i = 0; i < entry->worker_count; i++) {
+        mp_worker_state state = entry->workers[i]->state;
+        busy |= state == MP_WORKER_PROCESSING;
+        serves |= mp_worker_serves(entry->workers[i]);
+        loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
+        leaving |= state == MP_WORKER_EVICTING || state == MP_WORKER_FAILED;
+    }
+    if (serves)
+        return busy ? "busy" : "ready";
+    if (loading)
+        return "loading";
+    if (leaving)
+        return "evicting";
+    return entry->failed || entry->broken ? "failed" : "cold";
+}
+
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned) {
-    static const char *const names[] = {
-        [MP_ENTRY_COLD] = "cold", [MP_ENTRY_LOADING] = "loading",   [MP_ENTRY_READY] = "ready",
-        [MP_ENTRY_BUSY] = "busy", [MP_ENTRY_EVICTING] = "evicting", [MP_ENTRY_FAILED] = "failed",
-    };
-    *info = (mp_entry_info){.capability = entry->capability};
+    *info = (mp_entry_info){.capability = entry->capability, .policy = entry->policy};
     memcpy(info->key, entry->key, sizeof(info->key));
     mp_mutex_lock(&entry->lock);
-    bool serving = entry->state == MP_ENTRY_READY || entry->state == MP_ENTRY_BUSY || entry->state == MP_ENTRY_EVICTING;
-    info->state = names[entry->state];
-    info->workers = serving;
+    uint64_t now = mp_sys_now_ns(), newest_ns = 0;
+    info->state = state_of(entry);
+    info->breaker = mp_breaker_name(&entry->breaker);
+    info->dead = entry->apart;
     info->queued = entry->queue.count;
-    info->running = entry->active_count;
+    info->running = mp_entry_running(entry);
     info->pinned = entry->pinned;
-    info->engine_bytes = serving ? entry->engine_bytes : 0;
     info->calls = entry->calls;
-    info->idle_ns = entry->state == MP_ENTRY_READY ? mp_sys_now_ns() - entry->idle_since_ns : 0;
+    info->keep_alive_ns = entry->keep_alive_ns;
+    info->latency = entry->latency;
+    info->last_error = entry->last_error;
+    for (int i = 0; i < entry->worker_count; i++) {
+        const mp_worker *worker = entry->workers[i];
+        bool serves = mp_worker_serves(worker) || worker->state == MP_WORKER_EVICTING;
+        info->worker[info->worker_count++] = (mp_worker_info){
+            .id = worker->id,
+            .state = mp_worker_state_name(worker->state),
+            .running = worker->active_count,
+            .served = worker->served,
+            .idle_ns = mp_worker_idles(worker) ? now - worker->idle_since_ns : 0,
+            .engine_bytes = serves ? worker->engine_bytes : 0,
+        };
+        info->workers += serves;
+        info->busy += worker->state == MP_WORKER_PROCESSING;
+        info->engine_bytes += serves ? worker->engine_bytes : 0;
+        if (worker->idle_since_ns > newest_ns)
+            newest_ns = worker->idle_since_ns;
+    }
+    info->idle_ns = info->workers && !info->busy ? now - newest_ns : 0;
     *pinned = entry->resident ? mp_resident_pin(entry->resident) : NULL;
     mp_mutex_unlock(&entry->lock);
     info->errors = atomic_load_explicit(&entry->errors, memory_order_relaxed);
@@ -615,16 +696,17 @@ void mp_entry_fork_child(mp_entry *entry) {
     mp_mutex_init(&entry->lock);
     mp_cond_init(&entry->changed);
     mp_cond_init(&entry->room);
-    mp_bell_init(&entry->bell);
-    for (mp_queue_node *node; (node = mp_queue_pop(&entry->queue));)
+    for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
+        mp_queue_remove(&entry->queue, node);
         mp_budget_give(budget, mp_ticket_of_node(node)->charged);
-    for (int i = 0; i < entry->active_count; i++)
-        mp_budget_give(budget, entry->active[i]->charged);
-    entry->active_count = entry->room_waiters = entry->step_live = 0;
-    /* The parent's engine may have been in the middle of a step: its memory is left alone, a new one is made over the
-     * same model. A load in progress is the parent's. */
-    entry->working = entry->evict = entry->stalled = false;
+    }
+    for (int i = 0; i < entry->worker_count; i++)
+        for (int j = 0; j < entry->workers[i]->active_count; j++)
+            mp_budget_give(budget, entry->workers[i]->active[j]->charged);
+    /* The parent's engines may have been in the middle of a step: their memory is left alone, new ones are made over
+     * the same model. A load in progress is the parent's. */
+    entry->worker_count = entry->starting = entry->apart = entry->room_waiters = 0;
+    entry->evict = entry->unloading = false;
     entry->attempts_over = entry->attempts;
-    if (entry->state != MP_ENTRY_FAILED)
-        entry->state = MP_ENTRY_COLD;
+    entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
 }

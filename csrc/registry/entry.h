@@ -1,93 +1,79 @@
-/* entry.h: a key of the registry and the model behind it: the load state machine, the one bounded queue, the worker.
+/* entry.h: a key of the registry and what is behind it: the model, its workers, the one bounded queue, the breaker.
  *
- *            submit, load                 loaded                   work
- *   cold --------------------> loading -----------> ready <-------------------> busy
- *    ^  ^                         |                   |                          |
- *    |  | evict                   | failed            | evict, remove, shutdown  |
- *    |  |                         v                   v                          v
- *    |  +---------------------- failed <--------- evicting <---------------------+
- *    |                            ^ |   unhealthy     |
- *    |    load; submit after the  +-+-> loading       |
- *    |    backoff                                     |
- *    +------------------------------------------------+
+ *   entry.c     callers and registry: submit, cancel, load, evict, remove, close
+ *   dispatch.c  which worker takes which call; when there is to be one worker more
+ *   loading.c   cold start: a worker's way from spawning to ready
+ *   serve.c     a worker's work: take, admit, plan, lease lanes, step, hand out
+ *   leaving.c   its end, and the model's
+ *   ends.c      how calls end: faults, retries, the breaker, metrics
+ *   sweep.c     what is due: deadlines, loads and steps that do not move, workers without work
  *
- * One job of the pool (the worker) lives from loading to evicting. It loads without Python, then loops: end what was
- * cancelled, take from the queue, admit, plan, lease lanes, step, hand out outcomes. While it loads or steps it holds
- * no lock. Every ticket that was queued gets its terminal state from the worker, from cancel, from the sweep or from
- * close.
- *
- * NOTE: one worker an entry for now. More of them share `resident`; what a worker owns is in serve.c's `serving`, and
- * `active`, `step_live` and `step_cancelled` move there from the entry. A breaker is asked in submit, before the
- * queue. */
+ * A worker (worker.h) is a job of the pool. The first one loads the model, without Python; all share it. The last one
+ * to leave gives it up. While a worker loads or steps it holds no lock. Every ticket that was queued gets its terminal
+ * state from the worker that has it, from cancel, from the sweep or from close. */
 #ifndef MP_REGISTRY_ENTRY_H
 #define MP_REGISTRY_ENTRY_H
 
+#include "registry/breaker.h"
+#include "registry/histogram.h"
 #include "registry/request.h"
 #include "registry/services.h"
-
-typedef enum mp_entry_state {
-    MP_ENTRY_COLD,
-    MP_ENTRY_LOADING,
-    MP_ENTRY_READY,
-    MP_ENTRY_BUSY,
-    MP_ENTRY_EVICTING,
-    MP_ENTRY_FAILED
-} mp_entry_state;
-
-/* A loaded model and who uses it; freed with the last reference. */
-typedef struct mp_resident {
-    mp_model *model;
-    _Atomic int references;
-    uint64_t load; /* number of the load that made it, >= 1, unlike that of any other load of the process */
-} mp_resident;
-
-enum { MP_ACTIVE_MAX = MP_PLAN_MAX };
+#include "registry/worker.h"
 
 struct mp_entry {
     /* constant */
     mp_services *services; /* a reference */
     char key[256];
     mp_capability capability;
+    mp_policy policy; /* of calls that name none */
     _Atomic int references;
 
     mp_mutex lock;
-    mp_cond changed; /* state, or what load, evict, remove and drain wait for */
+    mp_cond changed; /* workers, or what load, evict, remove and drain wait for */
     mp_cond room;    /* the queue has room again */
     /* guarded by: lock */
     mp_loader loader; /* ops NULL once freed */
-    mp_entry_state state;
-    bool working; /* a job of the pool serves it, or is being started */
     mp_queue queue;
-    mp_bell bell; /* rung for the worker */
     int room_waiters;
-    mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or about to be; changed by the worker only */
-    int active_count;
-    int step_live;                    /* items of the running step that are not cancelled */
-    mp_resident *resident;            /* a reference, or NULL */
-    bool pinned;                      /* not to be evicted by the registry itself */
-    bool evict;                       /* unload once the active ones are done */
-    bool remove;                      /* serve what was accepted and never load again; refuse calls */
-    bool closed;                      /* refuse calls: the registry shuts down */
-    bool quit;                        /* end everything now */
-    bool stalled;                     /* the load has made no progress for too long; its waiters were told */
-    uint64_t attempts, attempts_over; /* loads started; loads that ended in any way */
+    mp_worker *workers[MP_WORKERS_MAX]; /* in order of birth; a worker is here until it frees itself or is set apart */
+    int worker_count;
+    int starting;          /* workers about to be put there */
+    bool unloading;        /* the model is being freed, by whoever found that nobody works */
+    int apart;             /* set apart, and their threads not back */
+    mp_resident *resident; /* a reference, or NULL */
+    bool pinned;           /* not to be evicted by the registry itself */
+    bool evict;            /* unload once the active ones are done */
+    bool remove;           /* serve what was accepted, then free everything; refuse calls */
+    bool gone;             /* and that is done */
+    bool closed;           /* refuse calls: the registry shuts down */
+    bool quit;             /* end everything now */
+    uint64_t attempts, attempts_over; /* loads of the model started; that ended in any way */
     uint64_t loads;                   /* that succeeded */
     uint64_t unloads;                 /* times that the model was given up */
-    mp_error failure;                 /* of the last attempt, when state is failed or the load is stalled */
-    uint64_t retry_ns, backoff_ns;
-    uint64_t idle_since_ns, engine_bytes;
-    uint64_t calls;              /* accepted; numbers their order of arrival */
+    bool failed;                      /* the last attempt was in vain, and no other has begun */
+    mp_error failure;                 /* of it; or why the model is broken */
+    uint64_t retry_ns, backoff_ns;    /* calls are refused with it until then */
+    uint64_t spawn_ns;                /* no worker is started before: growing rests after workers that died */
+    uint64_t death_ns[5];             /* when the last ones did, a ring */
+    int deaths;
+    bool broken;                      /* they died too often: NO_WORKERS until somebody calls for a load */
+    uint64_t scale_ns;                /* no further worker is tried before */
+    mp_breaker breaker;
+    uint64_t keep_alive_ns;
+    uint64_t calls;    /* accepted; numbers their order of arrival */
+    uint64_t answered; /* since the model was loaded */
+    double pace;       /* time that steps took in relation to their predicted cost, a running mean; 0 = unknown */
+    mp_histogram latency; /* of calls that were answered, from submit to end */
+    mp_status last_error;
     struct mp_entry *close_next; /* by the thread that closes the registry */
 
-    /* written by the worker's side, read anywhere */
-    mp_progress progress;
-    _Atomic int step_cancelled; /* raised when every item of the step was cancelled, and to call off a load */
+    /* read anywhere */
     _Atomic uint64_t errors;
 };
 
 /* Takes the loader, also on failure. One reference, the caller's. */
-mp_status mp_entry_create(mp_services *services, const char *key, const mp_loader *loader, int queue_capacity,
-                          mp_entry **entry, mp_error *error);
+mp_status mp_entry_create(mp_services *services, const char *key, const mp_loader *loader, mp_entry **entry,
+                          mp_error *error);
 mp_entry *mp_entry_pin(mp_entry *entry);
 void mp_entry_unpin(mp_entry *entry);
 static inline const char *mp_entry_key(const mp_entry *entry) { return entry->key; }
@@ -101,6 +87,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
                           mp_error *error);
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_error *error);
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
+void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns);
 /* Start a load without waiting for it. */
 void mp_entry_start(mp_entry *entry);
 /* A model is loaded or being loaded, or calls wait for it. */
@@ -109,38 +96,98 @@ bool mp_entry_in_use(mp_entry *entry);
 void mp_entry_remove(mp_entry *entry);
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
-int mp_entry_position(mp_entry *entry, mp_ticket *ticket);
+int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
 /* *pinned: a reference for the caller, or NULL. */
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned);
 
 /* --- by the registry --- */
 
-/* End what is due: expired calls, a load without progress. Returns when the next is. */
+/* End what is due: expired calls, loads and steps that do not move, workers without work. Returns when the next is. */
 uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
+/* What the memory of a model without work is worth: */
+typedef struct mp_eviction {
+    uint64_t bytes;   /* that come back; 0 = it may not be evicted */
+    uint64_t coming;  /* bytes of one that is being evicted already */
+    uint64_t idle_ns, load_ns;
+} mp_eviction;
+void mp_entry_value(mp_entry *entry, mp_eviction *value);
+/* Evict it if it still has no work. Never waits. */
+bool mp_entry_evict_idle(mp_entry *entry);
+void mp_entry_trim(mp_entry *entry);                        /* workers without work free caches and arenas; never waits */
 void mp_entry_close(mp_entry *entry);                       /* refuse calls from now on */
 bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns); /* wait until nothing is queued or runs */
 void mp_entry_quit(mp_entry *entry);                        /* end the rest */
-void mp_entry_join(mp_entry *entry);                        /* wait for the worker, free loader and model */
+/* Wait for the workers, at most until the deadline: who has not come by then is set apart. Free loader and model. */
+void mp_entry_join(mp_entry *entry, uint64_t deadline_ns);
 void mp_entry_fork_child(mp_entry *entry);
 
-/* --- by serve.c --- */
+/* --- workers; under the lock unless it says otherwise --- */
 
-void mp_entry_serve(void *entry); /* the worker's job; it holds a reference of its own and gives it back */
-/* Under the lock; asserts that the step is legal. */
-void mp_entry_set_state(mp_entry *entry, mp_entry_state state);
+static inline bool mp_entry_works(const mp_entry *entry) {
+    return entry->worker_count + entry->starting > 0 || entry->unloading;
+}
+bool mp_entry_serves(const mp_entry *entry); /* some worker takes calls */
+int mp_entry_running(const mp_entry *entry); /* active items of all workers */
+void mp_entry_list_worker(mp_entry *entry, mp_worker *worker);
+void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
+/* The first worker, unless there is one or it is too early. True: the caller calls mp_entry_launch once the lock is
+ * released. */
+bool mp_entry_begin(mp_entry *entry);
+/* No lock held: the worker that begin or scale announced. The guard passes to it. */
+void mp_entry_launch(mp_entry *entry, mp_guard guard);
+/* The load failed; calls are refused until the end of the backoff. */
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
-/* Under the lock: take all tickets off the queue into a list linked by next. */
+/* No lock held, after a worker went off the list: with the last of them the model goes, unless calls wait; then there
+ * is another worker. */
+void mp_entry_settle(mp_entry *entry);
+/* A worker died: the next one comes later each time, and none after too many. */
+void mp_entry_note_death(mp_entry *entry, const mp_error *error);
+
+/* --- dispatch.c; under the lock --- */
+
+/* The worker has room for the call, by its policy. */
+bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket);
+/* Somebody without work who may take it is rung. */
+void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket);
+/* Everybody without work who may take something that waits is rung: room or eligibility has changed. */
+void mp_dispatch_ring_all(mp_entry *entry);
+/* For a call about to be queued: the worker that MP_POLICY_P2C chooses. */
+mp_worker *mp_dispatch_home(const mp_entry *entry);
+/* Take calls off the queue until the worker has no room or nothing waits for it. */
+void mp_dispatch_take(mp_entry *entry, mp_worker *worker);
+/* All are busy and something waits: one more is to be started. True: as with begin; *guard has its bytes. */
+bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
+/* Predicted time until a call would start, behind so much cost; 0 = unknown. */
+uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead);
+
+/* --- ends.c --- */
+
+/* Under the lock: all tickets off the queue, in a list linked by next. */
 mp_ticket *mp_entry_take_queue(mp_entry *entry);
 void mp_entry_tell_room(mp_entry *entry); /* under the lock, after the queue got shorter */
-/* No lock held: finish tickets of such a list with one error (NULL: each with its own cause). */
-void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
+/* Under the lock, for one in the queue or active. True: taken off the queue, the caller finishes it. */
+bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause);
 /* No lock held: metrics, bytes back, terminal state of one that is off the queue and off the active list. */
 void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error);
+/* Likewise, but the thread of a dead worker still uses the call: bytes and reference stay until mp_entry_let_go. */
+void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error);
+void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
+/* No lock held: finish tickets of such a list with one error (NULL: each with its own cause). */
+void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
+/* No lock held: a worker's fault in a step of this call. False: it has had its second try, or may have none. */
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status);
+/* A fault of a worker, not a caller's mistake. */
+bool mp_status_is_fault(mp_status status);
 /* No lock held: check a call against the model, unless that was done, and charge its bytes. The ticket's holder
  * calls. */
 mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);
-const char *mp_entry_stage(const mp_entry *entry);
-mp_resident *mp_resident_pin(mp_resident *resident);
-void mp_resident_unpin(mp_resident *resident); /* NULL is legal */
+mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
+void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
+
+/* --- loading.c, serve.c, leaving.c; by the worker --- */
+
+bool mp_worker_start(mp_worker *worker); /* True: ready to serve. False: everybody who waited was told */
+void mp_worker_serve(mp_worker *worker); /* returns when it is to leave */
+void mp_worker_leave(mp_worker *worker); /* gives up what it has; the last one the model; frees the worker */
 
 #endif

@@ -1,7 +1,4 @@
-/* governor.c: see governor.h.
- *
- * NOTE: what comes next lives here: pressure levels, eviction of the coldest idle model before a load is refused, and
- * guards that pass a reservation on to a second worker. */
+/* governor.c: see governor.h. */
 #include "registry/governor.h"
 
 #include <assert.h>
@@ -24,13 +21,15 @@ struct mp_governor {
     mp_cond changed;
     /* guarded by: lock */
     uint64_t reserved;
-    int loads; /* reservations that are held */
+    int loads; /* guards that hold something */
+    mp_reclaimer *reclaimers;
     bool forking;
 };
 
 static mp_shared_slot process_governor;
 
 static void destroy(mp_governor *governor) {
+    assert(!governor->reclaimers);
     mp_cond_deinit(&governor->changed);
     mp_mutex_deinit(&governor->lock);
     mp_free(governor);
@@ -64,12 +63,33 @@ void mp_governor_close(mp_governor *governor) {
 
 mp_budget *mp_governor_budget(mp_governor *governor) { return &governor->budget; }
 
+/* --- guards --- */
+
+/* Under the lock: not in use. */
+static uint64_t left_of(mp_governor *governor) {
+    uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
+    return used < limit ? limit - used : 0;
+}
+
+/* Under the lock: neither in use nor reserved. */
+static uint64_t free_of(mp_governor *governor) {
+    uint64_t left = left_of(governor);
+    return governor->reserved < left ? left - governor->reserved : 0;
+}
+
+/* Under the lock. */
+static void take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
+    governor->reserved += bytes;
+    governor->loads++;
+    *guard = (mp_guard){governor, bytes};
+}
+
 /* Under the lock: one model alone may have more than the rule gives, if the machine has it. */
 static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) {
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
     /* Calls that wait for this model are charged already; anything more is another model. */
     bool alone = governor->loads == 0 && used <= limit / 8;
-    if (governor->fixed || !alone || bytes > governor->most - used)
+    if (governor->fixed || !alone || used > governor->most || bytes > governor->most - used)
         return false;
     atomic_store(&governor->budget.limit, bytes + used);
     mp_log(MP_LOG_WARNING, "Memory limit raised from %.0f to %.0f MB: %s alone needs that much", (double)limit / 1e6,
@@ -77,41 +97,140 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
     return true;
 }
 
-mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t bytes, bool (*give_up)(void *arg),
-                              void *arg, mp_error *error) {
+mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted,
+                              bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error) {
+    assert(needed <= wanted);
+    *guard = (mp_guard){0};
     mp_mutex_lock(&governor->lock);
-    for (;;) {
-        uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
-        uint64_t left = used < limit ? limit - used : 0;
-        uint64_t beside_loads = governor->reserved < left ? left - governor->reserved : 0;
-        if (bytes <= beside_loads || (bytes > left && raise_limit(governor, key, bytes)))
+    for (uint64_t free; (free = free_of(governor)) < needed;) {
+        if (needed > left_of(governor) && raise_limit(governor, key, needed))
+            continue;
+        mp_mutex_unlock(&governor->lock);
+        uint64_t coming = mp_governor_reclaim(governor, needed - free);
+        mp_mutex_lock(&governor->lock);
+        if (free_of(governor) >= needed)
             break;
-        if (bytes > left) {
+        uint64_t left = left_of(governor);
+        /* A load ends whatever happens, and so does an eviction, so this wait does too. */
+        if (!coming && (needed > left || governor->loads == 0)) {
+            uint64_t limit = atomic_load(&governor->budget.limit);
             mp_mutex_unlock(&governor->lock);
             return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, %.1f MB of %.1f MB are free", key,
-                           (double)bytes / 1e6, (double)left / 1e6, (double)limit / 1e6);
+                           (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
         }
-        /* A load ends whatever happens, so this wait does too. */
         mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + LOOK_NS);
         mp_mutex_unlock(&governor->lock);
         if (give_up && give_up(arg))
             return mp_fail(error, MP_CANCELLED, "%s: loading was called off while it waited for memory", key);
         mp_mutex_lock(&governor->lock);
     }
-    governor->reserved += bytes;
-    governor->loads++;
+    take(governor, wanted <= free_of(governor) ? wanted : needed, guard);
     mp_mutex_unlock(&governor->lock);
     return MP_OK;
 }
 
-void mp_governor_unreserve(mp_governor *governor, uint64_t bytes) {
+bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     mp_mutex_lock(&governor->lock);
-    assert(governor->reserved >= bytes && governor->loads > 0);
-    governor->reserved -= bytes;
+    bool granted = bytes <= free_of(governor);
+    if (granted)
+        take(governor, bytes, guard);
+    else
+        *guard = (mp_guard){0};
+    mp_mutex_unlock(&governor->lock);
+    return granted;
+}
+
+mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes) {
+    mp_governor *governor = guard->governor;
+    if (!governor)
+        return (mp_guard){0};
+    mp_guard part = {governor, bytes < guard->bytes ? bytes : guard->bytes};
+    mp_mutex_lock(&governor->lock);
+    guard->bytes -= part.bytes;
+    governor->loads++;
+    mp_mutex_unlock(&governor->lock);
+    return part;
+}
+
+void mp_guard_release(mp_guard *guard) {
+    mp_governor *governor = guard->governor;
+    if (!governor)
+        return;
+    mp_mutex_lock(&governor->lock);
+    assert(governor->reserved >= guard->bytes && governor->loads > 0);
+    governor->reserved -= guard->bytes;
     governor->loads--;
     mp_cond_broadcast(&governor->changed);
     mp_mutex_unlock(&governor->lock);
+    *guard = (mp_guard){0};
 }
+
+/* --- pressure --- */
+
+mp_pressure mp_governor_pressure(mp_governor *governor) {
+    uint64_t limit = atomic_load_explicit(&governor->budget.limit, memory_order_relaxed);
+    uint64_t used = atomic_load_explicit(&governor->budget.used, memory_order_relaxed);
+    if (used < limit / 100 * 50)
+        return MP_PRESSURE_LOW;
+    if (used < limit / 100 * 70)
+        return MP_PRESSURE_NORMAL;
+    return used < limit / 100 * 85 ? MP_PRESSURE_HIGH : MP_PRESSURE_CRITICAL;
+}
+
+const char *mp_pressure_name(mp_pressure pressure) {
+    static const char *const names[] = {"low", "normal", "high", "critical"};
+    return names[pressure];
+}
+
+void mp_governor_add_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer) {
+    mp_mutex_lock(&governor->lock);
+    reclaimer->asked = 0;
+    reclaimer->next = governor->reclaimers;
+    governor->reclaimers = reclaimer;
+    mp_mutex_unlock(&governor->lock);
+}
+
+void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer) {
+    mp_mutex_lock(&governor->lock);
+    mp_reclaimer **link = &governor->reclaimers;
+    while (*link && *link != reclaimer)
+        link = &(*link)->next;
+    if (*link) {
+        while (reclaimer->asked)
+            mp_cond_wait(&governor->changed, &governor->lock, 0);
+        /* The list may have changed meanwhile. */
+        for (link = &governor->reclaimers; *link != reclaimer;)
+            link = &(*link)->next;
+        *link = reclaimer->next;
+    }
+    mp_mutex_unlock(&governor->lock);
+}
+
+uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes) {
+    uint64_t coming = 0;
+    mp_mutex_lock(&governor->lock);
+    for (mp_reclaimer *at = governor->reclaimers; at && coming < bytes;) {
+        at->asked++; /* it stays on the list, and so does its place in it */
+        mp_mutex_unlock(&governor->lock);
+        coming += at->reclaim(at->arg, bytes - coming);
+        mp_mutex_lock(&governor->lock);
+        mp_reclaimer *next = at->next;
+        if (--at->asked == 0)
+            mp_cond_broadcast(&governor->changed);
+        at = next;
+        /* `next` may go while nobody asks it; it is pinned before the lock is given up again. */
+    }
+    mp_mutex_unlock(&governor->lock);
+    return coming;
+}
+
+void mp_governor_notify(mp_governor *governor) {
+    mp_mutex_lock(&governor->lock);
+    mp_cond_broadcast(&governor->changed);
+    mp_mutex_unlock(&governor->lock);
+}
+
+/* --- fork --- */
 
 void mp_governor_fork_before(mp_governor *governor) {
     if (governor->forking)
@@ -135,4 +254,6 @@ void mp_governor_fork_child(mp_governor *governor) {
     mp_cond_init(&governor->changed);
     governor->reserved = 0; /* the loads are the parent's; what they had charged stays charged, as it stays allocated */
     governor->loads = 0;
+    for (mp_reclaimer *at = governor->reclaimers; at; at = at->next)
+        at->asked = 0;
 }

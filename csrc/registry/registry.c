@@ -19,8 +19,12 @@
 #include "base/trace.h"
 #include "registry/entry.h"
 
-enum { MAX_THREADS = 512 }; /* of the pool: one an entry that is loaded, and maintenance */
+enum { MAX_THREADS = 1024 }; /* of the pool: one a worker, and maintenance */
 static const uint64_t MS = 1000 * 1000;
+static const uint64_t BATCH_WAIT_MOST_NS = 2 * 1000 * 1000;
+/* After the grace everything was told to end; steps and loads that have not by then are set apart. */
+static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
+static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* between evictions while memory is short */
 
 typedef struct slot { /* a key; both references are the slot's */
     mp_entry *current;
@@ -31,8 +35,12 @@ typedef enum closing { OPEN, CLOSING, CLOSED } closing;
 
 struct mp_registry {
     mp_services *services;
-    uint64_t grace_ns;
-    int queue_capacity[MP_CAPABILITY_COUNT];
+    uint64_t grace_ns, maintenance_every_ns;
+    /* by the maintenance thread */
+    uint64_t tick_ns, logged_ns; /* when it looked at memory last, and said so */
+    mp_pressure pressure;        /* that it said */
+
+    mp_reclaimer reclaimer;
     mp_registry *fork_next;
     _Atomic bool refusing;
     mp_mutex lock;
@@ -45,6 +53,21 @@ struct mp_registry {
     int inside;
     closing closing;
 };
+
+/* --- policies --- */
+
+static const char *const policy_names[MP_POLICY_COUNT] = {"default", "shared", "pack", "p2c", "sequential"};
+
+bool mp_policy_from_name(const char *name, mp_policy *policy) {
+    for (int i = 1; i < MP_POLICY_COUNT; i++)
+        if (strcmp(policy_names[i], name) == 0) {
+            *policy = (mp_policy)i;
+            return true;
+        }
+    return false;
+}
+
+const char *mp_policy_name(mp_policy policy) { return policy_names[policy]; }
 
 /* --- lookup; under the lock --- */
 
@@ -202,6 +225,70 @@ static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
     mp_entry_unpin(gone);
 }
 
+/* --- memory --- */
+
+/* The coldest first, weighted by what it costs to load it again; of those that cover the need alone, the coldest of
+ * them. */
+static double coldness(const mp_eviction *value) {
+    return (double)value->idle_ns / ((double)value->load_ns + 1e6);
+}
+
+static uint64_t reclaim(void *arg, uint64_t bytes) {
+    mp_registry *registry = arg;
+    snapshot copy;
+    uint64_t coming = 0;
+    mp_mutex_lock(&registry->lock);
+    bool taken = registry->closing == OPEN && take_snapshot(registry, true, &copy);
+    mp_mutex_unlock(&registry->lock);
+    if (!taken)
+        return 0;
+    for (int i = 0; i < copy.count; i++) {
+        mp_eviction value;
+        mp_entry_value(copy.entries[i], &value);
+        coming += value.coming;
+    }
+    while (coming < bytes) {
+        mp_entry *best = NULL;
+        mp_eviction best_value = {0};
+        for (int i = 0; i < copy.count; i++) {
+            mp_eviction value;
+            mp_entry_value(copy.entries[i], &value);
+            if (!value.bytes)
+                continue;
+            bool covers = value.bytes >= bytes - coming, best_covers = best_value.bytes >= bytes - coming;
+            if (!best || (covers && !best_covers) ||
+                (covers == best_covers && coldness(&value) > coldness(&best_value))) {
+                best = copy.entries[i];
+                best_value = value;
+            }
+        }
+        if (!best)
+            break;
+        if (mp_entry_evict_idle(best))
+            coming += best_value.bytes;
+    }
+    drop_snapshot(&copy);
+    return coming;
+}
+
+/* --- maintenance --- */
+
+static void tick(mp_registry *registry, const snapshot *copy, uint64_t now_ns, mp_pressure pressure) {
+    mp_services *services = registry->services;
+    mp_budget *budget = mp_governor_budget(services->governor);
+    uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
+    if (used && (pressure != registry->pressure || now_ns - registry->logged_ns >= registry->maintenance_every_ns)) {
+        registry->pressure = pressure;
+        registry->logged_ns = now_ns;
+        mp_log(pressure >= MP_PRESSURE_HIGH ? MP_LOG_WARNING : MP_LOG_INFO, "Memory: %.0f of %.0f MB in use (%s)",
+               (double)used / 1e6, (double)limit / 1e6, mp_pressure_name(pressure));
+    }
+    for (int i = 0; pressure >= MP_PRESSURE_HIGH && i < copy->count; i++)
+        mp_entry_trim(copy->entries[i]); /* caches and arenas first */
+    if (pressure == MP_PRESSURE_CRITICAL)
+        mp_governor_reclaim(services->governor, limit / 10);
+}
+
 static uint64_t sweep(void *arg, uint64_t now_ns) {
     mp_registry *registry = arg;
     snapshot copy;
@@ -216,26 +303,65 @@ static uint64_t sweep(void *arg, uint64_t now_ns) {
         if (due < next)
             next = due;
     }
+    mp_pressure pressure = mp_governor_pressure(registry->services->governor);
+    uint64_t every_ns = registry->maintenance_every_ns;
+    if (pressure == MP_PRESSURE_CRITICAL && every_ns > CRITICAL_EVERY_NS)
+        every_ns = CRITICAL_EVERY_NS;
+    if (now_ns - registry->tick_ns >= every_ns) {
+        registry->tick_ns = now_ns;
+        tick(registry, &copy, now_ns, pressure);
+    }
     drop_snapshot(&copy);
+    /* Nobody works: it sleeps until somebody announces something. */
+    if (atomic_load(&registry->services->resident) && registry->tick_ns + every_ns < next)
+        next = registry->tick_ns + every_ns;
     return next;
 }
 
 /* --- life --- */
+
+static uint64_t or_default(uint64_t value, uint64_t otherwise) { return value ? value : otherwise; }
+
+static void configure(mp_services *services, const mp_registry_config *config) {
+    const mp_options *options = mp_options_get();
+    services->step_budget_ns = or_default(config->step_budget_ns, (uint64_t)options->step_budget_ms * MS);
+    services->spin_ns = or_default(config->spin_ns, (uint64_t)options->spin_us * 1000);
+    if (services->spin_ns == 1)
+        services->spin_ns = 0;
+    services->load_timeout_ns = or_default(config->load_timeout_ns, 30000 * MS);
+    services->load_ceiling_ns = or_default(config->load_ceiling_ns, 600000 * MS);
+    services->stall_timeout_ns = or_default(config->stall_timeout_ns, 30000 * MS);
+    services->keep_alive_ns = or_default(config->keep_alive_ns, 300000 * MS);
+    services->batch_wait_ns = config->batch_wait_ns;
+    services->max_workers = config->max_workers ? config->max_workers : 4;
+    services->breaker = (mp_breaker_rule){
+        .threshold = config->breaker_threshold ? config->breaker_threshold : 5,
+        .probes = 3,
+        .successes = 3,
+        .window_ns = or_default(config->breaker_window_ns, 60000 * MS),
+        .rest_ns = or_default(config->breaker_rest_ns, 60000 * MS),
+    };
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
+        const mp_capability_row *row = mp_capability_get((mp_capability)i);
+        services->policy[i] = config->policy[i];
+        if (services->policy[i] == MP_POLICY_DEFAULT)
+            mp_policy_from_name(row->policy, &services->policy[i]);
+        for (int j = 0; j < MP_LANE_COUNT; j++)
+            services->queue_capacity[i][j] =
+                config->queue_capacity[i][j] ? config->queue_capacity[i][j] : row->queue_capacity[j];
+    }
+}
 
 static mp_status create_services(mp_registry *registry, const mp_registry_config *config, mp_error *error) {
     mp_services *services = mp_alloc_zeroed(sizeof(*services), MP_TAG_POOL);
     if (!services)
         return mp_fail_memory(error, sizeof(*services), "the services of a registry");
     registry->services = services;
-    const mp_options *options = mp_options_get();
     atomic_init(&services->references, 1);
     services->registry = registry;
     services->event = on_event;
-    services->step_budget_ns = config->step_budget_ns ? config->step_budget_ns : (uint64_t)options->step_budget_ms * MS;
-    services->spin_ns = config->spin_ns ? config->spin_ns : (uint64_t)options->spin_us * 1000;
-    if (services->spin_ns == 1)
-        services->spin_ns = 0;
-    services->load_timeout_ns = config->load_timeout_ns ? config->load_timeout_ns : 30000 * MS;
+    configure(services, config);
+    mp_quarantine_init(&services->quarantine);
     mp_maintenance_init(&services->maintenance, sweep, registry);
     MP_TRY(mp_cores_open(config->lanes, &services->cores, error));
     services->cores_seen = mp_cores_pin(services->cores);
@@ -251,23 +377,42 @@ static void let_go(mp_services *services) {
     services->cores = NULL;
 }
 
+static mp_status check_config(const mp_registry_config *config, mp_error *error) {
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
+        const mp_capability_row *row = mp_capability_get((mp_capability)i);
+        for (int j = 0; j < MP_LANE_COUNT; j++)
+            if (config->queue_capacity[i][j] < 0)
+                return mp_fail(error, MP_INVALID_ARGUMENT,
+                               "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d", row->name,
+                               config->queue_capacity[i][j], row->queue_capacity[j]);
+        if (config->policy[i] < 0 || config->policy[i] >= MP_POLICY_COUNT)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "the policy of %s is %d, allowed: 0 to %d", row->name,
+                           (int)config->policy[i], MP_POLICY_COUNT - 1);
+    }
+    if (config->max_workers < 0 || config->max_workers > MP_WORKERS_MAX)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "max_workers is %d, allowed: 1 to %d, or 0 for 4",
+                       config->max_workers, MP_WORKERS_MAX);
+    if (config->batch_wait_ns > BATCH_WAIT_MOST_NS)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the batch wait is %.3f ms, allowed: up to %.0f ms",
+                       (double)config->batch_wait_ns * 1e-6, (double)BATCH_WAIT_MOST_NS * 1e-6);
+    if (config->breaker_threshold < -1 || config->breaker_threshold > MP_BREAKER_FAULTS_MAX)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the breaker's threshold is %d, allowed: 1 to %d, -1, or 0 for 5",
+                       config->breaker_threshold, MP_BREAKER_FAULTS_MAX);
+    return MP_OK;
+}
+
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry_out, mp_error *error) {
     *registry_out = NULL;
-    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
-        if (config->queue_capacity[i] < 0)
-            return mp_fail(error, MP_INVALID_ARGUMENT,
-                           "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d",
-                           mp_capability_get((mp_capability)i)->name, config->queue_capacity[i],
-                           mp_capability_get((mp_capability)i)->queue_capacity);
+    MP_TRY(check_config(config, error));
     mp_registry *registry = mp_alloc_zeroed(sizeof(*registry), MP_TAG_POOL);
     if (!registry)
         return mp_fail_memory(error, sizeof(*registry), "a registry");
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);
-    registry->grace_ns = config->shutdown_grace_ns ? config->shutdown_grace_ns : 5000 * MS;
-    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
-        registry->queue_capacity[i] =
-            config->queue_capacity[i] ? config->queue_capacity[i] : mp_capability_get((mp_capability)i)->queue_capacity;
+    registry->grace_ns = or_default(config->shutdown_grace_ns, 5000 * MS);
+    registry->maintenance_every_ns = or_default(config->maintenance_every_ns, 60000 * MS);
+    registry->tick_ns = mp_sys_now_ns();
+    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .arg = registry};
     mp_status status = create_services(registry, config, error);
     if (status == MP_OK)
         status = mp_fork_join(registry, error);
@@ -281,6 +426,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         mp_free(registry);
         return status;
     }
+    mp_governor_add_reclaimer(registry->services->governor, &registry->reclaimer);
     *registry_out = registry;
     return MP_OK;
 }
@@ -316,9 +462,10 @@ static void close_entries(mp_registry *registry, uint64_t grace_ns) {
             break;
     for (mp_entry *entry = chain; entry; entry = entry->close_next)
         mp_entry_quit(entry);
+    deadline_ns = mp_sys_now_ns() + FORCE_NS;
     while (chain) {
         mp_entry *next = chain->close_next;
-        mp_entry_join(chain);
+        mp_entry_join(chain, deadline_ns);
         mp_entry_unpin(chain);
         chain = next;
     }
@@ -335,6 +482,9 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
         return;
     }
     registry->closing = CLOSING;
+    mp_mutex_unlock(&registry->lock);
+    mp_governor_remove_reclaimer(registry->services->governor, &registry->reclaimer);
+    mp_mutex_lock(&registry->lock);
     close_entries(registry, grace_ns);
     /* A replacement may have taken its slot, or a caller may have been on its way in, while the entries were closed. */
     while (registry->inside)
@@ -432,8 +582,7 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
         return status;
     }
     mp_entry *entry, *replaced = NULL, *loading = NULL;
-    MP_TRY(
-        mp_entry_create(registry->services, key, loader, registry->queue_capacity[loader->capability], &entry, error));
+    MP_TRY(mp_entry_create(registry->services, key, loader, &entry, error));
     mp_mutex_lock(&registry->lock);
     int inside = registry->inside;
     status = put(registry, entry, replace, &replaced, &loading, error);
@@ -510,6 +659,14 @@ mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t dea
     return status;
 }
 
+mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_t keep_alive_ns, mp_error *error) {
+    mp_entry *entry;
+    MP_TRY(enter(registry, key, true, &entry, error));
+    mp_entry_keep_alive(entry, keep_alive_ns);
+    leave(registry, entry);
+    return MP_OK;
+}
+
 void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_entry_info *info), void *arg) {
     snapshot copy;
     mp_mutex_lock(&registry->lock);
@@ -559,6 +716,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
     if (!error)
         error = &unseen;
     mp_count(services, MP_METRIC_total_requests, 1);
+    assert(options->lane < MP_LANE_COUNT && options->policy < MP_POLICY_COUNT);
     do { /* again when the entry was replaced between lookup and queue */
         gone = false;
         status = enter(registry, key, false, &entry, error);
@@ -638,6 +796,7 @@ void mp_registry_fork_child(mp_registry *registry) {
     mp_maintenance_fork_child(&services->maintenance);
     if (services->pool)
         mp_pool_fork_child(services->pool);
+    mp_quarantine_fork_child(&services->quarantine);
     for_each_entry(registry, mp_entry_fork_child);
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);

@@ -11,10 +11,26 @@
 #define MP_REGISTRY_REGISTRY_H
 
 #include "models/engine.h"
+#include "registry/histogram.h"
 
 typedef struct mp_registry mp_registry;
 typedef struct mp_ticket mp_ticket;
 typedef struct mp_notifier mp_notifier;
+
+#define MP_FOREVER UINT64_MAX
+
+typedef enum mp_policy { /* which worker of a model takes a call */
+    MP_POLICY_DEFAULT,
+    MP_POLICY_SHARED,     /* whoever has no work, then whoever comes round first */
+    MP_POLICY_PACK,       /* the first that has room, so that one pass over the weights serves many */
+    MP_POLICY_P2C,        /* the less loaded of two at random; one without work takes from the others */
+    MP_POLICY_SEQUENTIAL, /* one without work, which takes nothing beside it */
+    MP_POLICY_COUNT
+} mp_policy;
+bool mp_policy_from_name(const char *name, mp_policy *policy); /* "shared", ... */
+const char *mp_policy_name(mp_policy policy);
+
+enum { MP_LANE_INTERACTIVE, MP_LANE_BULK, MP_LANE_COUNT }; /* kinds of calls; queues are bounded for each */
 
 typedef struct mp_registry_config { /* 0 = default */
     /* Lanes and bytes are the process's, shared by all registries that leave these at 0. A registry that names a number
@@ -23,9 +39,18 @@ typedef struct mp_registry_config { /* 0 = default */
     uint64_t memory_limit;   /* bytes; default: governor's rule */
     uint64_t step_budget_ns; /* default: MPOOL_STEP_BUDGET_MS */
     uint64_t spin_ns;        /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = not */
-    uint64_t shutdown_grace_ns;              /* default 5 s */
-    uint64_t load_timeout_ns;                /* default 30 s since the last sign of progress */
-    int queue_capacity[MP_CAPABILITY_COUNT]; /* calls waiting a model; default: capabilities.def */
+    uint64_t shutdown_grace_ns;    /* default 5 s */
+    uint64_t load_timeout_ns;      /* default 30 s since the last sign of progress */
+    uint64_t load_ceiling_ns;      /* default 10 min in all */
+    uint64_t stall_timeout_ns;     /* a step without a sign of life for so long: the worker is dead; default 30 s */
+    uint64_t keep_alive_ns;        /* of workers without work; default 5 min; MP_FOREVER */
+    uint64_t maintenance_every_ns; /* default 60 s */
+    uint64_t batch_wait_ns;        /* a worker without work waits so long for more calls; default: not at all */
+    int max_workers;               /* a model; default 4 */
+    mp_policy policy[MP_CAPABILITY_COUNT];                    /* default: capabilities.def */
+    int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];   /* calls waiting a model; default: capabilities.def */
+    int breaker_threshold; /* faults within the window that open a model's breaker; default 5; -1 = it never opens */
+    uint64_t breaker_window_ns, breaker_rest_ns; /* default 60 s, 60 s */
 } mp_registry_config;
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry, mp_error *error);
@@ -59,13 +84,30 @@ mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uin
  * the background). Calls that wait in the queue load it again. */
 mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 
+/* Workers of the model that have had no work for so long are given up, and with the last of them the model. */
+mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_t keep_alive_ns, mp_error *error);
+
+enum { MP_WORKERS_MAX = 16 };
+typedef struct mp_worker_info {
+    uint32_t id;
+    const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
+    int running;
+    uint64_t served, idle_ns, engine_bytes;
+} mp_worker_info;
+
 typedef struct mp_entry_info {
     char key[256];
     mp_capability capability;
     const char *state; /* "cold", "loading", "ready", "busy", "evicting", "failed" */
-    int workers, queued, running;
+    const char *breaker; /* "closed", "open", "half-open" */
+    mp_policy policy;
+    int workers, busy, dead, queued, running; /* workers: that serve; dead: set apart, their threads not back yet */
     bool pinned;
-    uint64_t model_bytes, engine_bytes, calls, errors, idle_ns;
+    uint64_t model_bytes, engine_bytes, calls, errors, idle_ns, keep_alive_ns;
+    mp_worker_info worker[MP_WORKERS_MAX];
+    int worker_count;
+    mp_histogram latency; /* of calls that were answered, from submit to end */
+    mp_status last_error; /* of the last call that was not answered; MP_OK = there was none */
     const mp_model *model; /* pinned while the visitor runs, or NULL */
 } mp_entry_info;
 /* Visits a snapshot of the entries in order of key. */
@@ -85,8 +127,12 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
 
 typedef struct mp_submit_options {
     uint64_t deadline_ns; /* absolute, monotonic; 0 = none */
-    uint8_t priority, lane;
-    uint32_t tenant;
+    uint64_t patience_ns; /* without a result, a step or a piece of result for so long: TIMEOUT; 0 = no limit */
+    uint64_t keep_alive_ns; /* the model's from now on; 0 = as it is */
+    uint8_t priority;       /* 0 = critical, high, normal, low, 4 = batch */
+    uint8_t lane;           /* MP_LANE_INTERACTIVE or MP_LANE_BULK */
+    mp_policy policy;       /* default: the model's */
+    uint32_t tenant;        /* callers that share a fair share; 0 = those that name none */
     bool fail_fast; /* a full queue is OVERLOADED at once; else submit waits until the deadline */
     bool (*give_up)(
         void *arg); /* asked every 50 ms while submit waits for room, no lock held; true ends it: CANCELLED */
@@ -114,8 +160,9 @@ void mp_ticket_cancel(mp_ticket *ticket);
 mp_call *mp_ticket_call(mp_ticket *ticket);
 /* Times of the monotonic clock, 0 = not yet: submitted, first step started, terminal. */
 void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns);
-/* Calls ahead in the queue, -1 once running or done. */
-int mp_ticket_position(mp_ticket *ticket);
+/* Calls ahead in the queue, -1 once running or done. *eta_ns (NULL allowed): predicted time until it is done; 0 =
+ * unknown. */
+int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns);
 
 /* ---- asyncio: one notifier an event loop
  * --------------------------------------------------------------------------- */

@@ -35,9 +35,14 @@ mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_optio
     ticket->item.lane = options->lane;
     ticket->item.tenant = options->tenant;
     ticket->item.deadline_ns = options->deadline_ns;
+    ticket->patience_ns = options->patience_ns;
+    ticket->policy = options->policy;
+    uint64_t now = mp_sys_now_ns();
+    mp_queue_node_init(&ticket->node, options->priority, options->lane, options->tenant, now);
     atomic_init(&ticket->references, 2);
     atomic_init(&ticket->callers, 1);
-    atomic_init(&ticket->submitted_ns, mp_sys_now_ns());
+    atomic_init(&ticket->submitted_ns, now);
+    atomic_init(&ticket->moved_ns, now);
     atomic_init(&ticket->wake_at, DONE);
     mp_mutex_init(&ticket->lock);
     mp_cond_init(&ticket->changed);
@@ -103,10 +108,13 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
     switch (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
     case MP_TIMEOUT: {
         uint64_t submitted = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
-        uint64_t allowed = ticket->item.deadline_ns > submitted ? ticket->item.deadline_ns - submitted : 0;
+        uint64_t deadline = ticket->item.deadline_ns, allowed = deadline > submitted ? deadline - submitted : 0;
         bool started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed) != 0;
-        return mp_fail(error, MP_TIMEOUT, "%s: no answer within %.3f s (%s)", key, (double)allowed * 1e-9,
-                       started ? "the call was running" : "the call was still waiting");
+        const char *where = started ? "the call was running" : "the call was still waiting";
+        if (!deadline || mp_sys_now_ns() < deadline)
+            return mp_fail(error, MP_TIMEOUT, "%s: no result and no progress for %.3f s (%s)", key,
+                           (double)ticket->patience_ns * 1e-9, where);
+        return mp_fail(error, MP_TIMEOUT, "%s: no answer within %.3f s (%s)", key, (double)allowed * 1e-9, where);
     }
     case MP_SHUTTING_DOWN:
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool shut down before the call was answered", key);
@@ -137,17 +145,20 @@ void mp_ticket_publish(mp_ticket *ticket) {
     mp_mutex_unlock(&ticket->lock);
 }
 
-void mp_ticket_finish(mp_ticket *ticket, mp_status status, const mp_error *error) {
+void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error) {
     assert(!is_done(ticket) && "a ticket has one terminal state");
-    assert(ticket->charged == 0);
     ticket->status = status;
-    if (status != MP_OK && error != &ticket->item.error)
-        ticket->item.error = *error;
+    if (status != MP_OK)
+        ticket->error = *error;
     atomic_store_explicit(&ticket->finished_ns, mp_sys_now_ns(), memory_order_relaxed);
     mp_mutex_lock(&ticket->lock);
     atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);
     tell(ticket);
     mp_mutex_unlock(&ticket->lock);
+}
+
+void mp_ticket_let_go(mp_ticket *ticket) {
+    assert(is_done(ticket) && ticket->charged == 0);
     drop(ticket);
 }
 
@@ -208,7 +219,7 @@ mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
                        mp_entry_key(ticket->entry));
     }
     if (ticket->status != MP_OK && error)
-        *error = ticket->item.error;
+        *error = ticket->error;
     return ticket->status;
 }
 
@@ -220,8 +231,12 @@ void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *starte
     *finished_ns = atomic_load_explicit(&ticket->finished_ns, memory_order_relaxed);
 }
 
-int mp_ticket_position(mp_ticket *ticket) {
-    return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket);
+int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns) {
+    uint64_t unseen;
+    if (!eta_ns)
+        eta_ns = &unseen;
+    *eta_ns = 0;
+    return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket, eta_ns);
 }
 
 /* The ticket's notice for a notifier, under its lock; made if need be, NULL when memory is refused. */

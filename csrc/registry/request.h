@@ -1,6 +1,6 @@
 /* request.h: the ticket of a call, from submit to its one terminal state. Public part in registry/registry.h.
  *
- *   submitted -> queued <-> active -> done           who may end it: whoever took it off the queue or off the entry's
+ *   submitted -> queued <-> active -> done           who may end it: whoever took it off the queue or off a worker's
  *                  |                   ^             active list, under the entry's lock. So it ends exactly once.
  *                  +-------------------+
  *
@@ -15,9 +15,10 @@
 #include "registry/pool/queue.h"
 
 typedef struct mp_entry mp_entry;
+typedef struct mp_worker mp_worker;
 
 struct mp_ticket {
-    mp_item item;        /* what engines see; item.ticket is this; item.error becomes the ticket's */
+    mp_item item;        /* what engines see; item.ticket is this */
     mp_entry *entry;     /* a reference */
     uint32_t generation; /* of forks when it was made */
     _Atomic int references, callers;
@@ -25,17 +26,25 @@ struct mp_ticket {
     uint64_t load;          /* number of the load whose model checked the call, 0 = unchecked */
     uint64_t charged;       /* bytes of the governor's budget */
     uint64_t virtual_ns;    /* share of service it has had */
+    uint64_t patience_ns;   /* 0 = for ever */
+    mp_policy policy;       /* never the default */
+    uint32_t probe;         /* of the breaker; 0 = none */
     bool admitted;          /* by the engine */
+    bool suspect;           /* was in a step that failed: it takes its steps alone now, and has no further try */
     struct mp_ticket *next; /* lists of those that are about to end */
     /* guarded by: the entry's lock */
     mp_queue_node node;
-    bool active, in_step;
+    mp_worker *worker; /* on whose active list it is, or NULL */
+    mp_worker *home;   /* chosen by MP_POLICY_P2C for one that waits, or NULL */
+    bool in_step;
 
     _Atomic int cause; /* why it was cancelled: MP_CANCELLED, MP_TIMEOUT, ...; 0 = it was not; the first counts */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;
+    _Atomic uint64_t moved_ns; /* last step or piece of result; what patience counts from */
     _Atomic uint64_t progress; /* counts up; UINT64_MAX = done, stored after status and error */
     _Atomic uint64_t wake_at;  /* progress for which somebody parks; written under lock, read without */
     mp_status status;          /* valid once done */
+    mp_error error;            /* likewise, of another status than MP_OK */
     mp_mutex lock;
     mp_cond changed;
     /* guarded by: lock */
@@ -54,8 +63,10 @@ mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_optio
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);
 /* A piece of result is there. By the worker. */
 void mp_ticket_publish(mp_ticket *ticket);
-/* The terminal state, and the pool's reference back. error: copied, may be &ticket->item.error; unused with MP_OK. */
-void mp_ticket_finish(mp_ticket *ticket, mp_status status, const mp_error *error);
+/* The terminal state. error: copied; unused with MP_OK. The pool's reference stays. */
+void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error);
+/* The pool's reference back, from one that is done. */
+void mp_ticket_let_go(mp_ticket *ticket);
 /* The error that belongs to a cancelled ticket's cause. */
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error);
 /* One that never reached a queue: both references. */

@@ -1,350 +1,260 @@
-/* serve.c: the worker of an entry, from loading to evicting. See entry.h and models/engine.h.
+/* serve.c: a worker's work, from ready to leaving. See entry.h, worker.h and models/engine.h.
  *
- * Fairness: items are offered to plan() by priority, then lane, then by how much service they have had. One that joins
- * is taken to have had as much as an equal share of every step so far would have given it (virtual time, as in weighted
- * fair queueing), so that a call with 10,000 texts and calls with one share the steps, and neither starves. */
+ * Fairness: items are offered to plan() by priority, then by how much service they have had. One that joins is taken to
+ * have had as much as an equal share of every step so far would have given it (virtual time, as in weighted fair
+ * queueing), so that a call with 10,000 texts and calls with one share the steps, and neither starves. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/alloc.h"
-#include "base/trace.h"
 #include "registry/entry.h"
 
+static const uint64_t MS = 1000 * 1000;
 static const uint64_t HEALTH_EVERY_NS = 1000ull * 1000 * 1000;
+static const uint64_t MEMORY_AGAIN_MS = 20;
 /* With nobody waiting, a step may be this many times the budget: fewer boundaries, and still soon over when somebody
  * comes. */
 enum { ALONE = 4 };
-
-/* What the worker owns, on its stack. */
-typedef struct serving {
-    mp_entry *entry;
-    mp_services *services;
-    mp_resident *resident; /* a reference */
-    mp_engine *engine;
-    mp_lease lease;
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    mp_item *order[MP_ACTIVE_MAX];   /* active items in order of preference */
-    mp_ticket *fresh[MP_ACTIVE_MAX]; /* just taken from the queue, to be admitted */
-    int fresh_count;
-    uint64_t virtual_ns; /* an equal share of every step so far */
-    uint64_t healthy_ns; /* when the model's files were looked at last */
-    bool memory_tight;   /* the engine refused an item: admit nobody before somebody has left */
-    bool trimmed;        /* and has been trimmed since */
-    bool runnable;       /* counted among those that share the lanes */
-    bool unhealthy;
-} serving;
-
-/* --- loading --- */
-
-static bool load_is_off(void *arg) {
-    mp_entry *entry = arg;
-    return atomic_load_explicit(&entry->step_cancelled, memory_order_acquire) != 0;
-}
-
-/* The sweep does not time a stage that waits for others. */
-static void stage_untimed(mp_entry *entry, const char *stage) {
-    atomic_store_explicit(&entry->progress.stage, stage, memory_order_release);
-    atomic_store_explicit(&entry->progress.beat_ns, 0, memory_order_release);
-}
-
-static mp_status load_model(serving *s, mp_loader loader, uint64_t model_bytes, uint64_t engine_bytes,
-                            mp_error *error) {
-    mp_entry *entry = s->entry;
-    mp_services *services = s->services;
-    mp_governor *governor = services->governor;
-    mp_budget *budget = mp_governor_budget(governor);
-    mp_model *model = NULL;
-    uint64_t needed = model_bytes + engine_bytes;
-
-    stage_untimed(entry, "waiting for memory");
-    MP_TRY(mp_governor_reserve(governor, entry->key, needed, load_is_off, entry, error));
-    mp_resident *resident = mp_alloc_zeroed(sizeof(*resident), MP_TAG_POOL);
-    if (!resident) {
-        mp_governor_unreserve(governor, needed);
-        return mp_fail_memory(error, sizeof(*resident), "the record of a model");
-    }
-    /* A load keeps its lanes to the end. Where others have models, it leaves them half. */
-    int lanes = mp_cores_lanes(services->cores);
-    if (atomic_load_explicit(&services->resident, memory_order_relaxed) > 1)
-        lanes = (lanes + 1) / 2;
-    stage_untimed(entry, "waiting for a CPU");
-    mp_cores_lease(services->cores, lanes, &s->lease);
-    s->lease.cancelled = &entry->step_cancelled;
-    mp_progress_set(&entry->progress, "loading", 0);
-    mp_status status = loader.ops->load(loader.self, &s->lease, budget, &entry->progress, &model, error);
-    mp_cores_return(services->cores, &s->lease);
-    mp_governor_unreserve(governor, needed);
-    if (status != MP_OK) {
-        mp_free(resident);
-        return status;
-    }
-    static _Atomic uint64_t number;
-    resident->model = model;
-    resident->load = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
-    atomic_init(&resident->references, 1);
-    s->resident = resident;
-    return MP_OK;
-}
-
-/* A model and an engine, or the cause. */
-static mp_status load(serving *s, uint64_t *engine_bytes, mp_error *error) {
-    mp_entry *entry = s->entry;
-    mp_error_clear(error);
-    mp_mutex_lock(&entry->lock);
-    entry->attempts++;
-    entry->stalled = false;
-    if (!entry->quit)
-        atomic_store_explicit(&entry->step_cancelled, 0, memory_order_release);
-    mp_progress_set(&entry->progress, "starting", 0);
-    mp_entry_set_state(entry, MP_ENTRY_LOADING);
-    s->resident = entry->resident ? mp_resident_pin(entry->resident) : NULL; /* kept over a fork */
-    mp_loader loader = entry->loader;
-    mp_mutex_unlock(&entry->lock);
-    /* somebody is to look whether the load moves: also when it is a second one of the same worker */
-    mp_maintenance_at(&s->services->maintenance, s->services->pool, mp_sys_now_ns() + s->services->load_timeout_ns);
-
-    uint64_t model_bytes = 0;
-    loader.ops->footprint(loader.self, &model_bytes, engine_bytes);
-    mp_status status = s->resident ? MP_OK : load_model(s, loader, model_bytes, *engine_bytes, error);
-    if (status == MP_OK) {
-        mp_progress_set(&entry->progress, "making an engine", 99);
-        mp_model *model = s->resident->model;
-        status = model->ops->engine(model, mp_governor_budget(s->services->governor), &s->engine, error);
-    }
-    if (status != MP_OK) {
-        if (error->code != status) /* a loader that said nothing */
-            mp_fail(error, status, "%s: %s", entry->key, mp_status_find(status)->text);
-        mp_resident_unpin(s->resident);
-        s->resident = NULL;
-    }
-    return status;
-}
-
-/* True: ready to serve. False: everybody who waited was told. */
-static bool start(serving *s) {
-    mp_entry *entry = s->entry;
-    mp_error error;
-    uint64_t began_ns = mp_sys_now_ns(), engine_bytes = 0;
-    mp_cores_enter(s->services->cores);
-    mp_status status = load(s, &engine_bytes, &error);
-    mp_cores_leave(s->services->cores);
-    const char *stage = mp_entry_stage(entry);
-    mp_ticket *list = NULL;
-
-    mp_mutex_lock(&entry->lock);
-    bool called_off = entry->quit;
-    entry->attempts_over++;
-    entry->stalled = false;
-    entry->engine_bytes = engine_bytes;
-    if (status == MP_OK) {
-        if (!entry->resident)
-            entry->resident = mp_resident_pin(s->resident);
-        entry->loads++;
-        entry->backoff_ns = 0;
-        mp_entry_set_state(entry, MP_ENTRY_READY);
-    } else {
-        entry->evict = false;
-        if (entry->resident) { /* of before a fork, and no engine could be made over it */
-            mp_resident_unpin(entry->resident);
-            entry->resident = NULL;
-        }
-        mp_entry_set_failed(entry, &error);
-        list = mp_entry_take_queue(entry);
-        for (mp_ticket *ticket = list; called_off && ticket; ticket = ticket->next)
-            atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
-    }
-    mp_mutex_unlock(&entry->lock);
-
-    if (status == MP_OK) {
-        mp_count(s->services, MP_METRIC_loads, 1);
-        if (mp_log_enabled(MP_LOG_INFO)) {
-            mp_model *model = s->resident->model;
-            mp_log(MP_LOG_INFO, "Loaded %s in %.3f s (%.1f MB)", entry->key,
-                   (double)(mp_sys_now_ns() - began_ns) * 1e-9, (double)model->ops->bytes(model) / 1e6);
-        }
-        s->services->event(s->services->registry, entry, MP_ENTRY_LOADED);
-        return true;
-    }
-    mp_count(s->services, MP_METRIC_load_failures, 1);
-    if (!called_off)
-        mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);
-    mp_entry_finish_list(entry, list, called_off ? NULL : &error);
-    s->services->event(s->services->registry, entry, MP_ENTRY_LOAD_FAILED);
-    return false;
-}
+/* Service that bulk work is charged for, in relation to what it had: others get so many times its share. */
+enum { BULK_WEIGHT = 4 };
 
 /* --- ending items --- */
 
 /* Off the active list, so that nobody else ends it. Under the lock. */
-static void deactivate(mp_entry *entry, mp_ticket *ticket) {
-    for (int i = 0; i < entry->active_count; i++) {
-        if (entry->active[i] != ticket)
+static void deactivate(mp_worker *w, mp_ticket *ticket) {
+    for (int i = 0; i < w->active_count; i++) {
+        if (w->active[i] != ticket)
             continue;
-        memmove(&entry->active[i], &entry->active[i + 1], (size_t)(entry->active_count - i - 1) * sizeof(ticket));
-        entry->active_count--;
-        ticket->active = false;
+        memmove(&w->active[i], &w->active[i + 1], (size_t)(w->active_count - i - 1) * sizeof(ticket));
+        w->active_count--;
+        ticket->worker = NULL;
+        if (w->active_count == 0)
+            w->exclusive = false;
         return;
     }
     assert(!"an active ticket is on the list");
 }
 
-static void retire(serving *s, mp_ticket *ticket) {
-    s->engine->ops->retire(s->engine, &ticket->item);
-    ticket->admitted = false;
-    s->memory_tight = s->trimmed = false;
+/* Under the lock, when an item has given its memory back: all workers of the model may try again. */
+static void memory_is_free(mp_entry *entry) {
+    bool any = false;
+    for (int i = 0; i < entry->worker_count; i++) {
+        any |= entry->workers[i]->memory_tight;
+        entry->workers[i]->memory_tight = false;
+    }
+    if (any)
+        mp_dispatch_ring_all(entry);
 }
 
 /* No lock held. error: unused with MP_OK. */
-static void end_item(serving *s, mp_ticket *ticket, mp_status status, const mp_error *error) {
-    mp_mutex_lock(&s->entry->lock);
-    deactivate(s->entry, ticket);
-    mp_mutex_unlock(&s->entry->lock);
-    retire(s, ticket);
-    mp_entry_finish(s->entry, ticket, status, error);
+static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp_error *error) {
+    mp_entry *entry = w->entry;
+    mp_error own;
+    if (status != MP_OK)
+        own = *error; /* may be the item's, which retire may clear */
+    w->engine->ops->retire(w->engine, &ticket->item);
+    w->trimmed = ticket->admitted = false;
+    mp_mutex_lock(&entry->lock);
+    deactivate(w, ticket);
+    w->served++;
+    memory_is_free(entry);
+    mp_mutex_unlock(&entry->lock);
+    mp_entry_finish(entry, ticket, status, &own);
 }
 
-static void end_cancelled(serving *s) {
+static void end_cancelled(mp_worker *w) {
     uint64_t now = mp_sys_now_ns();
-    for (int i = s->entry->active_count - 1; i >= 0; i--) {
-        mp_ticket *ticket = s->entry->active[i];
+    for (int i = w->active_count - 1; i >= 0; i--) {
+        mp_ticket *ticket = w->active[i];
         uint64_t deadline = ticket->item.deadline_ns;
         /* The sweep looks too, but it may be late or have no thread. */
         if (deadline && now >= deadline)
-            mp_entry_cancel(s->entry, ticket, MP_TIMEOUT);
+            mp_entry_cancel(w->entry, ticket, MP_TIMEOUT);
         if (!atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue;
         mp_error error;
         mp_status status = mp_ticket_cause(ticket, &error);
-        end_item(s, ticket, status, &error);
+        end_item(w, ticket, status, &error);
     }
 }
 
-static void end_all(serving *s, const mp_error *error) {
-    mp_entry *entry = s->entry;
-    while (entry->active_count)
-        end_item(s, entry->active[entry->active_count - 1], error->code, error);
-    mp_mutex_lock(&entry->lock);
-    mp_ticket *list = mp_entry_take_queue(entry);
-    mp_mutex_unlock(&entry->lock);
-    mp_entry_finish_list(entry, list, error);
+static void end_all(mp_worker *w, const mp_error *error) {
+    while (w->active_count)
+        end_item(w, w->active[w->active_count - 1], error->code, error);
 }
 
-/* --- taking work --- */
-
-static void set_runnable(serving *s, bool runnable) {
-    if (runnable == s->runnable)
-        return;
-    s->runnable = runnable;
-    if (runnable)
-        mp_cores_enter(s->services->cores);
-    else
-        mp_cores_leave(s->services->cores);
-}
-
-/* Under the lock. */
-static void take_from_queue(serving *s) {
-    mp_entry *entry = s->entry;
-    s->fresh_count = 0;
-    while (!s->memory_tight && !entry->evict && entry->active_count < MP_ACTIVE_MAX) {
-        mp_queue_node *node = mp_queue_pop(&entry->queue);
-        if (!node)
-            break;
-        mp_ticket *ticket = mp_ticket_of_node(node);
-        ticket->active = true;
-        ticket->admitted = false;
-        entry->active[entry->active_count++] = ticket;
-        s->fresh[s->fresh_count++] = ticket;
-    }
-    if (s->fresh_count)
-        mp_entry_tell_room(entry);
-}
-
-/* Wait until something is active. False: the model is to be given up; nothing is active then. */
-static bool take_work(serving *s) {
-    mp_entry *entry = s->entry;
-    for (;;) {
-        end_cancelled(s);
-        mp_mutex_lock(&entry->lock);
-        if (entry->quit && entry->active_count == 0) /* quit has cancelled the active ones and emptied the queue */
-            break;
-        take_from_queue(s);
-        if (entry->active_count) {
-            if (entry->state != MP_ENTRY_BUSY)
-                mp_entry_set_state(entry, MP_ENTRY_BUSY);
-            mp_mutex_unlock(&entry->lock);
-            set_runnable(s, true);
-            return true;
-        }
-        if (entry->evict || (entry->remove && entry->queue.count == 0))
-            break;
-        if (entry->state != MP_ENTRY_READY)
-            mp_entry_set_state(entry, MP_ENTRY_READY);
-        mp_spin_rule rule = mp_entry_spin_rule(entry);
-        set_runnable(s, false);
-        mp_bell_wait(&entry->bell, &entry->lock, &rule, 0);
-        mp_mutex_unlock(&entry->lock);
-    }
-    mp_entry_set_state(entry, MP_ENTRY_EVICTING);
-    mp_mutex_unlock(&entry->lock);
-    set_runnable(s, false);
-    return false;
-}
-
-/* From the fresh ones, number `from` and on: back to the front of the queue, in their order. */
-static void put_back(serving *s, int from) {
-    mp_entry *entry = s->entry;
+/* Active items, off the list and to the front of the queue: those from number `from` of the fresh ones on, which were
+ * not admitted. */
+static void put_back_fresh(mp_worker *w, int from) {
+    mp_entry *entry = w->entry;
     mp_ticket *cancelled = NULL;
     mp_mutex_lock(&entry->lock);
-    for (int i = s->fresh_count - 1; i >= from; i--) {
-        mp_ticket *ticket = s->fresh[i];
-        deactivate(entry, ticket);
+    for (int i = w->fresh_count - 1; i >= from; i--) {
+        mp_ticket *ticket = w->fresh[i];
+        deactivate(w, ticket);
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
             ticket->next = cancelled;
             cancelled = ticket;
         } else {
-            mp_queue_push_front(&entry->queue, &ticket->node, ticket->item.priority);
+            mp_queue_push_front(&entry->queue, &ticket->node);
         }
     }
+    mp_dispatch_ring_all(entry);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, cancelled, NULL);
 }
 
-static void admit_fresh(serving *s) {
-    mp_entry *entry = s->entry;
-    for (int i = 0; i < s->fresh_count; i++) {
-        mp_ticket *ticket = s->fresh[i];
+/* An active item gives its memory back and waits at the front of the queue. */
+static void preempt(mp_worker *w, mp_ticket *ticket) {
+    mp_entry *entry = w->entry;
+    mp_count(entry->services, MP_METRIC_preemptions, 1);
+    if (ticket->admitted)
+        w->engine->ops->preempt(w->engine, &ticket->item);
+    ticket->admitted = false;
+    mp_mutex_lock(&entry->lock);
+    bool cancelled = atomic_load_explicit(&ticket->cause, memory_order_acquire) != 0;
+    deactivate(w, ticket);
+    if (!cancelled) {
+        mp_queue_push_front(&entry->queue, &ticket->node);
+        mp_dispatch_ring_all(entry);
+    }
+    mp_mutex_unlock(&entry->lock);
+    if (!cancelled)
+        return;
+    mp_error error;
+    mp_status status = mp_ticket_cause(ticket, &error);
+    w->engine->ops->retire(w->engine, &ticket->item);
+    mp_entry_finish(entry, ticket, status, &error);
+}
+
+/* --- taking work --- */
+
+/* Under the lock: wait for work, at least until the worker is rung. */
+static void rest(mp_worker *w, uint64_t until_ns) {
+    mp_entry *entry = w->entry;
+    mp_services *services = entry->services;
+    if (w->state == MP_WORKER_PROCESSING)
+        mp_worker_set_state(w, MP_WORKER_IDLE);
+    if (w->trim) {
+        w->trim = false;
+        mp_mutex_unlock(&entry->lock);
+        w->engine->ops->trim(w->engine);
+        mp_governor_notify(services->governor);
+        mp_mutex_lock(&entry->lock);
+        return;
+    }
+    uint64_t due = entry->keep_alive_ns == MP_FOREVER ? MP_FOREVER : w->idle_since_ns + entry->keep_alive_ns;
+    mp_spin_rule rule = mp_entry_spin_rule(entry);
+    bool critical = mp_governor_pressure(services->governor) == MP_PRESSURE_CRITICAL;
+    if (critical)
+        due = mp_sys_now_ns();
+    if (w->runnable || due < atomic_load_explicit(&services->maintenance.next_ns, memory_order_relaxed)) {
+        mp_mutex_unlock(&entry->lock);
+        mp_worker_set_runnable(w, false);
+        if (due != MP_FOREVER)
+            mp_maintenance_at(&services->maintenance, services->pool, due);
+        mp_mutex_lock(&entry->lock);
+        if (w->rung || w->state == MP_WORKER_DEAD)
+            return;
+    }
+    mp_bell_wait(&w->bell, &entry->lock, &rule, until_ns);
+}
+
+/* Under the lock: until when a worker without work lets calls gather, 0 = no longer. */
+static uint64_t gathers_until(const mp_worker *w) {
+    uint64_t wait_ns = w->entry->services->batch_wait_ns, now;
+    mp_queue_node *first = wait_ns && !w->active_count ? mp_queue_first(&w->entry->queue) : NULL;
+    if (!first || (now = mp_sys_now_ns()) >= first->since_ns + wait_ns)
+        return 0;
+    return first->since_ns + wait_ns;
+}
+
+/* Wait until something is active. False: the worker is to leave; nothing is active then. */
+static bool take_work(mp_worker *w) {
+    mp_entry *entry = w->entry;
+    for (;;) {
+        end_cancelled(w);
+        mp_mutex_lock(&entry->lock);
+        if (w->state == MP_WORKER_DEAD)
+            break;
+        w->rung = false;
+        uint64_t until_ns = gathers_until(w);
+        if (w->retry_ns && mp_sys_now_ns() >= w->retry_ns) {
+            w->memory_tight = false;
+            w->retry_ns = 0;
+        }
+        /* quit has cancelled the active ones and emptied the queue */
+        bool over = entry->quit || w->fault.code != MP_OK;
+        if (!over && !until_ns)
+            mp_dispatch_take(entry, w);
+        if (w->active_count) {
+            if (w->state != MP_WORKER_PROCESSING)
+                mp_worker_set_state(w, MP_WORKER_PROCESSING);
+            mp_mutex_unlock(&entry->lock);
+            mp_worker_set_runnable(w, true);
+            return true;
+        }
+        if (over || w->leave || entry->evict || (entry->remove && entry->queue.count == 0))
+            break;
+        if (w->retry_ns && (!until_ns || w->retry_ns < until_ns))
+            until_ns = w->retry_ns;
+        rest(w, until_ns);
+        mp_mutex_unlock(&entry->lock);
+    }
+    mp_mutex_unlock(&entry->lock);
+    mp_worker_set_runnable(w, false);
+    return false;
+}
+
+static void admit_fresh(mp_worker *w) {
+    mp_entry *entry = w->entry;
+    mp_governor *governor = entry->services->governor;
+    for (int i = 0; i < w->fresh_count; i++) {
+        mp_ticket *ticket = w->fresh[i];
         mp_error error;
         mp_error_clear(&error);
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* ended at the next look */
-        mp_status status = mp_entry_check(entry, s->resident, ticket, &error);
+        mp_status status = mp_entry_check(entry, w->resident, ticket, &error);
         if (status != MP_OK) {
-            end_item(s, ticket, status, &error);
+            end_item(w, ticket, status, &error);
             continue;
         }
-        status = s->engine->ops->admit(s->engine, &ticket->item, &error);
-        if (status == MP_MEMORY_EXHAUSTED && !s->trimmed) {
-            s->trimmed = true;
-            if (s->engine->ops->trim(s->engine))
-                status = s->engine->ops->admit(s->engine, &ticket->item, &error);
+        status = w->engine->ops->admit(w->engine, &ticket->item, &error);
+        if (status == MP_MEMORY_EXHAUSTED && !w->trimmed) {
+            w->trimmed = true;
+            if (w->engine->ops->trim(w->engine))
+                status = w->engine->ops->admit(w->engine, &ticket->item, &error);
         }
         if (status == MP_OK) {
             ticket->admitted = true;
-            if (ticket->virtual_ns < s->virtual_ns)
-                ticket->virtual_ns = s->virtual_ns;
+            if (ticket->virtual_ns < w->virtual_ns)
+                ticket->virtual_ns = w->virtual_ns;
             continue;
         }
-        /* Others hold what it needs (those not admitted are the fresh ones behind it): wait until one has left. */
-        if (status == MP_MEMORY_EXHAUSTED && entry->active_count > s->fresh_count - i) {
-            s->memory_tight = true;
-            put_back(s, i);
-            break;
+        if (status != MP_MEMORY_EXHAUSTED) {
+            end_item(w, ticket, status, &error);
+            continue;
         }
-        end_item(s, ticket, status, &error);
+        /* Others hold what it needs (those not admitted are the fresh ones behind it): wait until one has left. Or
+         * other models hold it without need: wait until they have given it up. */
+        mp_mutex_lock(&entry->lock);
+        bool others = mp_entry_running(entry) > w->fresh_count - i;
+        mp_mutex_unlock(&entry->lock);
+        uint64_t wanted = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed) / 16;
+        bool coming = !others && mp_governor_reclaim(governor, wanted) > 0;
+        if (!others && !coming) {
+            end_item(w, ticket, status, &error);
+            continue;
+        }
+        mp_mutex_lock(&entry->lock);
+        w->memory_tight = true;
+        w->retry_ns = coming ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
+        mp_mutex_unlock(&entry->lock);
+        put_back_fresh(w, i);
+        break;
     }
-    s->fresh_count = 0;
+    w->fresh_count = 0;
 }
 
 /* --- steps --- */
@@ -352,8 +262,6 @@ static void admit_fresh(serving *s) {
 static bool comes_before(const mp_item *a, const mp_item *b) {
     if (a->priority != b->priority)
         return a->priority < b->priority;
-    if (a->lane != b->lane)
-        return a->lane < b->lane;
     uint64_t a_had = ((const mp_ticket *)a->ticket)->virtual_ns, b_had = ((const mp_ticket *)b->ticket)->virtual_ns;
     if (a_had != b_had)
         return a_had < b_had;
@@ -361,106 +269,158 @@ static bool comes_before(const mp_item *a, const mp_item *b) {
 }
 
 /* Insertion sort: the active list is nearly in order from step to step. Cancelled ones are left out. */
-static int order_items(serving *s) {
+static int order_items(mp_worker *w) {
     int n = 0;
-    for (int i = 0; i < s->entry->active_count; i++) {
-        mp_ticket *ticket = s->entry->active[i];
+    for (int i = 0; i < w->active_count; i++) {
+        mp_ticket *ticket = w->active[i];
         mp_item *item = &ticket->item;
         if (!ticket->admitted || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         int at = n++;
-        for (; at > 0 && comes_before(item, s->order[at - 1]); at--)
-            s->order[at] = s->order[at - 1];
-        s->order[at] = item;
+        for (; at > 0 && comes_before(item, w->order[at - 1]); at--)
+            w->order[at] = w->order[at - 1];
+        w->order[at] = item;
     }
-    return n;
+    if (n < 2)
+        return n;
+    /* A suspect takes its steps alone: should it fail again, nobody else was there. */
+    if (((mp_ticket *)w->order[0]->ticket)->suspect)
+        return 1;
+    int kept = 0;
+    for (int i = 0; i < n; i++)
+        if (!((mp_ticket *)w->order[i]->ticket)->suspect)
+            w->order[kept++] = w->order[i];
+    return kept;
 }
 
-/* Under the lock. False: all were cancelled in the meantime. */
-static bool enter_step(serving *s) {
-    mp_entry *entry = s->entry;
+/* No lock held. False: all were cancelled in the meantime. */
+static bool enter_step(mp_worker *w, uint64_t now_ns) {
+    mp_entry *entry = w->entry;
     int live = 0;
-    for (int i = 0; i < s->plan.count; i++) {
-        mp_ticket *ticket = s->plan.items[i]->ticket;
+    mp_mutex_lock(&entry->lock);
+    for (int i = 0; i < w->plan.count; i++) {
+        mp_ticket *ticket = w->plan.items[i]->ticket;
         ticket->in_step = true;
         live += atomic_load_explicit(&ticket->cause, memory_order_relaxed) == 0;
     }
-    entry->step_live = live;
-    atomic_store_explicit(&entry->step_cancelled, live == 0, memory_order_release);
+    w->step_live = live;
+    w->in_step = true;
+    atomic_store_explicit(&w->lease.heartbeat, now_ns, memory_order_relaxed);
+    mp_watch_reset(&w->watch, now_ns);
+    atomic_store_explicit(&w->step_cancelled, live == 0, memory_order_release);
+    mp_mutex_unlock(&entry->lock);
     return live > 0;
 }
 
-static void leave_step(serving *s) {
-    mp_mutex_lock(&s->entry->lock);
-    for (int i = 0; i < s->plan.count; i++)
-        ((mp_ticket *)s->plan.items[i]->ticket)->in_step = false;
-    s->entry->step_live = 0;
-    mp_mutex_unlock(&s->entry->lock);
+/* True: the worker was set apart meanwhile. */
+static bool leave_step(mp_worker *w, uint64_t took_ns) {
+    mp_entry *entry = w->entry;
+    mp_mutex_lock(&entry->lock);
+    bool dead = w->state == MP_WORKER_DEAD;
+    w->in_step = false;
+    w->step_live = 0;
+    for (int i = 0; i < w->plan.count && !dead; i++)
+        ((mp_ticket *)w->plan.items[i]->ticket)->in_step = false;
+    w->step_ns += took_ns;
+    if (!dead && w->plan.cost_ns) {
+        double pace = (double)took_ns / (double)w->plan.cost_ns;
+        entry->pace = entry->pace > 0 ? entry->pace + (pace - entry->pace) / 16 : pace;
+    }
+    mp_mutex_unlock(&entry->lock);
+    return dead;
 }
 
 /* An item found no memory in a step: the youngest of the lowest priority gives its own back and waits at the front of
  * the queue. With nobody else to take from, it is the item's end. */
-static void make_memory(serving *s, mp_ticket *waiting) {
-    mp_entry *entry = s->entry;
-    if (!s->trimmed) {
-        s->trimmed = true;
-        if (s->engine->ops->trim(s->engine))
+static void make_memory(mp_worker *w, mp_ticket *waiting) {
+    mp_entry *entry = w->entry;
+    mp_governor *governor = entry->services->governor;
+    if (!w->trimmed) {
+        w->trimmed = true;
+        if (w->engine->ops->trim(w->engine))
             return;
     }
     mp_ticket *victim = NULL;
-    for (int i = 0; i < entry->active_count; i++) {
-        mp_ticket *ticket = entry->active[i];
+    for (int i = 0; i < w->active_count; i++) {
+        mp_ticket *ticket = w->active[i];
         if (!ticket->admitted)
             continue;
         if (!victim || ticket->item.priority > victim->item.priority ||
             (ticket->item.priority == victim->item.priority && ticket->item.sequence > victim->item.sequence))
             victim = ticket;
     }
-    if (entry->active_count == 1) {
-        mp_error error;
-        mp_fail(&error, MP_MEMORY_EXHAUSTED, "%s: the call needs more memory than is left, though it runs alone",
-                entry->key);
-        end_item(s, waiting, error.code, &error);
+    uint64_t wanted = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed) / 16;
+    bool alone = w->active_count == 1, coming = alone && mp_governor_reclaim(governor, wanted) > 0;
+    mp_mutex_lock(&entry->lock);
+    bool others = mp_entry_running(entry) > w->active_count;
+    if (!alone || coming || others) {
+        w->memory_tight = true; /* it must not come back before somebody has left */
+        w->retry_ns = !alone && !others ? 0 : mp_sys_now_ns() + MEMORY_AGAIN_MS * MS;
+    }
+    mp_mutex_unlock(&entry->lock);
+    if (!alone || coming || others) {
+        preempt(w, victim);
         return;
     }
-    mp_count(s->services, MP_METRIC_preemptions, 1);
-    s->engine->ops->preempt(s->engine, &victim->item);
-    victim->admitted = false;
-    mp_mutex_lock(&entry->lock);
-    bool cancelled = atomic_load_explicit(&victim->cause, memory_order_acquire) != 0;
-    deactivate(entry, victim);
-    if (!cancelled)
-        mp_queue_push_front(&entry->queue, &victim->node, victim->item.priority);
-    mp_mutex_unlock(&entry->lock);
-    s->memory_tight = true; /* it must not come back before somebody has left */
-    if (!cancelled)
-        return;
     mp_error error;
-    mp_status status = mp_ticket_cause(victim, &error);
-    s->engine->ops->retire(s->engine, &victim->item);
-    mp_entry_finish(entry, victim, status, &error);
+    mp_fail(&error, MP_MEMORY_EXHAUSTED, "%s: the call needs more memory than is left, though it runs alone",
+            entry->key);
+    end_item(w, waiting, error.code, &error);
 }
 
-static void hand_out(serving *s, uint64_t took_ns) {
+/* A step failed for this item. It may have a second try; an internal error is the end of the worker. */
+static void fail_item(mp_worker *w, mp_ticket *ticket) {
+    mp_entry *entry = w->entry;
+    mp_error error = ticket->item.error;
+    if (error.code == MP_OK)
+        mp_fail(&error, MP_MODEL, "%s: the model failed while computing", entry->key);
+    if (error.code == MP_INTERNAL)
+        w->fault = error;
+    if (!mp_entry_fault(entry, ticket, error.code)) {
+        end_item(w, ticket, error.code, &error);
+        return;
+    }
+    w->engine->ops->retire(w->engine, &ticket->item);
+    w->trimmed = ticket->admitted = false;
+    ticket->suspect = true;
+    ticket->item.cursor = 0;
+    mp_error_clear(&ticket->item.error);
+    mp_count(entry->services, MP_METRIC_retries, 1);
+    mp_mutex_lock(&entry->lock);
+    deactivate(w, ticket);
+    bool cancelled = atomic_load_explicit(&ticket->cause, memory_order_acquire) != 0;
+    if (!cancelled) {
+        mp_queue_push_front(&entry->queue, &ticket->node);
+        mp_dispatch_ring_all(entry);
+    }
+    memory_is_free(entry);
+    mp_mutex_unlock(&entry->lock);
+    if (!cancelled)
+        return;
+    mp_status status = mp_ticket_cause(ticket, &error);
+    mp_entry_finish(entry, ticket, status, &error);
+}
+
+static void hand_out(mp_worker *w, uint64_t now_ns, uint64_t took_ns) {
     uint64_t amount = 0;
     mp_ticket *waiting = NULL;
     bool somebody_left = false;
-    for (int i = 0; i < s->plan.count; i++)
-        amount += s->plan.amount[i];
-    for (int i = 0; i < s->plan.count; i++) {
-        mp_ticket *ticket = s->plan.items[i]->ticket;
-        double share = amount ? (double)s->plan.amount[i] / (double)amount : 1.0 / s->plan.count;
-        ticket->virtual_ns += (uint64_t)((double)took_ns * share);
-        switch (s->outcomes[i]) {
+    for (int i = 0; i < w->plan.count; i++)
+        amount += w->plan.amount[i];
+    for (int i = 0; i < w->plan.count; i++) {
+        mp_ticket *ticket = w->plan.items[i]->ticket;
+        double share = amount ? (double)w->plan.amount[i] / (double)amount : 1.0 / w->plan.count;
+        ticket->virtual_ns +=
+            (uint64_t)((double)took_ns * share) * (ticket->item.lane == MP_LANE_BULK ? BULK_WEIGHT : 1);
+        atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
+        switch (w->outcomes[i]) {
         case MP_OUTCOME_DONE:
             somebody_left = true;
-            end_item(s, ticket, MP_OK, NULL);
+            end_item(w, ticket, MP_OK, NULL);
             break;
         case MP_OUTCOME_FAILED:
             somebody_left = true;
-            if (ticket->item.error.code == MP_OK)
-                mp_fail(&ticket->item.error, MP_MODEL, "%s: the model failed while computing", s->entry->key);
-            end_item(s, ticket, ticket->item.error.code, &ticket->item.error);
+            fail_item(w, ticket);
             break;
         case MP_OUTCOME_WAIT_MEMORY:
             waiting = ticket;
@@ -472,143 +432,81 @@ static void hand_out(serving *s, uint64_t took_ns) {
         }
     }
     if (waiting && !somebody_left)
-        make_memory(s, waiting);
+        make_memory(w, waiting);
 }
 
-static void step(serving *s) {
-    mp_entry *entry = s->entry;
-    mp_services *services = s->services;
-    int n = order_items(s);
+/* False: the worker was set apart. */
+static bool step(mp_worker *w) {
+    mp_entry *entry = w->entry;
+    mp_services *services = entry->services;
+    int n = order_items(w);
     if (!n)
-        return;
+        return true;
     mp_mutex_lock(&entry->lock);
-    bool alone = entry->active_count == 1 && entry->queue.count == 0;
+    bool alone = w->active_count == 1 && entry->queue.count == 0;
     mp_mutex_unlock(&entry->lock);
     uint64_t budget_ns = services->step_budget_ns;
-    if (alone && !mp_cores_contended(services->cores))
+    if (alone && !mp_cores_contended(services->cores_seen))
         budget_ns *= ALONE;
-    s->plan.count = 0;
-    s->plan.lanes = 1;
-    s->plan.cost_ns = 0;
-    s->engine->ops->plan(s->engine, s->order, n, budget_ns, &s->plan);
-    assert(s->plan.count > 0 && s->plan.count <= n);
+    w->plan.count = 0;
+    w->plan.lanes = 1;
+    w->plan.cost_ns = 0;
+    w->engine->ops->plan(w->engine, w->order, n, budget_ns, &w->plan);
+    assert(w->plan.count > 0 && w->plan.count <= n);
 
-    mp_cores_lease(services->cores, s->plan.lanes, &s->lease);
-    mp_mutex_lock(&entry->lock);
-    bool live = enter_step(s);
-    mp_mutex_unlock(&entry->lock);
-    s->lease.cancelled = &entry->step_cancelled;
+    mp_worker_lease(w, w->plan.lanes);
     uint64_t began_ns = mp_sys_now_ns();
+    bool live = enter_step(w, began_ns);
     if (live) {
-        for (int i = 0; i < s->plan.count; i++) {
-            mp_ticket *ticket = s->plan.items[i]->ticket;
+        for (int i = 0; i < w->plan.count; i++) {
+            mp_ticket *ticket = w->plan.items[i]->ticket;
             if (!atomic_load_explicit(&ticket->started_ns, memory_order_relaxed))
                 atomic_store_explicit(&ticket->started_ns, began_ns, memory_order_relaxed);
-            s->outcomes[i] = MP_OUTCOME_MORE;
+            w->outcomes[i] = MP_OUTCOME_MORE;
         }
-        s->engine->ops->step(s->engine, &s->lease, &s->plan, s->outcomes);
+        mp_maintenance_at(&services->maintenance, services->pool, began_ns + services->stall_timeout_ns / 4);
+        w->engine->ops->step(w->engine, &w->lease, &w->plan, w->outcomes);
     }
-    mp_cores_return(services->cores, &s->lease);
-    leave_step(s);
+    uint64_t now_ns = mp_sys_now_ns(), took_ns = now_ns - began_ns;
+    mp_worker_return_lanes(w);
+    if (leave_step(w, live ? took_ns : 0))
+        return false;
     if (!live)
-        return;
+        return true;
     mp_count(services, MP_METRIC_steps, 1);
-    mp_count(services, MP_METRIC_step_items, (uint64_t)s->plan.count);
-    uint64_t took_ns = mp_sys_now_ns() - began_ns;
-    s->virtual_ns += took_ns / (uint64_t)n;
-    hand_out(s, took_ns);
+    mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
+    mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
+    w->virtual_ns += took_ns / (uint64_t)n;
+    hand_out(w, now_ns, took_ns);
+    return true;
 }
 
 /* Look, at most once a second, whether the files are still what was loaded. */
-static bool is_healthy(serving *s) {
+static bool is_healthy(mp_worker *w) {
     uint64_t now = mp_sys_now_ns();
-    if (now - s->healthy_ns < HEALTH_EVERY_NS)
+    if (now - w->healthy_ns < HEALTH_EVERY_NS)
         return true;
-    s->healthy_ns = now;
-    return s->resident->model->ops->healthy(s->resident->model);
+    w->healthy_ns = now;
+    return w->resident->model->ops->healthy(w->resident->model);
 }
 
-static void run(serving *s, mp_error *fault) {
-    while (take_work(s)) {
-        if (!is_healthy(s)) {
-            mp_fail(fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use",
-                    s->entry->key);
-            s->unhealthy = true;
-            s->fresh_count = 0;
-            end_all(s, fault);
-            mp_mutex_lock(&s->entry->lock);
-            mp_entry_set_state(s->entry, MP_ENTRY_EVICTING);
-            mp_mutex_unlock(&s->entry->lock);
-            set_runnable(s, false);
+void mp_worker_serve(mp_worker *w) {
+    mp_entry *entry = w->entry;
+    while (take_work(w)) {
+        if (!is_healthy(w)) {
+            mp_fail(&w->fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use",
+                    entry->key);
+            w->fresh_count = 0;
+            end_all(w, &w->fault);
             return;
         }
-        admit_fresh(s);
-        step(s);
-    }
-}
-
-/* --- the job --- */
-
-/* Free engine and model. */
-static void give_up_model(serving *s, const mp_error *fault) {
-    mp_entry *entry = s->entry;
-    mp_mutex_lock(&entry->lock);
-    mp_resident *resident = entry->resident;
-    entry->resident = NULL;
-    mp_mutex_unlock(&entry->lock);
-    s->engine->ops->destroy(s->engine);
-    mp_resident_unpin(s->resident);
-    mp_resident_unpin(resident);
-    mp_count(s->services, MP_METRIC_evictions, 1);
-    mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
-    mp_ticket *list = NULL;
-    mp_mutex_lock(&entry->lock);
-    entry->evict = false;
-    entry->unloads++;
-    if (s->unhealthy) {
-        mp_entry_set_failed(entry, fault);
-        list = mp_entry_take_queue(entry);
-    } else {
-        mp_entry_set_state(entry, MP_ENTRY_COLD);
-    }
-    mp_mutex_unlock(&entry->lock);
-    mp_entry_finish_list(entry, list, fault);
-}
-
-void mp_entry_serve(void *arg) {
-    mp_entry *entry = arg;
-    mp_services *services = entry->services;
-    serving s;
-    mp_loader loader = {0};
-    bool again;
-    atomic_fetch_add_explicit(&services->resident, 1, memory_order_relaxed);
-    do {
-        mp_error fault;
-        memset(&s, 0, sizeof(s));
-        s.entry = entry;
-        s.services = services;
-        s.healthy_ns = mp_sys_now_ns();
-        if (start(&s)) {
-            run(&s, &fault);
-            give_up_model(&s, &fault);
+        admit_fresh(w);
+        if (!step(w))
+            return;
+        if (w->fault.code != MP_OK) { /* others go on elsewhere, with the same bytes */
+            while (w->active_count)
+                preempt(w, w->active[w->active_count - 1]);
+            return;
         }
-        mp_mutex_lock(&entry->lock);
-        /* Calls that wait saw a worker and rely on it: then the model is loaded again. */
-        again = entry->queue.count && !entry->quit;
-        if (!again) {
-            entry->working = false;
-            if (entry->remove && !entry->quit) {
-                loader = entry->loader;
-                entry->loader = (mp_loader){0};
-            }
-            mp_cond_broadcast(&entry->changed);
-        }
-        mp_mutex_unlock(&entry->lock);
-    } while (again);
-    atomic_fetch_sub_explicit(&services->resident, 1, memory_order_relaxed);
-    if (loader.ops) {
-        loader.ops->destroy(loader.self);
-        services->event(services->registry, entry, MP_ENTRY_GONE);
     }
-    mp_entry_unpin(entry);
 }

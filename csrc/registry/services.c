@@ -14,6 +14,7 @@ void mp_services_unpin(mp_services *services) {
     mp_governor_close(services->governor);
     mp_cores_unpin(services->cores_seen);
     mp_maintenance_deinit(&services->maintenance);
+    mp_quarantine_deinit(&services->quarantine);
     mp_free(services);
 }
 

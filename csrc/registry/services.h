@@ -5,9 +5,11 @@
 
 #include <stdatomic.h>
 
+#include "registry/breaker.h"
 #include "registry/cores.h"
 #include "registry/governor.h"
 #include "registry/maintenance.h"
+#include "registry/quarantine.h"
 #include "registry/registry.h"
 
 typedef struct mp_entry mp_entry;
@@ -33,8 +35,15 @@ typedef struct mp_services {
     mp_governor *governor;
     mp_cores *cores_seen; /* pinned: callers may ask whether to spin until the last ticket is gone */
     mp_maintenance maintenance;
-    uint64_t step_budget_ns, spin_ns, load_timeout_ns;
-    _Atomic int resident; /* entries that hold or load a model */
+    /* as configured; constant */
+    uint64_t step_budget_ns, spin_ns, load_timeout_ns, load_ceiling_ns, stall_timeout_ns, keep_alive_ns, batch_wait_ns;
+    int max_workers;
+    mp_policy policy[MP_CAPABILITY_COUNT];
+    int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];
+    mp_breaker_rule breaker;
+
+    mp_quarantine quarantine;
+    _Atomic int resident; /* workers that load or serve */
     _Atomic uint64_t metrics[MP_METRIC_COUNT];
     /* Called by an entry's worker or caller, no lock held. */
     void (*event)(mp_registry *registry, mp_entry *entry, mp_entry_event event);

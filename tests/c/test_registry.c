@@ -22,7 +22,7 @@ MP_TEST(registry_answers_a_call) {
     MP_CHECK_STATUS(fake_wait(ticket, NULL), MP_OK, &(mp_error){0});
     MP_CHECK_INT(call->finished, 1);
     MP_CHECK_INT(call->version, 7);
-    MP_CHECK_INT(mp_ticket_position(ticket), -1);
+    MP_CHECK_INT(mp_ticket_position(ticket, NULL), -1);
     uint64_t submitted, started, finished;
     mp_ticket_times(ticket, &submitted, &started, &finished);
     MP_CHECK(submitted && submitted <= started && started <= finished);
@@ -148,7 +148,7 @@ MP_TEST(registry_cancels_at_every_state) {
     fake.load_ns = FAKE_MS(50);
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     fake_until(&fake.loads, 1);
-    MP_CHECK_INT(mp_ticket_position(ticket), 0);
+    MP_CHECK_INT(mp_ticket_position(ticket, NULL), 0);
     mp_ticket_cancel(ticket);
     MP_CHECK(mp_ticket_done(ticket)); /* at once */
     MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_CANCELLED, &error);
@@ -165,7 +165,7 @@ MP_TEST(registry_cancels_at_every_state) {
     mp_ticket *waits = fake_submit(registry, "a", waiting, NULL), *waits_too = fake_submit(registry, "a", queued, NULL);
     mp_ticket_cancel(waits);
     MP_CHECK(mp_ticket_done(waits) && !mp_ticket_done(runs));
-    MP_CHECK_INT(mp_ticket_position(waits_too), 0);
+    MP_CHECK_INT(mp_ticket_position(waits_too, NULL), 0);
     mp_ticket_cancel(runs);
     MP_CHECK_INT(fake_wait(runs, NULL), MP_CANCELLED);
     MP_CHECK_INT(running->finished, 0);
@@ -291,10 +291,15 @@ MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
     MP_CHECK_STATUS(fake_wait(tickets[1], &error), MP_NUMERIC, &error);
     MP_CHECK_HAS(error.message, "NaN");
     mp_ticket_release(tickets[1]);
-    MP_CHECK_INT(fake.steps, 1);
+    MP_CHECK_INT(calls[1]->starts, 2); /* it had a second try, alone */
+    MP_CHECK_INT(fake.steps, 2);
     mp_entry_info info;
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.errors, 1);
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.retries, 1);
+    MP_CHECK_INT(stats.worker_faults, 2);
     fake_end(registry);
 }
 
@@ -339,8 +344,8 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
         if (i == 0)
             fake_until(&fake.admitted, 1);
     }
-    MP_CHECK_INT(mp_ticket_position(tickets[0]), -1);
-    MP_CHECK_INT(mp_ticket_position(tickets[4]), 3);
+    MP_CHECK_INT(mp_ticket_position(tickets[0], NULL), -1);
+    MP_CHECK_INT(mp_ticket_position(tickets[4], NULL), 3);
     mp_submit_options options = {.priority = 0, .fail_fast = true};
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_OVERLOADED, &error);

@@ -314,7 +314,7 @@ static void expect_child(pid_t child) {
 static void in_child(mp_registry *registry, mp_ticket *running, mp_ticket *queued, fake *fake) {
     mp_error error;
     alarm(5);
-    atomic_store(&fake->inside, 0); /* the parent's worker was in the middle of a step, in this copy for ever */
+    atomic_store(&fake->in_steps, 0); /* the parent's worker was in the middle of a step, in this copy for ever */
     atomic_store(&fake_lanes_in_steps, 0);
     atomic_store(&fake->hold, false);
     CHILD_CHECK(mp_ticket_done(running) && mp_ticket_done(queued));
@@ -358,7 +358,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
         first->memory = second->memory = 1;
         mp_ticket *running = fake_submit(registry, "a", first, NULL),
                   *queued = fake_submit(registry, "a", second, NULL);
-        fake_until(&fake.inside, 1); /* in the step: a sanitizer's allocator is not locked then */
+        fake_until(&fake.in_steps, 1); /* in the step: a sanitizer's allocator is not locked then */
         mp_sys_sleep_ns(FAKE_MS(1));
         pid_t child = fork();
         if (child == 0)
@@ -398,7 +398,7 @@ MP_TEST_SECONDS(registry_forks_in_the_middle_of_calls, 60) {
         pid_t child = fork();
         if (child == 0) {
             alarm(5);
-            atomic_store(&fake.inside, 0);
+            atomic_store(&fake.in_steps, 0);
             atomic_store(&fake_lanes_in_steps, 0);
             mp_status status;
             mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), &status);
@@ -421,7 +421,7 @@ static mp_status one_of_everything(void *arg, mp_error *error) {
     static fake fake;
     fake_init(&fake);
     fake.lanes = 2;
-    mp_registry_config config = {.lanes = 2, .memory_limit = 1000 * 1000, .spin_ns = 1};
+    mp_registry_config config = {.lanes = 2, .memory_limit = 1000 * 1000, .spin_ns = 1, .max_workers = 1};
     mp_registry *registry;
     MP_TRY(mp_registry_create(&config, &registry, error));
     mp_loader loader = fake_loader(&fake);

@@ -21,6 +21,7 @@ typedef struct fake_engine {
     mp_budget *budget;
     int used; /* memory of admitted items */
     int admitted;
+    _Atomic int inside; /* threads: at most 1 */
 } fake_engine;
 
 typedef struct fake_state { /* an item's, from admit to retire */
@@ -29,9 +30,9 @@ typedef struct fake_state { /* an item's, from admit to retire */
 
 /* --- engine --- */
 
-static void enter(fake_engine *engine) { MP_CHECK(atomic_fetch_add(&engine->fake->inside, 1) == 0); }
+static void enter(fake_engine *engine) { MP_CHECK(atomic_fetch_add(&engine->inside, 1) == 0); }
 
-static void leave(fake_engine *engine) { MP_CHECK(atomic_fetch_sub(&engine->fake->inside, 1) == 1); }
+static void leave(fake_engine *engine) { MP_CHECK(atomic_fetch_sub(&engine->inside, 1) == 1); }
 
 static bool take(fake_engine *engine, int memory) {
     int limit = atomic_load(&engine->fake->memory);
@@ -100,6 +101,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     fake_engine *engine = (fake_engine *)base;
     fake *fake = engine->fake;
     enter(engine);
+    atomic_fetch_add(&fake->in_steps, 1);
     int lanes = atomic_fetch_add(&fake_lanes_in_steps, lease->lanes) + lease->lanes;
     MP_CHECK(!fake->lane_limit || lanes <= fake->lane_limit);
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
@@ -139,6 +141,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     atomic_fetch_sub(&fake_lanes_in_steps, lease->lanes);
     atomic_fetch_add(&fake->steps, 1);
+    atomic_fetch_sub(&fake->in_steps, 1);
     leave(engine);
 }
 
@@ -194,7 +197,9 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     engine->base.ops = &ops;
     engine->fake = model->fake;
     engine->budget = budget;
-    MP_CHECK(atomic_fetch_add(&model->fake->engines, 1) < 2); /* of one entry: one, and one of a fork's parent */
+    /* of one entry: max_workers, and as many of a fork's parent */
+    int most = model->fake->workers ? model->fake->workers : 1;
+    MP_CHECK(atomic_fetch_add(&model->fake->engines, 1) < 2 * most);
     *out = &engine->base;
     return MP_OK;
 }
@@ -293,7 +298,7 @@ fake_call *fake_call_create(uint32_t units) {
     if (!call)
         return NULL;
     atomic_fetch_add(&fake_calls, 1);
-    call->base = (mp_call){MP_TEXT_EMBEDDING, call_destroy, sizeof(*call)};
+    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->units = units;
     return call;
 }
@@ -302,7 +307,8 @@ fake_call *fake_call_create(uint32_t units) {
 
 mp_registry *fake_registry(int lanes, uint64_t memory) {
     mp_registry_config config = {.lanes = lanes, .memory_limit = memory ? memory : 1000 * 1000 * 1000, .spin_ns = 1};
-    config.queue_capacity[MP_TEXT_EMBEDDING] = 4;
+    config.max_workers = 1; /* see test_registry_workers.c for more */
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = 4;
     mp_registry *registry;
     mp_error error;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);

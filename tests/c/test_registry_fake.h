@@ -23,12 +23,13 @@ typedef struct fake { /* one a key; must outlive the registry */
     uint64_t model_bytes, engine_bytes; /* really charged to the budget */
     int lanes;                          /* wanted a step; 0 = 1 */
     int lane_limit;                     /* of the ledger; 0 = unchecked */
+    int workers;                        /* that a model may have; 0 = 1 */
     mp_capability capability;           /* default text_embedding */
     int version;                        /* written into results */
     /* counts */
     _Atomic int loads, models, engines, loaders; /* loads begun; models, engines, loaders that exist */
     _Atomic int steps, admitted, preempted, trims, checks;
-    _Atomic int inside; /* threads in the engine: at most 1 */
+    _Atomic int in_steps; /* threads in a step */
     _Atomic bool hold;  /* steps do not end while set */
 } fake;
 

@@ -2,6 +2,7 @@
 #include "registry/pool/pool.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -9,10 +10,11 @@
 struct mp_pool {
     char name[16];
     int max_threads;
+    _Atomic int references; /* the owner's, and one of each disowned thread */
     mp_mutex lock;
     /* guarded by: lock */
-    mp_worker *workers, *idle;
-    int threads; /* workers, and those being started */
+    mp_pool_thread *all, *idle;
+    int threads; /* on the list `all`, and those being started */
     int busy;    /* of these, with a job */
 };
 
@@ -23,28 +25,52 @@ mp_status mp_pool_create(const char *name, int max_threads, mp_pool **pool_out, 
         return mp_fail_memory(error, sizeof(*pool), "a pool of threads");
     strncpy(pool->name, name, sizeof(pool->name) - 1);
     pool->max_threads = max_threads;
+    atomic_init(&pool->references, 1);
     mp_mutex_init(&pool->lock);
     *pool_out = pool;
     return MP_OK;
 }
 
-static void became_idle(void *arg, mp_worker *worker) {
+static void unpin(mp_pool *pool) {
+    if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1)
+        return;
+    mp_mutex_deinit(&pool->lock);
+    mp_free(pool);
+}
+
+static void became_idle(void *arg, mp_pool_thread *thread) {
     mp_pool *pool = arg;
-    worker->next_idle = pool->idle; /* last in, first out: the warmest stack and cache */
-    pool->idle = worker;
+    thread->next_idle = pool->idle; /* last in, first out: the warmest stack and cache */
+    pool->idle = thread;
+    pool->busy--;
+}
+
+static void is_gone(void *arg, mp_pool_thread *thread) {
+    mp_bell_deinit(&thread->bell);
+    mp_free(thread);
+    unpin(arg);
+}
+
+/* Under the lock: off the list. */
+static void forget(mp_pool *pool, mp_pool_thread *thread) {
+    mp_pool_thread **link = &pool->all;
+    while (*link != thread)
+        link = &(*link)->next;
+    *link = thread->next;
+    pool->threads--;
     pool->busy--;
 }
 
 mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     mp_mutex_lock(&pool->lock);
-    mp_worker *worker = pool->idle;
-    if (worker) {
-        pool->idle = worker->next_idle;
+    mp_pool_thread *thread = pool->idle;
+    if (thread) {
+        pool->idle = thread->next_idle;
         pool->busy++;
-        bool wake = mp_worker_give(worker, job);
+        bool wake = mp_pool_thread_give(thread, job);
         mp_mutex_unlock(&pool->lock);
         if (wake)
-            mp_bell_wake(&worker->bell); /* only destroy ends a worker, and that may not run beside this call */
+            mp_bell_wake(&thread->bell); /* only destroy ends a thread, and that may not run beside this call */
         return MP_OK;
     }
     if (pool->threads >= pool->max_threads) {
@@ -52,23 +78,43 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
         mp_mutex_unlock(&pool->lock);
         return mp_fail(error, MP_SPAWN_FAILED, "all %d threads of the pool are taken", threads);
     }
-    /* Counted before the thread exists, so that the limit holds while the lock is open. */
+    /* Listed before it exists, so that the limit holds while the lock is open and its job may be disowned at once. */
+    thread = mp_alloc_zeroed(sizeof(*thread), MP_TAG_POOL);
+    if (!thread) {
+        mp_mutex_unlock(&pool->lock);
+        return mp_fail_memory(error, sizeof(*thread), "the record of a thread");
+    }
+    thread->job = job;
+    thread->lock = &pool->lock;
+    thread->idle = became_idle;
+    thread->gone = is_gone;
+    thread->pool = pool;
+    thread->next = pool->all;
+    pool->all = thread;
     pool->threads++;
     pool->busy++;
-    mp_mutex_unlock(&pool->lock);
-
-    mp_status status = mp_worker_create(&pool->lock, job, pool->name, became_idle, pool, &worker, error);
-
-    mp_mutex_lock(&pool->lock);
-    if (status == MP_OK) {
-        worker->next = pool->workers;
-        pool->workers = worker;
-    } else {
-        pool->threads--;
-        pool->busy--;
+    /* The lock is kept while the thread starts: it cannot go, nor be disowned, before its handle is written. */
+    mp_status status = mp_pool_thread_start(thread, pool->name, error);
+    if (status != MP_OK) {
+        forget(pool, thread);
+        mp_free(thread);
     }
     mp_mutex_unlock(&pool->lock);
     return status;
+}
+
+void mp_pool_disown(mp_pool *pool, const void *arg) {
+    mp_mutex_lock(&pool->lock);
+    mp_pool_thread *thread = pool->all;
+    while (thread && !(thread->job.run && thread->job.arg == arg))
+        thread = thread->next;
+    if (thread) {
+        forget(pool, thread);
+        thread->disowned = true;
+        mp_thread_detach(&thread->os);
+        atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
+    }
+    mp_mutex_unlock(&pool->lock);
 }
 
 void mp_pool_counts(mp_pool *pool, int *threads, int *busy) {
@@ -82,19 +128,18 @@ void mp_pool_destroy(mp_pool *pool) {
     if (!pool)
         return;
     mp_mutex_lock(&pool->lock);
-    mp_worker *workers = pool->workers;
-    for (mp_worker *worker = workers; worker; worker = worker->next)
-        if (mp_worker_quit(worker))
-            mp_bell_wake(&worker->bell);
+    mp_pool_thread *threads = pool->all;
+    for (mp_pool_thread *thread = threads; thread; thread = thread->next)
+        if (mp_pool_thread_quit(thread))
+            mp_bell_wake(&thread->bell);
     mp_mutex_unlock(&pool->lock);
-    while (workers) {
-        mp_worker *next = workers->next;
-        mp_worker_destroy(workers);
-        workers = next;
+    while (threads) {
+        mp_pool_thread *next = threads->next;
+        mp_pool_thread_destroy(threads);
+        threads = next;
     }
     assert(pool->busy == 0);
-    mp_mutex_deinit(&pool->lock);
-    mp_free(pool);
+    unpin(pool);
 }
 
 void mp_pool_fork_before(mp_pool *pool) { mp_mutex_lock(&pool->lock); }
@@ -103,6 +148,7 @@ void mp_pool_fork_parent(mp_pool *pool) { mp_mutex_unlock(&pool->lock); }
 
 void mp_pool_fork_child(mp_pool *pool) {
     mp_mutex_init(&pool->lock);
-    pool->workers = pool->idle = NULL;
+    pool->all = pool->idle = NULL;
     pool->threads = pool->busy = 0;
+    atomic_store_explicit(&pool->references, 1, memory_order_relaxed);
 }

@@ -1,0 +1,160 @@
+/* dispatch.c: which worker takes which call. See entry.h. Everything here is called under the entry's lock. */
+#include <assert.h>
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "registry/entry.h"
+
+static const uint64_t SCALE_AGAIN_NS = 1000ull * 1000 * 1000;
+
+static bool has_room(const mp_worker *worker) {
+    return mp_worker_serves(worker) && !worker->leave && !worker->exclusive && !worker->memory_tight &&
+           worker->active_count < MP_ACTIVE_MAX;
+}
+
+/* What MP_POLICY_P2C compares: predicted time of what it has and of what waits for it. */
+static uint64_t pending_of(const mp_entry *entry, const mp_worker *worker) {
+    uint64_t cost = 0;
+    for (int i = 0; i < worker->active_count; i++)
+        cost += worker->active[i]->item.cost_ns + 1;
+    for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
+        const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
+        if (ticket->home == worker)
+            cost += ticket->node.cost + 1;
+    }
+    return cost;
+}
+
+mp_worker *mp_dispatch_home(const mp_entry *entry) {
+    mp_worker *live[MP_WORKERS_MAX];
+    int n = 0;
+    for (int i = 0; i < entry->worker_count; i++)
+        if (mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave)
+            live[n++] = entry->workers[i];
+    if (n < 2)
+        return n ? live[0] : NULL;
+    uint64_t random = mp_sys_random();
+    int first = (int)(random % (uint64_t)n), second = (int)((random >> 32) % (uint64_t)(n - 1));
+    second += second >= first;
+    return pending_of(entry, live[first]) <= pending_of(entry, live[second]) ? live[first] : live[second];
+}
+
+bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
+    if (!has_room(worker) || entry->evict)
+        return false;
+    switch (ticket->policy) {
+    case MP_POLICY_SEQUENTIAL:
+        return worker->active_count == 0;
+    case MP_POLICY_PACK:
+        for (int i = 0; entry->workers[i] != worker; i++)
+            if (has_room(entry->workers[i]))
+                return false;
+        return true;
+    case MP_POLICY_P2C: /* who has no work takes from those who have */
+        return !ticket->home || ticket->home == worker ||
+               (mp_worker_idles(worker) && !mp_worker_idles(ticket->home));
+    default:
+        return true;
+    }
+}
+
+/* The idle one that was busy last: its caches are warm, and the others may be given up. */
+void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket) {
+    mp_worker *chosen = NULL;
+    for (int i = 0; i < entry->worker_count; i++) {
+        mp_worker *worker = entry->workers[i];
+        if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
+            continue;
+        if (worker->rung)
+            return; /* it is about to look, and sees this one too */
+        if (!chosen || worker->idle_since_ns > chosen->idle_since_ns)
+            chosen = worker;
+    }
+    if (chosen)
+        mp_worker_ring(chosen);
+}
+
+void mp_dispatch_ring_all(mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count && entry->queue.count; i++) {
+        mp_worker *worker = entry->workers[i];
+        if (!mp_worker_idles(worker) || worker->rung)
+            continue;
+        for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
+            if (mp_dispatch_may_take(entry, worker, mp_ticket_of_node(at))) {
+                mp_worker_ring(worker);
+                break;
+            }
+    }
+}
+
+/* Who is next for this worker: the best of all if its policy lets the worker have it, else the first that does. */
+static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
+    mp_queue_node *node = mp_queue_best(&entry->queue, mp_sys_now_ns());
+    if (!node || mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
+        return node ? mp_ticket_of_node(node) : NULL;
+    for (node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node))
+        if (mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
+            return mp_ticket_of_node(node);
+    return NULL;
+}
+
+void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
+    worker->fresh_count = 0;
+    while (has_room(worker) && !entry->evict) {
+        mp_ticket *ticket = next_for(entry, worker);
+        if (!ticket)
+            break;
+        mp_queue_take(&entry->queue, &ticket->node);
+        ticket->home = NULL;
+        ticket->worker = worker;
+        ticket->admitted = false;
+        worker->active[worker->active_count++] = ticket;
+        worker->fresh[worker->fresh_count++] = ticket;
+        worker->exclusive = ticket->policy == MP_POLICY_SEQUENTIAL;
+    }
+    if (!worker->fresh_count)
+        return;
+    mp_entry_tell_room(entry);
+    mp_dispatch_ring_all(entry); /* what it left may be for others */
+}
+
+static bool is_busy(const mp_worker *worker, mp_policy policy) {
+    if (!mp_worker_serves(worker))
+        return worker->state == MP_WORKER_EVICTING || worker->state == MP_WORKER_FAILED;
+    return policy == MP_POLICY_PACK ? !has_room(worker) : worker->state == MP_WORKER_PROCESSING;
+}
+
+bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
+    mp_services *services = entry->services;
+    int most = services->max_workers, lanes = mp_cores_lanes(services->cores);
+    if (most > lanes)
+        most = lanes;
+    if (!entry->queue.count || !entry->resident || entry->starting || entry->evict || entry->remove || entry->quit ||
+        entry->worker_count >= most)
+        return false;
+    mp_policy policy = mp_ticket_of_node(mp_queue_first(&entry->queue))->policy;
+    uint64_t bytes = 0;
+    for (int i = 0; i < entry->worker_count; i++) {
+        if (!is_busy(entry->workers[i], policy) || entry->workers[i]->memory_tight)
+            return false;
+        bytes = entry->workers[i]->engine_bytes;
+    }
+    uint64_t now = mp_sys_now_ns();
+    if (now < entry->scale_ns || now < entry->spawn_ns)
+        return false;
+    if (!mp_governor_try_reserve(services->governor, bytes, guard)) {
+        entry->scale_ns = now + SCALE_AGAIN_NS;
+        return false;
+    }
+    entry->starting++;
+    return true;
+}
+
+uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead) {
+    if (entry->pace <= 0)
+        return 0;
+    for (int i = 0; i < entry->worker_count; i++)
+        for (int j = 0; j < entry->workers[i]->active_count; j++)
+            cost_ahead += entry->workers[i]->active[j]->item.cost_ns / 2; /* half of it is done, for all we know */
+    return (uint64_t)((double)cost_ahead * entry->pace);
+}

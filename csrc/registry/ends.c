@@ -1,0 +1,164 @@
+/* ends.c: how calls end. See entry.h. */
+#include <assert.h>
+#include <stdatomic.h>
+
+#include "base/trace.h"
+#include "registry/entry.h"
+
+/* --- bytes --- */
+
+mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
+    uint64_t bytes = ticket->item.call->bytes;
+    if (bytes <= ticket->charged)
+        return MP_OK;
+    mp_governor *governor = entry->services->governor;
+    mp_budget *budget = mp_governor_budget(governor);
+    if (!mp_budget_take(budget, bytes - ticket->charged)) {
+        mp_governor_reclaim(governor, bytes - ticket->charged); /* for the next who asks */
+        uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
+        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free",
+                       entry->key, (double)bytes / 1e6, (double)(used < limit ? limit - used : 0) / 1e6,
+                       (double)limit / 1e6);
+    }
+    ticket->charged = bytes;
+    return MP_OK;
+}
+
+void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
+    if (ticket->charged)
+        mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
+    ticket->charged = 0;
+}
+
+mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error) {
+    if (ticket->load == resident->load)
+        return MP_OK;
+    uint32_t total = 0;
+    uint64_t cost_ns = 0;
+    MP_TRY(resident->model->ops->check(resident->model, ticket->item.call, &cost_ns, &total, error));
+    MP_TRY(mp_entry_charge(entry, ticket, error));
+    ticket->item.cost_ns = cost_ns;
+    ticket->item.total = total;
+    ticket->load = resident->load;
+    return MP_OK;
+}
+
+/* --- faults --- */
+
+bool mp_status_is_fault(mp_status status) {
+    return status == MP_NUMERIC || status == MP_INTERNAL || status == MP_INTEGRITY || status == MP_MODEL ||
+           status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
+}
+
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
+    mp_services *services = entry->services;
+    const mp_call *call = ticket->item.call;
+    uint64_t now = mp_sys_now_ns();
+    int faults = 0;
+    if (!mp_status_is_fault(status))
+        return false;
+    mp_count(services, MP_METRIC_worker_faults, 1);
+    if (call->fingerprint && (faults = mp_quarantine_add(&services->quarantine, call->fingerprint(call), now)) ==
+                                 MP_QUARANTINE_FAULTS)
+        mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed twice is refused from now on", entry->key);
+    mp_mutex_lock(&entry->lock);
+    if (mp_breaker_fault(&entry->breaker, &services->breaker, now))
+        mp_log(MP_LOG_WARNING, "%s rests for %.0f s after %d faults", entry->key,
+               (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
+    bool again = !ticket->suspect && faults < MP_QUARANTINE_FAULTS && !entry->quit &&
+                 atomic_load_explicit(&ticket->progress, memory_order_relaxed) == 0 &&
+                 !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    mp_mutex_unlock(&entry->lock);
+    return again;
+}
+
+/* --- terminal states --- */
+
+void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
+    mp_services *services = entry->services;
+    const mp_call *call = ticket->item.call;
+    uint64_t in = 0, out = 0, began = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
+    mp_count_end(services, status);
+    if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
+        atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
+    if (call->usage && status == MP_OK) {
+        call->usage(call, &in, &out);
+        mp_count(services, MP_METRIC_units_in, in);
+        mp_count(services, MP_METRIC_units_out, out);
+    }
+    mp_mutex_lock(&entry->lock);
+    mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);
+    ticket->probe = 0;
+    if (status == MP_OK) {
+        entry->answered++;
+        mp_histogram_add(&entry->latency, mp_sys_now_ns() - began);
+    } else {
+        entry->last_error = status;
+    }
+    mp_mutex_unlock(&entry->lock);
+    mp_ticket_conclude(ticket, status, error);
+}
+
+void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket) {
+    mp_entry_uncharge(entry, ticket);
+    if (ticket->item.abandon) { /* preempted, and not admitted again */
+        ticket->item.abandon(&ticket->item);
+        ticket->item.abandon = NULL;
+    }
+    mp_ticket_let_go(ticket);
+}
+
+void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
+    mp_entry_uncharge(entry, ticket); /* first: who sees the end finds the memory free */
+    mp_entry_conclude(entry, ticket, status, error);
+    mp_entry_let_go(entry, ticket);
+}
+
+void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error) {
+    while (list) {
+        mp_ticket *next = list->next;
+        mp_error own;
+        mp_status status = error ? error->code : mp_ticket_cause(list, &own);
+        mp_entry_finish(entry, list, status, error ? error : &own);
+        list = next;
+    }
+}
+
+/* --- leaving the queue --- */
+
+void mp_entry_tell_room(mp_entry *entry) {
+    if (entry->room_waiters)
+        mp_cond_broadcast(&entry->room);
+}
+
+mp_ticket *mp_entry_take_queue(mp_entry *entry) {
+    mp_ticket *first = NULL, **end = &first;
+    for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
+        mp_queue_remove(&entry->queue, node);
+        *end = mp_ticket_of_node(node);
+        (*end)->home = NULL;
+        end = &(*end)->next;
+    }
+    *end = NULL;
+    mp_entry_tell_room(entry);
+    mp_cond_broadcast(&entry->changed);
+    return first;
+}
+
+bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
+    int none = 0;
+    bool first = atomic_compare_exchange_strong_explicit(&ticket->cause, &none, cause, memory_order_acq_rel,
+                                                         memory_order_acquire);
+    atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
+    if (mp_queue_holds(&ticket->node)) {
+        mp_queue_remove(&entry->queue, &ticket->node);
+        ticket->home = NULL;
+        mp_entry_tell_room(entry);
+        mp_cond_broadcast(&entry->changed);
+        return true;
+    }
+    mp_worker *worker = ticket->worker;
+    if (first && worker && ticket->in_step && --worker->step_live == 0)
+        atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+    return false;
+}

@@ -1,0 +1,42 @@
+/* histogram.h: times, counted in buckets whose bounds double. Guarded by its owner's lock. */
+#ifndef MP_REGISTRY_HISTOGRAM_H
+#define MP_REGISTRY_HISTOGRAM_H
+
+#include <stdint.h>
+
+enum { MP_HISTOGRAM_BUCKETS = 28 };
+
+typedef struct mp_histogram {
+    uint64_t count, sum_ns, min_ns, max_ns; /* min and max: 0 with count 0 */
+    uint64_t bucket[MP_HISTOGRAM_BUCKETS];  /* [i]: below mp_histogram_bound(i), and not below the one before; the last
+                                               has no bound */
+} mp_histogram;
+
+/* 1 us, 2 us, 4 us, ... */
+static inline uint64_t mp_histogram_bound(int i) { return 1000ull << i; }
+
+static inline void mp_histogram_add(mp_histogram *histogram, uint64_t ns) {
+    int i = 0;
+    while (i < MP_HISTOGRAM_BUCKETS - 1 && ns >= mp_histogram_bound(i))
+        i++;
+    histogram->bucket[i]++;
+    if (histogram->count == 0 || ns < histogram->min_ns)
+        histogram->min_ns = ns;
+    if (ns > histogram->max_ns)
+        histogram->max_ns = ns;
+    histogram->count++;
+    histogram->sum_ns += ns;
+}
+
+/* An upper bound of the given share (0..1) of all times: a bucket's end, or the largest; 0 with count 0. */
+static inline uint64_t mp_histogram_quantile(const mp_histogram *histogram, double share) {
+    uint64_t wanted = (uint64_t)(share * (double)histogram->count), seen = 0;
+    for (int i = 0; i < MP_HISTOGRAM_BUCKETS - 1; i++) {
+        seen += histogram->bucket[i];
+        if (seen > wanted || seen == histogram->count)
+            return mp_histogram_bound(i) < histogram->max_ns ? mp_histogram_bound(i) : histogram->max_ns;
+    }
+    return histogram->max_ns;
+}
+
+#endif

@@ -1,0 +1,132 @@
+/* leaving.c: the end of a worker, and what the last one of a model does. See entry.h. */
+#include <stdatomic.h>
+
+#include "base/trace.h"
+#include "registry/entry.h"
+
+/* Engine, model and guard of a worker; no lock held. */
+static void free_engine(mp_worker *worker) {
+    if (worker->engine)
+        worker->engine->ops->destroy(worker->engine);
+    worker->engine = NULL;
+    mp_guard_release(&worker->guard);
+    mp_resident_unpin(worker->resident);
+    worker->resident = NULL;
+}
+
+/* The thread of a dead worker has come back: what it held is free at last. */
+static void come_back(mp_worker *worker) {
+    mp_entry *entry = worker->entry;
+    mp_mutex_lock(&entry->lock);
+    while (worker->concluding)
+        mp_cond_wait(&entry->changed, &entry->lock, 0);
+    mp_mutex_unlock(&entry->lock);
+    mp_log(MP_LOG_WARNING, "Worker %u for %s came back after it had been set apart", worker->id, entry->key);
+    for (int i = 0; i < worker->active_count; i++) {
+        worker->engine->ops->retire(worker->engine, &worker->active[i]->item);
+        mp_entry_let_go(entry, worker->active[i]);
+    }
+    free_engine(worker);
+    mp_mutex_lock(&entry->lock);
+    entry->apart--;
+    mp_cond_broadcast(&entry->changed);
+    mp_mutex_unlock(&entry->lock);
+    mp_worker_destroy(worker);
+}
+
+/* Under the lock: why it leaves; the queue, if nobody is going to serve it. */
+static mp_ticket *note_fault(mp_worker *worker) {
+    mp_entry *entry = worker->entry;
+    if (worker->fault.code == MP_OK)
+        return NULL;
+    if (worker->fault.code != MP_INTEGRITY) {
+        mp_entry_note_death(entry, &worker->fault);
+        return NULL;
+    }
+    entry->evict = true; /* the other workers have the same files */
+    mp_breaker_fault(&entry->breaker, &entry->services->breaker, mp_sys_now_ns());
+    mp_entry_set_failed(entry, &worker->fault);
+    return mp_entry_take_queue(entry);
+}
+
+void mp_entry_settle(mp_entry *entry) {
+    mp_services *services = entry->services;
+    mp_loader loader = {0};
+    mp_ticket *list = NULL;
+    bool gone = false;
+    mp_mutex_lock(&entry->lock);
+    if (!mp_entry_works(entry)) {
+        bool keep = entry->queue.count && !entry->evict && !entry->quit; /* who comes next needs no load */
+        mp_resident *resident = keep ? NULL : entry->resident;
+        if (resident) {
+            entry->resident = NULL;
+            entry->unloading = true; /* nobody loads it again before its memory is free */
+            mp_mutex_unlock(&entry->lock);
+            mp_resident_unpin(resident);
+            mp_governor_notify(services->governor);
+            mp_count(services, MP_METRIC_evictions, 1);
+            mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
+            mp_mutex_lock(&entry->lock);
+            entry->unloading = false;
+            entry->unloads++;
+        }
+        entry->evict = false;
+        if (entry->broken)
+            list = mp_entry_take_queue(entry);
+        gone = entry->remove && !entry->quit && !entry->queue.count && !entry->gone;
+        entry->gone |= gone;
+        if (gone && !entry->apart) { /* else it goes with the entry */
+            loader = entry->loader;
+            entry->loader = (mp_loader){0};
+        }
+    }
+    mp_error failure = entry->failure;
+    /* Calls that wait saw a worker and rely on it: then there is another. */
+    bool again = entry->queue.count && !entry->quit && mp_entry_begin(entry);
+    mp_dispatch_ring_all(entry);
+    mp_cond_broadcast(&entry->changed);
+    mp_mutex_unlock(&entry->lock);
+    if (again)
+        mp_entry_launch(entry, (mp_guard){0});
+    mp_entry_finish_list(entry, list, &failure);
+    if (loader.ops)
+        loader.ops->destroy(loader.self);
+    if (gone)
+        services->event(services->registry, entry, MP_ENTRY_GONE);
+}
+
+void mp_worker_leave(mp_worker *worker) {
+    mp_entry *entry = worker->entry;
+    mp_services *services = entry->services;
+    mp_ticket *list = NULL;
+
+    mp_mutex_lock(&entry->lock);
+    if (worker->state == MP_WORKER_DEAD) {
+        mp_mutex_unlock(&entry->lock);
+        come_back(worker);
+        return;
+    }
+    bool served = mp_worker_serves(worker), idle = worker->fault.code == MP_OK;
+    if (served) {
+        mp_worker_set_state(worker, idle ? MP_WORKER_EVICTING : MP_WORKER_FAILED);
+        list = note_fault(worker);
+    }
+    for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
+        if (mp_ticket_of_node(at)->home == worker)
+            mp_ticket_of_node(at)->home = NULL;
+    mp_dispatch_ring_all(entry);
+    mp_mutex_unlock(&entry->lock);
+
+    mp_entry_finish_list(entry, list, &worker->fault);
+    free_engine(worker);
+    mp_governor_notify(services->governor);
+    if (served) {
+        mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, idle ? "idle" : worker->fault.message);
+        mp_count(services, MP_METRIC_workers_evicted, 1);
+    }
+    mp_mutex_lock(&entry->lock);
+    mp_entry_unlist_worker(entry, worker);
+    mp_mutex_unlock(&entry->lock);
+    mp_entry_settle(entry);
+    mp_worker_destroy(worker);
+}

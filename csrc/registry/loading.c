@@ -1,0 +1,185 @@
+/* loading.c: a worker's way from spawning to ready. See entry.h.
+ *
+ * A cold model gets two workers if the governor grants memory for two, else one. The first one's thread reserves for
+ * both, loads the model, makes its own engine, and hands the second the guard of its engine; if that one cannot start,
+ * the first serves alone. Further workers (dispatch.c) come with a guard too. */
+#include <stdatomic.h>
+
+#include "base/trace.h"
+#include "registry/entry.h"
+
+static bool is_off(void *arg) {
+    mp_worker *worker = arg;
+    return atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
+}
+
+/* The sweep does not time a stage that waits for others. */
+static void stage_untimed(mp_worker *worker, const char *stage) {
+    atomic_store_explicit(&worker->progress.stage, stage, memory_order_release);
+    atomic_store_explicit(&worker->progress.beat_ns, 0, memory_order_release);
+}
+
+static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_bytes, mp_guard *second,
+                            mp_error *error) {
+    mp_entry *entry = worker->entry;
+    mp_services *services = entry->services;
+    mp_budget *budget = mp_governor_budget(services->governor);
+    mp_model *model = NULL;
+    mp_guard guard;
+    uint64_t one = model_bytes + worker->engine_bytes, two = one + worker->engine_bytes;
+
+    stage_untimed(worker, "waiting for memory");
+    MP_TRY(mp_governor_reserve(services->governor, entry->key, one, services->max_workers > 1 ? two : one, is_off,
+                               worker, &guard, error));
+    if (guard.bytes == two && services->max_workers > 1)
+        *second = mp_guard_split(&guard, worker->engine_bytes);
+    mp_resident *resident = mp_alloc_zeroed(sizeof(*resident), MP_TAG_POOL);
+    if (!resident) {
+        mp_guard_release(&guard);
+        return mp_fail_memory(error, sizeof(*resident), "the record of a model");
+    }
+    /* A load keeps its lanes to the end. Where others have models, it leaves them half. */
+    int lanes = mp_cores_lanes(services->cores_seen);
+    if (atomic_load_explicit(&services->resident, memory_order_relaxed) > 1)
+        lanes = (lanes + 1) / 2;
+    stage_untimed(worker, "waiting for a CPU");
+    mp_worker_lease(worker, lanes);
+    mp_progress_set(&worker->progress, "loading", 0);
+    uint64_t began_ns = mp_sys_now_ns();
+    mp_status status = loader.ops->load(loader.self, &worker->lease, budget, &worker->progress, &model, error);
+    mp_worker_return_lanes(worker);
+    worker->guard = guard;
+    if (status != MP_OK) {
+        mp_free(resident);
+        return status;
+    }
+    static _Atomic uint64_t number;
+    resident->model = model;
+    resident->load = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
+    resident->load_ns = mp_sys_now_ns() - began_ns;
+    atomic_init(&resident->references, 1);
+    worker->resident = resident;
+    return MP_OK;
+}
+
+/* A model and an engine, or the cause. *second: for a second worker's engine. */
+static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_error *error) {
+    uint64_t model_bytes = 0;
+    loader.ops->footprint(loader.self, &model_bytes, &worker->engine_bytes);
+    mp_status status = worker->resident ? MP_OK : load_model(worker, loader, model_bytes, second, error);
+    if (status == MP_OK) {
+        mp_progress_set(&worker->progress, "making an engine", 99);
+        mp_model *model = worker->resident->model;
+        status = model->ops->engine(model, mp_governor_budget(worker->entry->services->governor), &worker->engine,
+                                    error);
+    }
+    mp_guard_release(&worker->guard);
+    if (status != MP_OK && error->code != status) /* a loader that said nothing */
+        mp_fail(error, status, "%s: %s", worker->entry->key, mp_status_find(status)->text);
+    return status;
+}
+
+/* Under the lock: nobody serves, and nobody else is about to. */
+static bool is_last(const mp_worker *worker) {
+    return worker->entry->worker_count == 1 && worker->entry->starting == 0;
+}
+
+/* Under the lock, of a load that failed. Returns who waited for it. */
+static mp_ticket *give_up(mp_worker *worker, bool loading, const mp_error *error) {
+    mp_entry *entry = worker->entry;
+    entry->scale_ns = mp_sys_now_ns() + 1000ull * 1000 * 1000;
+    if (loading)
+        entry->attempts_over++;
+    if (!loading && !is_last(worker)) /* the others serve */
+        return NULL;
+    entry->evict = false;
+    if (!entry->quit)
+        mp_entry_set_failed(entry, error);
+    mp_ticket *list = mp_entry_take_queue(entry);
+    for (mp_ticket *ticket = list; entry->quit && ticket; ticket = ticket->next)
+        atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
+    return list;
+}
+
+static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
+    mp_entry *entry = worker->entry;
+    mp_services *services = entry->services;
+    mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
+    mp_count(services, MP_METRIC_workers_spawned, 1);
+    if (!loading)
+        return;
+    mp_count(services, MP_METRIC_loads, 1);
+    if (mp_log_enabled(MP_LOG_INFO)) {
+        mp_model *model = worker->resident->model;
+        mp_log(MP_LOG_INFO, "Loaded %s in %.3f s (%.1f MB)", entry->key, (double)(mp_sys_now_ns() - began_ns) * 1e-9,
+               (double)model->ops->bytes(model) / 1e6);
+    }
+    services->event(services->registry, entry, MP_ENTRY_LOADED);
+}
+
+bool mp_worker_start(mp_worker *worker) {
+    mp_entry *entry = worker->entry;
+    mp_services *services = entry->services;
+    mp_error error;
+    mp_guard second = {0};
+    uint64_t began_ns = mp_sys_now_ns();
+    mp_error_clear(&error);
+
+    mp_mutex_lock(&entry->lock);
+    mp_worker_set_state(worker, MP_WORKER_LOADING);
+    bool loading = !entry->resident;
+    if (loading)
+        entry->attempts++;
+    else
+        worker->resident = mp_resident_pin(entry->resident);
+    if (entry->quit)
+        atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+    mp_loader loader = entry->loader;
+    mp_mutex_unlock(&entry->lock);
+    mp_maintenance_at(&services->maintenance, services->pool, began_ns + services->load_timeout_ns / 4);
+
+    mp_worker_set_runnable(worker, true);
+    mp_status status = load(worker, loader, &second, &error);
+    mp_worker_set_runnable(worker, false);
+    const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
+
+    mp_mutex_lock(&entry->lock);
+    bool dead = worker->state == MP_WORKER_DEAD, off = entry->quit;
+    mp_ticket *list = NULL;
+    if (dead) {
+        status = MP_SPAWN_TIMEOUT; /* everybody was told */
+    } else if (status == MP_OK) {
+        if (loading) {
+            entry->resident = mp_resident_pin(worker->resident);
+            entry->attempts_over++;
+            entry->loads++;
+            entry->answered = 0;
+        }
+        entry->backoff_ns = 0;
+        entry->failed = false;
+        mp_worker_set_state(worker, MP_WORKER_READY);
+        if (second.governor)
+            entry->starting++;
+    } else {
+        list = give_up(worker, loading, &error);
+        mp_worker_set_state(worker, MP_WORKER_FAILED);
+    }
+    mp_mutex_unlock(&entry->lock);
+
+    if (status == MP_OK) {
+        report(worker, began_ns, loading);
+        if (second.governor)
+            mp_entry_launch(entry, second);
+        return true;
+    }
+    mp_guard_release(&second);
+    if (dead)
+        return false;
+    mp_count(services, MP_METRIC_load_failures, 1);
+    if (!off)
+        mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);
+    mp_entry_finish_list(entry, list, off ? NULL : &error);
+    if (loading)
+        services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
+    return false;
+}

@@ -1,0 +1,164 @@
+/* sweep.c: what is due in an entry: deadlines, loads and steps that do not move, workers without work. See entry.h. */
+#include <stdatomic.h>
+
+#include "base/trace.h"
+#include "registry/entry.h"
+
+static const uint64_t NEVER = UINT64_MAX;
+
+static void sooner(uint64_t *next, uint64_t due) {
+    if (due < *next)
+        *next = due;
+}
+
+/* When a call has waited too long; NEVER = it may wait for ever. */
+static uint64_t due_of(const mp_ticket *ticket) {
+    uint64_t due = ticket->item.deadline_ns ? ticket->item.deadline_ns : NEVER;
+    if (ticket->patience_ns)
+        sooner(&due, atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed) + ticket->patience_ns);
+    return due;
+}
+
+/* Under the lock. Returns the expired that were in the queue; those that are active are told. */
+static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
+    mp_ticket *expired = NULL;
+    for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {
+        behind = mp_queue_next(&entry->queue, node);
+        mp_ticket *ticket = mp_ticket_of_node(node);
+        uint64_t due = due_of(ticket);
+        if (due > now_ns) {
+            sooner(next, due);
+            continue;
+        }
+        mp_entry_cancel_locked(entry, ticket, MP_TIMEOUT);
+        ticket->next = expired;
+        expired = ticket;
+    }
+    for (int i = 0; i < entry->worker_count; i++)
+        for (int j = 0; j < entry->workers[i]->active_count; j++) {
+            mp_ticket *ticket = entry->workers[i]->active[j];
+            uint64_t due = due_of(ticket);
+            if (due > now_ns)
+                sooner(next, due);
+            else
+                mp_entry_cancel_locked(entry, ticket, MP_TIMEOUT);
+        }
+    return expired;
+}
+
+/* Calls that wait for a load that moves are not waiting in vain. Under the lock. */
+static void credit_load(mp_entry *entry, uint64_t beat_ns) {
+    for (mp_queue_node *node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node)) {
+        mp_ticket *ticket = mp_ticket_of_node(node);
+        if (beat_ns > atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed))
+            atomic_store_explicit(&ticket->moved_ns, beat_ns, memory_order_relaxed);
+    }
+}
+
+/* Under the lock: a worker that does not move, or NULL. */
+static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, mp_error *error) {
+    mp_services *services = entry->services;
+    for (int i = 0; i < entry->worker_count; i++) {
+        mp_worker *worker = entry->workers[i];
+        if (worker->state == MP_WORKER_LOADING) {
+            uint64_t limit = services->load_timeout_ns;
+            uint64_t beat = atomic_load_explicit(&worker->progress.beat_ns, memory_order_acquire);
+            const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
+            if (beat == 0) { /* it waits for others, which is no fault of its own */
+                worker->watch.looked_ns = now_ns;
+                credit_load(entry, now_ns);
+            } else {
+                credit_load(entry, beat);
+                bool silent = mp_watch_look(&worker->watch, beat, now_ns, limit);
+                if (silent || worker->watch.total_ns >= services->load_ceiling_ns) {
+                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: loading %s %.1f s (stage: %s)", entry->key,
+                            silent ? "made no progress for" : "was not over after",
+                            (double)(silent ? limit : services->load_ceiling_ns) * 1e-9, stage);
+                    return worker;
+                }
+            }
+            sooner(next, now_ns + limit / 4);
+        } else if (worker->in_step) {
+            uint64_t limit = services->stall_timeout_ns;
+            uint64_t beat = atomic_load_explicit(&worker->lease.heartbeat, memory_order_relaxed);
+            if (mp_watch_look(&worker->watch, beat, now_ns, limit)) {
+                mp_fail(error, MP_RECV, "%s: worker %u showed no sign of life for %.1f s in a step", entry->key,
+                        worker->id, (double)limit * 1e-9);
+                return worker;
+            }
+            sooner(next, now_ns + limit / 4);
+        }
+    }
+    return NULL;
+}
+
+/* Under the lock, which is given up meanwhile. */
+static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
+    mp_ticket *list = NULL;
+    bool loading = worker->state == MP_WORKER_LOADING && !entry->resident;
+    if (loading) {
+        entry->attempts_over++;
+        mp_entry_set_failed(entry, error);
+        list = mp_entry_take_queue(entry);
+    }
+    mp_entry_note_death(entry, error);
+    mp_worker_set_apart(worker, error);
+    mp_mutex_unlock(&entry->lock);
+    mp_entry_finish_list(entry, list, error);
+    if (loading) {
+        mp_count(entry->services, MP_METRIC_load_failures, 1);
+        entry->services->event(entry->services->registry, entry, MP_ENTRY_LOAD_FAILED);
+    }
+    mp_entry_settle(entry);
+    mp_mutex_lock(&entry->lock);
+}
+
+/* Under the lock: those that have had no work for long enough are told to go. */
+static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
+    if (entry->keep_alive_ns == MP_FOREVER || entry->queue.count)
+        return;
+    int stay = 0;
+    for (int i = 0; i < entry->worker_count; i++)
+        stay += mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave;
+    for (;;) { /* the one that has had no work for longest */
+        mp_worker *oldest = NULL;
+        for (int i = 0; i < entry->worker_count; i++) {
+            mp_worker *worker = entry->workers[i];
+            if (mp_worker_idles(worker) && !worker->leave && !worker->rung &&
+                (!oldest || worker->idle_since_ns < oldest->idle_since_ns))
+                oldest = worker;
+        }
+        if (!oldest || (entry->pinned && stay == 1))
+            return;
+        uint64_t due = oldest->idle_since_ns + entry->keep_alive_ns;
+        if (due > now_ns) {
+            sooner(next, due);
+            return;
+        }
+        oldest->leave = true;
+        mp_worker_ring(oldest);
+        stay--;
+    }
+}
+
+uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
+    uint64_t next = NEVER;
+    mp_error error;
+    bool start = false;
+    mp_mutex_lock(&entry->lock);
+    for (mp_worker *stuck; (stuck = find_stuck(entry, now_ns, &next, &error));)
+        bury(entry, stuck, &error);
+    mp_ticket *expired = expire(entry, now_ns, &next);
+    retire_idle(entry, now_ns, &next);
+    if (entry->queue.count && !entry->quit && !mp_entry_works(entry)) { /* they wait for the end of a rest */
+        if (entry->spawn_ns > now_ns)
+            sooner(&next, entry->spawn_ns);
+        else
+            start = mp_entry_begin(entry);
+    }
+    mp_mutex_unlock(&entry->lock);
+    if (start)
+        mp_entry_launch(entry, (mp_guard){0});
+    mp_entry_finish_list(entry, expired, NULL);
+    return next;
+}

@@ -1,0 +1,198 @@
+/* worker.c: see worker.h. States, life and death of a worker; its work is in loading.c and serve.c. */
+#include "registry/worker.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+
+#include "base/alloc.h"
+#include "base/trace.h"
+#include "registry/entry.h"
+
+#define BIT(state) (1u << MP_WORKER_##state)
+
+const char *mp_worker_state_name(mp_worker_state state) {
+    static const char *const names[] = {
+        [MP_WORKER_SPAWNING] = "spawning",     [MP_WORKER_LOADING] = "loading",   [MP_WORKER_READY] = "ready",
+        [MP_WORKER_PROCESSING] = "processing", [MP_WORKER_IDLE] = "idle",         [MP_WORKER_EVICTING] = "evicting",
+        [MP_WORKER_DEAD] = "dead",             [MP_WORKER_FAILED] = "failed",
+    };
+    return names[state];
+}
+
+bool mp_worker_step_is_legal(mp_worker_state from, mp_worker_state to) {
+    static const unsigned legal[] = {
+        [MP_WORKER_SPAWNING] = BIT(LOADING) | BIT(FAILED) | BIT(DEAD),
+        [MP_WORKER_LOADING] = BIT(READY) | BIT(FAILED) | BIT(DEAD),
+        [MP_WORKER_READY] = BIT(PROCESSING) | BIT(EVICTING) | BIT(DEAD),
+        [MP_WORKER_PROCESSING] = BIT(IDLE) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
+        [MP_WORKER_IDLE] = BIT(PROCESSING) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
+        [MP_WORKER_EVICTING] = BIT(DEAD),
+        [MP_WORKER_DEAD] = 0,
+        [MP_WORKER_FAILED] = BIT(DEAD),
+    };
+    return legal[from] >> to & 1;
+}
+
+void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
+    mp_entry *entry = worker->entry;
+    bool is_legal = mp_worker_step_is_legal(worker->state, state);
+    assert(is_legal);
+    if (!is_legal) {
+        mp_count(entry->services, MP_METRIC_illegal_transitions, 1);
+        mp_log(MP_LOG_ERROR, "Worker %u for %s: %s -> %s is not allowed", worker->id, entry->key,
+               mp_worker_state_name(worker->state), mp_worker_state_name(state));
+        return;
+    }
+    /* Between work and rest a worker changes with every call: too often for INFO. */
+    bool often = state == MP_WORKER_PROCESSING || state == MP_WORKER_IDLE;
+    mp_log(often ? MP_LOG_DEBUG : MP_LOG_INFO, "Worker %u for %s: %s -> %s", worker->id, entry->key,
+           mp_worker_state_name(worker->state), mp_worker_state_name(state));
+    worker->state = state;
+    if (state == MP_WORKER_READY || state == MP_WORKER_IDLE)
+        worker->idle_since_ns = mp_sys_now_ns();
+    mp_cond_broadcast(&entry->changed); /* costs nothing when nobody waits */
+}
+
+/* --- models that are shared --- */
+
+mp_resident *mp_resident_pin(mp_resident *resident) {
+    atomic_fetch_add_explicit(&resident->references, 1, memory_order_relaxed);
+    return resident;
+}
+
+void mp_resident_unpin(mp_resident *resident) {
+    if (!resident || atomic_fetch_sub_explicit(&resident->references, 1, memory_order_acq_rel) != 1)
+        return;
+    resident->model->ops->destroy(resident->model);
+    mp_free(resident);
+}
+
+/* --- signs of life --- */
+
+void mp_watch_reset(mp_watch *watch, uint64_t now_ns) { *watch = (mp_watch){.looked_ns = now_ns}; }
+
+bool mp_watch_look(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t limit_ns) {
+    uint64_t passed = now_ns > watch->looked_ns ? now_ns - watch->looked_ns : 0;
+    watch->looked_ns = now_ns;
+    if (passed > limit_ns / 2)
+        passed = limit_ns / 2;
+    watch->total_ns += passed;
+    if (beat != watch->beat) {
+        watch->beat = beat;
+        watch->silent_ns = 0;
+        return false;
+    }
+    watch->silent_ns += passed;
+    return watch->silent_ns >= limit_ns;
+}
+
+/* --- life --- */
+
+mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *error) {
+    static _Atomic uint32_t number;
+    *worker_out = NULL;
+    mp_worker *worker = mp_alloc_zeroed(sizeof(*worker), MP_TAG_POOL);
+    if (!worker)
+        return mp_fail_memory(error, sizeof(*worker), "a worker");
+    worker->entry = mp_entry_pin(entry);
+    worker->id = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
+    worker->state = MP_WORKER_SPAWNING;
+    worker->healthy_ns = worker->born_ns = worker->idle_since_ns = mp_sys_now_ns();
+    mp_watch_reset(&worker->watch, worker->born_ns);
+    mp_progress_set(&worker->progress, "starting", 0);
+    mp_bell_init(&worker->bell);
+    *worker_out = worker;
+    return MP_OK;
+}
+
+void mp_worker_destroy(mp_worker *worker) {
+    assert(!worker->engine && !worker->resident && !worker->guard.governor && !worker->lanes);
+    mp_bell_deinit(&worker->bell);
+    mp_entry_unpin(worker->entry);
+    mp_free(worker);
+}
+
+void mp_worker_ring(mp_worker *worker) {
+    worker->rung = true;
+    if (mp_bell_ring(&worker->bell))
+        mp_bell_wake(&worker->bell); /* under the lock, as the worker may be gone after it */
+}
+
+/* --- lanes --- */
+
+void mp_worker_lease(mp_worker *worker, int want) {
+    mp_entry *entry = worker->entry;
+    mp_cores_lease(entry->services->cores_seen, want, &worker->lease);
+    worker->lease.cancelled = &worker->step_cancelled;
+    mp_mutex_lock(&entry->lock);
+    worker->lanes = worker->lease.lanes;
+    mp_mutex_unlock(&entry->lock);
+}
+
+void mp_worker_return_lanes(mp_worker *worker) {
+    mp_entry *entry = worker->entry;
+    mp_mutex_lock(&entry->lock);
+    bool forfeited = worker->lanes == 0;
+    worker->lanes = 0;
+    mp_mutex_unlock(&entry->lock);
+    mp_cores_return(entry->services->cores_seen, &worker->lease, forfeited);
+}
+
+void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
+    mp_entry *entry = worker->entry;
+    mp_mutex_lock(&entry->lock);
+    bool changes = worker->state != MP_WORKER_DEAD && worker->runnable != runnable;
+    if (changes)
+        worker->runnable = runnable;
+    mp_mutex_unlock(&entry->lock);
+    if (changes && runnable)
+        mp_cores_enter(entry->services->cores_seen);
+    else if (changes)
+        mp_cores_leave(entry->services->cores_seen);
+}
+
+/* --- the job --- */
+
+void mp_worker_run(void *arg) {
+    mp_worker *worker = arg;
+    mp_services *services = worker->entry->services;
+    atomic_fetch_add_explicit(&services->resident, 1, memory_order_relaxed);
+    if (mp_worker_start(worker))
+        mp_worker_serve(worker);
+    atomic_fetch_sub_explicit(&services->resident, 1, memory_order_relaxed);
+    mp_worker_leave(worker);
+}
+
+void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
+    mp_entry *entry = worker->entry;
+    mp_services *services = entry->services;
+    int lanes = worker->lanes, count = worker->active_count;
+    bool runnable = worker->runnable;
+    worker->lanes = 0;
+    worker->runnable = false;
+    mp_worker_set_state(worker, MP_WORKER_DEAD);
+    mp_entry_unlist_worker(entry, worker);
+    worker->concluding = true; /* its thread, should it come back just now, waits until we have let go of its tickets */
+    entry->apart++;
+    for (int i = 0; i < count; i++) {
+        worker->active[i]->worker = NULL;
+        worker->active[i]->in_step = false;
+    }
+    worker->step_live = 0;
+    atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+    mp_mutex_unlock(&entry->lock);
+
+    mp_log(MP_LOG_ERROR, "Worker %u for %s is set apart: %s", worker->id, entry->key, error->message);
+    mp_count(services, MP_METRIC_workers_dead, 1);
+    if (lanes)
+        mp_cores_forfeit(services->cores_seen, lanes);
+    if (runnable)
+        mp_cores_leave(services->cores_seen);
+    mp_pool_disown(services->pool, worker);
+    for (int i = 0; i < count; i++)
+        mp_entry_conclude(entry, worker->active[i], error->code, error);
+
+    mp_mutex_lock(&entry->lock);
+    worker->concluding = false;
+    mp_cond_broadcast(&entry->changed);
+}
