@@ -86,11 +86,29 @@ mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability cap
 
 /* --- convert_<capability>.c --- */
 
-/* Options that every submit takes. */
+/* Options that every submit takes, the last keywords of each. */
 typedef struct mp_submit_args {
     mp_submit_options options;
     const char *key;
+    /* as they came */
+    PyObject *timeout;
+    double patience, keep_alive; /* seconds; < 0 = none, as it is */
+    unsigned char priority, lane;
+    unsigned int tenant;
+    int fail_fast;
+    const char *policy;
 } mp_submit_args;
+#define MP_SUBMIT_DEFAULTS \
+    { .timeout = Py_None, .patience = -1, .keep_alive = -1, .priority = 2, .policy = "default" }
+#define MP_SUBMIT_NAMES "timeout", "patience", "keep_alive", "priority", "lane", "tenant", "fail_fast", "policy"
+#define MP_SUBMIT_FORMAT "OddbbIps"
+#define MP_SUBMIT_TARGETS(s) \
+    &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->lane, &(s)->tenant, &(s)->fail_fast, \
+        &(s)->policy
+/* Check them and fill in `options`. False with an exception. */
+bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
+/* Seconds as nanoseconds, infinite as MP_FOREVER; 0 s as 1 ns, as 0 means the default. False with an exception. */
+bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns);
 /* An array over memory that belongs to the ticket's call: keeps the ticket, copies nothing. */
 PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int type, void *data);
 /* Contiguous array of a type, from anything that casts to it safely; a new reference. */

@@ -2,22 +2,16 @@
 #include "python/binding.h"
 
 mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit) {
-    static char *names[] = {"key",     "ids",      "offsets", "skip",   "dimensions", "normalize", "output",
-                            "timeout", "priority", "lane",    "tenant", "fail_fast",  NULL};
-    PyObject *ids_in, *offsets_in, *skip_in = Py_None, *timeout = Py_None;
-    int dimensions = 0, normalize = -1, output = MP_EMBED_POOLED, fail_fast = 0;
-    unsigned char priority = 2, lane = 0;
-    unsigned int tenant = 0;
-    *submit = (mp_submit_args){.key = NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|O$iiiObbIp", names, &submit->key, &ids_in, &offsets_in,
-                                     &skip_in, &dimensions, &normalize, &output, &timeout, &priority, &lane, &tenant,
-                                     &fail_fast) ||
-        !mp_deadline(state, timeout, &submit->options.deadline_ns))
+    static char *names[] = {"key",       "ids",    "offsets",       "skip", "dimensions",
+                            "normalize", "output", MP_SUBMIT_NAMES, NULL};
+    PyObject *ids_in, *offsets_in, *skip_in = Py_None;
+    int dimensions = 0, normalize = -1, output = MP_EMBED_POOLED;
+    *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|O$iii" MP_SUBMIT_FORMAT, names, &submit->key, &ids_in,
+                                     &offsets_in, &skip_in, &dimensions, &normalize, &output,
+                                     MP_SUBMIT_TARGETS(submit)) ||
+        !mp_submit_options_in(state, submit))
         return NULL;
-    submit->options.priority = priority;
-    submit->options.lane = lane;
-    submit->options.tenant = tenant;
-    submit->options.fail_fast = fail_fast;
 
     mp_embed_call *call = NULL;
     PyArrayObject *skip = NULL, *offsets = NULL, *ids = mp_array_in(state, ids_in, NPY_INT32, "ids");

@@ -111,26 +111,20 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
                             "bias_ids",
                             "bias",
                             "prompt_logits",
-                            "timeout",
-                            "priority",
-                            "lane",
-                            "tenant",
-                            "fail_fast",
+                            MP_SUBMIT_NAMES,
                             NULL};
-    PyObject *prompt_in, *stop = NULL, *stop_ids = NULL, *bias_ids = NULL, *bias = NULL, *timeout = Py_None;
+    PyObject *prompt_in, *stop = NULL, *stop_ids = NULL, *bias_ids = NULL, *bias = NULL;
     mp_text_args text = {.n_choices = 0};
     mp_sampling *s = &text.sampling;
     unsigned long long seed = 0;
-    int ignore_eos = 0, prompt_logits = 0, fail_fast = 0;
-    unsigned char priority = 2, lane = 0;
-    unsigned int tenant = 0;
-    *submit = (mp_submit_args){.key = NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOpObbIp", names, &submit->key, &prompt_in,
+    int ignore_eos = 0, prompt_logits = 0;
+    *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOp" MP_SUBMIT_FORMAT, names, &submit->key, &prompt_in,
                                      &s->temperature, &s->top_k, &s->top_p, &s->min_p, &s->repetition_penalty,
                                      &s->presence_penalty, &s->frequency_penalty, &seed, &s->max_tokens, &s->min_tokens,
                                      &s->logprobs, &ignore_eos, &text.n_choices, &stop, &stop_ids, &bias_ids, &bias,
-                                     &prompt_logits, &timeout, &priority, &lane, &tenant, &fail_fast) ||
-        !mp_deadline(state, timeout, &submit->options.deadline_ns))
+                                     &prompt_logits, MP_SUBMIT_TARGETS(submit)) ||
+        !mp_submit_options_in(state, submit))
         return NULL;
     if (!bias) { /* the last that is needed: the format cannot ask for keywords */
         PyErr_SetString(PyExc_TypeError, "submit_text needs every keyword from temperature to bias");
@@ -138,10 +132,6 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
     }
     s->seed = seed;
     s->ignore_eos = ignore_eos;
-    submit->options.priority = priority;
-    submit->options.lane = lane;
-    submit->options.tenant = tenant;
-    submit->options.fail_fast = fail_fast;
 
     mp_text_call *call = NULL;
     list_in stop_list = {0}, bias_list = {0}, values = {0};

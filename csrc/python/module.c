@@ -40,6 +40,41 @@ bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
     return true;
 }
 
+bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns) {
+    if (isnan(seconds) || seconds < 0) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %g, allowed: seconds from 0 up", name, seconds);
+        return false;
+    }
+    *ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : MP_FOREVER;
+    if (*ns == 0)
+        *ns = 1;
+    return true;
+}
+
+bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
+    mp_submit_options *options = &submit->options;
+    if (!mp_deadline(state, submit->timeout, &options->deadline_ns) ||
+        (submit->patience >= 0 && !mp_seconds_in(state, "patience", submit->patience, &options->patience_ns)) ||
+        (submit->keep_alive >= 0 && !mp_seconds_in(state, "keep_alive", submit->keep_alive, &options->keep_alive_ns)))
+        return false;
+    if (options->patience_ns == MP_FOREVER)
+        options->patience_ns = 0;
+    if (submit->lane >= MP_LANE_COUNT) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "lane is %d, allowed: 0 (interactive), 1 (bulk)", submit->lane);
+        return false;
+    }
+    if (strcmp(submit->policy, "default") != 0 && !mp_policy_from_name(submit->policy, &options->policy)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT,
+                     "policy is \"%s\", allowed: default, shared, pack, p2c, sequential", submit->policy);
+        return false;
+    }
+    options->priority = submit->priority;
+    options->lane = submit->lane;
+    options->tenant = submit->tenant;
+    options->fail_fast = submit->fail_fast;
+    return true;
+}
+
 uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns) {
     if (!mp_is_main_thread(state))
         return deadline_ns;

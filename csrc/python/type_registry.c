@@ -14,72 +14,123 @@ static mp_registry *registry_of(PyObject *self) { return ((registry_object *)sel
 
 /* --- life --- */
 
-/* Seconds as nanoseconds; 0 for 0, which means the default. */
-static bool seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns) {
-    if (seconds >= 0 && seconds < 1e9) {
-        *ns = (uint64_t)(seconds * 1e9);
-        return true;
-    }
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %g, allowed: seconds from 0 up", name, seconds);
-    return false;
-}
-
-static bool capacities_in(mp_state *state, PyObject *dict, mp_registry_config *config) {
+/* A dict of capability and something: `put` reads the value. False with an exception. */
+static bool each_capability(mp_state *state, const char *name, PyObject *dict, mp_registry_config *config,
+                            bool (*put)(mp_state *state, const char *name, PyObject *value, mp_capability capability,
+                                        mp_registry_config *config)) {
     if (dict == Py_None)
         return true;
     if (!PyDict_Check(dict)) {
-        PyErr_SetString(PyExc_TypeError, "queue_capacity is a dict of capability and number of calls");
+        PyErr_Format(PyExc_TypeError, "%s is a dict whose keys are capabilities", name);
         return false;
     }
     PyObject *key, *value;
     Py_ssize_t at = 0;
     while (PyDict_Next(dict, &at, &key, &value)) {
         mp_capability capability;
-        const char *name = PyUnicode_AsUTF8(key);
-        if (!name)
+        const char *text = PyUnicode_AsUTF8(key);
+        if (!text)
             return false;
-        if (!mp_capability_from_name(name, &capability)) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity: there is no capability \"%s\"", name);
-            return false;
-        }
-        long calls = PyLong_AsLong(value);
-        if (calls == -1 && PyErr_Occurred())
-            return false;
-        if (calls < 1 || calls > 1000000) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name,
-                         calls);
+        if (!mp_capability_from_name(text, &capability)) {
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "%s: there is no capability \"%s\"", name, text);
             return false;
         }
-        config->queue_capacity[capability] = (int)calls;
+        if (!put(state, text, value, capability, config))
+            return false;
     }
     return true;
 }
 
+/* A number of calls, or one a lane. */
+static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_capability capability,
+                         mp_registry_config *config) {
+    long calls[MP_LANE_COUNT] = {0};
+    if (PyTuple_Check(value)) {
+        if (!PyArg_ParseTuple(value, "ll;queue_capacity: calls of one input, calls of many", &calls[0], &calls[1]))
+            return false;
+    } else {
+        calls[0] = calls[1] = PyLong_AsLong(value);
+        if (calls[0] == -1 && PyErr_Occurred())
+            return false;
+    }
+    for (int i = 0; i < MP_LANE_COUNT; i++) {
+        if (calls[i] < 1 || calls[i] > 1000000) {
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name,
+                         calls[i]);
+            return false;
+        }
+        config->queue_capacity[capability][i] = (int)calls[i];
+    }
+    return true;
+}
+
+static bool put_policy(mp_state *state, const char *name, PyObject *value, mp_capability capability,
+                       mp_registry_config *config) {
+    const char *policy = PyUnicode_AsUTF8(value);
+    if (!policy)
+        return false;
+    if (mp_policy_from_name(policy, &config->policy[capability]))
+        return true;
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "policy of %s is \"%s\", allowed: shared, pack, p2c, sequential", name,
+                 policy);
+    return false;
+}
+
 static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"threads",        "memory_bytes", "step_budget",    "spin",
-                            "shutdown_grace", "load_timeout", "queue_capacity", NULL};
+    static char *names[] = {"threads",
+                            "memory_bytes",
+                            "step_budget",
+                            "spin",
+                            "shutdown_grace",
+                            "load_timeout",
+                            "load_ceiling",
+                            "stall_timeout",
+                            "keep_alive",
+                            "maintenance_interval",
+                            "batch_wait",
+                            "breaker_window",
+                            "breaker_rest",
+                            "breaker_threshold",
+                            "max_workers",
+                            "queue_capacity",
+                            "policy",
+                            NULL};
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.lanes = 0};
     unsigned long long memory = 0;
-    double step_budget = 0, spin = -1, grace = 5, load_timeout = 30;
-    uint64_t grace_ns;
-    PyObject *capacity = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iKddddO:Registry", names, &config.lanes, &memory, &step_budget,
-                                     &spin, &grace, &load_timeout, &capacity))
+    /* seconds; < 0: the default */
+    struct {
+        const char *name;
+        double seconds;
+        uint64_t *ns;
+    } times[] = {
+        {"step_budget", -1, &config.step_budget_ns},
+        {"spin", -1, &config.spin_ns},
+        {"shutdown_grace", -1, &config.shutdown_grace_ns},
+        {"load_timeout", -1, &config.load_timeout_ns},
+        {"load_ceiling", -1, &config.load_ceiling_ns},
+        {"stall_timeout", -1, &config.stall_timeout_ns},
+        {"keep_alive", -1, &config.keep_alive_ns},
+        {"maintenance_interval", -1, &config.maintenance_every_ns},
+        {"batch_wait", -1, &config.batch_wait_ns},
+        {"breaker_window", -1, &config.breaker_window_ns},
+        {"breaker_rest", -1, &config.breaker_rest_ns},
+    };
+    enum { TIMES = sizeof(times) / sizeof(times[0]) };
+    PyObject *capacity = Py_None, *policy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "|$iKdddddddddddiiOO:Registry", names, &config.lanes, &memory, &times[0].seconds,
+            &times[1].seconds, &times[2].seconds, &times[3].seconds, &times[4].seconds, &times[5].seconds,
+            &times[6].seconds, &times[7].seconds, &times[8].seconds, &times[9].seconds, &times[10].seconds,
+            &config.breaker_threshold, &config.max_workers, &capacity, &policy))
         return NULL;
     config.memory_limit = memory;
-    if (!seconds_in(state, "step_budget", step_budget, &config.step_budget_ns) ||
-        !seconds_in(state, "shutdown_grace", grace, &grace_ns) ||
-        !seconds_in(state, "load_timeout", load_timeout, &config.load_timeout_ns) ||
-        !capacities_in(state, capacity, &config))
-        return NULL;
-    if (spin != -1) { /* -1: the default */
-        if (!seconds_in(state, "spin", spin, &config.spin_ns))
+    for (int i = 0; i < TIMES; i++)
+        if (times[i].seconds != -1 && !mp_seconds_in(state, times[i].name, times[i].seconds, times[i].ns))
             return NULL;
-        if (config.spin_ns == 0)
-            config.spin_ns = 1; /* not at all */
-    }
-    config.shutdown_grace_ns = grace_ns ? grace_ns : 1;
+    if (!each_capability(state, "queue_capacity", capacity, &config, put_capacity) ||
+        !each_capability(state, "policy", policy, &config, put_policy))
+        return NULL;
     registry_object *self = (registry_object *)type->tp_alloc(type, 0);
     mp_error error;
     if (self && mp_registry_create(&config, &self->registry, &error) != MP_OK) {
@@ -87,7 +138,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         Py_CLEAR(self);
     }
     if (self)
-        self->grace_ns = grace_ns;
+        self->grace_ns = config.shutdown_grace_ns ? config.shutdown_grace_ns : 5000ull * 1000 * 1000;
     return (PyObject *)self;
 }
 
@@ -240,6 +291,22 @@ static PyObject *registry_evict(PyObject *self, PyObject *args, PyObject *kwargs
     return wait_entry(self, wait_evict, key, false, timeout);
 }
 
+static PyObject *registry_keep_alive(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"key", "seconds", NULL};
+    mp_state *state = mp_state_of(self);
+    const char *key;
+    double seconds;
+    uint64_t ns;
+    mp_error error;
+    mp_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sd:keep_alive", names, &key, &seconds) ||
+        !mp_seconds_in(state, "keep_alive", seconds, &ns))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS status = mp_registry_keep_alive(registry_of(self), key, ns, &error);
+    Py_END_ALLOW_THREADS if (status != MP_OK) return mp_raise(state, &error, key);
+    Py_RETURN_NONE;
+}
+
 static PyObject *facts_of(const mp_model *model) {
     mp_model_facts facts;
     mp_model_get_facts(model, &facts);
@@ -250,24 +317,64 @@ static PyObject *facts_of(const mp_model *model) {
                          (long long)facts.parameters, "weight_bytes", (long long)facts.weight_bytes);
 }
 
+static PyObject *worker_row(const mp_worker_info *info) {
+    return Py_BuildValue("{s:I,s:s,s:i,s:K,s:d,s:K}", "id", info->id, "state", info->state, "running", info->running,
+                         "served", (unsigned long long)info->served, "idle_seconds", (double)info->idle_ns * 1e-9,
+                         "engine_bytes", (unsigned long long)info->engine_bytes);
+}
+
+/* Times of answered calls in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty
+ * buckets. */
+static PyObject *latency_dict(const mp_histogram *histogram) {
+    PyObject *buckets = PyList_New(0);
+    for (int i = 0; buckets && i < MP_HISTOGRAM_BUCKETS; i++) {
+        if (!histogram->bucket[i])
+            continue;
+        bool last = i == MP_HISTOGRAM_BUCKETS - 1;
+        PyObject *pair = Py_BuildValue("(dK)", last ? Py_HUGE_VAL : (double)mp_histogram_bound(i) * 1e-9,
+                                       (unsigned long long)histogram->bucket[i]);
+        if (!pair || PyList_Append(buckets, pair) < 0)
+            Py_CLEAR(buckets);
+        Py_XDECREF(pair);
+    }
+    if (!buckets)
+        return NULL;
+    return Py_BuildValue("{s:K,s:d,s:d,s:d,s:d,s:d,s:N}", "count", (unsigned long long)histogram->count, "sum",
+                         (double)histogram->sum_ns * 1e-9, "min", (double)histogram->min_ns * 1e-9, "max",
+                         (double)histogram->max_ns * 1e-9, "p50", (double)mp_histogram_quantile(histogram, 0.5) * 1e-9,
+                         "p99", (double)mp_histogram_quantile(histogram, 0.99) * 1e-9, "buckets", buckets);
+}
+
 static void append_entry(void *arg, const mp_entry_info *info) {
     PyObject **list = arg;
     if (!*list)
         return;
-    PyObject *facts = info->model ? facts_of(info->model) : PyDict_New();
-    PyObject *row =
-        facts ? Py_BuildValue("{s:s,s:s,s:s,s:i,s:i,s:i,s:O,s:K,s:K,s:K,s:K,s:d,s:O}", "key", info->key, "capability",
-                              mp_capability_get(info->capability)->name, "state", info->state, "workers", info->workers,
-                              "queued", info->queued, "running", info->running, "pinned",
-                              info->pinned ? Py_True : Py_False, "model_bytes", (unsigned long long)info->model_bytes,
-                              "engine_bytes", (unsigned long long)info->engine_bytes, "calls",
-                              (unsigned long long)info->calls, "errors", (unsigned long long)info->errors,
-                              "idle_seconds", (double)info->idle_ns * 1e-9, "facts", facts)
-              : NULL;
+    PyObject *workers = PyList_New(0), *row = NULL;
+    for (int i = 0; workers && i < info->worker_count; i++) {
+        PyObject *worker = worker_row(&info->worker[i]);
+        if (!worker || PyList_Append(workers, worker) < 0)
+            Py_CLEAR(workers);
+        Py_XDECREF(worker);
+    }
+    PyObject *facts = info->model ? facts_of(info->model) : PyDict_New(), *latency = latency_dict(&info->latency);
+    if (workers && facts && latency)
+        row = Py_BuildValue(
+            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:O,s:O,s:O}", "key", info->key,
+            "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker", info->breaker,
+            "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead", info->dead,
+            "queued", info->queued, "running", info->running, "pinned", info->pinned ? Py_True : Py_False,
+            "model_bytes", (unsigned long long)info->model_bytes, "engine_bytes",
+            (unsigned long long)info->engine_bytes, "calls", (unsigned long long)info->calls, "errors",
+            (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "keep_alive",
+            info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",
+            info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "worker", workers, "latency",
+            latency, "facts", facts);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
     Py_XDECREF(row);
     Py_XDECREF(facts);
+    Py_XDECREF(latency);
+    Py_XDECREF(workers);
 }
 
 static PyObject *registry_entries(PyObject *self, PyObject *none) {
@@ -383,6 +490,8 @@ static PyMethodDef methods[] = {
     {"remove", MP_METHOD(registry_remove), METH_VARARGS | METH_KEYWORDS, "Let its calls finish, then forget a key."},
     {"load", MP_METHOD(registry_load), METH_VARARGS | METH_KEYWORDS, "Load now and wait until it serves."},
     {"evict", MP_METHOD(registry_evict), METH_VARARGS | METH_KEYWORDS, "Free the model but keep the key."},
+    {"keep_alive", MP_METHOD(registry_keep_alive), METH_VARARGS | METH_KEYWORDS,
+     "Seconds without work after which workers, and at last the model, are given up; inf = never."},
     {"entries", registry_entries, METH_NOARGS, "One dict an entry."},
     {"stats", registry_stats, METH_NOARGS, "Counters, memory and lanes."},
     {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS,

@@ -122,7 +122,14 @@ static PyObject *ticket_times(PyObject *self, PyObject *none) {
 
 static PyObject *ticket_position(PyObject *self, PyObject *none) {
     (void)none;
-    return PyLong_FromLong(mp_ticket_position(ticket_of(self)));
+    return PyLong_FromLong(mp_ticket_position(ticket_of(self), NULL));
+}
+
+static PyObject *ticket_eta(PyObject *self, PyObject *none) {
+    (void)none;
+    uint64_t eta_ns;
+    mp_ticket_position(ticket_of(self), &eta_ns);
+    return PyFloat_FromDouble((double)eta_ns * 1e-9);
 }
 
 static PyObject *ticket_vectors(PyObject *self, PyObject *none) {
@@ -172,6 +179,7 @@ static PyMethodDef methods[] = {
      "Tell a notifier, under this id, whenever it moves; besides the others that it is bound to."},
     {"times", ticket_times, METH_NOARGS, "Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."},
     {"position", ticket_position, METH_NOARGS, "Calls ahead in the queue; -1 once running or done."},
+    {"eta", ticket_eta, METH_NOARGS, "Predicted seconds until it is done; 0.0 = done, or nobody knows."},
     {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},
     {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
     {"text", ticket_text, METH_VARARGS, "(choice, start=0): decided text, tokens so far, finish, stop index."},

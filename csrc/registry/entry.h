@@ -120,6 +120,8 @@ void mp_entry_quit(mp_entry *entry);                        /* end the rest */
 /* Wait for the workers, at most until the deadline: who has not come by then is set apart. Free loader and model. */
 void mp_entry_join(mp_entry *entry, uint64_t deadline_ns);
 void mp_entry_fork_child(mp_entry *entry);
+/* See audit.h; adds the lanes that its workers hold. */
+mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_mutex *mutex), mp_error *error);
 
 /* --- workers; under the lock unless it says otherwise --- */
 

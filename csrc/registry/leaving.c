@@ -82,12 +82,15 @@ void mp_entry_settle(mp_entry *entry) {
     }
     mp_error failure = entry->failure;
     /* Calls that wait saw a worker and rely on it: then there is another. */
-    bool again = entry->queue.count && !entry->quit && mp_entry_begin(entry);
+    bool wanted = entry->queue.count && !entry->quit, again = wanted && mp_entry_begin(entry);
+    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* after a rest, then */
     mp_dispatch_ring_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
     if (again)
         mp_entry_launch(entry, (mp_guard){0});
+    else if (spawn_ns)
+        mp_maintenance_at(&services->maintenance, services->pool, spawn_ns);
     mp_entry_finish_list(entry, list, &failure);
     if (loader.ops)
         loader.ops->destroy(loader.self);

@@ -17,6 +17,7 @@
 
 #include "base/options.h"
 #include "base/trace.h"
+#include "registry/audit.h"
 #include "registry/entry.h"
 
 enum { MAX_THREADS = 1024 }; /* of the pool: one a worker, and maintenance */
@@ -745,6 +746,25 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
     else
         mp_call_destroy(call);
     return status;
+}
+
+/* --- audit; no lock is taken --- */
+
+mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
+    int lanes = 0, used = mp_cores_leased(registry->services->cores_seen);
+    if (is_held(&registry->lock))
+        return MP_OK;
+    for (int i = 0; i < registry->slot_count; i++) {
+        MP_TRY(mp_entry_audit(registry->slots[i].current, &lanes, is_held, error));
+        if (registry->slots[i].incoming)
+            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &lanes, is_held, error));
+    }
+    for (int i = 0; i < registry->leaving_count; i++)
+        MP_TRY(mp_entry_audit(registry->leaving[i], &lanes, is_held, error));
+    if (lanes > used || used > mp_cores_lanes(registry->services->cores_seen))
+        return mp_fail(error, MP_INTERNAL, "workers hold %d lanes, the ledger counts %d of %d", lanes, used,
+                       mp_cores_lanes(registry->services->cores_seen));
+    return MP_OK;
 }
 
 /* --- fork --- */

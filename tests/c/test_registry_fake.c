@@ -92,6 +92,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         uint32_t left = call->units - atomic_load(&call->done);
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = units && units < left ? units : left;
+        plan->cost_ns += plan->amount[plan->count - 1] * FAKE_MS(1);
     }
     plan->lanes = engine->fake->lanes ? engine->fake->lanes : 1;
     leave(engine);
@@ -106,6 +107,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     MP_CHECK(!fake->lane_limit || lanes <= fake->lane_limit);
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
+    while (atomic_load(&fake->step_stalls))
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
     while (!stopped && (mp_sys_now_ns() < end || atomic_load(&fake->hold))) {
         stopped = mp_lease_poll(lease);
         if (!stopped)
@@ -118,6 +121,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         outcomes[i] = MP_OUTCOME_MORE;
         if (stopped)
             continue;
+        if (atomic_load(&call->faults) > 0) {
+            atomic_fetch_sub(&call->faults, 1);
+            mp_fail(&item->error, call->fault, "a fault on purpose");
+            outcomes[i] = MP_OUTCOME_FAILED;
+            continue;
+        }
         if (call->numeric) {
             mp_fail(&item->error, MP_NUMERIC, "NaN in the pooled output");
             outcomes[i] = MP_OUTCOME_FAILED;
@@ -293,26 +302,38 @@ static void call_destroy(mp_call *call) {
     mp_free(call);
 }
 
+static uint64_t call_fingerprint(const mp_call *call) { return ((const fake_call *)call)->fingerprint; }
+
 fake_call *fake_call_create(uint32_t units) {
     fake_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
     if (!call)
         return NULL;
     atomic_fetch_add(&fake_calls, 1);
     call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
+    call->base.fingerprint = call_fingerprint;
+    static _Atomic uint64_t number;
+    call->fingerprint = atomic_fetch_add(&number, 1) + 1;
     call->units = units;
     return call;
 }
 
 /* --- use --- */
 
-mp_registry *fake_registry(int lanes, uint64_t memory) {
-    mp_registry_config config = {.lanes = lanes, .memory_limit = memory ? memory : 1000 * 1000 * 1000, .spin_ns = 1};
-    config.max_workers = 1; /* see test_registry_workers.c for more */
-    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = 4;
+mp_registry *fake_registry_of(mp_registry_config config) {
     mp_registry *registry;
     mp_error error;
+    if (!config.memory_limit)
+        config.memory_limit = 1000 * 1000 * 1000;
+    if (!config.spin_ns)
+        config.spin_ns = 1;
+    if (!config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE])
+        config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = 4;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     return registry;
+}
+
+mp_registry *fake_registry(int lanes, uint64_t memory) {
+    return fake_registry_of((mp_registry_config){.lanes = lanes, .memory_limit = memory, .max_workers = 1});
 }
 
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status) {

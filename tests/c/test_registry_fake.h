@@ -30,6 +30,7 @@ typedef struct fake { /* one a key; must outlive the registry */
     _Atomic int loads, models, engines, loaders; /* loads begun; models, engines, loaders that exist */
     _Atomic int steps, admitted, preempted, trims, checks;
     _Atomic int in_steps; /* threads in a step */
+    _Atomic bool step_stalls; /* a step does not end, shows no sign of life, and nobody can call it off */
     _Atomic bool hold;  /* steps do not end while set */
 } fake;
 
@@ -43,7 +44,10 @@ typedef struct fake_call {
     int memory_a_step; /* more after each step */
     bool bad_argument; /* check refuses it */
     bool refused;      /* admit refuses it for good */
-    bool numeric;      /* fails as NaN in its first step */
+    bool numeric;      /* fails as NaN in its steps */
+    _Atomic int faults; /* its next so many steps fail with `fault` */
+    mp_status fault;
+    uint64_t fingerprint;
     _Atomic uint32_t done;
     _Atomic int finished;      /* times the engine completed it */
     _Atomic int version;       /* of the fake that did */
@@ -57,7 +61,9 @@ fake_call *fake_call_create(uint32_t units);
 /* Calls that exist. */
 extern _Atomic int fake_calls;
 
-/* A registry with `lanes` lanes and `memory` bytes (0 = 1 GB) that does not spin. */
+/* A registry as configured, with defaults of tests: 1 GB, no spinning, places for 4 calls. */
+mp_registry *fake_registry_of(mp_registry_config config);
+/* A registry with `lanes` lanes and `memory` bytes (0 = 1 GB) that does not spin and has one worker a model. */
 mp_registry *fake_registry(int lanes, uint64_t memory);
 /* Submit a call with this many units; the ticket, or NULL with *status. Fails the test on other trouble when status is
  * NULL. */

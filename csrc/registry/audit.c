@@ -1,0 +1,97 @@
+/* audit.c: see audit.h. */
+#include "registry/audit.h"
+
+#include <stdatomic.h>
+
+#include "registry/entry.h"
+
+#define MP_AUDIT(condition, ...) \
+    do { \
+        if (!(condition)) \
+            return mp_fail(error, MP_INTERNAL, __VA_ARGS__); \
+    } while (0)
+
+static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp_error *error) {
+    const char *key = entry->key, *state = mp_worker_state_name(worker->state);
+    MP_AUDIT(worker->entry == entry, "%s: worker %u belongs to another entry", key, worker->id);
+    MP_AUDIT(worker->state != MP_WORKER_DEAD, "%s: worker %u is dead and not set apart", key, worker->id);
+    MP_AUDIT(worker->active_count >= 0 && worker->active_count <= MP_ACTIVE_MAX, "%s: worker %u has %d active", key,
+             worker->id, worker->active_count);
+    MP_AUDIT(worker->active_count == 0 || worker->state == MP_WORKER_PROCESSING,
+             "%s: worker %u is %s and has %d active", key, worker->id, state, worker->active_count);
+    MP_AUDIT(!worker->in_step || worker->state == MP_WORKER_PROCESSING, "%s: worker %u is %s in a step", key,
+             worker->id, state);
+    MP_AUDIT(worker->lanes >= 0 && (worker->lanes == 0 || worker->state == MP_WORKER_PROCESSING ||
+                                    worker->state == MP_WORKER_LOADING),
+             "%s: worker %u is %s and has %d lanes", key, worker->id, state, worker->lanes);
+    int in_step = 0;
+    for (int i = 0; i < worker->active_count; i++) {
+        const mp_ticket *ticket = worker->active[i];
+        MP_AUDIT(ticket->worker == worker, "%s: an active call of worker %u does not say so", key, worker->id);
+        MP_AUDIT(!mp_queue_holds(&ticket->node), "%s: a call is active and queued", key);
+        MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call is active and done", key);
+        MP_AUDIT(atomic_load(&ticket->references) >= 1, "%s: an active call has no reference", key);
+        in_step += ticket->in_step && !atomic_load(&ticket->cause);
+    }
+    MP_AUDIT(!worker->in_step || worker->step_live == in_step, "%s: worker %u has %d live in its step and counts %d",
+             key, worker->id, in_step, worker->step_live);
+    return MP_OK;
+}
+
+/* No call waits beside a worker without work that may take it and was not rung. */
+static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
+    const mp_worker *idle = NULL;
+    for (int i = 0; i < entry->worker_count; i++) {
+        const mp_worker *worker = entry->workers[i];
+        if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
+            continue;
+        if (worker->rung)
+            return MP_OK;
+        idle = worker;
+    }
+    MP_AUDIT(!idle, "%s: a call waits beside worker %u, which has no work", entry->key, idle->id);
+    return MP_OK;
+}
+
+static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
+    int count = 0, kinds[MP_QUEUE_KINDS] = {0};
+    for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
+        const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
+        count++;
+        kinds[at->kind]++;
+        MP_AUDIT(!ticket->worker, "%s: a call waits and is active", entry->key);
+        MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call waits and is done", entry->key);
+        MP_AUDIT(!atomic_load(&ticket->cause), "%s: a call waits and is cancelled", entry->key);
+        MP_AUDIT(ticket->entry == entry, "%s: a call waits in the wrong queue", entry->key);
+        MP_TRY(audit_dispatch(entry, ticket, error));
+    }
+    MP_AUDIT(count == entry->queue.count, "%s: %d calls wait and the queue counts %d", entry->key, count,
+             entry->queue.count);
+    for (int i = 0; i < MP_QUEUE_KINDS; i++)
+        MP_AUDIT(kinds[i] == entry->queue.counts[i], "%s: %d calls of kind %d wait and the queue counts %d",
+                 entry->key, kinds[i], i, entry->queue.counts[i]);
+    MP_AUDIT(count == 0 || mp_entry_works(entry) || (entry->spawn_ns && !entry->broken && !entry->quit),
+             "%s: %d calls wait and nobody is coming", entry->key, count);
+    return MP_OK;
+}
+
+mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
+    if (is_held(&entry->lock))
+        return MP_OK;
+    MP_AUDIT(entry->worker_count >= 0 && entry->worker_count <= MP_WORKERS_MAX, "%s: %d workers", entry->key,
+             entry->worker_count);
+    MP_AUDIT(entry->starting >= 0 && entry->apart >= 0 && entry->room_waiters >= 0, "%s: a count is negative",
+             entry->key);
+    int most = entry->services->max_workers;
+    MP_AUDIT(entry->worker_count + entry->starting <= most, "%s: %d workers, allowed: %d", entry->key,
+             entry->worker_count + entry->starting, most);
+    MP_AUDIT(entry->breaker.probing >= 0 && entry->breaker.probing <= entry->services->breaker.probes,
+             "%s: %d probes of the breaker", entry->key, entry->breaker.probing);
+    for (int i = 0; i < entry->worker_count; i++) {
+        MP_TRY(audit_worker(entry, entry->workers[i], error));
+        MP_AUDIT(!mp_worker_serves(entry->workers[i]) || entry->resident, "%s: worker %u serves without a model",
+                 entry->key, entry->workers[i]->id);
+        *lanes += entry->workers[i]->lanes;
+    }
+    return audit_queue(entry, error);
+}

@@ -1,0 +1,573 @@
+/* Several workers a model: cold start, scaling, policies, giving up what has no work, and what becomes of workers that
+ * fail or do not move. */
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "test_registry_fake.h"
+
+static void wait_for_workers(mp_registry *registry, const char *key, int count) {
+    uint64_t end = fake_in_ms(10000);
+    mp_entry_info info;
+    for (;;) {
+        fake_info(registry, key, &info);
+        if (info.workers == count)
+            return;
+        MP_CHECK(mp_sys_now_ns() < end);
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    }
+}
+
+static mp_registry_stats stats_of(mp_registry *registry) {
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    return stats;
+}
+
+static mp_ticket *submit_with(mp_registry *registry, const char *key, fake_call *call, mp_submit_options options) {
+    mp_ticket *ticket = NULL;
+    mp_error error;
+    MP_CHECK_OK(mp_registry_submit(registry, key, &call->base, &options, &ticket, &error), &error);
+    return ticket;
+}
+
+/* --- cold start --- */
+
+MP_TEST(workers_cold_model_gets_two) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    wait_for_workers(registry, "a", 2);
+    MP_CHECK_INT(fake.loads, 1);
+    MP_CHECK_INT(fake.models, 1); /* shared */
+    MP_CHECK_INT(fake.engines, 2);
+    mp_registry_stats stats = stats_of(registry);
+    MP_CHECK_INT(stats.workers_spawned, 2);
+    MP_CHECK_INT(stats.memory_used, 1200);
+    MP_CHECK_INT(stats.illegal_transitions, 0);
+    fake_end(registry);
+}
+
+MP_TEST(workers_memory_for_one_gives_one) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    fake.engine_bytes = 100000;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .memory_limit = 150000});
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    mp_sys_sleep_ns(FAKE_MS(20));
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_INT(info.workers, 1);
+    fake_end(registry);
+}
+
+MP_TEST(workers_memory_for_none_is_said) {
+    fake fake;
+    fake_init(&fake);
+    fake.engine_bytes = 100000;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .memory_limit = 50000});
+    fake_add(registry, "a", &fake, false);
+    mp_error error;
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_HAS(error.message, "a needs 0.1 MB");
+    mp_ticket_release(ticket);
+    fake_end(registry);
+}
+
+MP_TEST(workers_a_herd_causes_one_load) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    fake.load_ns = FAKE_MS(20);
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    fake_add(registry, "a", &fake, false);
+    herd herd = {.registry = registry, .key = "a"};
+    fake_run_herd(&herd);
+    MP_CHECK_INT(herd.ok, HERD);
+    MP_CHECK_INT(fake.loads, 1);
+    wait_for_workers(registry, "a", 2);
+    MP_CHECK_INT(stats_of(registry).workers_spawned, 2);
+    fake_end(registry);
+}
+
+MP_TEST(workers_two_of_one_model_and_five_models_load_at_once) {
+    enum { MODELS = 5 };
+    fake fakes[MODELS];
+    const char *const keys[MODELS] = {"e", "c", "a", "d", "b"};
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    mp_ticket *tickets[MODELS][2];
+    for (int i = 0; i < MODELS; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].load_ns = FAKE_MS(5);
+        fakes[i].workers = 2;
+        fakes[i].lanes = 2;
+        fakes[i].lane_limit = 2;
+        fake_add(registry, keys[i], &fakes[i], false);
+    }
+    for (int j = 0; j < 2; j++)
+        for (int i = 0; i < MODELS; i++)
+            tickets[i][j] = fake_submit(registry, keys[i], fake_call_create(2), NULL);
+    for (int j = 0; j < 2; j++)
+        for (int i = 0; i < MODELS; i++)
+            MP_CHECK_INT(fake_finish(tickets[i][j]), MP_OK);
+    for (int i = 0; i < MODELS; i++) {
+        MP_CHECK_INT(fakes[i].loads, 1);
+        wait_for_workers(registry, keys[i], 2);
+    }
+    fake_end(registry);
+}
+
+/* --- policies and scaling --- */
+
+MP_TEST(workers_two_cold_calls_run_at_once_under_each_policy) {
+    for (int policy = 1; policy < MP_POLICY_COUNT; policy++) {
+        fake fake;
+        fake_init(&fake);
+        fake.workers = 2;
+        fake.hold = true;
+        mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+        fake_add(registry, "a", &fake, false);
+        mp_submit_options options = {.priority = 2, .policy = (mp_policy)policy};
+        mp_ticket *tickets[2];
+        for (int i = 0; i < 2; i++)
+            tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
+        uint64_t end = fake_in_ms(10000);
+        mp_entry_info info;
+        do { /* both are being worked on before either is done */
+            fake_info(registry, "a", &info);
+            MP_CHECK(mp_sys_now_ns() < end);
+        } while (info.running < 2);
+        MP_CHECK_INT(info.queued, 0);
+        if (policy == MP_POLICY_SEQUENTIAL)
+            MP_CHECK_INT(info.busy, 2);
+        atomic_store(&fake.hold, false);
+        for (int i = 0; i < 2; i++)
+            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+        fake_end(registry);
+    }
+}
+
+MP_TEST(workers_scale_while_all_are_busy) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 3;
+    fake.hold = true;
+    mp_registry_config config = {.lanes = 4, .max_workers = 3};
+    config.queue_capacity[MP_TEXT_EMBEDDING][0] = 20;
+    mp_registry *registry = fake_registry_of(config);
+    fake_add(registry, "a", &fake, false);
+    mp_submit_options options = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
+    mp_ticket *tickets[8];
+    for (int i = 0; i < 8; i++) {
+        tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
+        wait_for_workers(registry, "a", i < 2 ? 2 : 3);
+        mp_sys_sleep_ns(FAKE_MS(2));
+    }
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_INT(info.busy, 3);
+    MP_CHECK_INT(info.running, 3); /* one each */
+    MP_CHECK_INT(info.queued, 5);
+    MP_CHECK_INT(fake.models, 1);
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 8; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    fake_end(registry);
+}
+
+MP_TEST(workers_pack_fills_the_first) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 2;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &(mp_error){0}), &(mp_error){0});
+    wait_for_workers(registry, "a", 2);
+    atomic_store(&fake.hold, true);
+    mp_submit_options options = {.priority = 2, .policy = MP_POLICY_PACK};
+    mp_ticket *tickets[4];
+    for (int i = 0; i < 4; i++) {
+        tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
+        fake_until(&fake.in_steps, 1);
+    }
+    mp_sys_sleep_ns(FAKE_MS(5));
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_INT(info.busy, 1); /* the second stands by, though three wait for the next step of the first */
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 4; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    fake_end(registry);
+}
+
+MP_TEST(workers_p2c_uses_both) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 2;
+    mp_registry_config config = {.lanes = 2};
+    config.queue_capacity[MP_TEXT_EMBEDDING][0] = 100;
+    mp_registry *registry = fake_registry_of(config);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &(mp_error){0}), &(mp_error){0});
+    wait_for_workers(registry, "a", 2);
+    atomic_store(&fake.step_ns, FAKE_MS(1));
+    fake.plan_items = 1;
+    mp_submit_options options = {.priority = 2, .policy = MP_POLICY_P2C};
+    mp_ticket *tickets[60];
+    for (int i = 0; i < 60; i++)
+        tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
+    for (int i = 0; i < 60; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_INT(info.worker[0].served + info.worker[1].served, 60);
+    MP_CHECK(info.worker[0].served >= 12 && info.worker[1].served >= 12);
+    fake_end(registry);
+}
+
+/* --- giving up what has no work --- */
+
+MP_TEST(workers_without_work_go_down_to_zero) {
+    fake fake, pinned, forever;
+    fake_init(&fake);
+    fake_init(&pinned);
+    fake_init(&forever);
+    fake.workers = pinned.workers = forever.workers = 2;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .keep_alive_ns = FAKE_MS(20)});
+    fake_add(registry, "a", &fake, false);
+    fake_add(registry, "pinned", &pinned, false);
+    fake_add(registry, "forever", &forever, false);
+    mp_error error;
+    MP_CHECK_OK(mp_registry_load(registry, "pinned", true, 0, &error), &error);
+    MP_CHECK_OK(mp_registry_keep_alive(registry, "forever", MP_FOREVER, &error), &error);
+    MP_CHECK_OK(mp_registry_load(registry, "forever", false, 0, &error), &error);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    wait_for_workers(registry, "a", 0);
+    fake_until_state(registry, "a", "cold");
+    MP_CHECK_INT(fake.models + fake.engines, 0);
+    wait_for_workers(registry, "pinned", 1);
+    wait_for_workers(registry, "forever", 2);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK); /* and back */
+    MP_CHECK_INT(fake.loads, 2);
+    fake_end(registry);
+}
+
+MP_TEST(workers_keep_alive_of_a_call_counts_from_then_on) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 2;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 1});
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    mp_submit_options now = {.priority = 2, .keep_alive_ns = 1};
+    MP_CHECK_INT(fake_finish(submit_with(registry, "a", fake_call_create(1), now)), MP_OK);
+    fake_until_state(registry, "a", "cold");
+    MP_CHECK_INT(fake.models, 0);
+    fake_end(registry);
+}
+
+MP_TEST(workers_make_room_for_another_model) {
+    fake fakes[4];
+    const char *const keys[4] = {"old", "dear", "pinned", "new"};
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .memory_limit = 400000, .max_workers = 1});
+    mp_error error;
+    for (int i = 0; i < 4; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].model_bytes = 110000;
+        fake_add(registry, keys[i], &fakes[i], false);
+    }
+    fakes[1].load_ns = FAKE_MS(60); /* dear to load again: it stays, though it has had no work for longest */
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "dear", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_OK(mp_registry_load(registry, "pinned", true, 0, &error), &error);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "pinned", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "old", fake_call_create(1), NULL)), MP_OK);
+    fake_until_state(registry, "old", "ready");
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "new", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_INT(fakes[0].models, 0);
+    MP_CHECK_INT(fakes[1].models, 1);
+    MP_CHECK_INT(fakes[2].models, 1);
+    MP_CHECK_INT(fakes[3].models, 1);
+    /* what is in use stays: here all of it is, or is pinned */
+    atomic_store(&fakes[1].hold, true);
+    atomic_store(&fakes[3].hold, true);
+    mp_ticket *one = fake_submit(registry, "dear", fake_call_create(1), NULL);
+    mp_ticket *two = fake_submit(registry, "new", fake_call_create(1), NULL);
+    fake_until(&fakes[1].in_steps, 1);
+    fake_until(&fakes[3].in_steps, 1);
+    mp_ticket *refused = fake_submit(registry, "old", fake_call_create(1), NULL);
+    MP_CHECK_STATUS(fake_wait(refused, &error), MP_MEMORY_EXHAUSTED, &error);
+    mp_ticket_release(refused);
+    atomic_store(&fakes[1].hold, false);
+    atomic_store(&fakes[3].hold, false);
+    MP_CHECK_INT(fake_finish(one), MP_OK);
+    MP_CHECK_INT(fake_finish(two), MP_OK);
+    fake_end(registry);
+}
+
+/* --- workers that do not move --- */
+
+MP_TEST(workers_stuck_in_a_step_are_set_apart) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .stall_timeout_ns = FAKE_MS(40)});
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    atomic_store(&fake.step_stalls, true);
+    mp_error error;
+    mp_ticket *stuck = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_steps, 1);
+    mp_ticket *behind = fake_submit(registry, "a", fake_call_create(1), NULL);
+    MP_CHECK_STATUS(fake_wait(stuck, &error), MP_RECV, &error);
+    MP_CHECK_HAS(error.message, "a: worker");
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_INT(info.dead, 1);
+    uint64_t before = stats_of(registry).memory_used;
+    MP_CHECK(before >= 1100); /* what it holds stays charged */
+    atomic_store(&fake.step_stalls, false);
+    MP_CHECK_INT(fake_finish(behind), MP_OK); /* by the replacement, on the lane of the dead one */
+    do {
+        mp_sys_sleep_ns(FAKE_MS(1));
+        fake_info(registry, "a", &info);
+    } while (info.dead);
+    mp_ticket_release(stuck);
+    MP_CHECK_INT(stats_of(registry).workers_dead, 1);
+    MP_CHECK_INT(fake.engines, 1);
+    fake_end(registry);
+}
+
+MP_TEST(workers_that_never_return_do_not_hold_up_the_end) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1});
+    fake_add(registry, "a", &fake, false);
+    atomic_store(&fake.step_stalls, true);
+    mp_ticket *stuck = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_steps, 1);
+    uint64_t began = mp_sys_now_ns();
+    mp_registry_close(registry, FAKE_MS(10));
+    MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(8000));
+    MP_CHECK(mp_ticket_done(stuck));
+    mp_error error;
+    MP_CHECK_STATUS(mp_ticket_status(stuck, &error), MP_SHUTTING_DOWN, &error);
+    mp_ticket_release(stuck);
+    mp_registry_destroy(registry);
+    atomic_store(&fake.step_stalls, false); /* it comes back into a world without its registry, and cleans up */
+    for (int i = 0; i < 5000 && (fake.engines || fake.models || fake_calls || fake.loaders); i++)
+        mp_sys_sleep_ns(FAKE_MS(1));
+    MP_CHECK_INT(fake.engines + fake.models + fake_calls + fake.loaders, 0);
+}
+
+/* --- workers that fail --- */
+
+static fake_call *faulty(mp_status fault, int times) {
+    fake_call *call = fake_call_create(1);
+    call->fault = fault;
+    call->faults = times;
+    return call;
+}
+
+MP_TEST(workers_fault_is_tried_again_once) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 1), NULL)), MP_OK);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 2), NULL)), MP_NUMERIC);
+    MP_CHECK_INT(stats_of(registry).retries, 2);
+    /* not after a piece of result */
+    fake.step_units = 1;
+    fake_call *late = fake_call_create(3);
+    late->fault = MP_NUMERIC;
+    atomic_store(&fake.hold, true);
+    mp_ticket *ticket = fake_submit(registry, "a", late, NULL);
+    fake_until(&fake.in_steps, 1);
+    atomic_store(&fake.hold, false);
+    uint64_t progress;
+    MP_CHECK(mp_ticket_wait(ticket, 0, fake_in_ms(10000), &progress));
+    atomic_store(&late->faults, 5);
+    mp_status status = fake_finish(ticket);
+    MP_CHECK(status == MP_NUMERIC || status == MP_OK); /* OK: it was done before the fault */
+    MP_CHECK_INT(stats_of(registry).retries, 2);
+    fake_end(registry);
+}
+
+MP_TEST(workers_with_an_internal_error_are_replaced) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    atomic_store(&fake.hold, true);
+    mp_ticket *tickets[3];
+    for (int i = 0; i < 3; i++)
+        tickets[i] = fake_submit(registry, "a", i ? fake_call_create(1) : faulty(MP_INTERNAL, 1), NULL);
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    MP_CHECK_INT(fake.loads, 1); /* the replacement took over the model */
+    fake_end(registry);
+}
+
+MP_TEST(workers_that_crash_again_and_again_are_given_up) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .breaker_threshold = -1});
+    fake_add(registry, "a", &fake, false);
+    mp_error error;
+    mp_status status = MP_OK;
+    int tries = 0;
+    for (; tries < 20 && status != MP_NO_WORKERS; tries++) {
+        mp_ticket *ticket = fake_submit(registry, "a", faulty(MP_INTERNAL, 2), &status);
+        if (!ticket)
+            break;
+        status = fake_wait(ticket, &error);
+        MP_CHECK(status == MP_INTERNAL || status == MP_NO_WORKERS); /* in its own step, or while it waited */
+        mp_ticket_release(ticket);
+    }
+    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+    MP_CHECK_INT(status, MP_NO_WORKERS);
+    MP_CHECK(tries <= 5);
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_STR(info.state, "failed");
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error); /* whoever insists */
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
+
+MP_TEST(workers_breaker_opens_and_closes) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry_of((mp_registry_config){
+        .lanes = 1, .max_workers = 1, .breaker_threshold = 4, .breaker_rest_ns = FAKE_MS(80)});
+    fake_add(registry, "a", &fake, false);
+    mp_status status;
+    mp_error error;
+    mp_entry_info info;
+    /* a caller's mistakes never count */
+    for (int i = 0; i < 10; i++) {
+        fake_call *bad = fake_call_create(1);
+        bad->refused = true;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", bad, NULL)), MP_UNSUPPORTED);
+    }
+    for (int i = 0; i < 2; i++) /* two faults each */
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 2), NULL)), MP_NUMERIC);
+    fake_info(registry, "a", &info);
+    MP_CHECK_STR(info.breaker, "open");
+    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+    MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
+    MP_CHECK_INT(stats_of(registry).circuit_rejections, 1);
+    mp_sys_sleep_ns(FAKE_MS(100));
+    /* half-open: three probes, no more */
+    atomic_store(&fake.hold, true);
+    mp_ticket *probes[3];
+    for (int i = 0; i < 3; i++)
+        probes[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
+    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+    MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
+    fake_info(registry, "a", &info);
+    MP_CHECK_STR(info.breaker, "half-open");
+    mp_ticket_cancel(probes[0]); /* says nothing about the workers, and gives its place back */
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_finish(probes[0]), MP_CANCELLED);
+    for (int i = 1; i < 3; i++)
+        MP_CHECK_INT(fake_finish(probes[i]), MP_OK);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_info(registry, "a", &info);
+    MP_CHECK_STR(info.breaker, "closed");
+    /* a probe that fails opens it again */
+    for (int i = 0; i < 2; i++)
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 2), NULL)), MP_NUMERIC);
+    mp_sys_sleep_ns(FAKE_MS(100));
+    mp_ticket *failing = fake_submit(registry, "a", faulty(MP_NUMERIC, 9), NULL);
+    MP_CHECK_STATUS(fake_wait(failing, &error), MP_NUMERIC, &error);
+    mp_ticket_release(failing);
+    fake_info(registry, "a", &info);
+    MP_CHECK_STR(info.breaker, "open");
+    fake_end(registry);
+}
+
+MP_TEST(workers_poison_call_is_quarantined) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    mp_status status;
+    fake_call *poison = faulty(MP_NUMERIC, 100);
+    uint64_t fingerprint = poison->fingerprint;
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", poison, NULL)), MP_NUMERIC);
+    int steps = fake.steps;
+    poison = faulty(MP_NUMERIC, 100);
+    poison->fingerprint = fingerprint;
+    MP_CHECK(!fake_submit(registry, "a", poison, &status));
+    MP_CHECK_INT(status, MP_MODEL);
+    MP_CHECK_INT(fake.steps, steps); /* it met no worker */
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
+
+/* --- waiting --- */
+
+MP_TEST(workers_patience_counts_from_the_last_progress) {
+    fake fake;
+    fake_init(&fake);
+    fake.step_units = 1;
+    fake.step_ns = FAKE_MS(20);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    mp_error error;
+    /* ten steps of 20 ms, each within the patience of 100 ms */
+    mp_submit_options options = {.priority = 2, .patience_ns = FAKE_MS(100)};
+    MP_CHECK_INT(fake_finish(submit_with(registry, "a", fake_call_create(10), options)), MP_OK);
+    atomic_store(&fake.hold, true);
+    mp_ticket *ticket = submit_with(registry, "a", fake_call_create(1), options);
+    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_TIMEOUT, &error);
+    MP_CHECK_HAS(error.message, "no progress for 0.100 s");
+    mp_ticket_release(ticket);
+    atomic_store(&fake.hold, false);
+    fake_end(registry);
+}
+
+MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
+    fake fake;
+    fake_init(&fake);
+    fake.step_ns = FAKE_MS(20);
+    fake.plan_items = 1;
+    mp_registry_config config = {.lanes = 1, .max_workers = 1};
+    config.queue_capacity[MP_TEXT_EMBEDDING][0] = 400;
+    mp_registry *registry = fake_registry_of(config);
+    fake_add(registry, "a", &fake, false);
+    for (int i = 0; i < 4; i++) /* learns its pace: 1 ms was predicted, 20 it takes */
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    atomic_store(&fake.hold, true);
+    mp_ticket *tickets[300];
+    for (int i = 0; i < 300; i++)
+        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
+    mp_submit_options options = {.priority = 2, .deadline_ns = fake_in_ms(200)};
+    mp_ticket *ticket = NULL;
+    mp_error error;
+    MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
+                    MP_TIMEOUT, &error);
+    MP_CHECK_HAS(error.message, "the deadline is in");
+    uint64_t eta_ns;
+    MP_CHECK(mp_ticket_position(tickets[299], &eta_ns) >= 40);
+    MP_CHECK(eta_ns > FAKE_MS(100));
+    atomic_store(&fake.step_ns, 0);
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 300; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    fake_end(registry);
+}
