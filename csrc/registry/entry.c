@@ -144,7 +144,6 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     bool others = mp_entry_works(entry);
     entry->scale_ns = mp_sys_now_ns() + 1000 * MS;
     if (!others) {
-        entry->evict = false; /* there is nothing to evict, and the next load is not to be thrown away */
         entry->attempts++;
         entry->attempts_over++;
         mp_entry_set_failed(entry, error);
@@ -404,7 +403,8 @@ static const char *stage_of(const mp_entry *entry) {
     return "starting";
 }
 
-mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_error *error) {
+mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, mp_error *error) {
+    *gone = false;
     uint64_t attempt = 0, loads = 0;
     bool in_time = true;
     mp_status status = MP_OK;
@@ -423,6 +423,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_erro
             break;
         }
         if (entry->remove) {
+            *gone = true;
             status = mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
             break;
         }

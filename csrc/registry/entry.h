@@ -85,7 +85,8 @@ mp_spin_rule mp_entry_spin_rule(mp_entry *entry);
  * removed or replaced meanwhile; look the key up again. */
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error);
-mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, mp_error *error);
+/* *gone: as of submit. */
+mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, mp_error *error);
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns);
 /* Start a load without waiting for it. */

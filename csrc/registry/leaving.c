@@ -68,8 +68,8 @@ void mp_entry_settle(mp_entry *entry) {
             mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
             mp_mutex_lock(&entry->lock);
             entry->unloading = false;
-            entry->unloads++;
         }
+        entry->unloads += resident || entry->evict; /* who waits for the eviction of a load that failed waits no more */
         entry->evict = false;
         if (entry->broken)
             list = mp_entry_take_queue(entry);

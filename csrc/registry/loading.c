@@ -92,7 +92,6 @@ static mp_ticket *give_up(mp_worker *worker, bool loading, const mp_error *error
         entry->attempts_over++;
     if (!loading && !is_last(worker)) /* the others serve */
         return NULL;
-    entry->evict = false;
     if (!entry->quit)
         mp_entry_set_failed(entry, error);
     mp_ticket *list = mp_entry_take_queue(entry);

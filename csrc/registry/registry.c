@@ -645,10 +645,14 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
 }
 
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
-    mp_entry *entry;
-    MP_TRY(enter(registry, key, true, &entry, error));
-    mp_status status = mp_entry_load(entry, pin, deadline_ns, error);
-    leave(registry, entry);
+    mp_status status;
+    bool gone;
+    do { /* again when the entry was replaced */
+        mp_entry *entry;
+        MP_TRY(enter(registry, key, true, &entry, error));
+        status = mp_entry_load(entry, pin, deadline_ns, &gone, error);
+        leave(registry, entry);
+    } while (gone);
     return status;
 }
 
