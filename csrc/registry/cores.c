@@ -1,12 +1,8 @@
 /* cores.c: see cores.h. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "registry/cores.h"
 
 #include <assert.h>
 #include <stdatomic.h>
-#include <sys/resource.h>
 
 #include "base/alloc.h"
 #include "base/cpu.h"
@@ -194,22 +190,17 @@ void mp_cores_return(mp_cores *cores, mp_lease *lease) {
 /* How often the system took the CPU away from this thread, looked at most every 10 ms: a machine that is busy with
  * others' work is not ours to spin on. */
 static bool is_crowded(void) {
-#if defined(RUSAGE_THREAD)
     enum { EVERY_NS = 10 * 1000 * 1000, PER_SECOND = 100 };
-    static _Thread_local uint64_t looked_ns;
-    static _Thread_local long switches;
+    static _Thread_local uint64_t looked_ns, switches;
     static _Thread_local bool crowded;
     uint64_t now = mp_sys_now_ns(), passed = now - looked_ns;
-    struct rusage usage;
-    if (passed >= EVERY_NS && getrusage(RUSAGE_THREAD, &usage) == 0) {
-        crowded = looked_ns && (double)(usage.ru_nivcsw - switches) > PER_SECOND * 1e-9 * (double)passed;
+    if (passed >= EVERY_NS) {
+        uint64_t taken = mp_sys_taken_away();
+        crowded = looked_ns && (double)(taken - switches) > PER_SECOND * 1e-9 * (double)passed;
         looked_ns = now;
-        switches = usage.ru_nivcsw;
+        switches = taken;
     }
     return crowded;
-#else
-    return false;
-#endif
 }
 
 static bool lanes_left(void *arg) {
