@@ -3,13 +3,19 @@
  *
  * A sequence is its tokens (prompt and answer so far) and how many of them the cache holds. What is not cached yet is
  * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and
- * starting again after a preemption are one thing. The answers to one prompt (n) share its cache. */
+ * starting again after a preemption are one thing. The answers to one prompt (n) share its cache.
+ *
+ * Every block that is complete is published (prefix_cache.h). Before a step, a sequence whose next block is published
+ * takes it instead of computing it: after admission, when it starts again, and also in the middle of a prompt when
+ * somebody else read the same one faster. The last token is always computed: its logits are needed. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/options.h"
 #include "models/decoder.h"
+#include "models/layers/prefix_cache.h"
 #include "models/layers/sampler.h"
 #include "models/layers/stream.h"
 
@@ -23,6 +29,7 @@ typedef struct sequence {
     int32_t count, cached;
     uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
+    mp_prefix_chain chain; /* its published blocks: all complete ones, unless closed */
     mp_history history;
     mp_stream stream;
     bool active, done; /* the answers after the first wait until the prompt has been read */
@@ -30,6 +37,7 @@ typedef struct sequence {
 
 typedef struct answer_state { /* an item's */
     int n;
+    int32_t read; /* tokens of the prompt that the first answer has had in the cache at some time */
     bool penalties;
     int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */
     int n_barred, n_always; /* the first n_always may never come */
@@ -46,7 +54,7 @@ typedef struct decoder_engine {
     mp_engine base;
     mp_decoder *model;
     mp_budget *budget;
-    mp_kv_cache cache;
+    mp_prefix_cache cache;
     mp_arena arena;
     uint64_t charged;
     const mp_token_table *tokens;
@@ -95,10 +103,10 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
 
 static void drop_blocks(decoder_engine *engine, sequence *seq) {
-    for (int b = 0; b < seq->block_count; b++)
-        mp_kv_give(&engine->cache, seq->blocks[b]);
-    seq->block_count = 0;
+    while (seq->block_count > 0) /* from the last to the first, as prefix_cache.h wants it */
+        mp_prefix_give(&engine->cache, seq->blocks[--seq->block_count]);
     seq->cached = 0;
+    seq->chain = mp_prefix_begin(&engine->cache, seq->chain.tenant);
 }
 
 /* Its sequences hold no blocks any more. */
@@ -126,8 +134,11 @@ static mp_status list_barred(const decoder_engine *engine, const mp_text_call *c
     return MP_OK;
 }
 
-static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
+static mp_status init_sequence(const decoder_engine *engine, const mp_item *item, int choice, bool penalties,
                                sequence *seq, mp_error *error) {
+    const mp_decoder *model = engine->model;
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    seq->chain = mp_prefix_begin(&engine->cache, item->tenant);
     int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
     capacity = capacity < model->context ? capacity : model->context;
     seq->block_capacity = (int)((capacity + MP_KV_BLOCK - 1) / MP_KV_BLOCK);
@@ -161,7 +172,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     state->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
     mp_status status = list_barred(engine, call, state, error);
     for (int i = 0; i < state->n && status == MP_OK; i++)
-        status = init_sequence(engine->model, call, i, state->penalties, &state->seqs[i], error);
+        status = init_sequence(engine, item, i, state->penalties, &state->seqs[i], error);
     if (status != MP_OK) {
         free_state(state);
         return status;
@@ -213,6 +224,61 @@ static void engine_retire(mp_engine *base, mp_item *item) {
     item->abandon = NULL;
 }
 
+/* ---- prefixes ---------------------------------------------------------------------------------------------------- */
+
+static int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
+static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* Go on after the published blocks that follow what the cache holds of a sequence. A block of its own that is not
+ * complete yet gives way to a published one. */
+static void reuse(decoder_engine *engine, const mp_text_call *call, answer_state *state, sequence *seq) {
+    int32_t before = seq->cached;
+    bool whole = call->want_prompt_logits && seq == &state->seqs[0] && state->read < call->n_prompt;
+    for (;;) {
+        int32_t index = (int32_t)seq->chain.count, end = (index + 1) * MP_KV_BLOCK;
+        uint32_t id;
+        if (end >= seq->count || index != seq->cached / MP_KV_BLOCK || (whole && end > state->read) ||
+            !mp_prefix_find(&engine->cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &id))
+            break;
+        if (index < seq->block_count)
+            mp_prefix_give(&engine->cache, seq->blocks[index]);
+        else
+            seq->block_count++;
+        seq->blocks[index] = id;
+        seq->cached = end;
+    }
+    if (seq->cached > before)
+        mp_prefix_count_hit(&engine->cache, (uint32_t)(seq->cached - before));
+}
+
+/* For all sequences of an item. A sequence that decodes has no complete block before it, and costs a comparison. */
+static void reuse_all(decoder_engine *engine, mp_item *item) {
+    answer_state *state = item->state;
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int c = 0; c < state->n; c++) {
+        sequence *seq = &state->seqs[c];
+        if (!seq->active || seq->done || seq->cached + 1 == seq->count)
+            continue;
+        reuse(engine, call, state, seq);
+        if (c == 0) {
+            int32_t read = least(seq->cached, call->n_prompt);
+            call->cached_tokens += most(read - state->read, 0);
+            state->read = most(state->read, read);
+        }
+    }
+}
+
+/* The rows of a pass are in the cache: publish the blocks that they completed. What may have been computed from a
+ * weight file that broke is not for others. */
+static void keep(decoder_engine *engine, sequence *seq, int rows) {
+    seq->cached += rows;
+    while ((int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK && !seq->chain.closed) {
+        seq->chain.closed = mp_weights_poisoned(engine->model->weights);
+        uint32_t index = seq->chain.count;
+        mp_prefix_publish(&engine->cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &seq->blocks[index]);
+    }
+}
+
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
 /* Rows that an item could compute now, and whether all its sequences only decode. */
@@ -239,6 +305,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     bool first = true;
     plan->count = 0;
     plan->cost_ns = 0;
+    for (int i = 0; i < n; i++)
+        reuse_all(engine, items[i]);
     for (int prompts = 0; prompts < 2; prompts++) {
         if (prompts) {
             /* the rows of those who decode cost one pass over the weights, whatever their number */
@@ -275,7 +343,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 static mp_status extend(decoder_engine *engine, sequence *seq, int *rows, mp_error *error) {
     int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
     while (seq->block_count < need) {
-        mp_status status = mp_kv_take(&engine->cache, &seq->blocks[seq->block_count], error);
+        mp_status status = mp_prefix_take(&engine->cache, &seq->blocks[seq->block_count], error);
         if (status != MP_OK) {
             int room = seq->block_count * MP_KV_BLOCK - seq->cached;
             *rows = room > 0 ? room : 0;
@@ -310,6 +378,7 @@ static int select_rows(decoder_engine *engine, const mp_plan *plan, mp_outcome *
         outcomes[p] = MP_OUTCOME_MORE;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
+        reuse_all(engine, item);
         for (int c = 0; c < state->n && left > 0; c++) {
             sequence *seq = &state->seqs[c];
             if (!seq->active || seq->done)
@@ -359,9 +428,12 @@ static mp_status reserve(decoder_engine *engine, size_t bytes, mp_error *error) 
         return MP_OK;
     bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
     size_t more = bytes - engine->arena.size;
-    if (!mp_budget_take(engine->budget, more))
+    if (!mp_budget_take(engine->budget, more) &&
+        (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
         return mp_fail_memory(error, bytes, "the scratch of a step");
     mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes) > 0)
+        status = mp_arena_reserve(&engine->arena, bytes, error);
     if (status != MP_OK) {
         mp_budget_give(engine->budget, more);
         if (engine->arena.size == 0) {
@@ -505,12 +577,13 @@ static void fork(decoder_engine *engine, answer_state *state) {
         int full = first->cached / MP_KV_BLOCK;
         for (int b = 0; b < full; b++) {
             seq->blocks[b] = first->blocks[b];
-            mp_kv_share(&engine->cache, seq->blocks[b]);
+            mp_prefix_share(&engine->cache, seq->blocks[b]);
         }
+        seq->chain = first->chain;
         seq->block_count = full;
         seq->cached = full * MP_KV_BLOCK;
         if (first->cached % MP_KV_BLOCK &&
-            mp_kv_copy(&engine->cache, first->blocks[full], &seq->blocks[full], NULL) == MP_OK) {
+            mp_prefix_copy(&engine->cache, first->blocks[full], &seq->blocks[full], NULL) == MP_OK) {
             seq->block_count++;
             seq->cached = first->cached;
         }
@@ -534,7 +607,9 @@ static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_rows 
         mp_item *item = plan->items[step->plan];
         mp_text_call *call = (mp_text_call *)item->call;
         answer_state *state = item->state;
-        step->seq->cached += step->rows;
+        keep(engine, step->seq, step->rows);
+        if (step->choice == 0)
+            state->read = most(state->read, least(step->seq->cached, call->n_prompt));
         if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
             continue;
         float *logits = rows->logits + (size_t)step->output * vocab;
@@ -665,7 +740,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     if (M > 0 && prepare(engine, plan, lease->lanes, M, &rows, outcomes)) {
         void *sampling = mp_arena_take(&engine->arena, sample_bytes(engine->model));
         mp_decoder_pass pass;
-        mp_decoder_plan_pass(&pass, engine->model, &engine->cache, &rows, lease, &engine->arena);
+        mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
         if (!pass.stop) {
             draw_all(engine, plan, &rows, sampling, outcomes);
@@ -679,7 +754,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 static uint64_t engine_trim(mp_engine *base) {
     decoder_engine *engine = (decoder_engine *)base;
-    uint64_t bytes = mp_kv_trim(&engine->cache);
+    uint64_t bytes = mp_prefix_trim(&engine->cache);
     if (engine->admitted > 0)
         return bytes; /* the next step wants its scratch again */
     bytes += engine->charged;
@@ -692,13 +767,22 @@ static uint64_t engine_trim(mp_engine *base) {
 static void engine_destroy(mp_engine *base) {
     decoder_engine *engine = (decoder_engine *)base;
     engine_trim(base);
-    mp_kv_deinit(&engine->cache);
+    mp_prefix_deinit(&engine->cache);
     mp_free(engine->steps);
     mp_free(engine);
 }
 
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy};
+
+/* An engine serves one model in one way, so this only keeps keys of different engines apart. */
+static void seed_prefixes(decoder_engine *engine) {
+    const mp_spec *spec = mp_weights_spec(engine->model->weights);
+    for (int i = 0; i < mp_spec_file_count(spec); i++)
+        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* of one revision: see mp_spec_same_file */
+    mp_prefix_seed(&engine->cache, engine->model->base.facts.compute);
+    mp_prefix_seed(&engine->cache, mp_dtype_get(engine->model->kv.dtype)->name);
+}
 
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_decoder *model = (mp_decoder *)base;
@@ -709,7 +793,9 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     engine->model = model;
     engine->budget = budget;
     engine->tokens = mp_spec_tokens(mp_weights_spec(model->weights));
-    mp_kv_init(&engine->cache, &model->kv, budget);
+    mp_prefix_init(&engine->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent);
+    seed_prefixes(engine);
+    engine->base.prefix = &engine->cache.counters;
     *out = &engine->base;
     return MP_OK;
 }
