@@ -115,9 +115,11 @@ void sim_clock_jump(uint64_t ns) {
 static void watch(void (*call)(void *arg)) {
     if (!call)
         return;
+    uint64_t clock_ns = sim.clock_ns;
     sim.inlined++;
     call(sim.watch_arg);
     sim.inlined--;
+    sim.clock_ns = clock_ns;
 }
 
 static bool is_coarse(const char *op) {
@@ -185,7 +187,7 @@ static void row_point(void) { sim_point("point", NULL); }
 
 static uint64_t row_now_ns(void) {
     if (sim.inlined || sim.current < 0)
-        return sim.clock_ns;
+        return sim.clock_ns += TICK_NS;
     sim_point("now", NULL);
     set_clock(sim.clock_ns + TICK_NS);
     return sim.clock_ns;
@@ -380,6 +382,7 @@ uint64_t sim_random(void) { /* splitmix64 */
 uint64_t sim_below(uint64_t n) { return sim_random() % n; }
 bool sim_chance(uint32_t of_65536) { return of_65536 && (sim_random() & 65535) < of_65536; }
 void sim_faults(bool on) { sim.faults = on; }
+const sim_setup *sim_get_setup(void) { return sim.setup; }
 int sim_self(void) { return sim.current; }
 bool sim_is_blocked(int fibre) { return sim.fibres[fibre].state != SIM_READY && sim.fibres[fibre].state != SIM_ENDED; }
 

@@ -65,9 +65,12 @@ void sim_faults(bool on);         /* refusals and lateness are on at the start *
 int sim_self(void);               /* number of the running fibre; -1 outside of one */
 bool sim_is_blocked(int fibre);   /* it waits: for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
+const sim_setup *sim_get_setup(void);
+/* Locks made in this file are taken only while those held have lower ranks. Of the process. */
+void sim_lock_rank(const char *file, int rank);
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a line of the trace */
 /* Called before each step with no fibre running, and when all wait, before the clock moves on. Both may use the core's
- * functions: these are no points then, and must find every lock they need free. */
+ * functions: these are no points then, find every lock they need free, and a wait with a deadline is over at once. */
 void sim_watch(void (*step)(void *arg), void (*quiet)(void *arg), void *arg);
 
 /* --- schedulers (sim_sched.c), used by sim.c --- */

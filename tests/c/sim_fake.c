@@ -9,6 +9,8 @@ static const uint64_t MS = 1000 * 1000;
 /* How late a call may start after its deadline: who looked just before it has to get to the engine. */
 static const uint64_t LATE_NS = 2 * 1000 * 1000;
 
+static const uint64_t UNWANTED_NS = 500ull * 1000 * 1000;
+
 sim_fakes fakes;
 
 typedef struct fake_engine {
@@ -141,6 +143,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_item *item = plan->items[i];
         sim_call *call = (sim_call *)item->call;
         SIM_CHECK(call->admitted && !call->finished && !call->failed);
+        if (fakes.on_time && call->unwanted_ns && sim_now() > call->unwanted_ns + UNWANTED_NS)
+            sim_fail("a call that nobody wants since %.3f ms still runs",
+                     (double)(sim_now() - call->unwanted_ns) * 1e-6);
         outcomes[i] = MP_OUTCOME_MORE;
         if (!whole)
             continue;

@@ -33,6 +33,7 @@ typedef struct sim_call {
     int saved;               /* states that a preemption has left */
     int finished, failed;    /* times an engine completed it, or made it fail */
     bool destroyed_is_error; /* the caller still reads it */
+    uint64_t unwanted_ns;    /* when it was cancelled or let go of; 0 = it was not */
 } sim_call;
 
 typedef struct sim_fakes {

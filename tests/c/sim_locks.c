@@ -13,6 +13,7 @@ static const uint32_t MUTEX = 0x51317E78u, COND = 0x51310CD0u, GONE = 0x51310000
 /* Locks that were made at one place of the sources are of one class; classes are taken in one order, always. */
 typedef struct lock_class {
     mp_seam_site made;
+    int rank;             /* 0 = none */
     bool before[CLASSES]; /* was held while this one of that class was taken ... */
     mp_seam_site where[CLASSES];
     uint64_t seed[CLASSES];
@@ -39,6 +40,23 @@ static const char *file_name(const char *path) {
     return slash ? slash + 1 : path ? path : "?";
 }
 
+static struct {
+    const char *file;
+    int rank;
+} ranks[16];
+static int rank_count;
+
+void sim_lock_rank(const char *file, int rank) {
+    for (int i = 0; i < rank_count; i++)
+        if (strcmp(ranks[i].file, file) == 0)
+            return;
+    ranks[rank_count].file = file;
+    ranks[rank_count++].rank = rank;
+    for (int i = 0; i < class_count; i++)
+        if (strcmp(file_name(classes[i].made.file), file) == 0)
+            classes[i].rank = rank;
+}
+
 static uint16_t class_here(void) {
     for (int i = 0; i < class_count; i++)
         if (classes[i].made.line == mp_seam_at.line && classes[i].made.file == mp_seam_at.file)
@@ -46,6 +64,9 @@ static uint16_t class_here(void) {
     if (class_count == CLASSES)
         sim_fail("more than %d places make locks", CLASSES);
     classes[class_count].made = mp_seam_at;
+    for (int i = 0; i < rank_count; i++)
+        if (strcmp(ranks[i].file, file_name(mp_seam_at.file)) == 0)
+            classes[class_count].rank = ranks[i].rank;
     return (uint16_t)class_count++;
 }
 
@@ -120,6 +141,9 @@ static void check_order(int held, int taken) {
     if (held == taken)
         sim_fail("two locks of one class are held at once: %s, at %s:%d", a, file_name(mp_seam_at.file),
                  mp_seam_at.line);
+    if (class->rank && classes[held].rank >= class->rank)
+        sim_fail("%s is taken at %s:%d while %s is held: against the order of locks", b, file_name(mp_seam_at.file),
+                 mp_seam_at.line, a);
     bool seen[CLASSES] = {false};
     if (leads_to(taken, held, seen)) {
         const mp_seam_site *where = &classes[held].where[taken];
@@ -202,6 +226,8 @@ void sim_cond_deinit(pthread_cond_t *cond) {
 }
 
 int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns) {
+    if (sim.inlined && deadline_ns)
+        return ETIMEDOUT;
     sim_fibre *self = &sim.fibres[sim.current];
     require(cond, COND, "a wait for a condition variable");
     if (self->held_count > 1) {

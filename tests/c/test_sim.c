@@ -222,7 +222,7 @@ static const known_bug bugs[] = {
     {"held lock destroyed", "destroyed while thread 0 holds", destroy_held, 0},
     {"awaited condition destroyed", "destroyed while 1 wait", destroy_waited, 0},
     {"leak", "1 blocks were not freed", leak, 0},
-    {"written after free", "byte 50 of a block", write_after_free, 0},
+    {"written after free", "was written after thread 0 freed it", write_after_free, 0},
     {"not joined", "was never joined", never_join, 0},
     {"spins for ever", "no end after", spin_for_ever, 0},
     {"sleeps for ever", "it hangs", sleep_for_ever, 0},
