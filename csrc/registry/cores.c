@@ -115,7 +115,7 @@ static int grant(mp_cores *cores, int want) {
     int granted = want < share ? want : share;
     if (granted < 1)
         granted = 1;
-    if (granted > left)
+    if (granted > left && !mp_seam_mutation(151)) /* more lanes than there are */
         granted = left;
     atomic_store_explicit(&cores->used, used + granted, memory_order_relaxed);
     return granted;
@@ -142,12 +142,15 @@ static void give_back(mp_cores *cores, int lanes) {
     while (cores->first && atomic_load_explicit(&cores->used, memory_order_relaxed) < cores->lanes) {
         lane_waiter *waiter = cores->first;
         cores->first = waiter->next;
-        if (!cores->first)
+        if (!cores->first && !mp_seam_mutation(152)) /* the next waits behind one that is gone */
             cores->last = NULL;
         atomic_fetch_sub_explicit(&cores->waiting, 1, memory_order_relaxed);
         waiter->granted = grant(cores, waiter->want);
         /* Under the lock: the waiter's storage is gone as soon as it sees `granted`. */
-        mp_cond_signal(&waiter->cond);
+        if (!mp_seam_mutation(153)) /* it has lanes and does not know */
+            mp_cond_signal(&waiter->cond);
+        if (mp_seam_mutation(154)) /* the others wait for the next return */
+            break;
     }
     mp_mutex_unlock(&cores->lock);
 }
@@ -166,8 +169,11 @@ void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease) {
             cores->first = &self;
         cores->last = &self;
         atomic_fetch_add_explicit(&cores->waiting, 1, memory_order_relaxed);
-        while (!self.granted)
+        while (!self.granted) {
             mp_cond_wait(&self.cond, &cores->lock, 0);
+            if (mp_seam_mutation(155)) /* any wake-up will do */
+                break;
+        }
         mp_cond_deinit(&self.cond);
         granted = self.granted;
     }
@@ -176,13 +182,16 @@ void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease) {
 
     mp_team_lease(team, granted, lease);
     /* Without a team (the system refused threads) the lease is one lane. */
-    give_back(cores, granted - lease->lanes);
+    if (!mp_seam_mutation(156)) /* lanes without a thread are lost */
+        give_back(cores, granted - lease->lanes);
 }
 
 void mp_cores_return(mp_cores *cores, mp_lease *lease) {
     int lanes = lease->lanes;
     mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
     give_back(cores, lanes);
+    if (mp_seam_mutation(157) && mp_cores_leased(cores) >= lanes) /* given back twice */
+        give_back(cores, lanes);
 }
 
 /* --- spinning --- */

@@ -104,7 +104,7 @@ static bool wait(caller *self, const record *r, uint64_t seen, uint64_t deadline
 
 static void wait_to_end(caller *self, record *r) {
     uint64_t progress = 0, seen = 0;
-    if (percent(50)) {
+    if (percent(w.kind->streams ? 10 : 50)) {
         wait(self, r, UINT64_MAX, 0, &progress);
     } else {
         do { /* a stream */
@@ -172,9 +172,30 @@ static void let_go(record *r) {
     mp_ticket_release(r->ticket);
 }
 
+/* A call of another caller, or of its own. */
+static void take_offer(caller *self) {
+    if (!w.offered)
+        return;
+    record other = w.offered_record;
+    w.offered = NULL;
+    uint64_t progress;
+    if (percent(30))
+        mp_ticket_cancel(other.ticket);
+    else if (self->notifier && percent(60))
+        wait_notified(self, other.ticket);
+    else
+        wait(self, &other, 0, percent(50) ? 0 : sim_now() + MS, &progress);
+    mp_ticket_release(other.ticket);
+}
+
 static void follow(caller *self, record *r) {
     mp_error error;
-    switch (of(r->endless ? 3 : 8)) {
+    if (!r->endless && !w.offered && percent(30)) { /* another may wait for it, or cancel it, too */
+        w.offered_record = *r;
+        w.offered_record.cancelled = r->cancelled = true;
+        w.offered = mp_ticket_pin(r->ticket);
+    }
+    switch (w.kind->streams ? 7 : of(r->endless ? 3 : 8)) {
     case 0: /* leaves early */
         r->call->destroyed_is_error = false;
         if (w.offered != r->ticket) /* else another wants it */
@@ -201,12 +222,8 @@ static void follow(caller *self, record *r) {
             mp_ticket_status(r->ticket, &error);
         break;
     }
-    case 5: /* another may wait, or cancel it, too */
-        if (!w.offered) {
-            w.offered_record = *r;
-            w.offered_record.cancelled = r->cancelled = true;
-            w.offered = mp_ticket_pin(r->ticket);
-        }
+    case 5:
+        take_offer(self);
         break;
     default:
         break;
@@ -228,7 +245,7 @@ static bool submit(caller *self, record *r) {
     sim_call *call = sim_fakes_call(units[of(5)]);
     if (!call)
         return false;
-    if (percent(5)) {
+    if (percent(5) && !w.kind->streams) {
         call->units = 2000;
         r->endless = true;
     }
@@ -268,9 +285,15 @@ static void draw_script(sim_model *model) {
     static const uint64_t loads[] = {0, 1, 5, 20, 60}, steps[] = {0, 1, 2, 5};
     model->load_ns = loads[of(5)] * MS;
     model->step_ns = steps[of(4)] * MS;
+    model->uneven = percent(40);
     model->step_units = (uint32_t)of(3);
     model->plan_items = of(3);
     model->lanes = 1 + of(fakes.lanes);
+    if (w.kind->streams) {
+        model->load_ns = 0;
+        model->step_units = 1;
+        model->uneven = true;
+    }
     if (w.kind->memory) {
         model->memory = 4 + of(12);
         model->model_bytes = 20000 + 10000 * (uint64_t)of(4);
@@ -369,18 +392,8 @@ void sim_caller_main(void *arg) {
         }
     for (int turns = 1 + of(6); turns; turns--) {
         record r = {0};
-        if (w.offered && percent(40)) { /* of another caller */
-            record other = w.offered_record;
-            w.offered = NULL;
-            uint64_t progress;
-            if (percent(30))
-                mp_ticket_cancel(other.ticket);
-            else if (self->notifier && percent(50))
-                wait_notified(self, other.ticket);
-            else
-                wait(self, &other, 0, percent(50) ? 0 : sim_now() + MS, &progress);
-            mp_ticket_release(other.ticket);
-        }
+        if (percent(60))
+            take_offer(self);
         if (percent(w.kind->operations)) {
             operate(self, &r);
         } else if (submit(self, &r)) {

@@ -138,7 +138,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     enter(engine);
     fakes.lanes_in_steps += lease->lanes;
     SIM_CHECK(lease->lanes >= 1 && fakes.lanes_in_steps <= fakes.lanes);
-    bool whole = compute(lease, model->step_ns);
+    bool whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         sim_call *call = (sim_call *)item->call;

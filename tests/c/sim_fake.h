@@ -19,6 +19,7 @@ typedef struct sim_model { /* what one loader loads */
     int lanes;                           /* wanted a step */
     uint64_t model_bytes, engine_bytes;
     bool unhealthy;
+    bool uneven; /* every other step takes no time */
     /* counts: what exists */
     int loading, models, engines, loaders;
     int loads, steps, preempted;
