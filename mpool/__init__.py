@@ -110,10 +110,24 @@ def __getattr__(name: str) -> Any:
         value = getattr(_import_module(f".{_HOME[name]}", __name__), name)
     elif name in _MODULES:
         value = _import_module(f".{name}", __name__)
+    elif name == "_core":
+        value = _import_core()
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _import_core() -> Any:
+    """The compiled core, which `from . import _core` asks of the package first."""
+    try:
+        return _import_module("._core", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}._core":
+            raise
+        raise ImportError(f"{__path__[0]}: these are mpool's sources, without the compiled core. Start Python in another "
+                          "folder to use the mpool that is installed, or build the core here: pip install -e .",
+                          name=error.name) from None
 
 
 def __dir__() -> list[str]:

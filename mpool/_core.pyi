@@ -8,7 +8,7 @@ handler raises. Errors are the classes of :mod:`mpool.errors`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ def drain_log() -> list[tuple[int, str]]:
 
 def set_log_level(level: int) -> None: ...
 
+@final
 class GgufFile:
     """A parsed GGUF header. ``kv`` maps keys to values (str, int, float, bool, or lists of them; strings that are not UTF-8
     come as bytes, and a list of strings with one such comes as a list of bytes). ``tensors`` has (name, dtype, shape
@@ -53,24 +54,27 @@ class GgufFile:
 
 def read_gguf(path: str) -> GgufFile: ...
 
+@final
 class Spec:
     """A model spec under construction (csrc/files/spec.h)."""
 
-    def __init__(self, architecture: str) -> None: ...
+    def __new__(cls, architecture: str) -> Spec: ...
     def add_file(self, path: str) -> None: ...
     def set(self, key: str, value: Any) -> None:
         """bool, int, float, str, bytes, or a list or tuple of one kind (whole numbers may stand among floats)."""
     def add_tensor(self, name: str, dtype: str, shape: Sequence[int], file: int, offset: int, nbytes: int) -> None: ...
     def set_tokens(self, data: bytes, offsets: NDArray[np.int64], control: bytes, eog: Sequence[int]) -> None: ...
 
+@final
 class Notifier:
     """One per event loop (csrc/registry/registry.h)."""
 
-    def __init__(self) -> None: ...
+    def __new__(cls) -> Notifier: ...
     def fileno(self) -> int: ...
     def take(self) -> list[int]: ...
     def close(self) -> None: ...
 
+@final
 class Ticket:
     """A call in flight. Dropping the last reference cancels it."""
 
@@ -103,10 +107,11 @@ class Ticket:
     def prompt_logits(self) -> NDArray[np.float32]:
         """(n_prompt, vocab) when asked for."""
 
+@final
 class Registry:
-    def __init__(self, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = 0.0, spin: float = -1.0,
+    def __new__(cls, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = 0.0, spin: float = -1.0,
                  shutdown_grace: float = 5.0, load_timeout: float = 30.0,
-                 queue_capacity: dict[str, int] | None = None) -> None: ...
+                 queue_capacity: dict[str, int] | None = None) -> Registry: ...
     def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False) -> None: ...
     def remove(self, key: str, timeout: float | None = None) -> None: ...
     def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None: ...

@@ -22,7 +22,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import (AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence,
+                             Sized)
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _awaiting, _core, _threads, embedding
@@ -352,7 +353,7 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
     embedding.check_progress(progress)
     batch_size = embedding.check_streamable(chosen, batch_size)
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
-    total = len(iterable) if hasattr(iterable, "__len__") else None
+    total = len(iterable) if isinstance(iterable, Sized) else None
     out, faults, bar = embedding.Rebatch(batch_size), embedding.Faults(plan), \
         embedding.Bar(progress, total, plan.entry.key)
     done = 0

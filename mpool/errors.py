@@ -7,7 +7,7 @@ caller would catch (``ValueError``, ``MemoryError``, ``TimeoutError``, ...). The
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class MpoolError(Exception):
@@ -35,11 +35,11 @@ class MpoolError(Exception):
             text = f"{self.key}: {text}"
         return f"{text}. {self.hint}" if self.hint else text
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
-def _rebuild(cls: type[MpoolError], args: tuple, state: dict) -> MpoolError:
+def _rebuild(cls: type[MpoolError], args: tuple[Any, ...], state: dict[str, Any]) -> MpoolError:
     error = cls.__new__(cls)
     Exception.__init__(error, *args)
     error.__dict__.update(state)

@@ -82,6 +82,7 @@ class Sampling:
 
 def scalar(name: str, value: Any, row: Row) -> Any:
     """A value of the table, checked: a bool is no number, NaN is in no range."""
+    found: Any
     if row.kind is bool:
         found = value if isinstance(value, bool) else None
     else:

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +29,18 @@
 
 #ifdef MP_SEAM
 #define SYS(name) mp_sys_table.name
+#undef mp_mutex_init
+#undef mp_mutex_deinit
+#undef mp_mutex_lock
+#undef mp_mutex_unlock
+#undef mp_cond_init
+#undef mp_cond_deinit
+#undef mp_cond_wait
+#undef mp_cond_signal
+#undef mp_cond_broadcast
+#undef mp_thread_start
+#undef mp_thread_join
+#undef mp_sys_sleep_ns
 #else
 #define SYS(name) real_##name
 #endif
@@ -56,7 +69,18 @@ uint64_t mp_sys_now_ns(void) { return SYS(now_ns)(); }
 
 void mp_sys_sleep_ns(uint64_t ns) { SYS(sleep_ns)(ns); }
 
-uint64_t mp_sys_random(void) {
+static uint64_t real_taken_away(void) {
+#if defined(RUSAGE_THREAD)
+    struct rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage) == 0)
+        return (uint64_t)usage.ru_nivcsw;
+#endif
+    return 0;
+}
+
+uint64_t mp_sys_taken_away(void) { return SYS(taken_away)(); }
+
+static uint64_t real_random(void) {
     uint64_t value = 0;
 #if defined(__linux__)
     if (getrandom(&value, sizeof(value), GRND_NONBLOCK) == (ssize_t)sizeof(value))
@@ -70,6 +94,8 @@ uint64_t mp_sys_random(void) {
     value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
     return value ^ (value >> 31);
 }
+
+uint64_t mp_sys_random(void) { return SYS(random)(); }
 
 /* --- locks --- */
 
@@ -92,31 +118,37 @@ static void real_cond_wake(pthread_cond_t *cond, bool all) {
     check(all ? pthread_cond_broadcast(cond) : pthread_cond_signal(cond));
 }
 
-void mp_mutex_init(mp_mutex *mutex) {
+static void real_mutex_init(pthread_mutex_t *mutex) {
     pthread_mutexattr_t attr;
     check(pthread_mutexattr_init(&attr));
 #ifndef NDEBUG
     check(pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK));
 #endif
-    check(pthread_mutex_init(&mutex->os, &attr));
+    check(pthread_mutex_init(mutex, &attr));
     check(pthread_mutexattr_destroy(&attr));
 }
 
-void mp_mutex_deinit(mp_mutex *mutex) { check(pthread_mutex_destroy(&mutex->os)); }
+static void real_mutex_deinit(pthread_mutex_t *mutex) { check(pthread_mutex_destroy(mutex)); }
+
+void mp_mutex_init(mp_mutex *mutex) { SYS(mutex_init)(&mutex->os); }
+void mp_mutex_deinit(mp_mutex *mutex) { SYS(mutex_deinit)(&mutex->os); }
 void mp_mutex_lock(mp_mutex *mutex) { SYS(mutex_lock)(&mutex->os); }
 void mp_mutex_unlock(mp_mutex *mutex) { SYS(mutex_unlock)(&mutex->os); }
 
-void mp_cond_init(mp_cond *cond) {
+static void real_cond_init(pthread_cond_t *cond) {
     pthread_condattr_t attr;
     check(pthread_condattr_init(&attr));
 #if !defined(__APPLE__)
     check(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC));
 #endif
-    check(pthread_cond_init(&cond->os, &attr));
+    check(pthread_cond_init(cond, &attr));
     check(pthread_condattr_destroy(&attr));
 }
 
-void mp_cond_deinit(mp_cond *cond) { check(pthread_cond_destroy(&cond->os)); }
+static void real_cond_deinit(pthread_cond_t *cond) { check(pthread_cond_destroy(cond)); }
+
+void mp_cond_init(mp_cond *cond) { SYS(cond_init)(&cond->os); }
+void mp_cond_deinit(mp_cond *cond) { SYS(cond_deinit)(&cond->os); }
 
 bool mp_cond_wait(mp_cond *cond, mp_mutex *mutex, uint64_t deadline_ns) {
     int result = SYS(cond_wait)(&cond->os, &mutex->os, deadline_ns);
@@ -211,7 +243,7 @@ mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*chil
 
 /* --- parking --- */
 
-void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
+static void real_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
 #if defined(__linux__)
     struct timespec timeout = to_timespec(timeout_ns);
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT_PRIVATE, expected, timeout_ns ? &timeout : NULL, NULL, 0);
@@ -221,13 +253,16 @@ void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
 #endif
 }
 
-void mp_unpark_all(_Atomic uint32_t *word) {
+static void real_unpark_all(_Atomic uint32_t *word) {
 #if defined(__linux__)
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 #else
     (void)word;
 #endif
 }
+
+void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) { SYS(park)(word, expected, timeout_ns); }
+void mp_unpark_all(_Atomic uint32_t *word) { SYS(unpark_all)(word); }
 
 /* --- raw memory --- */
 
@@ -423,11 +458,30 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
 }
 
 #ifdef MP_SEAM
+_Thread_local mp_seam_site mp_seam_at;
+_Atomic int mp_seam_armed, mp_seam_reached;
+
+bool mp_seam_reach(void) {
+    atomic_fetch_add_explicit(&mp_seam_reached, 1, memory_order_relaxed);
+    return true;
+}
+
+static void real_point(void) {}
+
 const mp_sys_calls mp_sys_real = {
     .alloc = real_alloc,
     .free = real_free,
     .thread_create = real_thread_create,
     .now_ns = real_now_ns,
+    .random = real_random,
+    .taken_away = real_taken_away,
+    .mutex_init = real_mutex_init,
+    .mutex_deinit = real_mutex_deinit,
+    .cond_init = real_cond_init,
+    .cond_deinit = real_cond_deinit,
+    .park = real_park,
+    .unpark_all = real_unpark_all,
+    .point = real_point,
     .open = real_open,
     .pread = real_pread,
     .mmap = real_mmap,
@@ -446,6 +500,15 @@ mp_sys_calls mp_sys_table = {
     .free = real_free,
     .thread_create = real_thread_create,
     .now_ns = real_now_ns,
+    .random = real_random,
+    .taken_away = real_taken_away,
+    .mutex_init = real_mutex_init,
+    .mutex_deinit = real_mutex_deinit,
+    .cond_init = real_cond_init,
+    .cond_deinit = real_cond_deinit,
+    .park = real_park,
+    .unpark_all = real_unpark_all,
+    .point = real_point,
     .open = real_open,
     .pread = real_pread,
     .mmap = real_mmap,

@@ -16,6 +16,9 @@
 uint64_t mp_sys_now_ns(void);
 void mp_sys_sleep_ns(uint64_t ns);
 
+/* How often the system has taken the CPU away from the calling thread so far; 0 where it does not tell. */
+uint64_t mp_sys_taken_away(void);
+
 /* --- randomness for seeds that the caller did not give; never for anything that must repeat --- */
 uint64_t mp_sys_random(void);
 
@@ -84,6 +87,15 @@ typedef struct mp_sys_calls {
     void (*free)(void *memory, size_t bytes);
     int (*thread_create)(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg);
     uint64_t (*now_ns)(void);
+    uint64_t (*random)(void);
+    uint64_t (*taken_away)(void);
+    void (*mutex_init)(pthread_mutex_t *mutex);
+    void (*mutex_deinit)(pthread_mutex_t *mutex);
+    void (*cond_init)(pthread_cond_t *cond);
+    void (*cond_deinit)(pthread_cond_t *cond);
+    void (*park)(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
+    void (*unpark_all)(_Atomic uint32_t *word);
+    void (*point)(void);
     int (*open)(const char *path, int flags);
     int64_t (*pread)(int fd, void *to, size_t bytes, int64_t offset);
     void *(*mmap)(size_t bytes, int fd);
@@ -98,6 +110,50 @@ typedef struct mp_sys_calls {
 } mp_sys_calls;
 extern const mp_sys_calls mp_sys_real;
 extern mp_sys_calls mp_sys_table;
+
+/* Where the last call of the seam stands in the sources, for a test that shows what happened. */
+typedef struct mp_seam_site {
+    const char *file, *what; /* what: the argument as it is written there, or a thread's name */
+    int line;
+} mp_seam_site;
+extern _Thread_local mp_seam_site mp_seam_at;
+/* The planted bug that is active, 0 = none; and how often its place was reached. */
+extern _Atomic int mp_seam_armed, mp_seam_reached;
+bool mp_seam_reach(void);
+
+#define MP_SEAM_AT(text) (mp_seam_at = (mp_seam_site){__FILE__, text, __LINE__})
+#define mp_mutex_init(mutex) (MP_SEAM_AT(#mutex), mp_mutex_init(mutex))
+#define mp_mutex_deinit(mutex) (MP_SEAM_AT(#mutex), mp_mutex_deinit(mutex))
+#define mp_mutex_lock(mutex) (MP_SEAM_AT(#mutex), mp_mutex_lock(mutex))
+#define mp_mutex_unlock(mutex) (MP_SEAM_AT(#mutex), mp_mutex_unlock(mutex))
+#define mp_cond_init(cond) (MP_SEAM_AT(#cond), mp_cond_init(cond))
+#define mp_cond_deinit(cond) (MP_SEAM_AT(#cond), mp_cond_deinit(cond))
+#define mp_cond_wait(cond, mutex, deadline_ns) (MP_SEAM_AT(#cond), mp_cond_wait(cond, mutex, deadline_ns))
+#define mp_cond_signal(cond) (MP_SEAM_AT(#cond), mp_cond_signal(cond))
+#define mp_cond_broadcast(cond) (MP_SEAM_AT(#cond), mp_cond_broadcast(cond))
+#define mp_thread_start(thread, name, body, arg, error) \
+    (MP_SEAM_AT(name), mp_thread_start(thread, name, body, arg, error))
+#define mp_thread_join(thread) (MP_SEAM_AT(#thread), mp_thread_join(thread))
+#define mp_sys_sleep_ns(ns) (MP_SEAM_AT(#ns), mp_sys_sleep_ns(ns))
 #endif
+
+/* --- for tests; nothing in a build without MP_SEAM --- */
+
+/* Another thread may run here. Stands beside the atomics whose order matters, and in loops that spin on one. */
+static inline void mp_seam_point(void) {
+#ifdef MP_SEAM
+    mp_sys_table.point();
+#endif
+}
+/* A bug that a test plants, to see that it is found: true only while the test has armed this number. Each number stands
+ * in one place. */
+static inline bool mp_seam_mutation(int number) {
+#ifdef MP_SEAM
+    return __builtin_expect(mp_seam_armed == number, 0) && mp_seam_reach();
+#else
+    (void)number;
+    return false;
+#endif
+}
 
 #endif

@@ -3,41 +3,23 @@
  *
  * A sequence is its tokens (prompt and answer so far) and how many of them the cache holds. What is not cached yet is
  * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and
- * starting again after a preemption are one thing. The answers to one prompt (n) share its cache. */
+ * starting again after a preemption are one thing. The answers to one prompt (n) share its cache, and prompts
+ * that start alike: see decoder_sequence.h. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "models/decoder.h"
-#include "models/layers/sampler.h"
-#include "models/layers/stream.h"
+#include "base/options.h"
+#include "models/decoder_sequence.h"
 
 enum {
     STEP_ROWS = 512, /* most rows in a pass, but for LEAST_ROWS more */
     LEAST_ROWS = 16  /* of a prompt, however little time is left */
 };
 
-typedef struct sequence {
-    int32_t *tokens; /* [capacity] prompt, then the answer */
-    int32_t count, cached;
-    uint32_t *blocks; /* [block_count] */
-    int block_count, block_capacity;
-    mp_history history;
-    mp_stream stream;
-    bool active, done; /* the answers after the first wait until the prompt has been read */
-} sequence;
-
-typedef struct answer_state { /* an item's */
-    int n;
-    bool penalties;
-    int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */
-    int n_barred, n_always; /* the first n_always may never come */
-    sequence seqs[];
-} answer_state;
-
 typedef struct step_seq { /* a sequence that takes part in this step */
-    sequence *seq;
+    mp_sequence *seq;
     int plan; /* index in the plan */
     int choice, rows, output;
 } step_seq;
@@ -46,7 +28,7 @@ typedef struct decoder_engine {
     mp_engine base;
     mp_decoder *model;
     mp_budget *budget;
-    mp_kv_cache cache;
+    mp_prefix_cache cache;
     mp_arena arena;
     uint64_t charged;
     const mp_token_table *tokens;
@@ -94,79 +76,16 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
 
-static void drop_blocks(decoder_engine *engine, sequence *seq) {
-    for (int b = 0; b < seq->block_count; b++)
-        mp_kv_give(&engine->cache, seq->blocks[b]);
-    seq->block_count = 0;
-    seq->cached = 0;
-}
-
-/* Its sequences hold no blocks any more. */
-static void free_state(answer_state *state) {
-    for (int i = 0; i < state->n; i++) {
-        mp_free(state->seqs[i].tokens);
-        mp_free(state->seqs[i].blocks);
-        mp_history_deinit(&state->seqs[i].history);
-    }
-    mp_free(state->barred);
-    mp_free(state);
-}
-
-static mp_status list_barred(const decoder_engine *engine, const mp_text_call *call, answer_state *state,
-                             mp_error *error) {
-    int ends = engine->tokens->eog_count;
-    state->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *state->barred, MP_TAG_REQUEST);
-    if (!state->barred)
-        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *state->barred, "the list of ends");
-    memcpy(state->barred, engine->tokens->eog, (size_t)ends * sizeof *state->barred);
-    if (call->n_stop_ids)
-        memcpy(state->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *state->barred);
-    state->n_barred = ends + call->n_stop_ids;
-    state->n_always = call->sampling.ignore_eos ? ends : 0;
-    return MP_OK;
-}
-
-static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
-                               sequence *seq, mp_error *error) {
-    int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
-    capacity = capacity < model->context ? capacity : model->context;
-    seq->block_capacity = (int)((capacity + MP_KV_BLOCK - 1) / MP_KV_BLOCK);
-    seq->tokens = mp_alloc_array((size_t)capacity, sizeof *seq->tokens, MP_TAG_REQUEST);
-    seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
-    if (!seq->tokens || !seq->blocks)
-        return mp_fail_memory(error, (uint64_t)capacity * sizeof *seq->tokens, "a sequence");
-    memcpy(seq->tokens, call->prompt, (size_t)call->n_prompt * sizeof *seq->tokens);
-    seq->count = call->n_prompt;
-    mp_stream_init(&seq->stream, &call->choices[choice]);
-    for (int32_t i = 0; penalties && i < call->n_prompt; i++)
-        MP_TRY(mp_history_add(&seq->history, call->prompt[i], true, error));
-    return MP_OK;
-}
-
 /* Memory for blocks is taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     decoder_engine *engine = (decoder_engine *)base;
-    mp_text_call *call = (mp_text_call *)item->call;
     if (item->state) { /* after a preemption */
         item->abandon = NULL;
         engine->admitted++;
         return MP_OK;
     }
-    answer_state *state =
-        mp_alloc_zeroed(sizeof *state + (size_t)call->n_choices * sizeof *state->seqs, MP_TAG_REQUEST);
-    if (!state)
-        return mp_fail_memory(error, sizeof *state, "a request");
-    const mp_sampling *s = &call->sampling;
-    state->n = call->n_choices;
-    state->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
-    mp_status status = list_barred(engine, call, state, error);
-    for (int i = 0; i < state->n && status == MP_OK; i++)
-        status = init_sequence(engine->model, call, i, state->penalties, &state->seqs[i], error);
-    if (status != MP_OK) {
-        free_state(state);
-        return status;
-    }
-    state->seqs[0].active = true;
+    mp_answers *state;
+    MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
     engine->admitted++;
     return MP_OK;
@@ -174,7 +93,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
 
 /* Answers that did not end by themselves were cancelled; what was held back of their text is not lost. */
 static void close_choices(mp_item *item) {
-    answer_state *state = item->state;
+    mp_answers *state = item->state;
     mp_text_call *call = (mp_text_call *)item->call;
     for (int i = 0; i < state->n; i++) {
         if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
@@ -186,27 +105,25 @@ static void close_choices(mp_item *item) {
 
 static void abandon(mp_item *item) {
     close_choices(item);
-    free_state(item->state);
+    mp_answers_destroy(item->state);
     item->state = NULL;
 }
 
 static void engine_preempt(mp_engine *base, mp_item *item) {
     decoder_engine *engine = (decoder_engine *)base;
-    answer_state *state = item->state;
-    for (int i = 0; i < state->n; i++)
-        drop_blocks(engine, &state->seqs[i]);
+    mp_answers *state = item->state;
+    mp_answers_drop(state, &engine->cache);
     item->abandon = abandon;
     engine->admitted--;
 }
 
 static void engine_retire(mp_engine *base, mp_item *item) {
     decoder_engine *engine = (decoder_engine *)base;
-    answer_state *state = item->state;
+    mp_answers *state = item->state;
     if (!state)
         return;
     if (!item->abandon) { /* else it was preempted and holds no blocks */
-        for (int i = 0; i < state->n; i++)
-            drop_blocks(engine, &state->seqs[i]);
+        mp_answers_drop(state, &engine->cache);
         engine->admitted--;
     }
     abandon(item);
@@ -217,11 +134,11 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 /* Rows that an item could compute now, and whether all its sequences only decode. */
 static int wanted_rows(const mp_item *item, bool *decoding) {
-    const answer_state *state = item->state;
+    const mp_answers *state = item->state;
     int64_t rows = 0;
     *decoding = true;
     for (int i = 0; i < state->n; i++) {
-        const sequence *seq = &state->seqs[i];
+        const mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
         rows += seq->count - seq->cached;
@@ -239,6 +156,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     bool first = true;
     plan->count = 0;
     plan->cost_ns = 0;
+    for (int i = 0; i < n; i++)
+        mp_answers_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
         if (prompts) {
             /* the rows of those who decode cost one pass over the weights, whatever their number */
@@ -271,21 +190,6 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 /* ---- step: before the pass ----------------------------------------------------------------------------------------
  */
 
-/* Blocks for `rows` more rows; *rows is cut to what could be had. */
-static mp_status extend(decoder_engine *engine, sequence *seq, int *rows, mp_error *error) {
-    int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
-    while (seq->block_count < need) {
-        mp_status status = mp_kv_take(&engine->cache, &seq->blocks[seq->block_count], error);
-        if (status != MP_OK) {
-            int room = seq->block_count * MP_KV_BLOCK - seq->cached;
-            *rows = room > 0 ? room : 0;
-            return status;
-        }
-        seq->block_count++;
-    }
-    return MP_OK;
-}
-
 static mp_status add_step(decoder_engine *engine, const step_seq *step, mp_error *error) {
     if (engine->step_count == engine->step_capacity) {
         int capacity = engine->step_capacity ? 2 * engine->step_capacity : 64;
@@ -305,13 +209,14 @@ static int select_rows(decoder_engine *engine, const mp_plan *plan, mp_outcome *
     engine->step_count = 0;
     for (int p = 0; p < plan->count; p++) {
         mp_item *item = plan->items[p];
-        answer_state *state = item->state;
+        mp_answers *state = item->state;
         int left = (int)plan->amount[p];
         outcomes[p] = MP_OUTCOME_MORE;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
+        mp_answers_reuse(item, &engine->cache);
         for (int c = 0; c < state->n && left > 0; c++) {
-            sequence *seq = &state->seqs[c];
+            mp_sequence *seq = &state->seqs[c];
             if (!seq->active || seq->done)
                 continue;
             int want = seq->count - seq->cached;
@@ -340,7 +245,7 @@ static int take_blocks(decoder_engine *engine, const mp_plan *plan, mp_outcome *
             step_seq step = engine->steps[s];
             if (outcomes[p] != MP_OUTCOME_MORE)
                 continue;
-            mp_status extended = extend(engine, step.seq, &step.rows, &item->error);
+            mp_status extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
             status = status == MP_OK ? extended : status;
             if (step.rows > 0)
                 engine->steps[kept++] = step;
@@ -359,9 +264,12 @@ static mp_status reserve(decoder_engine *engine, size_t bytes, mp_error *error) 
         return MP_OK;
     bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
     size_t more = bytes - engine->arena.size;
-    if (!mp_budget_take(engine->budget, more))
+    if (!mp_budget_take(engine->budget, more) &&
+        (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
         return mp_fail_memory(error, bytes, "the scratch of a step");
     mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes) > 0)
+        status = mp_arena_reserve(&engine->arena, bytes, error);
     if (status != MP_OK) {
         mp_budget_give(engine->budget, more);
         if (engine->arena.size == 0) {
@@ -381,7 +289,7 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
     rows->n_seq = engine->step_count;
     for (int s = 0; s < engine->step_count; s++) {
         step_seq *step = &engine->steps[s];
-        sequence *seq = step->seq;
+        mp_sequence *seq = step->seq;
         mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         bool last = seq->cached + step->rows == seq->count;
@@ -407,10 +315,11 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
  */
 
 /* The end of one answer; its blocks are free at once. stop_index: of the stop string, or n_stop and more for an id. */
-static void finish_choice(decoder_engine *engine, sequence *seq, mp_choice *choice, mp_finish finish, int stop_index) {
+static void finish_choice(decoder_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,
+                          int stop_index) {
     choice->stop_index = stop_index;
     seq->done = true;
-    drop_blocks(engine, seq);
+    mp_sequence_drop(seq, &engine->cache);
     atomic_store_explicit(&choice->finish, finish, memory_order_release);
 }
 
@@ -422,9 +331,9 @@ static int find_id(const int32_t *ids, int n, int32_t id) {
 }
 
 /* Take a drawn token into a sequence. */
-static mp_status accept(decoder_engine *engine, mp_text_call *call, answer_state *state, int c, int32_t id,
+static mp_status accept(decoder_engine *engine, mp_text_call *call, mp_answers *state, int c, int32_t id,
                         float logprob, mp_error *error) {
-    sequence *seq = &state->seqs[c];
+    mp_sequence *seq = &state->seqs[c];
     mp_choice *choice = &call->choices[c];
     const mp_token_table *table = engine->tokens;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
@@ -460,7 +369,7 @@ static mp_status accept(decoder_engine *engine, mp_text_call *call, answer_state
 /* Draw the next token of one answer from its logits, which are overwritten. */
 static mp_status draw(decoder_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
     mp_text_call *call = (mp_text_call *)item->call;
-    answer_state *state = item->state;
+    mp_answers *state = item->state;
     mp_choice *choice = &call->choices[c];
     const mp_sampling *s = &call->sampling;
     int32_t vocab = engine->model->sampled_vocab;
@@ -496,27 +405,6 @@ static mp_status draw(decoder_engine *engine, mp_item *item, int c, float *logit
     return accept(engine, call, state, c, id, logprob, &item->error);
 }
 
-/* The prompt has been read: give the other answers its cache. Without memory for it they read it again themselves. */
-static void fork(decoder_engine *engine, answer_state *state) {
-    sequence *first = &state->seqs[0];
-    for (int c = 1; c < state->n; c++) {
-        sequence *seq = &state->seqs[c];
-        seq->active = true;
-        int full = first->cached / MP_KV_BLOCK;
-        for (int b = 0; b < full; b++) {
-            seq->blocks[b] = first->blocks[b];
-            mp_kv_share(&engine->cache, seq->blocks[b]);
-        }
-        seq->block_count = full;
-        seq->cached = full * MP_KV_BLOCK;
-        if (first->cached % MP_KV_BLOCK &&
-            mp_kv_copy(&engine->cache, first->blocks[full], &seq->blocks[full], NULL) == MP_OK) {
-            seq->block_count++;
-            seq->cached = first->cached;
-        }
-    }
-}
-
 static size_t sample_bytes(const mp_decoder *model) {
     return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
            mp_arena_cost((size_t)model->vocab * sizeof(float));
@@ -529,12 +417,13 @@ static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_rows 
     mp_candidate *candidates = scratch;
     float *copy = (float *)((uint8_t *)scratch +
                             mp_arena_cost((size_t)engine->model->sampled_vocab * (sizeof *candidates + sizeof(float))));
+    bool sound = !mp_weights_poisoned(engine->model->weights);
     for (int s = 0; s < engine->step_count; s++) {
         step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_text_call *call = (mp_text_call *)item->call;
-        answer_state *state = item->state;
-        step->seq->cached += step->rows;
+        mp_answers *state = item->state;
+        mp_answers_keep(item, &engine->cache, step->choice, step->rows, sound);
         if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
             continue;
         float *logits = rows->logits + (size_t)step->output * vocab;
@@ -542,7 +431,7 @@ static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_rows 
         mp_status status = MP_OK;
         if (start) {
             call->prompt_done_ns = mp_sys_now_ns();
-            fork(engine, state);
+            mp_answers_fork(state, &engine->cache);
             for (int c = 1; c < state->n && status == MP_OK; c++) {
                 if (state->seqs[c].cached != step->seq->cached)
                     continue; /* reads the rest of the prompt itself and draws then */
@@ -568,7 +457,7 @@ static void report(const decoder_engine *engine, const mp_plan *plan, mp_outcome
             outcomes[p] = MP_OUTCOME_FAILED;
             continue;
         }
-        const answer_state *state = item->state;
+        const mp_answers *state = item->state;
         mp_text_call *call = (mp_text_call *)item->call;
         bool done = true;
         uint32_t cursor = (uint32_t)(call->prompt_done_ns ? call->n_prompt : state->seqs[0].cached);
@@ -665,7 +554,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     if (M > 0 && prepare(engine, plan, lease->lanes, M, &rows, outcomes)) {
         void *sampling = mp_arena_take(&engine->arena, sample_bytes(engine->model));
         mp_decoder_pass pass;
-        mp_decoder_plan_pass(&pass, engine->model, &engine->cache, &rows, lease, &engine->arena);
+        mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
         if (!pass.stop) {
             draw_all(engine, plan, &rows, sampling, outcomes);
@@ -679,7 +568,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 static uint64_t engine_trim(mp_engine *base) {
     decoder_engine *engine = (decoder_engine *)base;
-    uint64_t bytes = mp_kv_trim(&engine->cache);
+    uint64_t bytes = mp_prefix_trim(&engine->cache);
     if (engine->admitted > 0)
         return bytes; /* the next step wants its scratch again */
     bytes += engine->charged;
@@ -692,13 +581,22 @@ static uint64_t engine_trim(mp_engine *base) {
 static void engine_destroy(mp_engine *base) {
     decoder_engine *engine = (decoder_engine *)base;
     engine_trim(base);
-    mp_kv_deinit(&engine->cache);
+    mp_prefix_deinit(&engine->cache);
     mp_free(engine->steps);
     mp_free(engine);
 }
 
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy};
+
+/* An engine serves one model in one way, so this only keeps keys of different engines apart. */
+static void seed_prefixes(decoder_engine *engine) {
+    const mp_spec *spec = mp_weights_spec(engine->model->weights);
+    for (int i = 0; i < mp_spec_file_count(spec); i++)
+        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* of one revision: see mp_spec_same_file */
+    mp_prefix_seed(&engine->cache, engine->model->base.facts.compute);
+    mp_prefix_seed(&engine->cache, mp_dtype_get(engine->model->kv.dtype)->name);
+}
 
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_decoder *model = (mp_decoder *)base;
@@ -709,7 +607,9 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     engine->model = model;
     engine->budget = budget;
     engine->tokens = mp_spec_tokens(mp_weights_spec(model->weights));
-    mp_kv_init(&engine->cache, &model->kv, budget);
+    mp_prefix_init(&engine->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent);
+    seed_prefixes(engine);
+    engine->base.prefix = &engine->cache.counters;
     *out = &engine->base;
     return MP_OK;
 }

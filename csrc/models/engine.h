@@ -67,8 +67,16 @@ typedef struct mp_engine_ops { /* one thread at a time calls these: the worker t
     uint64_t (*trim)(mp_engine *engine);
     void (*destroy)(mp_engine *engine); /* no admitted items left */
 } mp_engine_ops;
+/* What prefix reuse saved. Written by the worker, read (relaxed) by any thread while the engine lives. */
+typedef struct mp_prefix_counters {
+    _Atomic uint64_t hits;    /* times that a sequence went on after tokens it found */
+    _Atomic uint64_t tokens;  /* which therefore were not computed */
+    _Atomic uint64_t blocks;  /* that can be found now, in use or idle */
+    _Atomic uint64_t evicted; /* blocks that were given up */
+} mp_prefix_counters;
 struct mp_engine {
     const mp_engine_ops *ops;
+    const mp_prefix_counters *prefix; /* NULL: nothing is reused */
 };
 
 /* ---- loading: what the registry calls without knowing what a model is -------------------------------------------- */

@@ -1,18 +1,16 @@
 /* cores.c: see cores.h. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "registry/cores.h"
 
 #include <assert.h>
 #include <stdatomic.h>
-#include <sys/resource.h>
 
 #include "base/alloc.h"
 #include "base/cpu.h"
 #include "base/options.h"
 #include "base/trace.h"
 #include "registry/shared.h"
+
+enum { LOOK_NS = 20 * 1000 * 1000 }; /* how often one that waits for lanes asks whether it still wants them */
 
 /* One that waits for lanes, on its own stack. */
 typedef struct lane_waiter {
@@ -124,7 +122,7 @@ static int grant(mp_cores *cores, int want) {
     int granted = want < share ? want : share;
     if (granted < 1)
         granted = 1;
-    if (granted > left)
+    if (granted > left && !mp_seam_mutation(151)) /* more lanes than there are */
         granted = left;
     atomic_store_explicit(&cores->used, used + granted, memory_order_relaxed);
     return granted;
@@ -151,41 +149,72 @@ static void give_back(mp_cores *cores, int lanes) {
     while (cores->first && atomic_load_explicit(&cores->used, memory_order_relaxed) < cores->lanes) {
         lane_waiter *waiter = cores->first;
         cores->first = waiter->next;
-        if (!cores->first)
+        if (!cores->first && !mp_seam_mutation(152)) /* the next waits behind one that is gone */
             cores->last = NULL;
         atomic_fetch_sub_explicit(&cores->waiting, 1, memory_order_relaxed);
         waiter->granted = grant(cores, waiter->want);
         /* Under the lock: the waiter's storage is gone as soon as it sees `granted`. */
-        mp_cond_signal(&waiter->cond);
+        if (!mp_seam_mutation(153)) /* it has lanes and does not know */
+            mp_cond_signal(&waiter->cond);
+        if (mp_seam_mutation(154)) /* the others wait for the next return */
+            break;
     }
     mp_mutex_unlock(&cores->lock);
 }
 
-void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease) {
+/* Under the lock, which is given up meanwhile: lanes for one who waits, 0 when it gave up. */
+static int wait_for_lanes(mp_cores *cores, int want, bool (*give_up)(void *arg), void *arg) {
+    lane_waiter self = {.want = want}, **link;
+    mp_cond_init(&self.cond);
+    if (cores->last)
+        cores->last->next = &self;
+    else
+        cores->first = &self;
+    cores->last = &self;
+    atomic_fetch_add_explicit(&cores->waiting, 1, memory_order_relaxed);
+    bool over = false;
+    while (!self.granted && !over) {
+        mp_cond_wait(&self.cond, &cores->lock, give_up ? mp_sys_now_ns() + LOOK_NS : 0);
+        if (mp_seam_mutation(155)) /* any wake-up will do */
+            break;
+        if (self.granted || !give_up)
+            continue;
+        mp_mutex_unlock(&cores->lock);
+        over = give_up(arg);
+        mp_mutex_lock(&cores->lock);
+    }
+    if (!self.granted && over) {
+        lane_waiter *before = NULL;
+        for (link = &cores->first; *link != &self; link = &(*link)->next)
+            before = *link;
+        *link = self.next;
+        if (cores->last == &self)
+            cores->last = before;
+        atomic_fetch_sub_explicit(&cores->waiting, 1, memory_order_relaxed);
+    }
+    mp_cond_deinit(&self.cond);
+    return self.granted;
+}
+
+bool mp_cores_lease(mp_cores *cores, int want, mp_lease *lease, bool (*give_up)(void *arg), void *arg) {
     if (want > cores->lanes)
         want = cores->lanes;
     mp_mutex_lock(&cores->lock);
     int granted = cores->first ? 0 : grant(cores, want);
+    if (!granted)
+        granted = wait_for_lanes(cores, want, give_up, arg);
     if (!granted) {
-        lane_waiter self = {.want = want};
-        mp_cond_init(&self.cond);
-        if (cores->last)
-            cores->last->next = &self;
-        else
-            cores->first = &self;
-        cores->last = &self;
-        atomic_fetch_add_explicit(&cores->waiting, 1, memory_order_relaxed);
-        while (!self.granted)
-            mp_cond_wait(&self.cond, &cores->lock, 0);
-        mp_cond_deinit(&self.cond);
-        granted = self.granted;
+        mp_mutex_unlock(&cores->lock);
+        return false;
     }
     mp_team *team = team_for(cores, granted);
     mp_mutex_unlock(&cores->lock);
 
     mp_team_lease(team, granted, lease);
     /* Without a team (the system refused threads) the lease is one lane. */
-    give_back(cores, granted - lease->lanes);
+    if (!mp_seam_mutation(156)) /* lanes without a thread are lost */
+        give_back(cores, granted - lease->lanes);
+    return true;
 }
 
 void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited) {
@@ -193,6 +222,8 @@ void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited) {
     mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
     if (!forfeited) {
         give_back(cores, lanes);
+        if (mp_seam_mutation(157) && mp_cores_leased(cores) >= lanes) /* given back twice */
+            give_back(cores, lanes);
         return;
     }
     mp_mutex_lock(&cores->lock);
@@ -212,22 +243,17 @@ void mp_cores_forfeit(mp_cores *cores, int lanes) {
 /* How often the system took the CPU away from this thread, looked at most every 10 ms: a machine that is busy with
  * others' work is not ours to spin on. */
 static bool is_crowded(void) {
-#if defined(RUSAGE_THREAD)
     enum { EVERY_NS = 10 * 1000 * 1000, PER_SECOND = 100 };
-    static _Thread_local uint64_t looked_ns;
-    static _Thread_local long switches;
+    static _Thread_local uint64_t looked_ns, switches;
     static _Thread_local bool crowded;
     uint64_t now = mp_sys_now_ns(), passed = now - looked_ns;
-    struct rusage usage;
-    if (passed >= EVERY_NS && getrusage(RUSAGE_THREAD, &usage) == 0) {
-        crowded = looked_ns && (double)(usage.ru_nivcsw - switches) > PER_SECOND * 1e-9 * (double)passed;
+    if (passed >= EVERY_NS) {
+        uint64_t taken = mp_sys_taken_away();
+        crowded = looked_ns && (double)(taken - switches) > PER_SECOND * 1e-9 * (double)passed;
         looked_ns = now;
-        switches = usage.ru_nivcsw;
+        switches = taken;
     }
     return crowded;
-#else
-    return false;
-#endif
 }
 
 static bool lanes_left(void *arg) {

@@ -28,8 +28,9 @@ void mp_cores_leave(mp_cores *cores);
 /* Others have work too, or wait for lanes. */
 bool mp_cores_contended(mp_cores *cores);
 /* Lease up to `want` lanes, at least 1 and no more than the caller's share; waits, first come first served, while all
- * are taken. The caller holds no lock and no other lease. */
-void mp_cores_lease(mp_cores *cores, int want, mp_lease *lease);
+ * are taken, until give_up(arg) (asked every 20 ms, no lock held; NULL: never). False: it was given up, and nothing is
+ * leased. The caller holds no lock and no other lease. */
+bool mp_cores_lease(mp_cores *cores, int want, mp_lease *lease, bool (*give_up)(void *arg), void *arg);
 /* forfeited: its lanes were taken away by mp_cores_forfeit. */
 void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited);
 /* Take the lanes of a lease from a holder that may never return it: others get them from now on. */

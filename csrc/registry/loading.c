@@ -43,7 +43,11 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     if (atomic_load_explicit(&services->resident, memory_order_relaxed) > 1)
         lanes = (lanes + 1) / 2;
     stage_untimed(worker, "waiting for a CPU");
-    mp_worker_lease(worker, lanes);
+    if (!mp_worker_lease(worker, lanes)) {
+        mp_free(resident);
+        mp_guard_release(&guard);
+        return mp_fail(error, MP_CANCELLED, "%s: loading was called off while it waited for a CPU", entry->key);
+    }
     mp_progress_set(&worker->progress, "loading", 0);
     uint64_t began_ns = mp_sys_now_ns();
     mp_status status = loader.ops->load(loader.self, &worker->lease, budget, &worker->progress, &model, error);

@@ -29,10 +29,16 @@ static void watch(void *arg) {
             mp_cond_wait(&self->changed, &self->lock, next == NEVER ? 0 : next);
             continue;
         }
-        atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst);
+        bool late = mp_seam_mutation(141); /* what is announced during the sweep is forgotten */
+        if (!late)
+            atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst);
         mp_mutex_unlock(&self->lock);
         uint64_t again = self->sweep(self->arg, now);
         mp_mutex_lock(&self->lock);
+        if (late)
+            atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst);
+        if (mp_seam_mutation(142)) /* the same, from the other side */
+            atomic_store_explicit(&self->next_ns, again, memory_order_seq_cst);
         if (again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))
             atomic_store_explicit(&self->next_ns, again, memory_order_seq_cst);
     }
@@ -42,6 +48,7 @@ static void watch(void *arg) {
 }
 
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns) {
+    mp_seam_point();
     /* The common case takes no lock. Nothing is lost: whoever announces has made its call visible under an entry's lock
      * before, and a sweep that raises next_ns looks at every entry after raising it. */
     if (atomic_load_explicit(&maintenance->next_ns, memory_order_seq_cst) <= when_ns)
@@ -51,9 +58,9 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     if (when_ns < atomic_load_explicit(&maintenance->next_ns, memory_order_relaxed)) {
         atomic_store_explicit(&maintenance->next_ns, when_ns, memory_order_seq_cst);
         start = !maintenance->running && !maintenance->quit && !maintenance->refused;
-        if (start)
+        if (start && !mp_seam_mutation(143)) /* two threads may be started */
             maintenance->running = true;
-        else if (maintenance->running)
+        else if (maintenance->running && !mp_seam_mutation(144)) /* it sleeps on */
             mp_cond_broadcast(&maintenance->changed);
     }
     mp_mutex_unlock(&maintenance->lock);
@@ -65,7 +72,8 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     /* Workers look at the deadlines of running calls between steps all the same. */
     mp_log(MP_LOG_WARNING, "Deadlines of waiting calls are checked late: %s", error.message);
     mp_mutex_lock(&maintenance->lock);
-    maintenance->running = false;
+    if (!mp_seam_mutation(145)) /* stop waits for a thread that was refused */
+        maintenance->running = false;
     maintenance->refused = true;
     mp_cond_broadcast(&maintenance->changed);
     mp_mutex_unlock(&maintenance->lock);
@@ -74,7 +82,8 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
 void mp_maintenance_stop(mp_maintenance *maintenance) {
     mp_mutex_lock(&maintenance->lock);
     maintenance->quit = true;
-    mp_cond_broadcast(&maintenance->changed);
+    if (!mp_seam_mutation(146)) /* the thread is not told to stop */
+        mp_cond_broadcast(&maintenance->changed);
     while (maintenance->running)
         mp_cond_wait(&maintenance->changed, &maintenance->lock, 0);
     mp_mutex_unlock(&maintenance->lock);

@@ -454,7 +454,8 @@ static bool step(mp_worker *w) {
     w->engine->ops->plan(w->engine, w->order, n, budget_ns, &w->plan);
     assert(w->plan.count > 0 && w->plan.count <= n);
 
-    mp_worker_lease(w, w->plan.lanes);
+    if (!mp_worker_lease(w, w->plan.lanes))
+        return true; /* who is cancelled is ended first */
     uint64_t began_ns = mp_sys_now_ns();
     bool live = enter_step(w, began_ns);
     if (live) {

@@ -120,13 +120,24 @@ void mp_worker_ring(mp_worker *worker) {
 
 /* --- lanes --- */
 
-void mp_worker_lease(mp_worker *worker, int want) {
+/* What was planned is not what is wanted any more. */
+static bool has_changed_its_mind(void *arg) {
+    mp_worker *worker = arg;
+    for (int i = 0; i < worker->active_count; i++)
+        if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire))
+            return true;
+    return !worker->engine && atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
+}
+
+bool mp_worker_lease(mp_worker *worker, int want) {
     mp_entry *entry = worker->entry;
-    mp_cores_lease(entry->services->cores_seen, want, &worker->lease);
+    if (!mp_cores_lease(entry->services->cores_seen, want, &worker->lease, has_changed_its_mind, worker))
+        return false;
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);
     worker->lanes = worker->lease.lanes;
     mp_mutex_unlock(&entry->lock);
+    return true;
 }
 
 void mp_worker_return_lanes(mp_worker *worker) {

@@ -105,8 +105,9 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker, mp_error *error)
 void mp_worker_destroy(mp_worker *worker);
 void mp_worker_run(void *worker); /* the job; frees the worker at its end */
 
-/* By the worker, no lock held: lanes for a step or a load, and back. */
-void mp_worker_lease(mp_worker *worker, int want);
+/* By the worker, no lock held: lanes for a step or a load, and back. False: one of its calls was cancelled, or the load
+ * called off, while it waited; it has none. */
+bool mp_worker_lease(mp_worker *worker, int want);
 void mp_worker_return_lanes(mp_worker *worker);
 /* It has work, and shares the lanes with others that have. */
 void mp_worker_set_runnable(mp_worker *worker, bool runnable);

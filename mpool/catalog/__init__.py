@@ -11,15 +11,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .catalogue import Catalogue, Row, nearest, unknown
-    from .catalogue import load as load_catalogue
-    from .describing import describe, describe_resolved, is_offline, resolve, verify
-    from .references import HubRef, KeyRef, LocalRef, PipRef
-    from .references import parse as parse_reference
-    from .sources import Resolved
-    from .spec import (EmbeddingSettings, GenerationSettings, ModelDescription, ModelSpec, TensorEntry, TokenizerSource,
-                       TokenTable)
-    from .store import cache_dir
+    from .catalogue import Catalogue as Catalogue
+    from .catalogue import Row as Row
+    from .catalogue import nearest as nearest
+    from .catalogue import unknown as unknown
+    from .describing import describe as describe
+    from .describing import describe_resolved as describe_resolved
+    from .describing import is_offline as is_offline
+    from .describing import resolve as resolve
+    from .describing import verify as verify
+    from .references import HubRef as HubRef
+    from .references import KeyRef as KeyRef
+    from .references import LocalRef as LocalRef
+    from .references import PipRef as PipRef
+    from .references import parse as _parse
+    from .sources import Resolved as Resolved
+    from .spec import EmbeddingSettings as EmbeddingSettings
+    from .spec import GenerationSettings as GenerationSettings
+    from .spec import ModelDescription as ModelDescription
+    from .spec import ModelSpec as ModelSpec
+    from .spec import TensorEntry as TensorEntry
+    from .spec import TokenizerSource as TokenizerSource
+    from .spec import TokenTable as TokenTable
+    from .store import cache_dir as cache_dir
+
+    def load_catalogue() -> Catalogue: ...
+
+    parse_reference = _parse
 
 #: Name -> (module, name in it).
 _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names in {

@@ -6,6 +6,7 @@ Each getter either returns a value of the type it promises, within the range it 
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any, Iterator, Mapping, NoReturn, Sequence
 
@@ -59,7 +60,8 @@ class Fields:
             return default, True
         return value, False
 
-    def int(self, key: str, default: Any = REQUIRED, *, low: int = -(1 << 63), high: int = (1 << 63) - 1) -> Any:
+    def int(self, key: builtins.str, default: Any = REQUIRED, *, low: builtins.int = -(1 << 63),
+            high: builtins.int = (1 << 63) - 1) -> Any:
         """An integer from ``low`` to ``high`` (a boolean or ``1.0`` is not one), or ``default``."""
         allowed = f"an integer from {low} to {high}"
         value, absent = self._pick(key, default, allowed)
@@ -69,7 +71,7 @@ class Fields:
             self.fail(key, describe(value), allowed)
         return value
 
-    def number(self, key: str, default: Any = REQUIRED, *, above: float | None = None) -> Any:
+    def number(self, key: builtins.str, default: Any = REQUIRED, *, above: float | None = None) -> Any:
         """A finite number greater than ``above``, as a float, or ``default``."""
         allowed = "a finite number" if above is None else f"a finite number above {above:g}"
         value, absent = self._pick(key, default, allowed)
@@ -79,15 +81,15 @@ class Fields:
             self.fail(key, describe(value), allowed)
         return float(value)
 
-    def bool(self, key: str, default: Any = REQUIRED) -> Any:
+    def bool(self, key: builtins.str, default: Any = REQUIRED) -> Any:
         """``true`` or ``false``, or ``default``."""
         value, absent = self._pick(key, default, "true or false")
         if not absent and type(value) is not bool:
             self.fail(key, describe(value), "true or false")
         return value
 
-    def str(self, key: str, default: Any = REQUIRED, *, choices: Sequence[str] | None = None,
-            limit: int = 4096) -> Any:
+    def str(self, key: builtins.str, default: Any = REQUIRED, *, choices: Sequence[builtins.str] | None = None,
+            limit: builtins.int = 4096) -> Any:
         """Text of at most ``limit`` characters, one of ``choices`` if given, or ``default``."""
         allowed = "text" if choices is None else "one of " + ", ".join(choices)
         value, absent = self._pick(key, default, allowed)
@@ -99,7 +101,8 @@ class Fields:
             self.fail(key, f"{len(value)} characters", f"at most {limit}")
         return value
 
-    def list(self, key: str, default: Any = REQUIRED, *, of: type | None = None, limit: int = 1 << 20) -> Any:
+    def list(self, key: builtins.str, default: Any = REQUIRED, *, of: type | None = None,
+             limit: builtins.int = 1 << 20) -> Any:
         """A list of at most ``limit`` values, all of type ``of`` if given, or ``default``."""
         value, absent = self._pick(key, default, "a list")
         if absent:
@@ -114,14 +117,14 @@ class Fields:
                     self.fail(f"{key}[{i}]", describe(item), _NAMES.get(of, of.__name__))
         return value
 
-    def section(self, key: str, default: Any = REQUIRED) -> Any:
+    def section(self, key: builtins.str, default: Any = REQUIRED) -> Any:
         """An object, as :class:`Fields` of its own, or ``default``."""
         value, absent = self._pick(key, default, "an object")
         if absent:
             return value
         return Fields.of(value, file=self.file, at=self.name(key))
 
-    def only(self, allowed: Sequence[str] | set[str] | frozenset[str]) -> None:
+    def only(self, allowed: Sequence[builtins.str] | set[builtins.str] | frozenset[builtins.str]) -> None:
         """Refuses any key that is not in ``allowed``."""
         for key in self.values:
             if key not in allowed:

@@ -154,13 +154,14 @@ def read_decoder(config: Fields, row: Architecture) -> tuple[dict[str, Value], b
     """Hyper-parameters of a decoder, and whether its output layer is its embedding."""
     a = row.name
     kv, used = _sizes(config, row)
-    heads = kv[f"{a}.attention.head_count"]
+    heads, hidden = kv[f"{a}.attention.head_count"], kv[f"{a}.embedding_length"]
+    assert isinstance(heads, int) and isinstance(hidden, int)
     kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", heads, low=1)
     kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-6, above=0.0)
     head_dim = config.int("head_dim", None, low=1, high=architectures.MAX_WIDTH)
     if head_dim is not None:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
-    kv[f"{a}.rope.dimension_count"] = head_dim or kv[f"{a}.embedding_length"] // heads
+    kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
     _rope(config, kv, a)
     _sliding_window(config, kv, row)
     kv["mpool.rope_neox"] = True

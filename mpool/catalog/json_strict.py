@@ -8,8 +8,8 @@ byte where it stands. Whatever is accepted, ``json.loads`` reads the same way (h
 from __future__ import annotations
 
 import re
-from json.decoder import JSONDecodeError, scanstring
-from typing import Any, NoReturn
+from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
+from typing import Any, Callable, NoReturn
 
 from ..errors import FormatError
 
@@ -23,10 +23,11 @@ MAX_NUMBER_LENGTH = 48
 MIN_INT = -(1 << 63)
 MAX_INT = (1 << 64) - 1
 
-_SPACE = re.compile(r"[ \t\n\r]*").match
+# these two match the empty text too: there always is a match
+_SPACE: Callable[..., re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
+_NUMBER_LIKE: Callable[..., re.Match[str]] = re.compile(r"[-+.0-9A-Za-z]*").match  # type: ignore[assignment]
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?").match
 _PLAIN_INT = re.compile(r"(?:0|[1-9][0-9]{0,17})(?=[,\]}])").match
-_NUMBER_LIKE = re.compile(r"[-+.0-9A-Za-z]*").match
 _BLANK = frozenset(" \t\n\r")
 _SURROGATE = re.compile("[\ud800-\udfff]").search
 _LITERALS: dict[str, tuple[str, Any]] = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
@@ -143,7 +144,7 @@ class _Parser:
             while True:
                 if not stack:
                     return value, at
-                container = stack[-1]
+                container: Any = stack[-1]
                 is_list = isinstance(container, list)
                 if is_list:
                     container.append(value)

@@ -84,9 +84,9 @@ class _Reader:
         table = json_strict.loads(text, file=self.path, offset=8, max_bytes=MAX_HEADER, max_depth=_HEADER_DEPTH)
         assert isinstance(table, dict)
         metadata = self.metadata(table.pop("__metadata__", {}))
-        start = 8 + length
-        entries = [self.entry(name, value, file_index, start) for name, value in table.items()]
-        return Header(self.tiled(entries, start, size), metadata)
+        data = 8 + length
+        entries = [self.entry(name, value, file_index, data) for name, value in table.items()]
+        return Header(self.tiled(entries, data, size), metadata)
 
     def metadata(self, value: Any) -> dict[str, str]:
         if not isinstance(value, dict):

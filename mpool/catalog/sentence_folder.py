@@ -336,6 +336,6 @@ def max_tokens(found: Sentence, tokenizer: Mapping[str, Any], positions: int) ->
     """Longest input in tokens: the folder's own limit, else the tokenizer's; never more than there are positions."""
     limit = found.max_seq_length
     if limit is None:
-        value = tokenizer.get("model_max_length")
+        value: Any = tokenizer.get("model_max_length")
         limit = int(value) if type(value) in (int, float) and value >= 1 else positions
     return min(limit, positions)

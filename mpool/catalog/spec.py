@@ -9,7 +9,10 @@ names, whatever the file format was, so that the core knows one naming only
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: A value of the key-value table: a scalar or a flat list of one kind.
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
@@ -42,7 +45,7 @@ class TokenTable:
     """
 
     data: bytes
-    offsets: Sequence[int]
+    offsets: Sequence[int] | np.ndarray  # int64
     control: bytes
     eog: tuple[int, ...] = ()
 

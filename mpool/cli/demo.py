@@ -82,7 +82,7 @@ def _fetch(name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any
             "bytes": size_of(found), "revision": found.revision}
 
 
-def _load(pool: Pool, name: str, compute: str, facts: dict[str, Any], tell: Any) -> Model:
+def _load(pool: Pool, name: str, compute: Any, facts: dict[str, Any], tell: Any) -> Model:
     start = time.monotonic()
     model = pool.load(name, compute=compute)
     facts["load_seconds"] = round(time.monotonic() - start, 4)

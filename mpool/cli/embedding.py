@@ -9,7 +9,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from .common import make_pool
 
@@ -160,6 +160,7 @@ class _ArrayWriter:
     def _header(self) -> None:
         from numpy.lib import format as npy
 
+        assert self.dtype is not None
         npy.write_array_header_1_0(self.file, {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False,
                                                "shape": (self.count, self.width)})
 
@@ -168,11 +169,11 @@ class _ArrayWriter:
 def _opened(path: str | None) -> Iterator[IO[bytes]]:
     """Standard output, or a file that appears complete or not at all."""
     if path is None or path == "-":
-        yield _Forward(sys.stdout.buffer)
+        yield cast("IO[bytes]", _Forward(sys.stdout.buffer))
         return
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
         with open(path, "wb") as file:  # a pipe or a device has no second name
-            yield _Forward(file)
+            yield cast("IO[bytes]", _Forward(file))
         return
     part = f"{path}.part"
     try:

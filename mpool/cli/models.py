@@ -86,7 +86,7 @@ def _local(key: str) -> Resolved | None:
 
 
 def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, Any]:
-    refs = [str(ref) for ref in row.refs] or [str(part.ref) for part in row.joined.parts if row.joined]
+    refs = [str(ref) for ref in row.refs] or [str(part.ref) for part in (row.joined.parts if row.joined else ())]
     return {"key": row.key, "capability": row.capability, "default": default, "refs": refs, "origin": row.origin,
             "license": row.license, "parameters": row.parameters,
             "est_memory_allocation_mb": row.est_memory_allocation_mb, "path": here.path if here else None,

@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpool.text.chat import ChatPrompt, ChatTemplate
-    from mpool.text.tokenizer import Packed, Tokenizer
+    from mpool.text.chat import ChatPrompt as ChatPrompt
+    from mpool.text.chat import ChatTemplate as ChatTemplate
+    from mpool.text.tokenizer import Packed as Packed
+    from mpool.text.tokenizer import Tokenizer as Tokenizer
 
 _HOME = {"Tokenizer": "tokenizer", "Packed": "tokenizer", "ChatTemplate": "chat", "ChatPrompt": "chat"}
 

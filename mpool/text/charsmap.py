@@ -98,7 +98,7 @@ class CharsMap:
         return length, self._strings[value:self._strings.index(b"\0", value)]
 
 
-class _Singles(dict):
+class _Singles(dict[int, "int | str"]):
     """Table for ``str.translate`` that fills itself as characters appear."""
 
     def __init__(self, charsmap: CharsMap) -> None:

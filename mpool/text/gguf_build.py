@@ -77,7 +77,7 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
         except Exception:
             raise _bad_merge(vocab, merges, error) from None
     tokenizer = Tokenizer(model)
-    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     if pre.byte_level:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     else:

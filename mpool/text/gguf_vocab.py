@@ -163,7 +163,7 @@ class GGUFVocab:
             return None
         if not isinstance(value, (list, tuple, np.ndarray)) or (isinstance(value, np.ndarray) and value.ndim != 1):
             raise self._bad(key, _kind_of(value), f"an array of {of}")
-        return value
+        return value  # type: ignore[return-value]
 
     def _read_tokens(self) -> None:
         raw = self._array("tokens", "strings")

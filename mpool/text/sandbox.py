@@ -40,7 +40,7 @@ _MAX_INT_BITS = 4096
 _MAX_ROWS = 100_000
 
 _SCALARS = (int, float, bool, type(None))
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS = (str, list, tuple, dict, range, *_VIEWS)
 
 
@@ -206,12 +206,13 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                         "cycler": jinja2.utils.Cycler, "joiner": jinja2.utils.Joiner,
                         "raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self._functions = tuple(self.globals.values())
-        builtin = jinja2.defaults.DEFAULT_FILTERS
+        builtin: dict[str, Any] = jinja2.defaults.DEFAULT_FILTERS  # type: ignore[attr-defined]
+        tests: dict[str, Any] = jinja2.defaults.DEFAULT_TESTS  # type: ignore[attr-defined]
         self.filters = {name: self._counted(builtin[name], deep=name in _DEEP_FILTERS, check=_FILTER_CHECKS.get(name))
                         for name in (*_DEEP_FILTERS, *_SHALLOW_FILTERS)}
         self.filters["tojson"] = self._counted(_tojson, deep=True, check=None)
         self.tests = {name: self._counted(test, deep=True, check=None) if name in _COMPARISONS else test
-                      for name, test in jinja2.defaults.DEFAULT_TESTS.items()}
+                      for name, test in tests.items()}
 
     # Compiling
 
@@ -223,7 +224,8 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             jinja2.TemplateSyntaxError: it is not a template.
         """
         tree = self.parse(source)
-        count, pending = 0, [tree]
+        count = 0
+        pending: list[nodes.Node] = [tree]
         while pending:
             node = pending.pop()
             count += 1
@@ -285,7 +287,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self._counting(value)
         return value
 
-    def concat(self, parts: tuple[Any, ...]) -> str:
+    def concat(self, parts: Iterable[Any]) -> str:
         """The ``~`` operator."""
         return "".join([str(self._print(part)) for part in parts])
 
@@ -318,7 +320,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 pending.extend(item.keys())
                 pending.extend(item.values())
             elif isinstance(item, (list, tuple, *_VIEWS)):
-                pending.extend(item)
+                pending.extend(item)  # type: ignore[arg-type]
             elif isinstance(item, range):
                 step(len(item))
             elif type(item) not in _SCALARS and not isinstance(item, jinja2.Undefined):
@@ -564,40 +566,43 @@ _COMPARISONS = ("eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", 
                 ">=", "in")
 
 
+_Args = tuple[Any, ...]
+
+
 # Checks before a method of str runs: (environment, budget, string, args, kwargs) -> args
 
-def _scan(environment: Environment, budget: Budget, target: str, args: tuple, kwargs: dict) -> tuple:
+def _scan(environment: Environment, budget: Budget, target: str, args: _Args, kwargs: dict[str, Any]) -> _Args:
     budget.step(1 + (len(target) >> 8))
     environment.weigh(args)
     return args
 
 
-def _copy(environment: Environment, budget: Budget, target: str, args: tuple, kwargs: dict) -> tuple:
+def _copy(environment: Environment, budget: Budget, target: str, args: _Args, kwargs: dict[str, Any]) -> _Args:
     budget.text(len(target))
     environment.weigh(args)
     return args
 
 
-def _pad(environment: Environment, budget: Budget, target: str, args: tuple, kwargs: dict) -> tuple:
+def _pad(environment: Environment, budget: Budget, target: str, args: _Args, kwargs: dict[str, Any]) -> _Args:
     if args and isinstance(args[0], int):
         budget.text(max(args[0], 0))
     return args
 
 
-def _tabs(environment: Environment, budget: Budget, target: str, args: tuple, kwargs: dict) -> tuple:
+def _tabs(environment: Environment, budget: Budget, target: str, args: _Args, kwargs: dict[str, Any]) -> _Args:
     size = args[0] if args else kwargs.get("tabsize", 8)
     if isinstance(size, int):
         budget.text(len(target) + target.count("\t") * max(size, 0))
     return args
 
 
-def _substitute(environment: Environment, budget: Budget, target: str, args: tuple, kwargs: dict) -> tuple:
+def _substitute(environment: Environment, budget: Budget, target: str, args: _Args, kwargs: dict[str, Any]) -> _Args:
     if len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
         _check_replace(environment, budget, target, args[0], args[1])
     return args
 
 
-def _concatenate(environment: Environment, budget: Budget, target: str, args: tuple, kwargs: dict) -> tuple:
+def _concatenate(environment: Environment, budget: Budget, target: str, args: _Args, kwargs: dict[str, Any]) -> _Args:
     if len(args) == 1 and isinstance(args[0], Iterable):
         parts = list(environment._counting(iter(args[0])))
         budget.text(sum(len(part) for part in parts if isinstance(part, str)) + len(parts) * len(target))
@@ -605,7 +610,7 @@ def _concatenate(environment: Environment, budget: Budget, target: str, args: tu
     return args
 
 
-_STR_METHODS: dict[str, Callable[..., tuple]] = {
+_STR_METHODS: dict[str, Callable[..., _Args]] = {
     **dict.fromkeys(("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "isalnum", "isalpha",
                      "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable",
                      "isspace", "istitle", "isupper"), _scan),

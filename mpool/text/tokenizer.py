@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -185,6 +185,7 @@ class Tokenizer:
                     bodies[at] = body[len(body) - room:] if self._truncate_left else body[:room]
         offsets = np.zeros(len(bodies) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies)) + around, out=offsets[1:])
+        pieces: Iterator[Sequence[int]]
         if around:
             pieces = chain.from_iterable((prefix, body, suffix) for body in bodies)
         else:

@@ -47,6 +47,10 @@ class Variant:
     """Compile ``csrc/python`` too (never linked: it needs an interpreter)."""
     wrapper: list[str] = field(default_factory=list)
     """What the runner is started with."""
+    core: list[str] | None = None
+    """Only files of ``csrc`` that start so."""
+    tests: list[str] | None = None
+    """Only ``tests/c/test_<name>*.c``, unless others are asked for."""
 
 
 VARIANTS: dict[str, Variant] = {
@@ -57,6 +61,9 @@ VARIANTS: dict[str, Variant] = {
                             "-fno-omit-frame-pointer"]),
     # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
     "tsan": Variant("gcc", ["-O1", "-g", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"]),
+    # The registry and what it stands on, with threads as fibres (tests/c/sim.h).
+    "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
+                   core=["base/", "registry/", "models/capability.c"], tests=["sim"]),
     "clang": Variant("clang", ["-O1", "-DNDEBUG"], link=False, binding=True),
     "clang-debug": Variant("clang", ["-O1", "-g", "-DMP_SEAM"], link=False),
 }
@@ -163,7 +170,9 @@ def _build_locked(variant: Variant, compiler: str, flags: list[str], folder: Pat
             old.unlink()
         stamp_file.write_text(stamp)
 
-    core, chosen = sources(rooms, tests)
+    core, chosen = sources(rooms, tests if tests is not None else variant.tests)
+    if variant.core is not None:
+        core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]
     work: list[tuple[list[str], Path, Path]] = []
     for source in (*core, *chosen):
         work.append(([compiler, *flags], source, folder / source.relative_to(ROOT).with_suffix(".o")))

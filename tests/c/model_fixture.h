@@ -189,4 +189,75 @@ static inline void tiny_unload(tiny_model *tiny) {
     MP_CHECK_INT(tiny->budget.used, 0);
 }
 
+/* ---- calls of a decoder ------------------------------------------------------------------------------------------ */
+
+typedef struct tiny_job {
+    mp_text_call *call;
+    mp_item item;
+    bool admitted, done;
+} tiny_job;
+
+static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp_text_args *args, uint32_t tenant) {
+    mp_error error;
+    uint64_t cost;
+    *job = (tiny_job){0};
+    MP_CHECK_OK(mp_text_call_create(args, &job->call, &error), &error);
+    job->item.call = &job->call->base;
+    job->item.tenant = tenant;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
+}
+
+static inline uint64_t tiny_hash_bytes(uint64_t hash, const void *data, size_t bytes) { /* FNV-1a */
+    const uint8_t *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 1099511628211u;
+    return hash;
+}
+
+/* Of all that a finished call gives: tokens, log probabilities, alternatives, logits of the prompt. */
+static inline uint64_t tiny_job_hash(const tiny_job *job) {
+    const mp_text_call *call = job->call;
+    size_t answer = (size_t)call->sampling.max_tokens, tops = answer * (size_t)call->sampling.logprobs;
+    uint64_t hash = 14695981039346656037u;
+    if (call->want_prompt_logits)
+        hash = tiny_hash_bytes(hash, call->prompt_logits, (size_t)call->n_prompt * TINY_VOCAB * sizeof(float));
+    for (int c = 0; c < call->n_choices; c++) {
+        const mp_choice *choice = &call->choices[c];
+        MP_CHECK_INT(choice->token_count, answer);
+        MP_CHECK_INT(choice->finish, MP_FINISH_LENGTH);
+        MP_CHECK_INT(choice->text_bytes, answer);
+        for (size_t t = 0; t < answer; t++) {
+            hash = tiny_hash_bytes(hash, &choice->tokens[t].id, sizeof(int32_t));
+            hash = tiny_hash_bytes(hash, &choice->tokens[t].logprob, sizeof(float));
+        }
+        hash = tiny_hash_bytes(hash, choice->top_ids, tops * sizeof(int32_t));
+        hash = tiny_hash_bytes(hash, choice->top_logprobs, tops * sizeof(float));
+    }
+    return hash;
+}
+
+static inline void tiny_job_admit(tiny_model *tiny, tiny_job *job) {
+    mp_error error;
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &job->item, &error), &error);
+    job->admitted = true;
+}
+
+/* One step of one job; it is retired when that ends it. */
+static inline mp_outcome tiny_job_step(tiny_model *tiny, tiny_job *job, int amount) {
+    mp_plan plan = {.count = 1, .items = {&job->item}, .amount = {(uint32_t)amount}};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    if (outcomes[0] == MP_OUTCOME_DONE) {
+        job->done = true;
+        tiny->engine->ops->retire(tiny->engine, &job->item);
+    }
+    return outcomes[0];
+}
+
+static inline void tiny_job_finish(tiny_model *tiny, tiny_job *job) {
+    while (tiny_job_step(tiny, job, 512) == MP_OUTCOME_MORE) {
+    }
+    MP_CHECK(job->done);
+}
+
 #endif

@@ -1,71 +1,44 @@
 /* The numeric contract, stated once: however a prompt is cut, whoever shares the step, however many lanes work,
- * whatever is preempted, the tokens and every logit are the same bits. */
+ * whatever is preempted, whatever was found in the cache, the tokens and every logit are the same bits. */
 #include "model_fixture.h"
 
-enum { ITEMS = 4, ANSWER = 12 };
+enum { LOGITS = 4, ITEMS = 10, ANSWER = 12 };
 
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) { /* FNV-1a */
-    const uint8_t *at = data;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ at[i]) * 1099511628211u;
-    return hash;
-}
+static const struct {
+    int length, shared; /* tokens of the prompt; how many of them are the start of everybody's */
+    uint32_t tenant;
+    int n;
+    bool logits; /* of the whole prompt: nothing can be skipped */
+} rows[ITEMS] = {
+    {1, 0, 0, 1, true},       {70, 0, 0, 3, true},      {200, 0, 0, 1, true},     {33, 0, 0, 1, true},
+    {200, 192, 0, 1, false},  {200, 192, 0, 2, false},  {190, 100, 0, 1, false},  {192, 192, 0, 1, false},
+    {200, 192, 1, 1, false},  {150, 150, 0, 1, true},
+};
 
-typedef struct job {
-    mp_text_call *call;
-    mp_item item;
-    bool admitted, done;
-} job;
-
-static void make_job(const tiny_model *tiny, job *job, int index) {
-    static const int lengths[ITEMS] = {1, 70, 200, 33};
-    mp_error error;
-    mp_test_random random = {100 + (uint64_t)index};
+static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
+    mp_test_random everybody = {99}, own = {100 + (uint64_t)index};
     int32_t prompt[256];
-    for (int i = 0; i < lengths[index]; i++)
-        prompt[i] = (int32_t)(mp_test_random_u64(&random) % TINY_VOCAB);
+    for (int i = 0; i < rows[index].length; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(i < rows[index].shared ? &everybody : &own) % TINY_VOCAB);
     mp_text_args args = {
-        .n_prompt = lengths[index],
+        .n_prompt = rows[index].length,
         .prompt = prompt,
-        .n_choices = index == 1 ? 3 : 1,
-        .want_prompt_logits = true,
+        .n_choices = rows[index].n,
+        .want_prompt_logits = rows[index].logits,
         .sampling = {.temperature = index % 2 ? 0.9f : 0, .top_k = index == 3 ? 40 : 0, .top_p = index == 1 ? 0.95f : 1,
-                     .repetition_penalty = index == 3 ? 1.2f : 1, .seed = 7, .max_tokens = ANSWER, .logprobs = 2,
+                     .repetition_penalty = index == 3 ? 1.2f : 1, .seed = 7, .max_tokens = ANSWER, .logprobs = 9,
                      .ignore_eos = true},
     };
-    *job = (struct job){0};
-    MP_CHECK_OK(mp_text_call_create(&args, &job->call, &error), &error);
-    uint64_t cost;
-    job->item.call = &job->call->base;
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
+    tiny_job_make(tiny, job, &args, rows[index].tenant);
 }
 
-static uint64_t hash_job(const job *job) {
-    const mp_text_call *call = job->call;
-    uint64_t hash = 14695981039346656037u;
-    hash = hash_bytes(hash, call->prompt_logits, (size_t)call->n_prompt * TINY_VOCAB * sizeof(float));
-    for (int c = 0; c < call->n_choices; c++) {
-        const mp_choice *choice = &call->choices[c];
-        MP_CHECK_INT(choice->token_count, ANSWER);
-        MP_CHECK_INT(choice->finish, MP_FINISH_LENGTH);
-        MP_CHECK_INT(choice->text_bytes, ANSWER);
-        for (int t = 0; t < ANSWER; t++) {
-            hash = hash_bytes(hash, &choice->tokens[t].id, sizeof(int32_t));
-            hash = hash_bytes(hash, &choice->tokens[t].logprob, sizeof(float));
-        }
-        hash = hash_bytes(hash, choice->top_ids, 2 * ANSWER * sizeof(int32_t));
-        hash = hash_bytes(hash, choice->top_logprobs, 2 * ANSWER * sizeof(float));
-    }
-    return hash;
-}
-
-/* Alone, each in one go: the reference. */
+/* Alone, each in one go, nothing cached: the reference. */
 static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     for (int i = 0; i < ITEMS; i++) {
-        mp_error error;
-        job job;
+        tiny_job job;
+        tiny->engine->ops->trim(tiny->engine);
         make_job(tiny, &job, i);
-        MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &job.item, &error), &error);
+        tiny_job_admit(tiny, &job);
         mp_item *items[1] = {&job.item};
         mp_plan plan;
         mp_outcome outcomes[MP_PLAN_MAX];
@@ -75,17 +48,22 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
             tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
         } while (outcomes[0] == MP_OUTCOME_MORE);
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+        MP_CHECK_INT(job.call->cached_tokens, 0);
         tiny->engine->ops->retire(tiny->engine, &job.item);
-        hashes[i] = hash_job(&job);
+        hashes[i] = tiny_job_hash(&job);
         mp_call_destroy(&job.call->base);
     }
+    MP_CHECK_INT(tiny->engine->prefix->hits, 0);
 }
 
-/* All together under a seeded schedule: random amounts, random absences, random preemptions. */
+/* All together under a seeded schedule: random amounts, random absences, random preemptions, now and then an empty
+ * cache. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected) {
     mp_test_random random = {seed};
-    job jobs[ITEMS];
+    tiny_job jobs[ITEMS];
     mp_error error;
+    if (seed % 3 == 1)
+        tiny->engine->ops->trim(tiny->engine);
     for (int i = 0; i < ITEMS; i++)
         make_job(tiny, &jobs[i], i);
     for (int open = ITEMS; open > 0;) {
@@ -93,7 +71,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected)
         mp_outcome outcomes[MP_PLAN_MAX];
         int which[ITEMS];
         for (int i = 0; i < ITEMS; i++) {
-            job *job = &jobs[i];
+            tiny_job *job = &jobs[i];
             if (job->done || mp_test_random_u64(&random) % 3 == 0)
                 continue;
             if (!job->admitted) {
@@ -107,6 +85,8 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected)
             plan.items[plan.count] = &job->item;
             plan.amount[plan.count++] = 1 + (uint32_t)(mp_test_random_u64(&random) % 97);
         }
+        if (mp_test_random_u64(&random) % 23 == 0)
+            tiny->engine->ops->trim(tiny->engine);
         if (plan.count == 0)
             continue;
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
@@ -120,8 +100,10 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected)
             }
     }
     for (int i = 0; i < ITEMS; i++) {
-        if (hash_job(&jobs[i]) != expected[i])
+        if (tiny_job_hash(&jobs[i]) != expected[i])
             MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
+        if (rows[i].tenant == 1) /* nobody else's: what it found it had computed itself, in a run before */
+            MP_CHECK(seed % 3 != 1 || jobs[i].call->cached_tokens == 0);
         mp_call_destroy(&jobs[i].call->base);
     }
 }
@@ -136,6 +118,7 @@ static void check_contract(const mp_dtype *types, int count, mp_compute compute)
             MP_CHECK(memcmp(expected, again, sizeof expected) == 0);
         for (uint64_t seed = 1; seed <= 3; seed++)
             run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected);
+        MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->tokens >= 64);
         tiny_unload(&tiny);
     }
 }
@@ -186,7 +169,7 @@ MP_TEST_SECONDS(models_scratch_waits, 60) {
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 45), MP_COMPUTE_AUTO, 2);
     run_alone(&tiny, expected);
     tiny.engine->ops->trim(tiny.engine);
-    job jobs[2];
+    tiny_job jobs[2];
     mp_plan plan = {.count = 2, .amount = {200, 33}};
     for (int i = 0; i < 2; i++) {
         make_job(&tiny, &jobs[i], 2 + i);
@@ -208,7 +191,7 @@ MP_TEST_SECONDS(models_scratch_waits, 60) {
         } while (outcomes[0] == MP_OUTCOME_MORE);
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
         tiny.engine->ops->retire(tiny.engine, &jobs[i].item);
-        MP_CHECK(hash_job(&jobs[i]) == expected[2 + i]);
+        MP_CHECK(tiny_job_hash(&jobs[i]) == expected[2 + i]);
         mp_call_destroy(&jobs[i].call->base);
     }
     tiny_unload(&tiny);
@@ -221,7 +204,7 @@ MP_TEST(models_preempted_calls_can_be_abandoned) {
     mp_error error;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_AUTO, 1);
     uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST);
-    job job;
+    tiny_job job;
     make_job(&tiny, &job, 1);
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job.item, &error), &error);
     mp_plan plan = {.count = 1, .items = {&job.item}, .amount = {80}};
@@ -242,7 +225,7 @@ MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     tiny_model tiny;
     mp_error error;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 46), MP_COMPUTE_AUTO, 1);
-    job decoding, late;
+    tiny_job decoding, late;
     make_job(&tiny, &decoding, 0);
     make_job(&tiny, &late, 2);
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &decoding.item, &error), &error);
@@ -268,7 +251,7 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 44), MP_COMPUTE_AUTO, 1);
     run_alone(&tiny, expected);
     tiny.engine->ops->trim(tiny.engine);
-    job a, b;
+    tiny_job a, b;
     make_job(&tiny, &a, 2);
     make_job(&tiny, &b, 3);
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &a.item, &error), &error);
@@ -293,8 +276,8 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     } while (outcomes[0] == MP_OUTCOME_MORE);
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
     tiny.engine->ops->retire(tiny.engine, &a.item);
-    MP_CHECK(hash_job(&a) == expected[2]);
-    MP_CHECK(hash_job(&b) == expected[3]);
+    MP_CHECK(tiny_job_hash(&a) == expected[2]);
+    MP_CHECK(tiny_job_hash(&b) == expected[3]);
     mp_call_destroy(&a.call->base);
     mp_call_destroy(&b.call->base);
     tiny.budget.limit = UINT64_MAX;

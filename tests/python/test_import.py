@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,6 +64,17 @@ def test_every_error_is_public() -> None:
 def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'emebd'"):
         mpool.emebd  # noqa: B018
+
+
+def test_sources_without_the_core_say_what_to_do(tmp_path: Path) -> None:
+    """Python that is started in a clone finds the sources before what is installed."""
+    shutil.copytree(Path(mpool.__file__).parent, tmp_path / "mpool",
+                    ignore=shutil.ignore_patterns("*.so", "_libs", "__pycache__"))
+    done = subprocess.run([sys.executable, "-c", "import mpool; mpool.embed('A text.', 'all-MiniLM-L6-v2')"],
+                          capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / 'mpool'}: these are mpool's sources") and "pip install -e ." in last
 
 
 def test_version_is_that_of_the_project_and_of_the_core() -> None:

@@ -11,16 +11,31 @@ void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget)
     cache->block_bytes = (size_t)group->layers * (size_t)group->heads * (cache->k_bytes + cache->v_bytes);
 }
 
+static void drop_tables(mp_kv_cache *cache) {
+    mp_free(cache->memory);
+    mp_free(cache->references);
+    mp_free(cache->free_ids);
+    mp_free(cache->empty_ids);
+    cache->memory = NULL;
+    cache->references = cache->free_ids = cache->empty_ids = NULL;
+    cache->blocks = cache->free_count = cache->empty_count = cache->capacity = 0;
+}
+
 void mp_kv_deinit(mp_kv_cache *cache) {
     for (uint32_t i = 0; i < cache->blocks; i++)
         if (cache->memory[i]) {
             mp_free(cache->memory[i]);
             mp_budget_give(cache->budget, cache->block_bytes);
         }
-    mp_free(cache->memory);
-    mp_free(cache->references);
-    mp_free(cache->free_ids);
+    drop_tables(cache);
     *cache = (mp_kv_cache){0};
+}
+
+static bool grow_list(uint32_t **list, uint32_t capacity) {
+    uint32_t *grown = mp_realloc(*list, capacity * sizeof *grown, MP_TAG_KV);
+    if (grown)
+        *list = grown;
+    return grown != NULL;
 }
 
 static mp_status grow(mp_kv_cache *cache, mp_error *error) {
@@ -28,27 +43,19 @@ static mp_status grow(mp_kv_cache *cache, mp_error *error) {
     void **memory = mp_realloc(cache->memory, capacity * sizeof *memory, MP_TAG_KV);
     if (memory)
         cache->memory = memory;
-    uint32_t *references = mp_realloc(cache->references, capacity * sizeof *references, MP_TAG_KV);
-    if (references)
-        cache->references = references;
-    uint32_t *free_ids = mp_realloc(cache->free_ids, capacity * sizeof *free_ids, MP_TAG_KV);
-    if (free_ids)
-        cache->free_ids = free_ids;
-    if (!memory || !references || !free_ids)
-        return mp_fail_memory(error, capacity * (sizeof *memory + sizeof *references + sizeof *free_ids),
-                              "the KV table");
+    if (!memory || !grow_list(&cache->references, capacity) || !grow_list(&cache->free_ids, capacity) ||
+        !grow_list(&cache->empty_ids, capacity))
+        return mp_fail_memory(error, capacity * (sizeof *memory + 3 * sizeof(uint32_t)), "the KV table");
     cache->capacity = capacity;
     return MP_OK;
 }
 
-/* An id without memory, from a slot that trim emptied or a new one. */
+/* An id without memory, whose memory was given back or a new one. */
 static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
-    for (uint32_t i = 0; cache->empty_count > 0 && i < cache->blocks; i++)
-        if (!cache->memory[i]) {
-            cache->empty_count--;
-            *id = i;
-            return MP_OK;
-        }
+    if (cache->empty_count > 0) {
+        *id = cache->empty_ids[--cache->empty_count];
+        return MP_OK;
+    }
     if (cache->blocks == cache->capacity)
         MP_TRY(grow(cache, error));
     *id = cache->blocks++;
@@ -90,21 +97,22 @@ void mp_kv_give(mp_kv_cache *cache, uint32_t id) {
         cache->free_ids[cache->free_count++] = id;
 }
 
-mp_status mp_kv_copy(mp_kv_cache *cache, uint32_t from, uint32_t *id, mp_error *error) {
-    MP_TRY(mp_kv_take(cache, id, error));
-    memcpy(cache->memory[*id], cache->memory[from], cache->block_bytes);
-    return MP_OK;
+bool mp_kv_release(mp_kv_cache *cache) {
+    if (cache->free_count == 0)
+        return false;
+    uint32_t id = cache->free_ids[--cache->free_count];
+    mp_free(cache->memory[id]);
+    cache->memory[id] = NULL;
+    cache->empty_ids[cache->empty_count++] = id;
+    mp_budget_give(cache->budget, cache->block_bytes);
+    return true;
 }
 
 uint64_t mp_kv_trim(mp_kv_cache *cache) {
     uint64_t bytes = 0;
-    while (cache->free_count > 0) {
-        uint32_t id = cache->free_ids[--cache->free_count];
-        mp_free(cache->memory[id]);
-        cache->memory[id] = NULL;
-        cache->empty_count++;
-        mp_budget_give(cache->budget, cache->block_bytes);
+    while (mp_kv_release(cache))
         bytes += cache->block_bytes;
-    }
+    if (cache->empty_count == cache->blocks)
+        drop_tables(cache);
     return bytes;
 }

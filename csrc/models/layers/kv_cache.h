@@ -5,8 +5,8 @@
  *   block memory:  layer 0: head 0 [K: k_dim x 64][V: 64 x v_dim]  head 1 ...   layer 1: ...
  *
  * A group says how layers, heads and sizes go (include the layers that are alike; sliding-window layers would be a
- * group of their own). Blocks are charged to the budget when their memory is made and kept for reuse until trimmed. One
- * thread at a time. */
+ * group of their own). Blocks are charged to the budget when their memory is made and kept for reuse until released. One
+ * thread at a time. Blocks that can be found again by their contents: prefix_cache.h, which owns this. */
 #ifndef MP_MODELS_LAYERS_KV_CACHE_H
 #define MP_MODELS_LAYERS_KV_CACHE_H
 
@@ -27,8 +27,9 @@ typedef struct mp_kv_cache {
     void **memory;        /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
     uint32_t *free_ids;   /* [free_count] whose memory is there */
-    uint32_t blocks, free_count, capacity;
-    uint32_t empty_count;     /* ids below `blocks` whose memory was trimmed away */
+    uint32_t *empty_ids;  /* [empty_count] below `blocks` whose memory was given back */
+    uint32_t blocks, free_count, empty_count;
+    uint32_t capacity; /* of the four lists */
 } mp_kv_cache;
 
 void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget);
@@ -37,9 +38,11 @@ void mp_kv_deinit(mp_kv_cache *cache);
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error);
 void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* one reference more */
 void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* one less; free at 0 */
-/* A block of its own with the same contents (all layers). */
-mp_status mp_kv_copy(mp_kv_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
-uint64_t mp_kv_trim(mp_kv_cache *cache); /* drop the memory of free blocks; returns bytes */
+/* Give the memory of one free block back, to the budget and to the system (a block is an allocation of its own, which
+ * from 256 KiB up is a mapping of its own). False: none is free. */
+bool mp_kv_release(mp_kv_cache *cache);
+/* The same for all free blocks, and the tables when no block is left; returns bytes. */
+uint64_t mp_kv_trim(mp_kv_cache *cache);
 
 static inline void *mp_kv_k(const mp_kv_cache *cache, uint32_t id, int layer, int head) {
     size_t index = (size_t)layer * (size_t)cache->group.heads + (size_t)head;

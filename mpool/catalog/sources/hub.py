@@ -395,7 +395,7 @@ def _explain(error: Exception, ref: HubRef, recheck: bool) -> Resolved:
 
 
 def _bar_class(progress: Progress) -> Any:
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     if progress is None:
         return tqdm

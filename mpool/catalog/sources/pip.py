@@ -186,12 +186,12 @@ def download(ref: PipRef, scratch: str, progress: Progress, download_bytes: int 
                "--disable-pip-version-check", "--progress-bar", "off", "--dest", destination, ref.requirement]
     # PYTHONSAFEPATH: a file called pip.py in the working folder must not be what runs
     environment = {**os.environ, "TMPDIR": temporary, "PYTHONSAFEPATH": "1"}
-    folder = None if sys.version_info >= (3, 11) else temporary
+    directory = None if sys.version_info >= (3, 11) else temporary
     log.info("fetching %s with pip", ref.requirement)
     with open(os.path.join(scratch, "pip.log"), "w+b") as errors, \
             Bar(f"Fetching {ref.requirement}", download_bytes, progress) as bar:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=environment,
-                                 cwd=folder, start_new_session=True)
+                                 cwd=directory, start_new_session=True)
         try:
             _watch(child, (destination, temporary), bar, ref)
         finally:

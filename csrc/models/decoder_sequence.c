@@ -1,0 +1,180 @@
+#include "models/decoder_sequence.h"
+
+#include <string.h>
+
+static int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
+static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static mp_status list_barred(const mp_decoder *model, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    int ends = tokens->eog_count;
+    answers->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *answers->barred, MP_TAG_REQUEST);
+    if (!answers->barred)
+        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *answers->barred, "the list of ends");
+    memcpy(answers->barred, tokens->eog, (size_t)ends * sizeof *answers->barred);
+    if (call->n_stop_ids)
+        memcpy(answers->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *answers->barred);
+    answers->n_barred = ends + call->n_stop_ids;
+    answers->n_always = call->sampling.ignore_eos ? ends : 0;
+    return MP_OK;
+}
+
+static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
+                               mp_sequence *seq, mp_error *error) {
+    int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
+    capacity = capacity < model->context ? capacity : model->context;
+    seq->block_capacity = (int)((capacity + MP_KV_BLOCK - 1) / MP_KV_BLOCK);
+    seq->tokens = mp_alloc_array((size_t)capacity, sizeof *seq->tokens, MP_TAG_REQUEST);
+    seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
+    if (!seq->tokens || !seq->blocks)
+        return mp_fail_memory(error, (uint64_t)capacity * sizeof *seq->tokens, "a sequence");
+    memcpy(seq->tokens, call->prompt, (size_t)call->n_prompt * sizeof *seq->tokens);
+    seq->count = call->n_prompt;
+    mp_stream_init(&seq->stream, &call->choices[choice]);
+    for (int32_t i = 0; penalties && i < call->n_prompt; i++)
+        MP_TRY(mp_history_add(&seq->history, call->prompt[i], true, error));
+    return MP_OK;
+}
+
+mp_status mp_answers_create(const mp_decoder *model, const mp_prefix_cache *cache, const mp_item *item,
+                            mp_answers **out, mp_error *error) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_sampling *s = &call->sampling;
+    size_t bytes = sizeof(mp_answers) + (size_t)call->n_choices * sizeof(mp_sequence);
+    mp_answers *answers = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!answers)
+        return mp_fail_memory(error, bytes, "a request");
+    answers->n = call->n_choices;
+    answers->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+    mp_status status = list_barred(model, call, answers, error);
+    for (int i = 0; i < answers->n && status == MP_OK; i++) {
+        answers->seqs[i].chain = mp_prefix_begin(cache, item->tenant);
+        status = init_sequence(model, call, i, answers->penalties, &answers->seqs[i], error);
+    }
+    if (status != MP_OK) {
+        mp_answers_destroy(answers);
+        return status;
+    }
+    answers->seqs[0].active = true;
+    *out = answers;
+    return MP_OK;
+}
+
+void mp_answers_destroy(mp_answers *answers) {
+    if (!answers)
+        return;
+    for (int i = 0; i < answers->n; i++) {
+        mp_free(answers->seqs[i].tokens);
+        mp_free(answers->seqs[i].blocks);
+        mp_history_deinit(&answers->seqs[i].history);
+    }
+    mp_free(answers->barred);
+    mp_free(answers);
+}
+
+void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
+    while (seq->block_count > 0) /* from the last to the first, as prefix_cache.h wants it */
+        mp_prefix_give(cache, seq->blocks[--seq->block_count]);
+    seq->cached = 0;
+    seq->chain = mp_prefix_begin(cache, seq->chain.tenant);
+}
+
+void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache) {
+    for (int i = 0; i < answers->n; i++)
+        mp_sequence_drop(&answers->seqs[i], cache);
+}
+
+/* ---- what others computed ---------------------------------------------------------------------------------------- */
+
+/* Take published blocks up to `end` tokens at most. A block of its own that is not complete yet gives way to one. */
+static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
+    int32_t before = seq->cached;
+    for (;;) {
+        int32_t index = (int32_t)seq->chain.count;
+        uint32_t id;
+        if ((index + 1) * MP_KV_BLOCK > end || index != seq->cached / MP_KV_BLOCK ||
+            !mp_prefix_find(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &id))
+            break;
+        if (index < seq->block_count)
+            mp_prefix_give(cache, seq->blocks[index]);
+        else
+            seq->block_count++;
+        seq->blocks[index] = id;
+        seq->cached = (index + 1) * MP_KV_BLOCK;
+    }
+    if (seq->cached > before)
+        mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
+}
+
+void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache) {
+    mp_answers *answers = item->state;
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int c = 0; c < answers->n; c++) {
+        mp_sequence *seq = &answers->seqs[c];
+        if (!seq->active || seq->done || seq->cached + 1 == seq->count) /* those who decode cost no more than this */
+            continue;
+        if (c > 0) {
+            reuse(seq, cache, seq->count - 1);
+            continue;
+        }
+        bool logits = call->want_prompt_logits && answers->read < call->n_prompt;
+        reuse(seq, cache, logits ? least(answers->read, seq->count - 1) : seq->count - 1);
+        int32_t read = least(seq->cached, call->n_prompt);
+        if (read > answers->read) {
+            call->cached_tokens += read - answers->read;
+            answers->read = read;
+        }
+    }
+}
+
+void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound) {
+    mp_answers *answers = item->state;
+    mp_sequence *seq = &answers->seqs[choice];
+    seq->cached += rows;
+    if (choice == 0)
+        answers->read = most(answers->read, least(seq->cached, ((const mp_text_call *)item->call)->n_prompt));
+    seq->chain.closed |= !sound;
+    while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
+        uint32_t index = seq->chain.count;
+        mp_prefix_publish(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &seq->blocks[index]);
+    }
+}
+
+void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache) {
+    const mp_sequence *first = &answers->seqs[0];
+    for (int c = 1; c < answers->n; c++) {
+        mp_sequence *seq = &answers->seqs[c];
+        seq->active = true;
+        int full = first->cached / MP_KV_BLOCK;
+        for (int b = 0; b < full; b++) {
+            seq->blocks[b] = first->blocks[b];
+            mp_prefix_share(cache, seq->blocks[b]);
+        }
+        seq->chain = first->chain;
+        seq->block_count = full;
+        seq->cached = full * MP_KV_BLOCK;
+        if (first->cached % MP_KV_BLOCK &&
+            mp_prefix_copy(cache, first->blocks[full], &seq->blocks[full], NULL) == MP_OK) {
+            seq->block_count++;
+            seq->cached = first->cached;
+        }
+    }
+}
+
+/* ---- blocks of its own ------------------------------------------------------------------------------------------- */
+
+mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
+    int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
+    while (seq->block_count < need) {
+        mp_status status = mp_prefix_take(cache, &seq->blocks[seq->block_count], error);
+        if (status != MP_OK) {
+            int room = seq->block_count * MP_KV_BLOCK - seq->cached;
+            *rows = room > 0 ? room : 0;
+            return status;
+        }
+        seq->block_count++;
+    }
+    return MP_OK;
+}

@@ -1,0 +1,55 @@
+/* decoder_sequence.h: the answers of a call as a decoder's engine sees them: sequences of tokens, and the KV blocks that
+ * hold what has been computed of them. The worker's thread only.
+ *
+ * Every block that is complete is published (prefix_cache.h). Before a step, a sequence whose next block is published
+ * takes it instead of computing it: after admission, when it starts again, and also in the middle of a prompt when
+ * somebody else read the same one faster. The last token is always computed: its logits are needed. */
+#ifndef MP_MODELS_DECODER_SEQUENCE_H
+#define MP_MODELS_DECODER_SEQUENCE_H
+
+#include "models/decoder.h"
+#include "models/layers/prefix_cache.h"
+#include "models/layers/sampler.h"
+#include "models/layers/stream.h"
+
+typedef struct mp_sequence {
+    int32_t *tokens; /* [capacity] prompt, then the answer */
+    int32_t count, cached;
+    uint32_t *blocks; /* [block_count] */
+    int block_count, block_capacity;
+    mp_prefix_chain chain; /* its published blocks: all complete ones, unless closed */
+    mp_history history;
+    mp_stream stream;
+    bool active, done; /* the answers after the first wait until the prompt has been read */
+} mp_sequence;
+
+typedef struct mp_answers { /* an item's state */
+    int n;
+    int32_t read; /* tokens of the prompt that the first answer has had in the cache at some time */
+    bool penalties;
+    int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */
+    int n_barred, n_always; /* the first n_always may never come */
+    mp_sequence seqs[];
+} mp_answers;
+
+/* The first answer is active. No blocks are taken yet. */
+mp_status mp_answers_create(const mp_decoder *model, const mp_prefix_cache *cache, const mp_item *item,
+                            mp_answers **answers, mp_error *error);
+void mp_answers_destroy(mp_answers *answers); /* holds no blocks any more */
+void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache); /* give all blocks back; all is computed again */
+
+/* Let the sequences of an item that read go on after the published blocks which follow what they hold, and count that in
+ * the call. When logits of the whole prompt are wanted, the first answer skips what has had them only. */
+void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache);
+/* The prompt has been read: give the other answers its blocks. Without memory for its last, incomplete one they read the
+ * rest again themselves. */
+void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache);
+/* So many rows more of an answer have been computed: publish the blocks that they completed, unless what they were
+ * computed from is not sound. */
+void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
+
+/* Blocks for `rows` more rows; *rows is cut to what could be had. */
+mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error);
+void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache);
+
+#endif

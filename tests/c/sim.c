@@ -1,0 +1,396 @@
+/* sim.c: fibres, the clock, and the rows of the seam that are neither locks nor memory. See sim.h. */
+#include "sim_core.h"
+
+#ifdef MP_SIM
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static const uint64_t TICK_NS = 50; /* a look at the clock */
+static const uint64_t LATE_MOST_NS = 1000ull * 1000 * 1000;
+enum { STACK = 128 * 1024, GUARD = 4096 };
+
+sim_core sim = {.current = -1};
+
+/* --- switching: what the ABI wants kept is on the stack of the one that waits --- */
+
+#if defined(__x86_64__)
+void sim_switch(void **save, void *load);
+__asm__(".text\n"
+        ".globl sim_switch\n"
+        ".type sim_switch, @function\n"
+        "sim_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  subq $8, %rsp\n  stmxcsr (%rsp)\n  fnstcw 4(%rsp)\n"
+        "  movq %rsp, (%rdi)\n"
+        "  movq %rsi, %rsp\n"
+        "  ldmxcsr (%rsp)\n  fldcw 4(%rsp)\n  addq $8, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+        "  ret\n"
+        ".size sim_switch, . - sim_switch\n");
+
+static void *first_frame(uint8_t *stack, void (*entry)(void)) {
+    void **top = (void **)(stack + STACK); /* page-aligned: ret leaves rsp as after a call */
+    memset(top - 10, 0, 10 * sizeof(void *));
+    top[-2] = (void *)entry; /* above: a zero return address, the end of the chain of frames */
+    uint32_t control[2] = {0x1F80, 0x037F};
+    memcpy(&top[-9], control, sizeof(control));
+    return &top[-9];
+}
+#else
+#include <ucontext.h>
+static ucontext_t contexts[SIM_FIBRES + 1];
+static void *first_frame(uint8_t *stack, void (*entry)(void)) {
+    static int next;
+    ucontext_t *context = &contexts[next++ % SIM_FIBRES];
+    getcontext(context);
+    context->uc_stack.ss_sp = stack;
+    context->uc_stack.ss_size = STACK;
+    makecontext(context, entry, 0);
+    return context;
+}
+static void sim_switch(void **save, void *load) {
+    ucontext_t self; /* on the stack of the one that waits */
+    *save = &self;
+    swapcontext(&self, load);
+}
+#endif
+
+static void switch_to(int next) {
+    int before = sim.current;
+    if (next == before)
+        return;
+    void **save = before >= 0 ? &sim.fibres[before].sp : &sim.main_sp;
+    if (before >= 0)
+        sim.fibres[before].site = mp_seam_at;
+    sim.current = next;
+    sim_switch(save, next >= 0 ? sim.fibres[next].sp : sim.main_sp);
+    if (before >= 0)
+        mp_seam_at = sim.fibres[before].site;
+}
+
+/* --- the clock --- */
+
+void sim_find_nearest(void) {
+    sim.nearest_ns = 0;
+    for (int i = 0; i < sim.most; i++) {
+        uint64_t deadline = sim.fibres[i].deadline_ns;
+        if (deadline && (!sim.nearest_ns || deadline < sim.nearest_ns))
+            sim.nearest_ns = deadline;
+    }
+}
+
+void sim_wake(int fibre, bool timed_out) {
+    sim_fibre *f = &sim.fibres[fibre];
+    if (f->state == SIM_ON_COND)
+        sim_cond_leave(f->object);
+    f->timed_out = timed_out;
+    f->state = SIM_READY;
+    f->deadline_ns = 0;
+    sim.ready |= 1ull << fibre;
+}
+
+static void set_clock(uint64_t now_ns) {
+    if (now_ns > sim.clock_ns)
+        sim.clock_ns = now_ns;
+    if (!sim.nearest_ns || sim.clock_ns < sim.nearest_ns)
+        return;
+    for (int i = 0; i < sim.most; i++)
+        if (sim.fibres[i].deadline_ns && sim.fibres[i].deadline_ns <= sim.clock_ns)
+            sim_wake(i, true);
+    sim_find_nearest();
+}
+
+uint64_t sim_now(void) { return sim.clock_ns; }
+
+void sim_clock_jump(uint64_t ns) {
+    sim_note("the clock jumps by %.3f s", (double)ns * 1e-9);
+    set_clock(sim.clock_ns + ns);
+}
+
+/* --- points --- */
+
+static void watch(void (*call)(void *arg)) {
+    if (!call)
+        return;
+    uint64_t clock_ns = sim.clock_ns;
+    sim.inlined++;
+    call(sim.watch_arg);
+    sim.inlined--;
+    sim.clock_ns = clock_ns;
+}
+
+static bool is_coarse(const char *op) {
+    static const char *const always[] = {"lock", "wake", "wake all", "park", "unpark", "point", "start"};
+    for (size_t i = 0; i < sizeof(always) / sizeof(always[0]); i++)
+        if (strcmp(op, always[i]) == 0)
+            return true;
+    return false;
+}
+
+void sim_point(const char *op, const void *object) {
+    if (sim.inlined || sim.current < 0)
+        return;
+    sim_trace(op, object);
+    uint64_t limit = sim.setup->step_limit ? sim.setup->step_limit : 400000;
+    if (++sim.steps > limit)
+        sim_fail("no end after %llu steps", (unsigned long long)limit);
+    if (sim.setup->coarse && !is_coarse(op))
+        return;
+    watch(sim.watch_step);
+    if (sim.faults && sim_sched_chance(sim.setup->spurious))
+        sim_wake_spuriously();
+    if (sim.faults && sim.nearest_ns && sim.nearest_ns - sim.clock_ns < LATE_MOST_NS &&
+        sim_sched_chance(sim.setup->late)) {
+        sim_note("late");
+        set_clock(sim.nearest_ns);
+    }
+    switch_to(sim_sched_pick(sim.ready, sim.current));
+}
+
+static void fail_deadlock(void) { sim_fail("deadlock: all wait, and none of them for the clock"); }
+
+/* Nobody can run before somebody's deadline. */
+static void wait_for_clock(void) {
+    watch(sim.watch_quiet);
+    if (!sim.nearest_ns)
+        fail_deadlock();
+    uint64_t horizon = sim.setup->horizon_ns ? sim.setup->horizon_ns : 3600ull * 1000 * 1000 * 1000;
+    if (sim.nearest_ns - sim.began_ns > horizon)
+        sim_fail("it hangs: not over after %.0f s", (double)horizon * 1e-9);
+    set_clock(sim.nearest_ns);
+}
+
+void sim_block(sim_state state, const void *object, uint64_t deadline_ns) {
+    if (sim.inlined)
+        sim_fail("a watcher waits");
+    int self = sim.current;
+    sim_fibre *f = &sim.fibres[self];
+    f->state = state;
+    f->object = object;
+    f->deadline_ns = deadline_ns;
+    f->timed_out = false;
+    f->site = mp_seam_at;
+    sim.ready &= ~(1ull << self);
+    if (deadline_ns && (!sim.nearest_ns || deadline_ns < sim.nearest_ns))
+        sim.nearest_ns = deadline_ns;
+    set_clock(sim.clock_ns); /* it may have passed */
+    while (!sim.ready)
+        wait_for_clock();
+    switch_to(sim_sched_pick(sim.ready, -1));
+    f->object = NULL;
+}
+
+static void row_point(void) { sim_point("point", NULL); }
+
+static uint64_t row_now_ns(void) {
+    if (sim.inlined || sim.current < 0)
+        return sim.clock_ns += TICK_NS;
+    sim_point("now", NULL);
+    set_clock(sim.clock_ns + TICK_NS);
+    return sim.clock_ns;
+}
+
+static void row_sleep_ns(uint64_t ns) {
+    sim_point("sleep", NULL);
+    sim_block(SIM_ASLEEP, NULL, sim.clock_ns + (ns ? ns : 1));
+}
+
+static void row_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
+    sim_point("park", word);
+    if (atomic_load(word) == expected)
+        sim_block(SIM_PARKED, word, timeout_ns ? sim.clock_ns + timeout_ns : 0);
+}
+
+static void row_unpark_all(_Atomic uint32_t *word) {
+    sim_point("unpark", word);
+    for (int i = 0; i < sim.most; i++)
+        if (sim.fibres[i].state == SIM_PARKED && sim.fibres[i].object == word)
+            sim_wake(i, false);
+    sim_find_nearest();
+}
+
+static uint64_t row_random(void) { return sim_random(); }
+static uint64_t row_taken_away(void) { return 0; }
+
+/* --- threads --- */
+
+static void fibre_main(void) {
+    sim_fibre *self = &sim.fibres[sim.current];
+    mp_seam_at = self->site;
+    self->body(self->arg);
+    sim_trace("end", NULL);
+    if (self->held_count) {
+        char name[64];
+        sim_fail("a thread ends and holds %s", sim_name_of(self->held[0], name, sizeof(name)));
+    }
+    self->state = SIM_ENDED;
+    sim.ready &= ~(1ull << sim.current);
+    for (int i = 0; i < sim.most; i++)
+        if (sim.fibres[i].state == SIM_ON_JOIN && sim.fibres[i].object == self)
+            sim_wake(i, false);
+    sim.alive--;
+    while (sim.alive && !sim.ready)
+        wait_for_clock();
+    switch_to(sim.alive ? sim_sched_pick(sim.ready, -1) : -1);
+}
+
+static int start_fibre(const char *name, void *(*body)(void *), void *arg) {
+    int at = 0;
+    while (at < SIM_FIBRES &&
+           !(sim.fibres[at].state == SIM_FREE ||
+             (sim.fibres[at].state == SIM_ENDED && (sim.fibres[at].joined || sim.fibres[at].detached))))
+        at++;
+    if (at == SIM_FIBRES)
+        sim_fail("more than %d threads", SIM_FIBRES);
+    sim_fibre *f = &sim.fibres[at];
+    uint8_t *stack = f->stack;
+    if (!stack) {
+        stack = mmap(NULL, STACK + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (stack == MAP_FAILED || mprotect(stack, GUARD, PROT_NONE) != 0)
+            sim_fail("no memory for a stack");
+        stack += GUARD;
+    }
+    memset(f, 0, sizeof(*f));
+    f->stack = stack;
+    f->state = SIM_READY;
+    f->body = body;
+    f->arg = arg;
+    f->site = mp_seam_at;
+    strncpy(f->name, name, sizeof(f->name) - 1);
+    f->sp = first_frame(stack, fibre_main);
+    sim.ready |= 1ull << at;
+    sim.alive++;
+    if (at >= sim.most)
+        sim.most = at + 1;
+    sim_sched_started(at);
+    return at;
+}
+
+static int row_thread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg) {
+    (void)attr;
+    if (sim.faults && sim_chance(sim.setup->thread)) {
+        sim_note("the thread is refused");
+        return EAGAIN;
+    }
+    int at = start_fibre(mp_seam_at.what ? mp_seam_at.what : "?", body, arg);
+    *thread = (pthread_t)(at + 1);
+    sim_point("start", &sim.fibres[at]);
+    return 0;
+}
+
+static sim_fibre *fibre_of(pthread_t thread) {
+    uint64_t number = (uint64_t)thread;
+    if (number < 1 || number > (uint64_t)sim.most || sim.fibres[number - 1].joined || sim.fibres[number - 1].detached)
+        sim_fail("this is no thread that could be joined");
+    return &sim.fibres[number - 1];
+}
+
+static void row_thread_join(pthread_t thread) {
+    sim_fibre *other = fibre_of(thread);
+    sim_point("join", other);
+    while (other->state != SIM_ENDED)
+        sim_block(SIM_ON_JOIN, other, 0);
+    other->joined = true;
+}
+
+/* For a row that is not in the table yet. */
+void sim_thread_detach(pthread_t thread);
+void sim_thread_detach(pthread_t thread) { fibre_of(thread)->detached = true; }
+
+/* --- a run --- */
+
+static void *first_body(void *arg) {
+    struct {
+        void (*body)(void *);
+        void *arg;
+    } *first = arg;
+    first->body(first->arg);
+    return NULL;
+}
+
+static void install(void) {
+    mp_sys_table = mp_sys_real;
+    mp_sys_table.alloc = sim_alloc;
+    mp_sys_table.free = sim_free;
+    mp_sys_table.thread_create = row_thread_create;
+    mp_sys_table.thread_join = row_thread_join;
+    mp_sys_table.thread_detach = sim_thread_detach;
+    mp_sys_table.now_ns = row_now_ns;
+    mp_sys_table.sleep_ns = row_sleep_ns;
+    mp_sys_table.random = row_random;
+    mp_sys_table.taken_away = row_taken_away;
+    mp_sys_table.mutex_init = sim_lock_init;
+    mp_sys_table.mutex_deinit = sim_lock_deinit;
+    mp_sys_table.mutex_lock = sim_lock;
+    mp_sys_table.mutex_unlock = sim_unlock;
+    mp_sys_table.cond_init = sim_cond_init;
+    mp_sys_table.cond_deinit = sim_cond_deinit;
+    mp_sys_table.cond_wait = sim_cond_wait;
+    mp_sys_table.cond_wake = sim_cond_wake;
+    mp_sys_table.park = row_park;
+    mp_sys_table.unpark_all = row_unpark_all;
+    mp_sys_table.point = row_point;
+}
+
+void sim_run(const sim_setup *setup, void (*body)(void *arg), void *arg, sim_result *result) {
+    struct {
+        void (*body)(void *);
+        void *arg;
+    } first = {body, arg};
+    sim_install_handlers();
+    for (int i = 0; i < SIM_FIBRES; i++)
+        sim.fibres[i].state = SIM_FREE;
+    sim.setup = setup;
+    sim.ready = 0;
+    sim.current = -1;
+    sim.alive = sim.most = sim.inlined = 0;
+    sim.steps = 0;
+    sim.hash = 14695981039346656037u;
+    sim.random = setup->seed ^ 0x5DEECE66Du;
+    sim.clock_ns = sim.began_ns = 1000ull * 1000 * 1000 * 1000;
+    sim.nearest_ns = 0;
+    sim.faults = true;
+    sim.watch_step = sim.watch_quiet = NULL;
+    mp_seam_at = (mp_seam_site){0};
+    sim_trace_begin();
+    sim_memory_begin();
+    sim_sched_begin(setup);
+    install();
+    sim.active = true;
+    switch_to(start_fibre("main", first_body, &first));
+    for (int i = 1; i < sim.most; i++)
+        if (sim.fibres[i].state == SIM_ENDED && !sim.fibres[i].joined && !sim.fibres[i].detached)
+            sim_fail("thread %d \"%s\" was never joined", i, sim.fibres[i].name);
+    sim_memory_end();
+    sim.active = false;
+    mp_sys_table = mp_sys_real;
+    if (result)
+        *result = (sim_result){sim.steps, sim.hash, sim.clock_ns - sim.began_ns, sim.most};
+}
+
+/* --- inside a run --- */
+
+uint64_t sim_random(void) { /* splitmix64 */
+    uint64_t z = sim.random += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+uint64_t sim_below(uint64_t n) { return sim_random() % n; }
+bool sim_chance(uint32_t of_65536) { return of_65536 && (sim_random() & 65535) < of_65536; }
+void sim_faults(bool on) { sim.faults = on; }
+const sim_setup *sim_get_setup(void) { return sim.setup; }
+int sim_self(void) { return sim.current; }
+bool sim_is_blocked(int fibre) { return sim.fibres[fibre].state != SIM_READY && sim.fibres[fibre].state != SIM_ENDED; }
+
+void sim_watch(void (*step)(void *arg), void (*quiet)(void *arg), void *arg) {
+    sim.watch_step = step;
+    sim.watch_quiet = quiet;
+    sim.watch_arg = arg;
+}
+
+#endif

@@ -1,0 +1,370 @@
+/* sim_fake.c: see sim_fake.h. */
+#include "sim_fake.h"
+
+#ifdef MP_SIM
+
+#include <string.h>
+
+static const uint64_t MS = 1000 * 1000;
+/* How late a call may start after its deadline: who looked just before it has to get to the engine. */
+static const uint64_t LATE_NS = 2 * 1000 * 1000;
+
+static const uint64_t UNWANTED_NS = 500ull * 1000 * 1000;
+
+sim_fakes fakes;
+
+typedef struct fake_engine {
+    mp_engine base;
+    sim_model *model;
+    mp_budget *budget;
+    int used, admitted, inside;
+} fake_engine;
+
+typedef struct fake_model {
+    mp_model base;
+    sim_model *model;
+    mp_budget *budget;
+    int engines;
+} fake_model;
+
+typedef struct fake_state { /* an item's, from admit to retire, or longer */
+    int memory;
+} fake_state;
+
+/* --- engine --- */
+
+static void enter(fake_engine *engine) {
+    SIM_CHECK(engine->inside == 0 && "one thread at a time has an engine");
+    engine->inside++;
+    mp_seam_point();
+}
+
+static void leave(fake_engine *engine) { engine->inside--; }
+
+static bool take(fake_engine *engine, int memory) {
+    if (engine->model->memory && engine->used + memory > engine->model->memory)
+        return false;
+    engine->used += memory;
+    return true;
+}
+
+static void abandon(mp_item *item) {
+    sim_call *call = (sim_call *)item->call;
+    SIM_CHECK(call->saved == 1 && !call->admitted);
+    call->saved = 0;
+    mp_free(item->state);
+    item->state = NULL;
+}
+
+static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
+    fake_engine *engine = (fake_engine *)base;
+    sim_call *call = (sim_call *)item->call;
+    enter(engine);
+    mp_status status = MP_OK;
+    SIM_CHECK(!call->admitted && !call->finished && !call->failed);
+    if (fakes.on_time && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS)
+        sim_fail("a call starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
+    if (call->refused) {
+        status = mp_fail(error, MP_UNSUPPORTED, "refused");
+    } else if (!take(engine, call->memory)) {
+        status = mp_fail(error, MP_MEMORY_EXHAUSTED, "no memory for %d", call->memory);
+    } else {
+        fake_state *state = item->state;
+        SIM_CHECK((state != NULL) == (call->saved == 1));
+        if (!state)
+            state = mp_alloc_zeroed(sizeof(*state), MP_TAG_KV);
+        if (state) {
+            state->memory = call->memory;
+            item->state = state;
+            item->abandon = NULL;
+            call->saved = 0;
+            call->admitted = 1;
+            engine->admitted++;
+        } else {
+            engine->used -= call->memory;
+            status = mp_fail_memory(error, sizeof(*state), "a fake");
+        }
+    }
+    leave(engine);
+    return status;
+}
+
+static void forget(fake_engine *engine, mp_item *item, bool keep) {
+    fake_state *state = item->state;
+    sim_call *call = (sim_call *)item->call;
+    if (!state || !call->admitted)
+        return;
+    engine->used -= state->memory;
+    engine->admitted--;
+    SIM_CHECK(engine->used >= 0 && engine->admitted >= 0);
+    call->admitted = 0;
+    if (keep) {
+        call->saved = 1;
+        item->abandon = abandon;
+        return;
+    }
+    mp_free(state);
+    item->state = NULL;
+}
+
+static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    fake_engine *engine = (fake_engine *)base;
+    sim_model *model = engine->model;
+    enter(engine);
+    SIM_CHECK(n > 0 && n <= engine->admitted && budget_ns > 0);
+    for (int i = 0; i < n && (model->plan_items == 0 || i < model->plan_items); i++) {
+        sim_call *call = (sim_call *)items[i]->call;
+        SIM_CHECK(call->admitted && !call->finished && !call->failed);
+        uint32_t left = call->units - call->done;
+        plan->items[plan->count] = items[i];
+        plan->amount[plan->count++] = model->step_units && model->step_units < left ? model->step_units : left;
+    }
+    plan->lanes = model->lanes;
+    leave(engine);
+}
+
+static bool compute(mp_lease *lease, uint64_t ns) {
+    for (uint64_t done = 0; done < ns; done += MS) {
+        if (mp_lease_poll(lease))
+            return false;
+        mp_sys_sleep_ns(ns - done < MS ? ns - done : MS);
+    }
+    return !mp_lease_poll(lease);
+}
+
+static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    fake_engine *engine = (fake_engine *)base;
+    sim_model *model = engine->model;
+    enter(engine);
+    fakes.lanes_in_steps += lease->lanes;
+    SIM_CHECK(lease->lanes >= 1 && fakes.lanes_in_steps <= fakes.lanes);
+    bool whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
+    for (int i = 0; i < plan->count; i++) {
+        mp_item *item = plan->items[i];
+        sim_call *call = (sim_call *)item->call;
+        SIM_CHECK(call->admitted && !call->finished && !call->failed);
+        if (fakes.on_time && call->unwanted_ns && sim_now() > call->unwanted_ns + UNWANTED_NS)
+            sim_fail("a call that nobody wants since %.3f ms still runs",
+                     (double)(sim_now() - call->unwanted_ns) * 1e-6);
+        outcomes[i] = MP_OUTCOME_MORE;
+        if (!whole)
+            continue;
+        if (call->numeric) {
+            mp_fail(&item->error, MP_NUMERIC, "NaN in the pooled output");
+            outcomes[i] = MP_OUTCOME_FAILED;
+            call->failed++;
+            continue;
+        }
+        if (call->memory_a_step) {
+            if (!take(engine, call->memory_a_step)) {
+                outcomes[i] = MP_OUTCOME_WAIT_MEMORY;
+                continue;
+            }
+            ((fake_state *)item->state)->memory += call->memory_a_step;
+        }
+        call->done += plan->amount[i];
+        SIM_CHECK(call->done <= call->units);
+        if (call->done == call->units) {
+            call->finished++;
+            outcomes[i] = MP_OUTCOME_DONE;
+        }
+    }
+    fakes.lanes_in_steps -= lease->lanes;
+    model->steps++;
+    leave(engine);
+}
+
+static void engine_preempt(mp_engine *base, mp_item *item) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    SIM_CHECK(((sim_call *)item->call)->admitted);
+    forget(engine, item, ((sim_call *)item->call)->keeps_state);
+    engine->model->preempted++;
+    leave(engine);
+}
+
+static void engine_retire(mp_engine *base, mp_item *item) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    forget(engine, item, false);
+    leave(engine);
+}
+
+static uint64_t engine_trim(mp_engine *base) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    leave(engine);
+    return 0;
+}
+
+static void engine_destroy(mp_engine *base) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    SIM_CHECK(engine->admitted == 0 && engine->used == 0);
+    SIM_CHECK(engine->model->models > 0 && "the model outlives its engines");
+    mp_budget_give(engine->budget, engine->model->engine_bytes);
+    engine->model->engines--;
+    mp_free(engine);
+}
+
+/* --- model --- */
+
+static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
+    static const mp_engine_ops ops = {
+        .admit = engine_admit,
+        .plan = engine_plan,
+        .step = engine_step,
+        .preempt = engine_preempt,
+        .retire = engine_retire,
+        .trim = engine_trim,
+        .destroy = engine_destroy,
+    };
+    sim_model *model = ((fake_model *)base)->model;
+    mp_seam_point();
+    if (model->engine_failures > 0) {
+        model->engine_failures--;
+        return mp_fail(error, MP_MODEL, "the engine is not to be had");
+    }
+    fake_engine *engine = mp_alloc_zeroed(sizeof(*engine), MP_TAG_SCRATCH);
+    if (!engine)
+        return mp_fail_memory(error, sizeof(*engine), "a fake engine");
+    if (!mp_budget_take(budget, model->engine_bytes)) {
+        mp_free(engine);
+        return mp_fail_memory(error, model->engine_bytes, "a fake engine");
+    }
+    engine->base.ops = &ops;
+    engine->model = model;
+    engine->budget = budget;
+    model->engines++;
+    *out = &engine->base;
+    return MP_OK;
+}
+
+static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+    SIM_CHECK(((const fake_model *)base)->model->models > 0);
+    mp_seam_point();
+    if (((sim_call *)call)->bad_argument)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a bad argument");
+    *total = ((sim_call *)call)->units;
+    *cost_ns = *total * MS;
+    return MP_OK;
+}
+
+static bool model_healthy(const mp_model *base) { return !((const fake_model *)base)->model->unhealthy; }
+static uint64_t model_bytes(const mp_model *base) { return ((const fake_model *)base)->model->model_bytes; }
+
+static void model_destroy(mp_model *base) {
+    fake_model *model = (fake_model *)base;
+    mp_seam_point();
+    SIM_CHECK(model->model->models == 1 || model->model->engines == 0 || model->model->models > 1);
+    mp_budget_give(model->budget, model->model->model_bytes);
+    model->model->models--;
+    mp_free(model);
+}
+
+/* --- loader --- */
+
+static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **out,
+                             mp_error *error) {
+    static const mp_model_ops ops = {model_engine, model_check, model_healthy, model_bytes, model_destroy};
+    sim_model *model = self;
+    SIM_CHECK(model->loaders > 0 && "the loader is there while it loads");
+    SIM_CHECK(model->loading == 0 && "one load of a model at a time");
+    model->loading++;
+    model->loads++;
+    mp_status status = MP_OK;
+    mp_progress_set(progress, "packing", 10);
+    if (model->stall_ns)
+        mp_sys_sleep_ns(model->stall_ns);
+    for (uint64_t done = 0; done < model->load_ns && !mp_lease_poll(lease); done += 5 * MS) {
+        mp_sys_sleep_ns(model->load_ns - done < 5 * MS ? model->load_ns - done : 5 * MS);
+        mp_progress_set(progress, "packing", 50);
+    }
+    fake_model *made = NULL;
+    if (mp_lease_poll(lease)) {
+        status = mp_fail(error, MP_CANCELLED, "the load was called off");
+    } else if (model->load_failures > 0) {
+        model->load_failures--;
+        status = mp_fail(error, MP_IO, "the file is gone");
+    } else if (!(made = mp_alloc_zeroed(sizeof(*made), MP_TAG_WEIGHTS))) {
+        status = mp_fail_memory(error, sizeof(*made), "a fake");
+    } else if (!mp_budget_take(budget, model->model_bytes)) {
+        mp_free(made);
+        status = mp_fail_memory(error, model->model_bytes, "a fake");
+    } else {
+        made->base.ops = &ops;
+        made->model = model;
+        made->budget = budget;
+        model->models++;
+        *out = &made->base;
+    }
+    model->loading--;
+    return status;
+}
+
+static void loader_footprint(void *self, uint64_t *bytes, uint64_t *engine) {
+    SIM_CHECK(((sim_model *)self)->loaders > 0);
+    *bytes = ((sim_model *)self)->model_bytes;
+    *engine = ((sim_model *)self)->engine_bytes;
+}
+
+static void loader_destroy(void *self) {
+    sim_model *model = self;
+    SIM_CHECK(model->loaders == 1 && model->loading == 0);
+    model->loaders--;
+    mp_seam_point();
+}
+
+/* --- use --- */
+
+void sim_fakes_begin(int lanes) {
+    memset(&fakes, 0, sizeof(fakes));
+    fakes.lanes = lanes;
+}
+
+sim_model *sim_fakes_model(void) {
+    if (fakes.count == SIM_FAKES)
+        sim_fail("more than %d fakes", SIM_FAKES);
+    sim_model *model = &fakes.models[fakes.count++];
+    *model = (sim_model){.lanes = 1, .model_bytes = 1000, .engine_bytes = 100, .step_ns = MS};
+    return model;
+}
+
+mp_loader sim_fakes_loader(sim_model *model) {
+    static const mp_loader_ops ops = {loader_load, loader_footprint, loader_destroy};
+    SIM_CHECK(model->loaders == 0);
+    model->loaders++;
+    return (mp_loader){&ops, model, MP_TEXT_EMBEDDING};
+}
+
+static void call_destroy(mp_call *base) {
+    sim_call *call = (sim_call *)base;
+    SIM_CHECK(!call->destroyed_is_error && "the caller holds a reference");
+    SIM_CHECK(!call->admitted && !call->saved && "an engine has let go of a call before it is freed");
+    fakes.calls--;
+    mp_free(call);
+}
+
+sim_call *sim_fakes_call(uint32_t units) {
+    sim_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
+    if (!call)
+        return NULL;
+    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
+    call->units = units;
+    fakes.calls++;
+    return call;
+}
+
+void sim_fakes_end(void) {
+    for (int i = 0; i < fakes.count; i++) {
+        const sim_model *model = &fakes.models[i];
+        if (model->loaders || model->models || model->engines || model->loading)
+            sim_fail("fake %d: %d loaders, %d models, %d engines and %d loads are left", i, model->loaders,
+                     model->models, model->engines, model->loading);
+    }
+    if (fakes.calls)
+        sim_fail("%d calls are left", fakes.calls);
+    SIM_CHECK(fakes.lanes_in_steps == 0);
+}
+
+#endif

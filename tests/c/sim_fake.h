@@ -1,0 +1,54 @@
+/* sim_fake.h: models for the simulator that only pretend: all costs are virtual time. They check what the registry
+ * promises to loaders and engines, and count what is made and freed. */
+#ifndef TESTS_SIM_FAKE_H
+#define TESTS_SIM_FAKE_H
+
+#include "registry/registry.h"
+#include "sim.h"
+
+enum { SIM_FAKES = 48 };
+
+typedef struct sim_model { /* what one loader loads */
+    /* script */
+    uint64_t load_ns, step_ns, stall_ns; /* stall: without a sign of progress, not to be called off */
+    int load_failures;                   /* the next so many loads fail with IO */
+    int engine_failures;                 /* the next so many engines fail with MODEL */
+    uint32_t step_units;                 /* units an item gets in a step; 0 = all of it */
+    int plan_items;                      /* items in a step; 0 = all */
+    int memory;                          /* what the admitted items of an engine may hold together; 0 = no limit */
+    int lanes;                           /* wanted a step */
+    uint64_t model_bytes, engine_bytes;
+    bool unhealthy;
+    bool uneven; /* every other step takes no time */
+    /* counts: what exists */
+    int loading, models, engines, loaders;
+    int loads, steps, preempted;
+} sim_model;
+
+typedef struct sim_call {
+    mp_call base;
+    uint32_t units, done;
+    int memory, memory_a_step; /* held from admission to retirement; more after each step */
+    bool bad_argument, refused, numeric, keeps_state;
+    int admitted;            /* by an engine now: 0 or 1 */
+    int saved;               /* states that a preemption has left */
+    int finished, failed;    /* times an engine completed it, or made it fail */
+    bool destroyed_is_error; /* the caller still reads it */
+    uint64_t unwanted_ns;    /* when it was cancelled or let go of; 0 = it was not */
+} sim_call;
+
+typedef struct sim_fakes {
+    sim_model models[SIM_FAKES];
+    int count, calls; /* calls that exist */
+    int lanes, lanes_in_steps;
+    bool on_time; /* the clock of this world never runs ahead of those who could run */
+} sim_fakes;
+extern sim_fakes fakes;
+
+void sim_fakes_begin(int lanes);
+sim_model *sim_fakes_model(void); /* a new one, with the simplest script */
+mp_loader sim_fakes_loader(sim_model *model);
+sim_call *sim_fakes_call(uint32_t units); /* NULL: refused */
+void sim_fakes_end(void);                 /* everything is gone again */
+
+#endif

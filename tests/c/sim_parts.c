@@ -1,0 +1,186 @@
+/* sim_parts.c: worlds of single parts, small enough that all of their schedules can be gone through: the pool of
+ * threads, the ledger of CPUs, maintenance. */
+#include "sim_world.h"
+
+#ifdef MP_SIM
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "registry/cores.h"
+#include "registry/maintenance.h"
+#include "registry/pool/pool.h"
+
+static const uint64_t MS = 1000 * 1000;
+enum { MOST = 4, DUES = 8 };
+
+static mp_error error;
+static mp_thread threads[MOST];
+
+static void start(int n, void (*body)(void *arg), void *arg) {
+    for (int i = 0; i < n; i++)
+        SIM_CHECK(mp_thread_start(&threads[i], "caller", body, arg, &error) == MP_OK);
+}
+
+static void join(int n) {
+    for (int i = 0; i < n; i++)
+        mp_thread_join(&threads[i]);
+}
+
+/* --- pool: every job that was taken runs once; a freed thread is used again --- */
+
+static struct {
+    mp_pool *pool;
+    int given, refused;
+    _Atomic int ran, running;
+} jobs;
+
+static void job(void *arg) {
+    (void)arg;
+    SIM_CHECK(atomic_fetch_add(&jobs.running, 1) < 2);
+    mp_seam_point();
+    atomic_fetch_sub(&jobs.running, 1);
+    atomic_fetch_add(&jobs.ran, 1);
+}
+
+static void give_jobs(void *arg) {
+    (void)arg;
+    for (int i = 0; i < 2; i++) {
+        mp_error why;
+        if (mp_pool_run(jobs.pool, (mp_job){job, NULL}, &why) == MP_OK) {
+            jobs.given++;
+        } else {
+            SIM_CHECK(why.code == MP_SPAWN_FAILED);
+            jobs.refused++;
+        }
+    }
+}
+
+void sim_parts_pool(void *world) {
+    int callers = ((const sim_world *)world)->callers, total, busy;
+    memset(&jobs, 0, sizeof(jobs));
+    SIM_CHECK(mp_pool_create("pool", 2, &jobs.pool, &error) == MP_OK);
+    start(callers, give_jobs, NULL);
+    join(callers);
+    mp_pool_counts(jobs.pool, &total, &busy);
+    SIM_CHECK(total >= 1 && total <= 2 && busy <= total);
+    mp_pool_destroy(jobs.pool);
+    SIM_CHECK(jobs.given + jobs.refused == 2 * callers && jobs.ran == jobs.given && jobs.given >= 2);
+}
+
+/* --- cores: never more lanes than there are, and nobody is forgotten --- */
+
+static struct {
+    mp_cores *cores;
+    int lanes, in_use;
+    struct {
+        int fibre;
+        bool wants;
+    } users[8];
+    _Atomic int next;
+} ledger;
+
+/* While all sleep nobody waits for lanes that are free. */
+static void look_at_ledger(void *arg) {
+    (void)arg;
+    for (int i = 0; i < ledger.next; i++)
+        if (ledger.users[i].wants && sim_is_blocked(ledger.users[i].fibre) &&
+            mp_cores_leased(ledger.cores) < ledger.lanes)
+            sim_fail("caller %d waits for lanes, and %d of %d are free", i,
+                     ledger.lanes - mp_cores_leased(ledger.cores), ledger.lanes);
+}
+
+static void lease_lanes(void *arg) {
+    (void)arg;
+    mp_lease lease;
+    int self = atomic_fetch_add(&ledger.next, 1);
+    ledger.users[self].fibre = sim_self();
+    mp_cores_enter(ledger.cores);
+    for (int i = 0; i < 2; i++) {
+        ledger.users[self].wants = true;
+        mp_cores_lease(ledger.cores, i + 1, &lease, NULL, NULL);
+        ledger.users[self].wants = false;
+        ledger.in_use += lease.lanes;
+        SIM_CHECK(lease.lanes >= 1 && ledger.in_use <= ledger.lanes);
+        if (sim_below(2))
+            mp_sys_sleep_ns(MS);
+        else
+            mp_seam_point();
+        ledger.in_use -= lease.lanes;
+        mp_cores_return(ledger.cores, &lease, false);
+    }
+    mp_cores_leave(ledger.cores);
+}
+
+void sim_parts_cores(void *world) {
+    int callers = ((const sim_world *)world)->callers;
+    memset(&ledger, 0, sizeof(ledger));
+    ledger.lanes = 2;
+    SIM_CHECK(mp_cores_open(ledger.lanes, &ledger.cores, &error) == MP_OK);
+    sim_watch(NULL, look_at_ledger, NULL);
+    start(callers, lease_lanes, NULL);
+    join(callers);
+    SIM_CHECK(mp_cores_leased(ledger.cores) == 0 && !mp_cores_contended(ledger.cores));
+    mp_cores_close(ledger.cores);
+}
+
+/* --- maintenance: whatever is announced is looked at when it is due, and soon after --- */
+
+static struct {
+    mp_maintenance maintenance;
+    mp_pool *pool;
+    mp_mutex lock;
+    uint64_t due[DUES]; /* guarded by: lock; 0 = none, or seen */
+    int seen;
+    _Atomic int next;
+} ticks;
+
+static uint64_t look(void *arg, uint64_t now_ns) {
+    (void)arg;
+    uint64_t next = UINT64_MAX;
+    mp_mutex_lock(&ticks.lock);
+    for (int i = 0; i < DUES; i++) {
+        if (ticks.due[i] && ticks.due[i] <= now_ns) {
+            SIM_CHECK(now_ns < ticks.due[i] + MS / 10 && "it is looked at in time");
+            ticks.due[i] = 0;
+            ticks.seen++;
+        } else if (ticks.due[i] && ticks.due[i] < next) {
+            next = ticks.due[i];
+        }
+    }
+    mp_mutex_unlock(&ticks.lock);
+    return next;
+}
+
+static void announce(void *arg) {
+    (void)arg;
+    for (int round = 0; round < 2; round++) {
+        /* Whole milliseconds, so that announcements and sweeps fall together. */
+        uint64_t now = sim_now(), start = now - now % MS + MS * (1 + sim_below(3));
+        mp_sys_sleep_ns(start - now);
+        int at = atomic_fetch_add(&ticks.next, 1);
+        uint64_t due = start + MS * sim_below(4);
+        mp_mutex_lock(&ticks.lock);
+        ticks.due[at] = due;
+        mp_mutex_unlock(&ticks.lock);
+        mp_maintenance_at(&ticks.maintenance, ticks.pool, due);
+    }
+}
+
+void sim_parts_ticks(void *world) {
+    int callers = ((const sim_world *)world)->callers;
+    memset(&ticks, 0, sizeof(ticks));
+    mp_mutex_init(&ticks.lock);
+    SIM_CHECK(mp_pool_create("pool", 2, &ticks.pool, &error) == MP_OK);
+    mp_maintenance_init(&ticks.maintenance, look, NULL);
+    start(callers, announce, NULL);
+    join(callers);
+    mp_sys_sleep_ns(20 * MS);
+    SIM_CHECK(ticks.seen == 2 * callers && "whatever is announced is looked at");
+    mp_maintenance_stop(&ticks.maintenance);
+    mp_maintenance_deinit(&ticks.maintenance);
+    mp_pool_destroy(ticks.pool);
+    mp_mutex_deinit(&ticks.lock);
+}
+
+#endif

@@ -1,0 +1,221 @@
+/* sim_world.c: see sim_world.h. */
+#include "sim_state.h"
+
+#ifdef MP_SIM
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if __has_include("registry/audit.h")
+#include "registry/audit.h"
+#define HAS_AUDIT 1
+#endif
+
+sim_scene w;
+static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
+const char *const sim_keys[KEYS] = {"a", "b", "c", "d", "e"};
+
+/* --- looks from outside --- */
+
+static void look_at_entry(void *arg, const mp_entry_info *info) {
+    (void)arg;
+    bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
+    if (info->queued > 0 && (idle || strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0))
+        sim_fail("%d calls wait for %s, which is %s, and everybody sleeps", info->queued, info->key, info->state);
+    for (int i = 0; i < w.caller_count; i++) {
+        const caller *c = &w.callers[i];
+        if (!sim_is_blocked(c->fibre))
+            continue;
+        if (c->submitting && strcmp(c->submitting, info->key) == 0 && info->queued < w.capacity && !w.swapped)
+            sim_fail("caller %d waits for room in the queue of %s, which has room", i, info->key);
+        if (c->loading && strcmp(c->loading, info->key) == 0 && (idle || busy) && !w.swapped)
+            sim_fail("caller %d waits for %s to be loaded, which is %s", i, info->key, info->state);
+    }
+}
+
+static void look_at_rest(void *arg) {
+    (void)arg;
+    for (int i = 0; i < w.caller_count; i++) {
+        const caller *c = &w.callers[i];
+        if (!c->awaited || !sim_is_blocked(c->fibre))
+            continue;
+        if (mp_ticket_done(c->awaited))
+            sim_fail("caller %d waits for a call that is done", i);
+        if (mp_ticket_wait(c->awaited, c->seen, 1, NULL))
+            sim_fail("caller %d waits for more of a call than it has seen, and there is more", i);
+    }
+    if (w.registry)
+        mp_registry_visit(w.registry, look_at_entry, NULL);
+}
+
+static void look_at_step(void *arg) {
+    (void)arg;
+#ifdef HAS_AUDIT
+    mp_error error;
+    mp_error_clear(&error);
+    if (w.registry && w.steps++ % 4 == 0 && mp_registry_audit(w.registry, sim_is_held, &error) != MP_OK)
+        sim_fail("%s", error.message);
+#endif
+}
+
+/* --- closing --- */
+
+static void closer_main(void *arg) {
+    (void)arg;
+    mp_sys_sleep_ns(1 + sim_below(60 * MS));
+    w.shutting_down = true;
+    if (percent(30))
+        mp_registry_begin_shutdown(w.registry);
+    else
+        mp_registry_close(w.registry, percent(50) ? 0 : sim_below(50 * MS));
+}
+
+/* --- the world --- */
+
+static mp_status create(void) {
+    static const uint64_t spins[] = {1, 1, 2000};
+    mp_error error;
+    sim_fakes_begin(1 + of(3));
+    w.capacity = 1 + of(4);
+    mp_registry_config config = {.lanes = fakes.lanes, .spin_ns = spins[of(3)], .step_budget_ns = 25 * MS};
+    config.memory_limit = w.kind->memory ? 60000 + 10000 * (uint64_t)of(6) : 1000 * 1000 * 1000;
+    config.load_timeout_ns = w.stalls ? 200 * MS : 0;
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
+        for (int j = 0; j < MP_LANE_COUNT; j++)
+            config.queue_capacity[i][j] = w.capacity;
+    config.max_workers = 1 + of(3);
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
+        config.policy[i] = (mp_policy)of(MP_POLICY_COUNT);
+    config.shutdown_grace_ns = 1 + sim_below(SECOND);
+    w.tight = w.kind->memory;
+    fakes.on_time = !w.kind->faults && sim_get_setup()->late == 0;
+    return mp_registry_create(&config, &w.registry, &error);
+}
+
+static void check_after_close(void) {
+    mp_registry_stats stats;
+    mp_registry_get_stats(w.registry, &stats);
+    uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;
+    if (stats.total_requests != over)
+        sim_fail("%llu calls were submitted, %llu ended", (unsigned long long)stats.total_requests,
+                 (unsigned long long)over);
+    if (stats.memory_used || stats.lanes_leased)
+        sim_fail("after close %llu bytes are charged and %d lanes leased", (unsigned long long)stats.memory_used,
+                 stats.lanes_leased);
+}
+
+static void registry_world(void *arg) {
+    const sim_world *kind = arg;
+    memset(&w, 0, sizeof(w));
+    w.kind = kind;
+    /* The order of csrc/README.md. */
+    sim_lock_rank("registry.c", 1);
+    sim_lock_rank("entry.c", 2);
+    sim_lock_rank("request.c", 4);
+    sim_lock_rank("notifier.c", 5);
+    sim_lock_rank("pool.c", 9);
+    sim_lock_rank("maintenance.c", 9);
+    sim_lock_rank("governor.c", 9);
+    sim_lock_rank("cores.c", 9);
+    w.refused_memory = w.refused_threads = kind->faults;
+    w.stalls = kind->faults; /* also when others are kept from running for as long as a load may stand still */
+    if (create() != MP_OK) {
+        SIM_CHECK(kind->faults);
+        return;
+    }
+    sim_watch(look_at_step, look_at_rest, NULL);
+    record none = {0};
+    w.key_count = kind->at_once ? kind->keys : 1 + of(kind->keys);
+    for (int i = 0; i < w.key_count; i++) {
+        w.removed = w.swapped = kind->faults; /* an add that was refused leaves the key unknown */
+        sim_add(sim_keys[i], false, &none);
+    }
+    mp_thread threads[CALLERS + 2];
+    bool started[CALLERS + 2] = {false};
+    mp_error error;
+    w.caller_count = kind->at_once ? kind->callers : 1 + of(kind->callers);
+    for (int i = 0; i < w.caller_count; i++)
+        w.callers[i] = (caller){.number = i, .fibre = sim_self()};
+    for (int i = 0; i < w.caller_count; i++)
+        started[i] = mp_thread_start(&threads[i], "caller", sim_caller_main, &w.callers[i], &error) == MP_OK;
+    if (kind->shutdown)
+        for (int i = 0, n = 1 + of(2); i < n; i++)
+            started[CALLERS + i] = mp_thread_start(&threads[CALLERS + i], "closer", closer_main, NULL, &error) == MP_OK;
+    for (int i = 0; i < CALLERS + 2; i++)
+        if (started[i])
+            mp_thread_join(&threads[i]);
+    if (w.offered)
+        mp_ticket_release(w.offered);
+    w.offered = NULL;
+    sim_faults(false); /* the end is to be clean: what was refused has been dealt with */
+    w.shutting_down = true;
+    mp_registry_close(w.registry, percent(50) ? 0 : sim_below(SECOND));
+    check_after_close();
+    for (int i = 0; i < w.kept_count; i++)
+        sim_check_end(&w.kept[i]);
+    mp_registry *registry = w.registry;
+    w.registry = NULL;
+    mp_registry_destroy(registry);
+    for (int i = 0; i < w.kept_count; i++) {
+        sim_check_end(&w.kept[i]);
+        w.kept[i].call->destroyed_is_error = false;
+        mp_ticket_release(w.kept[i].ticket);
+    }
+    sim_fakes_end();
+}
+
+static const sim_world worlds[] = {
+    {.name = "calls", .body = registry_world, .callers = 4, .keys = 2, .operations = 15},
+    {.name = "memory", .body = registry_world, .callers = 4, .keys = 3, .operations = 25, .memory = true},
+    {.name = "swaps", .body = registry_world, .callers = 4, .keys = 2, .operations = 55, .swaps = 60},
+    {.name = "shutdown",
+     .body = registry_world,
+     .callers = 4,
+     .keys = 3,
+     .operations = 35,
+     .swaps = 30,
+     .shutdown = true},
+    {.name = "faults", .body = registry_world, .callers = 4, .keys = 2, .operations = 35, .swaps = 20, .faults = true},
+    {.name = "storm",
+     .body = registry_world,
+     .callers = 5,
+     .keys = 3,
+     .operations = 45,
+     .swaps = 30,
+     .memory = true,
+     .shutdown = true,
+     .faults = true},
+    {.name = "five", .body = registry_world, .callers = 5, .keys = 5, .operations = 10, .at_once = true},
+    {.name = "streams", .body = registry_world, .callers = 3, .keys = 1, .streams = true, .at_once = true},
+    {.name = "pool", .body = sim_parts_pool, .callers = 3},
+    {.name = "cores", .body = sim_parts_cores, .callers = 4},
+    {.name = "ticks", .body = sim_parts_ticks, .callers = 3},
+};
+
+const sim_world *sim_world_find(const char *name) {
+    for (size_t i = 0; i < sizeof(worlds) / sizeof(worlds[0]); i++)
+        if (strcmp(worlds[i].name, name) == 0)
+            return &worlds[i];
+    return NULL;
+}
+
+sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int depth, uint64_t seed) {
+    uint64_t dice = (seed + 1) * 0x9E3779B97F4A7C15u;
+    dice ^= dice >> 29;
+    sim_setup setup = {.world = world->name, .seed = seed, .scheduler = scheduler, .depth = depth};
+    static const uint32_t rates[] = {0, 0, 60, 600};
+    setup.spurious = rates[dice & 3];
+    setup.late = rates[dice >> 2 & 3] / 2;
+    if (!world->callers || !world->keys) /* parts look at the clock themselves */
+        setup.late = 0;
+    if (world->faults) {
+        static const uint32_t refusals[] = {0, 100, 1000, 6000};
+        setup.alloc = refusals[dice >> 4 & 3];
+        setup.thread = refusals[dice >> 6 & 3] * 4;
+    }
+    return setup;
+}
+
+#endif

@@ -1,0 +1,569 @@
+/* Prefix reuse: which blocks are found, by whom, what is given up first, and that no byte of a result depends on it. */
+#include "base/options.h"
+#include "model_fixture.h"
+#include "models/layers/prefix_cache.h"
+
+enum { PROMPT = 200, ANSWER = 20 };
+
+/* ---- the cache by itself ----------------------------------------------------------------------------------------- */
+
+typedef struct bench {
+    mp_budget budget;
+    mp_prefix_cache cache;
+    int32_t tokens[8 * MP_KV_BLOCK];
+} bench;
+
+static void set_up(bench *b, uint32_t percent) {
+    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_F16};
+    mp_test_random random = {5};
+    *b = (bench){.budget = {.limit = UINT64_MAX}};
+    mp_prefix_init(&b->cache, &group, &b->budget, percent);
+    mp_prefix_seed(&b->cache, "a model");
+    for (size_t i = 0; i < sizeof b->tokens / sizeof *b->tokens; i++)
+        b->tokens[i] = (int32_t)(mp_test_random_u64(&random) % 1000);
+}
+
+static void take_down(bench *b) {
+    mp_prefix_deinit(&b->cache);
+    MP_CHECK_INT(b->budget.used, 0);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
+}
+
+/* A sequence of n blocks over tokens, published from its `from`-th on; ids[n] are its own. */
+static mp_prefix_chain publish(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
+    mp_error error;
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant);
+    for (int i = 0; i < n; i++) {
+        MP_CHECK_OK(mp_prefix_take(&b->cache, &ids[i], &error), &error);
+        mp_prefix_publish(&b->cache, &chain, tokens + i * MP_KV_BLOCK, &ids[i]);
+    }
+    MP_CHECK_INT(chain.count, n);
+    return chain;
+}
+
+static void give(bench *b, const uint32_t *ids, int n) {
+    while (n > 0)
+        mp_prefix_give(&b->cache, ids[--n]);
+}
+
+static int find(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant);
+    int found = 0;
+    while (found < n && mp_prefix_find(&b->cache, &chain, tokens + found * MP_KV_BLOCK, &ids[found]))
+        found++;
+    return found;
+}
+
+MP_TEST(models_prefix_finds_the_longest_chain) {
+    bench b;
+    uint32_t ids[8], again[8];
+    set_up(&b, 25);
+    publish(&b, 0, b.tokens, 5, ids);
+    MP_CHECK_INT(find(&b, 0, b.tokens, 8, again), 5); /* in use */
+    MP_CHECK(memcmp(ids, again, 5 * sizeof *ids) == 0);
+    MP_CHECK_INT(b.cache.kv.references[ids[0]], 3); /* two sequences and the cache */
+    give(&b, again, 5);
+    give(&b, ids, 5);
+    MP_CHECK_INT(b.cache.idle, 5);
+    MP_CHECK_INT(find(&b, 0, b.tokens, 3, again), 3); /* idle */
+    MP_CHECK_INT(b.cache.idle, 2);
+    give(&b, again, 3);
+    b.tokens[2 * MP_KV_BLOCK + 63]++;
+    MP_CHECK_INT(find(&b, 0, b.tokens, 8, again), 2);
+    give(&b, again, 2);
+    MP_CHECK_INT(find(&b, 1, b.tokens, 8, again), 0); /* another tenant's */
+    MP_CHECK_INT(find(&b, 0, b.tokens + MP_KV_BLOCK, 4, again), 0); /* the same tokens, but not at the start */
+    MP_CHECK_INT(b.cache.counters.blocks, 5);
+    take_down(&b);
+}
+
+/* Equal keys of different tokens, of different predecessors, of different tenants. */
+MP_TEST(models_prefix_survives_collisions) {
+    bench b;
+    uint32_t ids[2], id;
+    mp_error error;
+    set_up(&b, 25);
+    publish(&b, 0, b.tokens, 2, ids);
+    for (int kind = 0; kind < 3; kind++) {
+        int32_t tokens[MP_KV_BLOCK];
+        memcpy(tokens, b.tokens + (kind == 1 ? MP_KV_BLOCK : 0), sizeof tokens);
+        tokens[17] += kind == 0;
+        mp_prefix_chain chain = mp_prefix_begin(&b.cache, kind == 2);
+        chain.key = b.cache.known[ids[kind == 1]].key;
+        chain.key_known = true;
+        MP_CHECK(!mp_prefix_find(&b.cache, &chain, tokens, &id));
+        MP_CHECK_OK(mp_prefix_take(&b.cache, &id, &error), &error);
+        uint32_t own = id;
+        mp_prefix_publish(&b.cache, &chain, tokens, &id); /* both can be there */
+        MP_CHECK_INT(id, own);
+        MP_CHECK_INT(chain.count, 1);
+        chain = mp_prefix_begin(&b.cache, kind == 2);
+        chain.key = b.cache.known[own].key;
+        chain.key_known = true;
+        MP_CHECK(mp_prefix_find(&b.cache, &chain, tokens, &id));
+        MP_CHECK_INT(id, own);
+    }
+    take_down(&b);
+}
+
+MP_TEST(models_prefix_keeps_one_of_equal_blocks) {
+    bench b;
+    uint32_t first[2], second[2];
+    set_up(&b, 25);
+    publish(&b, 0, b.tokens, 2, first);
+    memset(mp_kv_k(&b.cache.kv, first[1], 0, 0), 7, b.cache.kv.k_bytes);
+    give(&b, first, 2);
+    publish(&b, 0, b.tokens, 2, second);
+    MP_CHECK(memcmp(first, second, sizeof first) == 0);
+    MP_CHECK(*(uint8_t *)mp_kv_k(&b.cache.kv, second[1], 0, 0) == 7);
+    MP_CHECK_INT(b.cache.kv.references[first[1]], 2);
+    MP_CHECK_INT(b.cache.idle, 0);
+    MP_CHECK_INT(b.cache.counters.blocks, 2);
+    take_down(&b);
+}
+
+/* Least recently used first, leaves before what they hang on. */
+MP_TEST(models_prefix_gives_up_the_oldest_leaf) {
+    bench b;
+    uint32_t ids[3], other[3], got[8];
+    mp_error error;
+    set_up(&b, 25);
+    publish(&b, 0, b.tokens, 3, ids);
+    int32_t fork[3 * MP_KV_BLOCK];
+    memcpy(fork, b.tokens, sizeof fork);
+    fork[2 * MP_KV_BLOCK]++;
+    publish(&b, 0, fork, 3, other); /* shares two blocks */
+    MP_CHECK(ids[1] == other[1] && ids[2] != other[2]);
+    give(&b, ids, 3);
+    MP_CHECK_INT(b.cache.idle, 1);
+    give(&b, other, 3);
+    b.budget.limit = b.budget.used;
+    uint32_t order[] = {ids[2], other[2], ids[1], ids[0]};
+    for (int i = 0; i < 4; i++) {
+        MP_CHECK_OK(mp_prefix_take(&b.cache, &got[i], &error), &error);
+        MP_CHECK_INT(got[i], order[i]);
+    }
+    MP_CHECK_STATUS(mp_prefix_take(&b.cache, &got[4], &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_INT(b.cache.counters.evicted, 4);
+    MP_CHECK_INT(b.cache.counters.blocks, 0);
+    give(&b, got, 4);
+    MP_CHECK_INT(b.cache.kv.free_count, 4);
+    /* a use makes a chain new again */
+    b.budget.limit = UINT64_MAX;
+    publish(&b, 0, b.tokens, 2, ids);
+    publish(&b, 1, b.tokens, 2, other);
+    give(&b, ids, 2);
+    give(&b, other, 2);
+    MP_CHECK_INT(find(&b, 0, b.tokens, 2, got), 2);
+    give(&b, got, 2);
+    MP_CHECK_INT(mp_prefix_shrink(&b.cache, 1), b.cache.kv.block_bytes);
+    MP_CHECK_INT(find(&b, 0, b.tokens, 2, got), 2);
+    MP_CHECK_INT(find(&b, 1, b.tokens, 2, got + 2), 1);
+    give(&b, got, 3);
+    take_down(&b);
+}
+
+MP_TEST(models_prefix_memory_goes_back) {
+    bench b;
+    uint32_t ids[8], got[12];
+    mp_error error;
+    set_up(&b, 25);
+    publish(&b, 0, b.tokens, 8, ids);
+    give(&b, ids + 4, 4);
+    MP_CHECK_INT(b.budget.used, 8 * b.cache.kv.block_bytes);
+    MP_CHECK_INT(mp_prefix_trim(&b.cache), 4 * b.cache.kv.block_bytes); /* what is in use stays */
+    MP_CHECK_INT(b.budget.used, 4 * b.cache.kv.block_bytes);
+    MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), 4);
+    give(&b, got, 4);
+    give(&b, ids, 4);
+    MP_CHECK_INT(mp_prefix_trim(&b.cache), 4 * b.cache.kv.block_bytes);
+    MP_CHECK_INT(b.budget.used, 0);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
+    publish(&b, 0, b.tokens, 8, ids); /* and it works again */
+    give(&b, ids, 8);
+    /* a quarter of what the limit allows stays idle */
+    b.budget.limit = 12 * b.cache.kv.block_bytes;
+    MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), 8);
+    give(&b, got, 8);
+    MP_CHECK(b.cache.idle == 2 || b.cache.idle == 3); /* the limit is divided first */
+    int left = (int)b.cache.idle;
+    MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), left); /* the start of the chain */
+    give(&b, got, left);
+    for (int i = 0; i < 12; i++)
+        MP_CHECK_OK(mp_prefix_take(&b.cache, &got[i], &error), &error);
+    MP_CHECK_INT(b.cache.counters.blocks, 0);
+    take_down(&b);
+    set_up(&b, 0); /* off */
+    MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[0], &error), &error);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0);
+    mp_prefix_publish(&b.cache, &chain, b.tokens, &ids[0]);
+    MP_CHECK_INT(find(&b, 0, b.tokens, 1, got), 0);
+    give(&b, ids, 1);
+    MP_CHECK_INT(b.cache.kv.free_count, 1);
+    take_down(&b);
+}
+
+/* Many random sequences against a plain model of what must be found. */
+MP_TEST_SECONDS(models_prefix_random_use, 60) {
+    enum { HELD = 12, STEPS = 20000, DEEP = 5 };
+    bench b;
+    mp_test_random random = {11};
+    mp_error error;
+    struct held {
+        int n;
+        uint32_t ids[DEEP], tenant;
+        int32_t tokens[DEEP * MP_KV_BLOCK];
+    } held[HELD] = {0};
+    set_up(&b, 50);
+    b.budget.limit = 60 * b.cache.kv.block_bytes;
+    for (int step = 0; step < STEPS; step++) {
+        struct held *h = &held[mp_test_random_u64(&random) % HELD];
+        if (h->n) {
+            give(&b, h->ids, h->n);
+            h->n = 0;
+        } else {
+            int n = 1 + (int)(mp_test_random_u64(&random) % DEEP);
+            h->tenant = (uint32_t)(mp_test_random_u64(&random) % 2);
+            for (int i = 0; i < n * MP_KV_BLOCK; i++) /* a tree with two branches at each block */
+                h->tokens[i] = i % MP_KV_BLOCK ? i : (int32_t)(mp_test_random_u64(&random) % 2);
+            mp_prefix_chain chain = mp_prefix_begin(&b.cache, h->tenant);
+            while (h->n < n && mp_prefix_find(&b.cache, &chain, h->tokens + h->n * MP_KV_BLOCK, &h->ids[h->n]))
+                h->n++;
+            /* what somebody holds must have been found, and in the very same blocks */
+            for (int o = 0; o < HELD; o++)
+                for (int i = 0; &held[o] != h && held[o].tenant == h->tenant && i < held[o].n && i < n; i++) {
+                    if (memcmp(held[o].tokens, h->tokens, (size_t)(i + 1) * MP_KV_BLOCK * sizeof(int32_t)) != 0)
+                        break;
+                    MP_CHECK(i < h->n && held[o].ids[i] == h->ids[i]);
+                }
+            for (; h->n < n; h->n++) {
+                if (mp_prefix_take(&b.cache, &h->ids[h->n], &error) != MP_OK)
+                    break;
+                mp_prefix_publish(&b.cache, &chain, h->tokens + h->n * MP_KV_BLOCK, &h->ids[h->n]);
+            }
+        }
+        if (mp_test_random_u64(&random) % 500 == 0)
+            mp_prefix_trim(&b.cache);
+        if (mp_test_random_u64(&random) % 50 == 0)
+            mp_prefix_shrink(&b.cache, 3 * b.cache.kv.block_bytes);
+        /* blocks: free, empty, idle, in use */
+        uint32_t used = 0;
+        for (uint32_t id = 0; id < b.cache.kv.blocks; id++) {
+            uint32_t references = 0;
+            for (int o = 0; o < HELD; o++)
+                for (int i = 0; i < held[o].n; i++)
+                    references += held[o].ids[i] == id;
+            used += references > 0;
+            if (references > 0)
+                MP_CHECK_INT(b.cache.kv.references[id], references + 1);
+        }
+        MP_CHECK_INT(used + b.cache.idle, b.cache.counters.blocks);
+        MP_CHECK_INT(used + b.cache.idle + b.cache.kv.free_count + b.cache.kv.empty_count, b.cache.kv.blocks);
+        MP_CHECK_INT(b.budget.used,
+                     (b.cache.kv.blocks - b.cache.kv.empty_count) * (uint64_t)b.cache.kv.block_bytes);
+    }
+    MP_CHECK(b.cache.counters.evicted > 100);
+    take_down(&b);
+}
+
+/* ---- a decoder --------------------------------------------------------------------------------------------------- */
+
+static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K};
+
+typedef struct ask { /* what a call is: the first `shared` tokens are the start of everybody's */
+    int length, shared, n, answer;
+    uint32_t tenant;
+    bool logits;
+} ask;
+
+static void make(const tiny_model *tiny, tiny_job *job, ask ask) {
+    mp_test_random everybody = {99}, own = {1000 + (uint64_t)(ask.length * 1000 + ask.shared)};
+    int32_t prompt[TINY_CONTEXT];
+    for (int i = 0; i < ask.length; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(i < ask.shared ? &everybody : &own) % TINY_VOCAB);
+    mp_text_args args = {
+        .n_prompt = ask.length, .prompt = prompt, .n_choices = ask.n ? ask.n : 1, .want_prompt_logits = ask.logits,
+        .sampling = {.temperature = 0.8f, .top_p = 1, .repetition_penalty = 1, .seed = 3,
+                     .max_tokens = ask.answer ? ask.answer : ANSWER, .logprobs = 5, .ignore_eos = true},
+    };
+    tiny_job_make(tiny, job, &args, ask.tenant);
+}
+
+/* The engine of `reference` reuses nothing. */
+static void load(tiny_model *tiny, tiny_model *reference) {
+    mp_error error;
+    tiny_load(tiny, tiny_decoder_spec(types, 2, 51), MP_COMPUTE_AUTO, 1);
+    setenv("MPOOL_PREFIX_PERCENT", "0", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    tiny_load(reference, tiny_decoder_spec(types, 2, 51), MP_COMPUTE_AUTO, 1);
+    unsetenv("MPOOL_PREFIX_PERCENT");
+    MP_CHECK_OK(mp_options_init(&error), &error);
+}
+
+static void unload(tiny_model *tiny, tiny_model *reference) {
+    MP_CHECK_INT(reference->engine->prefix->hits, 0);
+    MP_CHECK_INT(reference->engine->prefix->blocks, 0);
+    tiny_unload(reference);
+    tiny_unload(tiny);
+}
+
+static uint64_t alone(tiny_model *reference, ask ask) {
+    tiny_job job;
+    make(reference, &job, ask);
+    tiny_job_admit(reference, &job);
+    tiny_job_finish(reference, &job);
+    MP_CHECK_INT(job.call->cached_tokens, 0);
+    uint64_t hash = tiny_job_hash(&job);
+    mp_call_destroy(&job.call->base);
+    return hash;
+}
+
+/* The job is done: it skipped so many tokens and gave what the engine without a cache gives. */
+static void check_job(tiny_model *reference, tiny_job *job, ask ask, int cached) {
+    MP_CHECK(job->done);
+    MP_CHECK_INT(job->call->cached_tokens, cached);
+    if (tiny_job_hash(job) != alone(reference, ask))
+        MP_FAIL("a prompt of %d tokens of which %d were cached gives something else", ask.length, cached);
+    mp_call_destroy(&job->call->base);
+}
+
+static void run(tiny_model *tiny, tiny_model *reference, ask ask, int cached) {
+    tiny_job job;
+    make(tiny, &job, ask);
+    tiny_job_admit(tiny, &job);
+    tiny_job_finish(tiny, &job);
+    check_job(reference, &job, ask, cached);
+}
+
+MP_TEST_SECONDS(models_prefix_hits, 60) {
+    tiny_model tiny, reference;
+    load(&tiny, &reference);
+    const mp_prefix_counters *counters = tiny.engine->prefix;
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 0);
+    MP_CHECK_INT(counters->blocks, (PROMPT + ANSWER - 1) / 64);
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 192);     /* again */
+    run(&tiny, &reference, (ask){.length = PROMPT + 9, .shared = 190}, 128); /* differs inside the third block */
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 64}, 64);        /* at the edge of a block */
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 63}, 0);
+    run(&tiny, &reference, (ask){.length = 129, .shared = 129}, 128);
+    run(&tiny, &reference, (ask){.length = 128, .shared = 128}, 64);          /* never the whole prompt */
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .n = 3}, 192);
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .tenant = 1}, 0);
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .tenant = 1}, 192);
+    uint64_t hits = counters->hits;
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .logits = true}, 0); /* each row is asked for */
+    MP_CHECK_INT(counters->hits, hits);
+    MP_CHECK_INT(hits, 7);
+    MP_CHECK_INT(counters->tokens, 192 + 128 + 64 + 128 + 64 + 192 + 192);
+    /* all of it goes back */
+    uint64_t before = mp_alloc_bytes(MP_TAG_KV);
+    uint64_t freed = tiny.engine->ops->trim(tiny.engine);
+    MP_CHECK(before > 0 && freed >= before / 2);
+    MP_CHECK_INT(counters->blocks, 0);
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 0);
+    unload(&tiny, &reference);
+}
+
+/* A conversation goes on: what was generated is found as well. */
+MP_TEST_SECONDS(models_prefix_chat_history, 60) {
+    tiny_model tiny, reference;
+    load(&tiny, &reference);
+    tiny_job first, second, plain;
+    make(&tiny, &first, (ask){.length = 50, .shared = 50, .answer = 100});
+    tiny_job_admit(&tiny, &first);
+    tiny_job_finish(&tiny, &first);
+    int32_t history[170];
+    memcpy(history, first.call->prompt, 50 * sizeof *history);
+    for (int i = 0; i < 100; i++)
+        history[50 + i] = first.call->choices[0].tokens[i].id;
+    for (int i = 150; i < 170; i++)
+        history[i] = i;
+    mp_text_args args = {.n_prompt = 170, .prompt = history, .n_choices = 1,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = 5,
+                                      .ignore_eos = true}};
+    tiny_job_make(&tiny, &second, &args, 0);
+    tiny_job_make(&reference, &plain, &args, 0);
+    tiny_job_admit(&tiny, &second);
+    tiny_job_finish(&tiny, &second);
+    MP_CHECK_INT(second.call->cached_tokens, 128);
+    tiny_job_admit(&reference, &plain);
+    tiny_job_finish(&reference, &plain);
+    MP_CHECK(tiny_job_hash(&second) == tiny_job_hash(&plain));
+    mp_call_destroy(&first.call->base);
+    mp_call_destroy(&second.call->base);
+    mp_call_destroy(&plain.call->base);
+    unload(&tiny, &reference);
+}
+
+/* The other one is still running: in its answer, in its prompt, ahead of us in ours. */
+MP_TEST_SECONDS(models_prefix_of_running_calls, 60) {
+    tiny_model tiny, reference;
+    load(&tiny, &reference);
+    ask what = {.length = PROMPT, .shared = 190};
+    tiny_job a, b, c;
+    make(&tiny, &a, what);
+    make(&tiny, &b, what);
+    make(&tiny, &c, what);
+    tiny_job_admit(&tiny, &a);
+    tiny_job_admit(&tiny, &b);
+    tiny_job_admit(&tiny, &c);
+    tiny_job_step(&tiny, &a, 70);
+    tiny_job_step(&tiny, &b, 20); /* takes one block, computes 20 tokens of the next */
+    MP_CHECK_INT(b.call->cached_tokens, 64);
+    tiny_job_step(&tiny, &a, 512);
+    MP_CHECK(a.call->prompt_done_ns > 0);
+    tiny_job_step(&tiny, &b, 1); /* leaves its begun block for a's */
+    MP_CHECK_INT(b.call->cached_tokens, 64 + 44 + 64);
+    tiny_job_step(&tiny, &a, 1);
+    tiny_job_finish(&tiny, &b);
+    tiny_job_finish(&tiny, &a);
+    check_job(&reference, &a, what, 0);
+    check_job(&reference, &b, what, 64 + 44 + 64);
+    tiny_job_finish(&tiny, &c);
+    check_job(&reference, &c, what, 192);
+    unload(&tiny, &reference);
+}
+
+/* Two that read the same at once end up with one copy of it. */
+MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
+    tiny_model tiny, reference;
+    load(&tiny, &reference);
+    tiny_job jobs[2];
+    mp_plan plan = {.count = 2, .amount = {200, 200}};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    for (int i = 0; i < 2; i++) {
+        make(&tiny, &jobs[i], (ask){.length = PROMPT, .shared = 190});
+        tiny_job_admit(&tiny, &jobs[i]);
+        plan.items[i] = &jobs[i].item;
+    }
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
+    for (int i = 0; i < 2; i++) {
+        tiny_job_finish(&tiny, &jobs[i]);
+        check_job(&reference, &jobs[i], (ask){.length = PROMPT, .shared = 190}, 0);
+    }
+    MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
+    unload(&tiny, &reference);
+}
+
+/* Idle blocks are the first that goes: the leaves of the oldest chain, and the rest of it is still found. */
+MP_TEST_SECONDS(models_prefix_evicted_in_part, 60) {
+    tiny_model tiny, reference;
+    load(&tiny, &reference);
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 0); /* three whole blocks, one not */
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 192);
+    MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
+    tiny.budget.limit = tiny.budget.used; /* not one block more */
+    run(&tiny, &reference, (ask){.length = 100, .shared = 0, .answer = 1}, 0);
+    MP_CHECK_INT(tiny.engine->prefix->evicted, 1);
+    MP_CHECK_INT(tiny.engine->prefix->blocks, 3); /* two of the first, one of the second */
+    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 128);
+    tiny.budget.limit = UINT64_MAX;
+    unload(&tiny, &reference);
+}
+
+/* Scratch for many rows: cached blocks make room for it, too. */
+MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
+    tiny_model tiny, reference;
+    load(&tiny, &reference);
+    for (int i = 0; i < 12; i++) { /* three blocks each, read in small slices */
+        tiny_job job;
+        make(&tiny, &job, (ask){.length = 193 + i, .shared = 0, .answer = 1});
+        tiny_job_admit(&tiny, &job);
+        while (tiny_job_step(&tiny, &job, 16) == MP_OUTCOME_MORE) {
+        }
+        mp_call_destroy(&job.call->base);
+    }
+    MP_CHECK_INT(tiny.engine->prefix->blocks, 36);
+    tiny.budget.limit = tiny.budget.used;
+    run(&tiny, &reference, (ask){.length = 100, .shared = 0, .answer = 1}, 0);
+    MP_CHECK(tiny.engine->prefix->evicted > 3);
+    MP_CHECK(tiny.engine->prefix->blocks > 0);
+    MP_CHECK(tiny.budget.used <= tiny.budget.limit);
+    tiny.budget.limit = UINT64_MAX;
+    unload(&tiny, &reference);
+}
+
+/* A preempted call gives back what it shares without harm to the others, and finds it again. */
+MP_TEST_SECONDS(models_prefix_preempted, 60) {
+    tiny_model tiny, reference;
+    load(&tiny, &reference);
+    mp_error error;
+    ask what = {.length = PROMPT, .shared = 190, .n = 2, .answer = 90};
+    tiny_job a, b;
+    make(&tiny, &a, what);
+    make(&tiny, &b, what);
+    tiny_job_admit(&tiny, &a);
+    tiny_job_step(&tiny, &a, 512);
+    tiny_job_admit(&tiny, &b);
+    tiny_job_step(&tiny, &b, 512);
+    for (int round = 0; round < 40; round++) {
+        tiny_job *job = round % 2 ? &a : &b;
+        uint64_t tokens = tiny.engine->prefix->tokens;
+        tiny.engine->ops->preempt(tiny.engine, &job->item);
+        if (round % 7 == 0)
+            tiny.engine->ops->trim(tiny.engine);
+        tiny_job_step(&tiny, round % 2 ? &b : &a, 2);
+        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job->item, &error), &error);
+        tiny_job_step(&tiny, job, 512);
+        MP_CHECK(tiny.engine->prefix->tokens >= tokens + 2 * 192); /* both answers find at least the prompt */
+        tiny_job_step(&tiny, job, 512);
+    }
+    tiny_job_finish(&tiny, &a);
+    tiny_job_finish(&tiny, &b);
+    check_job(&reference, &a, what, 0);
+    check_job(&reference, &b, what, 192); /* what it found again later is no saving of its prompt */
+    unload(&tiny, &reference);
+}
+
+/* Under a tight budget: whoever waits makes the youngest give its memory back, and all end with the same bytes. */
+MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
+    enum { JOBS = 6 };
+    static const ask asks[JOBS] = {{200, 190, .answer = 70}, {150, 150, .n = 2, .answer = 40}, {200, 190, .answer = 30},
+                                   {180, 100, .answer = 90}, {200, 190, .tenant = 4},          {60, 60, .n = 3}};
+    tiny_model tiny, reference;
+    mp_error error;
+    load(&tiny, &reference);
+    uint64_t expected[JOBS];
+    for (int i = 0; i < JOBS; i++)
+        expected[i] = alone(&reference, asks[i]);
+    run(&tiny, &reference, (ask){.length = 500, .shared = 0, .answer = 1}, 0); /* for its scratch */
+    uint64_t block = mp_alloc_bytes(MP_TAG_KV) / 9, base = tiny.budget.used;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        mp_test_random random = {seed};
+        tiny_job jobs[JOBS];
+        int waits = 0;
+        tiny.budget.limit = base + (seed % 3) * 2 * block;
+        for (int i = 0; i < JOBS; i++)
+            make(&tiny, &jobs[i], asks[i]);
+        for (int open = JOBS; open > 0;) {
+            int i = (int)(mp_test_random_u64(&random) % JOBS);
+            tiny_job *job = &jobs[i];
+            if (job->done)
+                continue;
+            if (!job->admitted)
+                tiny_job_admit(&tiny, job);
+            mp_outcome outcome = tiny_job_step(&tiny, job, 1 + (int)(mp_test_random_u64(&random) % 90));
+            open -= outcome == MP_OUTCOME_DONE;
+            if (outcome != MP_OUTCOME_WAIT_MEMORY)
+                continue;
+            waits++;
+            for (int o = JOBS - 1; o >= 0; o--) /* the youngest that holds anything */
+                if (o != i && jobs[o].admitted && !jobs[o].done) {
+                    tiny.engine->ops->preempt(tiny.engine, &jobs[o].item);
+                    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &jobs[o].item, &error), &error);
+                    if (mp_test_random_u64(&random) % 2)
+                        break;
+                }
+        }
+        for (int i = 0; i < JOBS; i++) {
+            if (tiny_job_hash(&jobs[i]) != expected[i])
+                MP_FAIL("call %d differs under seed %llu", i, (unsigned long long)seed);
+            mp_call_destroy(&jobs[i].call->base);
+        }
+        MP_CHECK(waits > 0);
+    }
+    MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->evicted > 0);
+    tiny.budget.limit = UINT64_MAX;
+    unload(&tiny, &reference);
+}

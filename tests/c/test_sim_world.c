@@ -1,0 +1,105 @@
+/* The registry under the simulator: many schedules of each world. */
+#include "sim_world.h"
+
+#ifdef MP_SIM
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "mp_test.h"
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void run(const char *name, int count) {
+    const sim_world *world = sim_world_find(name);
+    MP_CHECK(world != NULL);
+    double begun = seconds();
+    uint64_t steps = sim_world_run(world, 1, count);
+    double took = seconds() - begun;
+    printf("sim: %-8s %6d schedules, %4llu steps each, %6.0f schedules/s of CPU\n", name, count,
+           (unsigned long long)(steps / (uint64_t)count), count / took);
+}
+
+MP_TEST_SECONDS(sim_world_calls, 60) { run("calls", 6000); }
+MP_TEST_SECONDS(sim_world_memory, 60) { run("memory", 4000); }
+MP_TEST_SECONDS(sim_world_swaps, 60) { run("swaps", 4000); }
+MP_TEST_SECONDS(sim_world_shutdown, 60) { run("shutdown", 4000); }
+MP_TEST_SECONDS(sim_world_faults, 60) { run("faults", 4000); }
+MP_TEST_SECONDS(sim_world_storm, 60) { run("storm", 3000); }
+MP_TEST_SECONDS(sim_world_five_models_loaded_at_once, 60) { run("five", 1000); }
+MP_TEST_SECONDS(sim_world_streams, 60) { run("streams", 2000); }
+MP_TEST_SECONDS(sim_world_pool_alone, 60) { run("pool", 3000); }
+MP_TEST_SECONDS(sim_world_cores_alone, 60) { run("cores", 3000); }
+MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }
+
+/* The same seed gives the same run, whatever ran before it. */
+MP_TEST_SECONDS(sim_world_repeats_itself, 60) {
+    static const char *const names[] = {"calls", "memory", "swaps", "shutdown", "faults", "storm", "five", "streams"};
+    enum { SEEDS = 20 };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const sim_world *world = sim_world_find(names[i]);
+        sim_result first[SEEDS], again;
+        sim_world_run(world, 5000, 3);
+        for (int round = 0; round < 2; round++)
+            for (int j = 0; j < SEEDS; j++) {
+                int seed = round ? SEEDS - 1 - j : j;
+                sim_setup setup = sim_world_setup(world, seed & 1 ? SIM_PCT : SIM_RANDOM, 3, (uint64_t)seed);
+                sim_run(&setup, world->body, (void *)(uintptr_t)world, round ? &again : &first[seed]);
+                if (round && (again.hash != first[seed].hash || again.steps != first[seed].steps))
+                    MP_FAIL("%s, seed %d: another run than before, %llu and %llu steps", names[i], seed,
+                            (unsigned long long)first[seed].steps, (unsigned long long)again.steps);
+            }
+    }
+}
+
+/* MPOOL_SIM=world:variant:scheduler:depth:seed:mutation, as a failure prints it: that schedule, with its trace. */
+MP_TEST_SECONDS(sim_replay, 600) {
+    const char *text = getenv("MPOOL_SIM");
+    if (!text)
+        MP_SKIP("MPOOL_SIM is not set");
+    char name[32], scheduler[16];
+    int variant, depth, mutation;
+    unsigned long long seed;
+    if (sscanf(text, "%31[^:]:%d:%15[^:]:%d:%llu:%d", name, &variant, scheduler, &depth, &seed, &mutation) != 6)
+        MP_FAIL("MPOOL_SIM is \"%s\"", text);
+    const sim_world *world = sim_world_find(name);
+    if (!world)
+        MP_FAIL("there is no world %s", name);
+    sim_scheduler which = scheduler[0] == 'r' ? SIM_RANDOM : scheduler[0] == 'p' ? SIM_PCT : SIM_EXHAUSTIVE;
+    sim_world_run(world, 0, 0);
+    mp_seam_armed = mutation;
+    sim_setup setup = sim_world_setup(world, which, depth, seed);
+    setup.coarse = which == SIM_EXHAUSTIVE;
+    if (which == SIM_EXHAUSTIVE)
+        sim_first();
+    sim_result result;
+    sim_run(&setup, world->body, (void *)(uintptr_t)world, &result);
+    fprintf(stderr, "sim: nothing wrong after %llu steps of %d threads\n", (unsigned long long)result.steps,
+            result.fibres);
+}
+
+/* By hand: MPOOL_SIM_SECONDS=3600, from MPOOL_SIM_SEED on (default: a new one each time); MPOOL_SIM_WORLD one world. */
+MP_TEST_SECONDS(sim_long, 100000) {
+    const char *text = getenv("MPOOL_SIM_SECONDS"), *from = getenv("MPOOL_SIM_SEED"), *only = getenv("MPOOL_SIM_WORLD");
+    if (!text)
+        MP_SKIP("MPOOL_SIM_SECONDS is not set");
+    static const char *const names[] = {"calls", "memory", "swaps", "shutdown", "faults", "storm", "five", "streams"};
+    enum { WORLDS = sizeof(names) / sizeof(names[0]), CHUNK = 500 };
+    uint64_t seed = from ? strtoull(from, NULL, 10) : mp_sys_random() >> 24, runs = 0;
+    double begun = seconds(), limit = atof(text);
+    for (int i = 0; seconds() - begun < limit; i++) {
+        const char *name = only ? only : names[i % WORLDS];
+        MP_CHECK(sim_world_find(name) != NULL);
+        sim_world_run(sim_world_find(name), seed, CHUNK);
+        seed += CHUNK;
+        runs += CHUNK;
+    }
+    printf("sim: %llu schedules in %.0f s of CPU\n", (unsigned long long)runs, seconds() - begun);
+}
+
+#endif

@@ -1,0 +1,65 @@
+"""Seeded transformers models for parity tests: odd sizes, random norms and biases, ids for text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+#: Decoders by name: their classes in transformers and what differs from the common sizes.
+DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "llama_rope3": ("LlamaConfig", "LlamaForCausalLM",
+                    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0,
+                                         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                         "original_max_position_embeddings": 64}}),
+    "llama_linear": ("LlamaConfig", "LlamaForCausalLM",
+                     {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+}
+
+
+def randomise(model: Any, seed: int) -> None:
+    """Random norms and biases too: ones and zeros would hide a missing one."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1:
+            parameter.data = (1 + 0.3 * noise) if "norm" in name.lower() and name.endswith("weight") else 0.3 * noise
+        else:
+            parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5)
+
+
+def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:
+    """A causal language model of one of DECODERS, weights as transformers initialises them."""
+    config_class, model_class, extra = DECODERS[family]
+    config = getattr(transformers, config_class)(
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=144, num_hidden_layers=layers, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=400, tie_word_embeddings=tie, bos_token_id=0, eos_token_id=1,
+        pad_token_id=0, rms_norm_eps=1e-5, **extra)
+    return getattr(transformers, model_class)(config).eval()
+
+
+def bert(layers: int) -> Any:
+    """A BERT without pooler, 211 tokens, 70 positions."""
+    config = transformers.BertConfig(vocab_size=211, hidden_size=48, num_hidden_layers=layers, num_attention_heads=3,
+                                     intermediate_size=100, max_position_embeddings=70, hidden_act="gelu",
+                                     layer_norm_eps=1e-6)
+    return transformers.BertModel(config, add_pooling_layer=False).eval()
+
+
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """Any valid tokenizer of the right size for a folder; these tests give ids."""
+    pytest.importorskip("tokenizers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{i}": i for i in range(vocab)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w0"}))

@@ -1,0 +1,65 @@
+"""GGUF files of seeded models against the transformers models they were made of, everything in float32.
+
+A folder holds queries and keys as they were trained, a GGUF file as its family's converter orders them: only files show
+whether the core rotates the right pairs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+import tinygguf
+from corelib import greedy, logits, token_vectors
+from paritymodels import DECODERS, torch
+
+TOLERANCE = 1e-4
+TOKENS = np.random.default_rng(31).integers(2, 157, 131)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    return tinygguf.models()
+
+
+def _expected(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(tokens[None])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "llama_tied"])
+def test_decoder(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    path = str(tinygguf.write(tmp_path / "m.gguf", models[name]))
+    with mpool.Pool() as pool:
+        got = logits(pool, path, TOKENS, "float32")
+        answer = greedy(pool, path, TOKENS[:9], 12, "float32")
+    assert np.abs(got - _expected(models[name], TOKENS)).max() <= TOLERANCE
+    told = np.concatenate([TOKENS[:9], answer])
+    rows = _expected(models[name], told)[8:-1].copy()
+    rows[:, 1] = -np.inf  # the end is barred
+    assert rows.argmax(axis=1).tolist() == answer.tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_order_of_rotary_pairs_matters(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """The other order of queries and keys is another model: the comparison above sees which one is computed."""
+    path = str(tinygguf.write(tmp_path / "m.gguf", models[name], adjacent=name != "llama"))
+    with mpool.Pool() as pool:
+        got = logits(pool, path, TOKENS, "float32")
+    assert np.abs(got - _expected(models[name], TOKENS)).max() > 100 * TOLERANCE
+
+
+def test_encoder(models: dict[str, Any], tmp_path: Path) -> None:
+    path = str(tinygguf.write(tmp_path / "m.gguf", models["bert"]))
+    texts = [np.random.default_rng(n).integers(0, 211, n).tolist() for n in (1, 2, 17, 64, 70)]
+    with mpool.Pool() as pool:
+        got = token_vectors(pool, path, texts)
+    for ids, vectors in zip(texts, got):
+        with torch.no_grad():
+            expected = models["bert"](torch.tensor([ids])).last_hidden_state[0].numpy()
+        assert np.abs(vectors - expected).max() <= TOLERANCE

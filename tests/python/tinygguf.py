@@ -1,0 +1,134 @@
+"""GGUF files of small transformers models, as llama.cpp's converter lays them out, all tensors in float32.
+
+Names of tensors come from the ``gguf`` package. What a family's converter changes is done here: Llama's query and key
+rows go from the order of transformers, a head's first halves of all rotary pairs and then the second ones, to adjacent
+pairs; Qwen2's and BERT's stay as they are. Run by hand it writes the files that the tests make:
+
+    python tests/python/tinygguf.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+
+
+def _adjacent_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key projection: pair i of a head from rows (i, i + d/2) to rows (2i, 2i + 1)."""
+    half = weight.shape[0] // heads // 2
+    order = [head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in range(2)]
+    return weight[order]
+
+
+def _write_vocabulary(writer: Any, arch: str, size: int, eos: int) -> None:
+    """Any valid vocabulary; parity tests give ids."""
+    if arch == "bert":
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        tokens = special + [f"\u2581w{i}" for i in range(len(special), size)]
+        writer.add_tokenizer_model("bert")
+        writer.add_token_types([CONTROL] * len(special) + [NORMAL] * (size - len(special)))
+        for token, name in enumerate(("padding", "unknown", "cls", "seperator", "mask")):  # as GGUF spells them
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    else:
+        tokens = [f"\u2581w{i}" for i in range(size)]
+        tokens[0], tokens[eos] = "<unk>", "</s>"
+        writer.add_tokenizer_model("llama")
+        writer.add_token_types([UNKNOWN if i == 0 else CONTROL if i == eos else NORMAL for i in range(size)])
+        writer.add_token_scores([-float(i) for i in range(size)])
+        writer.add_unk_token_id(0)
+        writer.add_eos_token_id(eos)
+        writer.add_add_bos_token(False)
+    writer.add_token_list(tokens)
+
+
+def _write_sizes(writer: Any, arch: str, config: Any) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    if arch == "bert":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+        return
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _rope_divisors(config: Any) -> np.ndarray:
+    """Llama 3's scaling of rotary frequencies as the divisors that its GGUF files hold, (d/2,) float32: 1 for short
+    wave lengths, ``factor`` for long ones, a blend between (arXiv:2407.21783 and its reference implementation)."""
+    rope, head = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
+    turns = rope["original_max_position_embeddings"] / wave
+    blend = np.clip((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"]), 0, 1)
+    return (1 / ((1 - blend) / rope["factor"] + blend)).astype(np.float32)
+
+
+def write(path: Path, model: Any, *, adjacent: bool | None = None) -> Path:
+    """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
+
+    Args:
+        adjacent: whether queries and keys are reordered to adjacent pairs; by default as the family's files have it.
+    """
+    config = model.config
+    arch = config.model_type
+    pairs = adjacent if adjacent is not None else arch == "llama"
+    names = gguf.get_tensor_name_map({"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2,
+                                      "bert": gguf.MODEL_ARCH.BERT}[arch], config.num_hidden_layers)
+    writer = gguf.GGUFWriter(str(path), arch)
+    _write_sizes(writer, arch, config)
+    _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        data = parameter.detach().numpy().astype(np.float32)
+        if pairs and (".q_proj." in name or ".k_proj." in name):
+            data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name
+                                   else config.num_key_value_heads)
+        writer.add_tensor(found, np.ascontiguousarray(data))
+    if arch != "bert" and config.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _rope_divisors(config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def models() -> dict[str, Any]:
+    """The seeded models whose files the tests compare: a name and a model of two layers each."""
+    import paritymodels
+
+    made = {family: paritymodels.decoder(family, 2, vocab=157) for family in paritymodels.DECODERS}
+    made["llama_tied"] = paritymodels.decoder("llama", 2, vocab=157, tie=True)
+    made["bert"] = paritymodels.bert(2)
+    for seed, model in enumerate(made.values(), 20):
+        paritymodels.randomise(model, seed)
+        if getattr(model, "lm_head", None) is not None:
+            model.tie_weights()
+    return made
+
+
+if __name__ == "__main__":
+    for called, built in models().items():
+        print(write(Path(sys.argv[1]) / f"{called}.gguf", built))
