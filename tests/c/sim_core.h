@@ -4,6 +4,8 @@
 
 #include "sim.h"
 
+#ifdef MP_SIM
+
 enum { SIM_FIBRES = 64, SIM_HELD = 8 };
 
 typedef enum sim_state {
@@ -74,5 +76,7 @@ void sim_trace_begin(void);
 void sim_trace(const char *op, const void *object);
 void sim_install_handlers(void);
 const char *sim_describe_frames(void *const *by, int n); /* valid until the next call */
+
+#endif
 
 #endif
