@@ -27,7 +27,8 @@ struct mp_cores {
     /* guarded by: lock */
     lane_waiter *first, *last;
     mp_team *team;
-    bool team_refused; /* the system refused threads, or the ledger was closed */
+    bool team_refused; /* the system refused threads */
+    bool closed;
     int forfeited;     /* leases whose holders have not returned them */
     bool forking; /* a fork holds the lock; several registries may share the ledger, the first one's hook counts */
     /* written under lock, read without it as a hint */
@@ -74,8 +75,9 @@ void mp_cores_close(mp_cores *cores) {
     mp_mutex_lock(&cores->lock);
     mp_team *team = cores->forfeited ? NULL : cores->team;
     assert(cores->forfeited || (atomic_load(&cores->used) == 0 && !cores->first && "a lease is still held"));
-    cores->team = NULL;
-    cores->team_refused = true;
+    if (!cores->forfeited) /* else whoever comes back last ends the helpers */
+        cores->team = NULL;
+    cores->closed = true;
     mp_mutex_unlock(&cores->lock);
     mp_team_destroy(team);
     mp_cores_unpin(cores);
@@ -130,6 +132,8 @@ static int grant(mp_cores *cores, int want) {
 
 /* Under the lock: the helpers start when a second lane is wanted for the first time. */
 static mp_team *team_for(mp_cores *cores, int lanes) {
+    if (cores->closed)
+        return NULL;
     if (lanes > 1 && !cores->team && !cores->team_refused) {
         mp_error error;
         if (mp_team_create(cores->lanes - 1, &cores->team, &error) != MP_OK) {
@@ -227,8 +231,12 @@ void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited) {
         return;
     }
     mp_mutex_lock(&cores->lock);
-    cores->forfeited--;
+    bool last = --cores->forfeited == 0 && cores->closed;
+    mp_team *team = last ? cores->team : NULL;
+    if (last)
+        cores->team = NULL;
     mp_mutex_unlock(&cores->lock);
+    mp_team_destroy(team);
 }
 
 void mp_cores_forfeit(mp_cores *cores, int lanes) {

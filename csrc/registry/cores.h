@@ -14,7 +14,7 @@ typedef struct mp_cores mp_cores;
  * thread is started before the first lease of more than one lane. */
 mp_status mp_cores_open(int lanes, mp_cores **cores, mp_error *error);
 /* Use it no more: the last user's close joins the helpers. No lease of that user is held, forfeited ones apart (then
- * the helpers are left alone, as some may be in their regions). NULL is legal. The ledger itself stays while it is
+ * the last of their holders to come back joins the helpers). NULL is legal. The ledger itself stays while it is
  * pinned, for callers that still ask it whether they may spin, and gives out single lanes. */
 void mp_cores_close(mp_cores *cores);
 mp_cores *mp_cores_pin(mp_cores *cores);

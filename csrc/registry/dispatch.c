@@ -52,7 +52,7 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
         return true;
     case MP_POLICY_P2C: /* who has no work takes from those who have */
         return !ticket->home || ticket->home == worker ||
-               (mp_worker_idles(worker) && !mp_worker_idles(ticket->home));
+               (worker->active_count == 0 && !mp_worker_idles(ticket->home));
     default:
         return true;
     }

@@ -99,19 +99,24 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     mp_ticket_conclude(ticket, status, error);
 }
 
-void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket) {
+/* What the call holds of the budget and of engines. */
+static void free_parts(mp_entry *entry, mp_ticket *ticket) {
     mp_entry_uncharge(entry, ticket);
     if (ticket->item.abandon) { /* preempted, and not admitted again */
         ticket->item.abandon(&ticket->item);
         ticket->item.abandon = NULL;
     }
+}
+
+void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket) {
+    free_parts(entry, ticket);
     mp_ticket_let_go(ticket);
 }
 
 void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
-    mp_entry_uncharge(entry, ticket); /* first: who sees the end finds the memory free */
+    free_parts(entry, ticket); /* first: who sees the end finds the memory free */
     mp_entry_conclude(entry, ticket, status, error);
-    mp_entry_let_go(entry, ticket);
+    mp_ticket_let_go(ticket);
 }
 
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error) {

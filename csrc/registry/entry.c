@@ -137,11 +137,9 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     mp_services *services = entry->services;
     mp_ticket *list = NULL;
     mp_mutex_lock(&entry->lock);
-    if (worker)
-        mp_entry_unlist_worker(entry, worker);
-    else
+    if (!worker)
         entry->starting--;
-    bool others = mp_entry_works(entry);
+    bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unloading;
     entry->scale_ns = mp_sys_now_ns() + 1000 * MS;
     if (!others) {
         entry->attempts++;
@@ -155,7 +153,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     mp_entry_finish_list(entry, list, error);
     if (!others)
         services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
-    mp_entry_settle(entry);
+    mp_entry_settle(entry, worker);
 }
 
 void mp_entry_launch(mp_entry *entry, mp_guard guard) {
@@ -543,7 +541,7 @@ void mp_entry_remove(mp_entry *entry) {
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
     if (!works)
-        mp_entry_settle(entry);
+        mp_entry_settle(entry, NULL);
 }
 
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {

@@ -140,9 +140,9 @@ bool mp_entry_begin(mp_entry *entry);
 void mp_entry_launch(mp_entry *entry, mp_guard guard);
 /* The load failed; calls are refused until the end of the backoff. */
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
-/* No lock held, after a worker went off the list: with the last of them the model goes, unless calls wait; then there
- * is another worker. */
-void mp_entry_settle(mp_entry *entry);
+/* No lock held: takes a worker off the list (NULL: that was done). With the last of them the model goes, unless calls
+ * wait; then there is another worker. */
+void mp_entry_settle(mp_entry *entry, mp_worker *leaving);
 /* A worker died: the next one comes later each time, and none after too many. */
 void mp_entry_note_death(mp_entry *entry, const mp_error *error);
 

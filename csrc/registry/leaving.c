@@ -49,12 +49,14 @@ static mp_ticket *note_fault(mp_worker *worker) {
     return mp_entry_take_queue(entry);
 }
 
-void mp_entry_settle(mp_entry *entry) {
+void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
     mp_services *services = entry->services;
     mp_loader loader = {0};
     mp_ticket *list = NULL;
     bool gone = false;
     mp_mutex_lock(&entry->lock);
+    if (leaving) /* under the same lock as what follows: nobody sees a model without workers */
+        mp_entry_unlist_worker(entry, leaving);
     if (!mp_entry_works(entry)) {
         bool keep = entry->queue.count && !entry->evict && !entry->quit; /* who comes next needs no load */
         mp_resident *resident = keep ? NULL : entry->resident;
@@ -127,9 +129,6 @@ void mp_worker_leave(mp_worker *worker) {
         mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, idle ? "idle" : worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);
     }
-    mp_mutex_lock(&entry->lock);
-    mp_entry_unlist_worker(entry, worker);
-    mp_mutex_unlock(&entry->lock);
-    mp_entry_settle(entry);
+    mp_entry_settle(entry, worker);
     mp_worker_destroy(worker);
 }

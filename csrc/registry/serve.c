@@ -250,6 +250,7 @@ static void admit_fresh(mp_worker *w) {
         mp_mutex_lock(&entry->lock);
         w->memory_tight = true;
         w->retry_ns = coming ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
+        mp_dispatch_ring_all(entry);
         mp_mutex_unlock(&entry->lock);
         put_back_fresh(w, i);
         break;
@@ -356,6 +357,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     if (!alone || coming || others) {
         w->memory_tight = true; /* it must not come back before somebody has left */
         w->retry_ns = !alone && !others ? 0 : mp_sys_now_ns() + MEMORY_AGAIN_MS * MS;
+        mp_dispatch_ring_all(entry); /* what waited for it may go to the next */
     }
     mp_mutex_unlock(&entry->lock);
     if (!alone || coming || others) {

