@@ -43,6 +43,18 @@ uint64_t sim_world_run(const sim_world *world, uint64_t seed, int count) {
     return steps;
 }
 
+int sim_world_exhaust(const sim_world *world, uint64_t seed, int depth, int most) {
+    int count = 0;
+    sim_setup setup = {.world = world->name, .seed = seed, .scheduler = SIM_EXHAUSTIVE, .depth = depth, .coarse = true};
+    prepare();
+    sim_first();
+    do {
+        sim_run(&setup, world->body, (void *)(uintptr_t)world, NULL);
+        count++;
+    } while (sim_next() && count < most);
+    return count;
+}
+
 /* --- in a child --- */
 
 static int *shared_count;
