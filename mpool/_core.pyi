@@ -7,7 +7,7 @@ handler raises. Errors are the classes of :mod:`mpool.errors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np

@@ -51,6 +51,7 @@ class Variant:
     """Only files of ``csrc`` that start so."""
     tests: list[str] | None = None
     """Only ``tests/c/test_<name>*.c``, unless others are asked for."""
+    link_flags: list[str] = field(default_factory=list)
 
 
 VARIANTS: dict[str, Variant] = {
@@ -63,7 +64,8 @@ VARIANTS: dict[str, Variant] = {
     "tsan": Variant("gcc", ["-O1", "-g", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"]),
     # The registry and what it stands on, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
-                   core=["base/", "registry/", "models/capability.c"], tests=["sim"]),
+                   core=["base/", "registry/", "models/capability.c"], tests=["sim"],
+                   link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"]),
     "clang": Variant("clang", ["-O1", "-DNDEBUG"], link=False, binding=True),
     "clang-debug": Variant("clang", ["-O1", "-g", "-DMP_SEAM"], link=False),
 }
@@ -194,13 +196,13 @@ def _build_locked(variant: Variant, compiler: str, flags: list[str], folder: Pat
         return folder
 
     runner = folder / "runner"
-    listing = "\n".join(map(str, linked))
+    listing = "\n".join([*map(str, linked), *variant.link_flags])
     listing_file = folder / ".linked"
     current = (runner.exists() and listing_file.exists() and listing_file.read_text() == listing
                and all(target.stat().st_mtime_ns < runner.stat().st_mtime_ns for target in linked))
     if not current:
-        run = subprocess.run([compiler, *flags, *map(str, linked), "-lm", "-ldl", "-o", str(runner)],
-                             capture_output=True, text=True)
+        command = [compiler, *flags, *map(str, linked), *variant.link_flags, "-lm", "-ldl", "-o", str(runner)]
+        run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode != 0:
             runner.unlink(missing_ok=True)
             raise BuildError(run.stderr)

@@ -192,6 +192,8 @@ static const sim_world worlds[] = {
      .faults = true},
     {.name = "five", .body = registry_world, .callers = 5, .keys = 5, .operations = 10, .at_once = true},
     {.name = "streams", .body = registry_world, .callers = 3, .keys = 1, .streams = true, .at_once = true},
+    {.name = "two", .body = registry_world, .callers = 5, .keys = 1, .operations = 10, .at_once = true},
+    {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},
     {.name = "ticks", .body = sim_parts_ticks, .callers = 3},

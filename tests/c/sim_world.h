@@ -31,9 +31,15 @@ bool sim_world_in_child(const sim_setup *setup, int count, void (*body)(void *ar
 /* The same over the schedules of sim_world_run; *schedules: how many it took. */
 bool sim_world_finds(const sim_world *world, uint64_t seed, int count, int *schedules, char *said, int size);
 
+/* Every schedule of a world with at most `depth` preemptions, but no more than `most`; returns how many there were. */
+int sim_world_exhaust(const sim_world *world, uint64_t seed, int depth, int most);
+
 /* worlds of single parts (sim_parts.c) */
 void sim_parts_pool(void *world);
 void sim_parts_cores(void *world);
 void sim_parts_ticks(void *world);
+/* a registry with two threads (sim_tiny.c); the seed, below sim_tiny_scripts, says what they do */
+void sim_tiny(void *world);
+extern const int sim_tiny_scripts;
 
 #endif

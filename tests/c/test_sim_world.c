@@ -25,17 +25,34 @@ static void run(const char *name, int count) {
            (unsigned long long)(steps / (uint64_t)count), count / took);
 }
 
-MP_TEST_SECONDS(sim_world_calls, 60) { run("calls", 6000); }
-MP_TEST_SECONDS(sim_world_memory, 60) { run("memory", 4000); }
-MP_TEST_SECONDS(sim_world_swaps, 60) { run("swaps", 4000); }
-MP_TEST_SECONDS(sim_world_shutdown, 60) { run("shutdown", 4000); }
-MP_TEST_SECONDS(sim_world_faults, 60) { run("faults", 4000); }
-MP_TEST_SECONDS(sim_world_storm, 60) { run("storm", 3000); }
-MP_TEST_SECONDS(sim_world_five_models_loaded_at_once, 60) { run("five", 1000); }
-MP_TEST_SECONDS(sim_world_streams, 60) { run("streams", 2000); }
+MP_TEST_SECONDS(sim_world_calls, 60) { run("calls", 12000); }
+MP_TEST_SECONDS(sim_world_memory, 60) { run("memory", 8000); }
+MP_TEST_SECONDS(sim_world_swaps, 60) { run("swaps", 8000); }
+MP_TEST_SECONDS(sim_world_shutdown, 60) { run("shutdown", 10000); }
+MP_TEST_SECONDS(sim_world_faults, 60) { run("faults", 8000); }
+MP_TEST_SECONDS(sim_world_storm, 60) { run("storm", 10000); }
+MP_TEST_SECONDS(sim_world_five_models_loaded_at_once, 60) { run("five", 2000); }
+MP_TEST_SECONDS(sim_world_two_workers_of_one_model_loaded_at_once, 60) { run("two", 2000); }
+MP_TEST_SECONDS(sim_world_streams, 60) { run("streams", 3000); }
 MP_TEST_SECONDS(sim_world_pool_alone, 60) { run("pool", 3000); }
 MP_TEST_SECONDS(sim_world_cores_alone, 60) { run("cores", 3000); }
 MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }
+
+/* All schedules of tiny cases. */
+static void exhaust(const char *name, uint64_t seed, int depth, int most) {
+    double begun = seconds();
+    int count = sim_world_exhaust(sim_world_find(name), seed, depth, most);
+    printf("sim: %s %llu: %s%d schedules with at most %d preemptions, %.0f schedules/s of CPU\n", name,
+           (unsigned long long)seed, count < most ? "all " : "the first ", count, depth, count / (seconds() - begun));
+}
+MP_TEST_SECONDS(sim_world_pool_in_all_schedules, 60) { exhaust("pool", 0, 1, 30000); }
+MP_TEST_SECONDS(sim_world_cores_in_all_schedules, 60) { exhaust("cores", 0, 1, 30000); }
+MP_TEST_SECONDS(sim_world_maintenance_in_all_schedules, 60) { exhaust("ticks", 0, 1, 30000); }
+MP_TEST_SECONDS(sim_world_tiny_in_all_schedules, 60) {
+    for (int i = 0; i < sim_tiny_scripts; i++)
+        for (int depth = 0; depth < 3; depth++)
+            exhaust("tiny", (uint64_t)i, depth, 30000);
+}
 
 /* The same seed gives the same run, whatever ran before it. */
 MP_TEST_SECONDS(sim_world_repeats_itself, 60) {

@@ -1,11 +1,16 @@
-"""What all Python tests share: the ``slow`` marker, and where they run."""
+"""What all Python tests share: the ``slow`` marker, where they run, small models, a pool."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import mpool
 
 
 def pytest_configure() -> None:
@@ -38,3 +43,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small sentence-transformers BERT."""
+    return _tiny(tmp_path_factory, "bert")
+
+
+@pytest.fixture(scope="session")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with prompts, one of them its default, and Matryoshka dimensions."""
+    return _tiny(tmp_path_factory, "prompted")
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small Llama with a chat template."""
+    return _tiny(tmp_path_factory, "llama")
+
+
+@pytest.fixture(scope="session")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small Qwen2 that says how it likes to be sampled."""
+    return _tiny(tmp_path_factory, "qwen2")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[mpool.Pool]:
+    """A pool of a module's own."""
+    import mpool  # not before a test wants it: tests of the C core need no extension
+
+    with mpool.Pool() as made:
+        yield made
+
+
+def _tiny(factory: pytest.TempPathFactory, name: str) -> Path:
+    import tinymodels
+
+    return tinymodels.cached(factory, name)

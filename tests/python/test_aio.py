@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,11 @@ import numpy as np
 import pytest
 
 import mpool
-import tinymodels
 from mpool import aio
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3."]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
 ENDLESS: dict[str, Any] = {"temperature": 0, "max_tokens": 16000, "ignore_eos": True}
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "bert")
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "llama")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[mpool.Pool]:
-    with mpool.Pool() as made:
-        yield made
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

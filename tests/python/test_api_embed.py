@@ -19,22 +19,6 @@ from mpool import embedding
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3.", "äöü", "x"]
 
 
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "bert")
-
-
-@pytest.fixture(scope="session")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "prompted")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[mpool.Pool]:
-    with mpool.Pool() as made:
-        yield made
-
-
 def idle(pool: mpool.Pool) -> None:
     """Waits until nothing runs or waits in a pool; fails if that never comes."""
     for _ in range(500):

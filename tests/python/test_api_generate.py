@@ -7,7 +7,6 @@ import gc
 import logging
 import pickle
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,6 @@ import tinymodels
 from mpool import chatting
 
 PROMPT = "The quick brown"
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "llama")
-
-
-@pytest.fixture(scope="session")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "qwen2")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[mpool.Pool]:
-    with mpool.Pool() as made:
-        yield made
 
 
 def idle(pool: mpool.Pool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,12 @@ import numpy as np
 import pytest
 
 import mpool
-import tinymodels
 from mpool import aio
 
 USER = [{"role": "user", "content": "Hi"}]
 TEXT: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 HUGE = 10**400
 ARRAYS = (np.array([1, 2]), np.array(10), np.array([10]), np.array(["a", "b"]))
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "bert")
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "llama")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[mpool.Pool]:
-    with mpool.Pool() as made:
-        yield made
 
 
 def refused(call: Callable[[], Any], match: str = "allowed") -> mpool.InvalidArgument:

@@ -23,21 +23,6 @@ from mpool.show import ModelTable, table
 CATALOGUED = "all-MiniLM-L6-v2"
 
 
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "bert")
-
-
-@pytest.fixture(scope="session")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "prompted")
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "llama")
-
-
 @pytest.fixture()
 def pool() -> Iterator[mpool.Pool]:
     with mpool.Pool() as made:

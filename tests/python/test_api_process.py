@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import tinymodels
 
 HEAD = """
 import faulthandler, json, os, signal, sys, threading, time
@@ -28,16 +27,6 @@ def idle():
         time.sleep(0.01)
     return False
 """
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "bert")
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tinymodels.cached(tmp_path_factory, "llama")
 
 
 def process(script: str, *models: Path, **environment: str) -> tuple[int, str, str]:

@@ -76,6 +76,14 @@ def test_gcc_thread_sanitizer(out: Path) -> None:
     _run("tsan", runner, "--slow", "10", "--only", "base_", "--only", "pool_", "--only", "registry_")
 
 
+def test_gcc_simulator(out: Path) -> None:
+    """The registry under the simulator: tens of thousands of schedules, all of tiny cases, and planted bugs."""
+    runner = _build("sim", out)
+    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
+    assert {"sim_world_shutdown", "sim_mutations_are_found"} <= set(listed.split())
+    _run("sim", runner, "--slow", "5")
+
+
 @pytest.mark.parametrize("name", ["clang", "clang-debug"])
 def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
     """clang -Wall -Wextra -Werror, the binding and the seam build too."""

@@ -106,6 +106,7 @@ def test_defaults_of_missing_keys() -> None:
 def test_qwen2() -> None:
     kv = {name.replace("llama.", "qwen2."): value for name, value in LLAMA.items()} | {"general.architecture": "qwen2"}
     found = read(kv, llama_shapes(qwen=True))
+    assert "blk.0.attn_q.bias" in {entry.name for entry in found.spec.tensors}
     with pytest.raises(errors.FormatError, match="attn_q.bias"):
         read(kv, llama_shapes())
 

@@ -12,17 +12,18 @@ import tinymodels
 
 HERE = Path(__file__).parent
 
-#: Case -> one round. `pool` is open, `bert` and `llama` are folders.
+#: Case -> one round. `pool` is open, `bert` and `llama` are folders. Long answers have a seed: their beginnings are
+#: kept for prompts that go on from them, and those of one seed are one and the same.
 ROUNDS = {
     "embed": "pool.embed(['one text', 'and another'], bert)",
     "embed_classes": "pool.embed('a text', bert, compute='bfloat16'); pool.embed('a text', bert, dimensions=8)",
     "generate": "pool.generate('abc', llama, max_tokens=4, seed=1)",
     "generate_n": "pool.generate('abc', llama, max_tokens=4, n=3, stop=['zz'], logprobs=True, top_logprobs=2)",
     "stream": "list(pool.generate('abc', llama, max_tokens=4, stream=True))",
-    "abandoned": "next(iter(pool.generate('abc', llama, max_tokens=2000, stream=True)))",
-    "never_started": "pool.generate('abc', llama, max_tokens=2000, stream=True)",
-    "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=2000)\n    job.cancel()"
-                 "\n    try:\n        job.result()\n    except mpool.Cancelled:\n        pass",
+    "abandoned": "next(iter(pool.generate('abc', llama, max_tokens=2000, seed=1, stream=True)))",
+    "never_started": "pool.generate('abc', llama, max_tokens=2000, seed=1, stream=True)",
+    "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=2000, seed=1)"
+                 "\n    job.cancel()\n    try:\n        job.result()\n    except mpool.Cancelled:\n        pass",
     "refused": "\n    try:\n        pool.embed('', bert)\n    except mpool.InvalidArgument:\n        pass",
     "too_long": "\n    try:\n        pool.embed('x ' * 500, bert, truncate=False)"
                 "\n    except mpool.ContextOverflow:\n        pass",

@@ -1,0 +1,115 @@
+/* sim_tiny.c: two threads and one model, each doing one thing: so small that all schedules with a few preemptions can be
+ * gone through. The seed says which two things. */
+#include "sim_world.h"
+
+#ifdef MP_SIM
+
+#include <string.h>
+
+#include "sim_fake.h"
+
+static const uint64_t MS = 1000 * 1000;
+
+static struct {
+    mp_registry *registry;
+    mp_ticket *ticket; /* of the one call, for the other thread */
+    bool closing, removed, cancelled;
+} t;
+
+static void require(mp_status status, bool fine, const mp_error *error) {
+    if (status != MP_OK && !fine)
+        sim_fail("%s: %s", mp_status_find(status)->name, error->message);
+}
+
+static void finish(mp_ticket *ticket, const sim_call *call) {
+    mp_error error;
+    uint64_t progress;
+    SIM_CHECK(mp_ticket_wait(ticket, UINT64_MAX, 0, &progress) && progress == UINT64_MAX);
+    mp_status status = mp_ticket_status(ticket, &error);
+    require(status, (status == MP_SHUTTING_DOWN && t.closing) || (status == MP_CANCELLED && t.cancelled), &error);
+    SIM_CHECK(status != MP_OK || call->finished == 1);
+    mp_ticket_release(ticket);
+}
+
+static void call(void) {
+    mp_error error;
+    mp_ticket *ticket;
+    sim_call *call = sim_fakes_call(2);
+    mp_submit_options options = {.priority = 2};
+    mp_status status = mp_registry_submit(t.registry, "a", &call->base, &options, &ticket, &error);
+    require(status, (status == MP_SHUTTING_DOWN && t.closing) || (status == MP_UNKNOWN_MODEL && t.removed), &error);
+    if (status == MP_OK)
+        finish(ticket, call);
+}
+
+static void cancel(void) {
+    t.cancelled = true;
+    mp_ticket_cancel(t.ticket);
+}
+static void wait_too(void) { SIM_CHECK(mp_ticket_wait(t.ticket, UINT64_MAX, 0, NULL)); }
+static void load(void) {
+    mp_error error;
+    mp_status status = mp_registry_load(t.registry, "a", false, 0, &error);
+    require(status, (status == MP_SHUTTING_DOWN && t.closing) || (status == MP_UNKNOWN_MODEL && t.removed), &error);
+}
+static void evict(void) {
+    mp_error error;
+    require(mp_registry_evict(t.registry, "a", 0, &error), t.closing || t.removed, &error);
+}
+static void take_out(void) {
+    mp_error error;
+    t.removed = true;
+    require(mp_registry_remove(t.registry, "a", 0, &error), false, &error);
+}
+static void replace(void) {
+    mp_error error;
+    mp_loader loader = sim_fakes_loader(sim_fakes_model());
+    require(mp_registry_add(t.registry, "a", &loader, true, &error), t.closing, &error);
+}
+static void close_it(void) {
+    t.closing = true;
+    mp_registry_close(t.registry, 5 * MS);
+}
+
+typedef struct script {
+    bool submitted; /* a call is there before, whose ticket both know */
+    void (*one)(void), (*other)(void);
+} script;
+static const script scripts[] = {
+    {false, call, call},         {false, load, load},     {false, call, close_it}, {false, load, close_it},
+    {false, call, evict},        {false, call, take_out}, {false, call, replace},  {true, cancel, wait_too},
+    {true, cancel, close_it},    {true, cancel, evict},   {true, wait_too, evict}, {false, evict, load},
+    {false, close_it, close_it},
+};
+const int sim_tiny_scripts = sizeof(scripts) / sizeof(scripts[0]);
+
+static void other_main(void *arg) { ((const script *)arg)->other(); }
+
+void sim_tiny(void *world) {
+    (void)world;
+    const script *script = &scripts[sim_get_setup()->seed % (uint64_t)sim_tiny_scripts];
+    mp_error error;
+    memset(&t, 0, sizeof(t));
+    sim_fakes_begin(1);
+    mp_registry_config config = {.lanes = 1, .spin_ns = 1, .memory_limit = 1000 * 1000, .step_budget_ns = 25 * MS};
+    SIM_CHECK(mp_registry_create(&config, &t.registry, &error) == MP_OK);
+    mp_loader loader = sim_fakes_loader(sim_fakes_model());
+    SIM_CHECK(mp_registry_add(t.registry, "a", &loader, false, &error) == MP_OK);
+    sim_call *early = NULL;
+    if (script->submitted) {
+        mp_submit_options options = {.priority = 2};
+        early = sim_fakes_call(2);
+        require(mp_registry_submit(t.registry, "a", &early->base, &options, &t.ticket, &error), false, &error);
+    }
+    mp_thread thread;
+    SIM_CHECK(mp_thread_start(&thread, "other", other_main, (void *)(uintptr_t)script, &error) == MP_OK);
+    script->one();
+    mp_thread_join(&thread);
+    if (t.ticket)
+        finish(t.ticket, early);
+    t.closing = true;
+    mp_registry_destroy(t.registry);
+    sim_fakes_end();
+}
+
+#endif
