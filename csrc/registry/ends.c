@@ -134,6 +134,8 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 void mp_entry_tell_room(mp_entry *entry) {
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
+    for (int i = 0; entry->remove && !entry->queue.count && i < entry->worker_count; i++)
+        mp_worker_ring(entry->workers[i]); /* they stayed for what waited */
 }
 
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {

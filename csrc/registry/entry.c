@@ -494,11 +494,12 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
-    bool going = entry->evict || entry->unloading;
+    bool going = entry->evict;
+    value->coming = entry->unloading ? entry->unload_bytes : 0;
     mp_mutex_unlock(&entry->lock);
     if (resident)
         bytes += resident->model->ops->bytes(resident->model);
-    if (going)
+    if (resident && going) /* one that is only being loaded gives nothing back */
         value->coming = bytes + 1;
     else if (idle)
         *value = (mp_eviction){bytes + 1, 0, mp_sys_now_ns() - newest_ns, resident->load_ns};

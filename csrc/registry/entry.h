@@ -39,6 +39,7 @@ struct mp_entry {
     int worker_count;
     int starting;          /* workers about to be put there */
     bool unloading;        /* the model is being freed, by whoever found that nobody works */
+    uint64_t unload_bytes; /* of it */
     int apart;             /* set apart, and their threads not back */
     mp_resident *resident; /* a reference, or NULL */
     bool pinned;           /* not to be evicted by the registry itself */

@@ -18,7 +18,8 @@ struct mp_governor {
     bool fixed;    /* the limit was asked for: never raised */
     uint64_t most; /* what the limit may be raised to */
     mp_mutex lock;
-    mp_cond changed;
+    mp_cond changed; /* memory may be free */
+    mp_cond asked;   /* a reclaimer was asked by nobody any more */
     /* guarded by: lock */
     uint64_t reserved;
     int loads; /* guards that hold something */
@@ -30,6 +31,7 @@ static mp_shared_slot process_governor;
 
 static void destroy(mp_governor *governor) {
     assert(!governor->reclaimers);
+    mp_cond_deinit(&governor->asked);
     mp_cond_deinit(&governor->changed);
     mp_mutex_deinit(&governor->lock);
     mp_free(governor);
@@ -50,6 +52,7 @@ mp_status mp_governor_open(uint64_t limit, mp_governor **governor_out, mp_error 
     atomic_init(&governor->budget.limit, asked ? asked : governor->most / 5 * 4);
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);
+    mp_cond_init(&governor->asked);
     *governor_out = governor->process_wide ? mp_shared_offer(&process_governor, governor) : governor;
     if (*governor_out != governor)
         destroy(governor);
@@ -197,7 +200,7 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
         link = &(*link)->next;
     if (*link) {
         while (reclaimer->asked)
-            mp_cond_wait(&governor->changed, &governor->lock, 0);
+            mp_cond_wait(&governor->asked, &governor->lock, 0);
         /* The list may have changed meanwhile. */
         for (link = &governor->reclaimers; *link != reclaimer;)
             link = &(*link)->next;
@@ -216,7 +219,7 @@ uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes) {
         mp_mutex_lock(&governor->lock);
         mp_reclaimer *next = at->next;
         if (--at->asked == 0)
-            mp_cond_broadcast(&governor->changed);
+            mp_cond_broadcast(&governor->asked);
         at = next;
         /* `next` may go while nobody asks it; it is pinned before the lock is given up again. */
     }
@@ -252,6 +255,7 @@ void mp_governor_fork_child(mp_governor *governor) {
     governor->forking = false;
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);
+    mp_cond_init(&governor->asked);
     governor->reserved = 0; /* the loads are the parent's; what they had charged stays charged, as it stays allocated */
     governor->loads = 0;
     for (mp_reclaimer *at = governor->reclaimers; at; at = at->next)

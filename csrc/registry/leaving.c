@@ -63,6 +63,7 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
         if (resident) {
             entry->resident = NULL;
             entry->unloading = true; /* nobody loads it again before its memory is free */
+            entry->unload_bytes = resident->model->ops->bytes(resident->model) + 1;
             mp_mutex_unlock(&entry->lock);
             mp_resident_unpin(resident);
             mp_governor_notify(services->governor);

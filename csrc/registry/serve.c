@@ -12,6 +12,7 @@
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t HEALTH_EVERY_NS = 1000ull * 1000 * 1000;
 static const uint64_t MEMORY_AGAIN_MS = 20;
+static const uint64_t CRITICAL_LOOK_NS = 1000 * 1000; /* maintenance looks at memory that is short so soon */
 /* With nobody waiting, a step may be this many times the budget: fewer boundaries, and still soon over when somebody
  * comes. */
 enum { ALONE = 4 };
@@ -146,8 +147,8 @@ static void rest(mp_worker *w, uint64_t until_ns) {
     uint64_t due = entry->keep_alive_ns == MP_FOREVER ? MP_FOREVER : w->idle_since_ns + entry->keep_alive_ns;
     mp_spin_rule rule = mp_entry_spin_rule(entry);
     bool critical = mp_governor_pressure(services->governor) == MP_PRESSURE_CRITICAL;
-    if (critical)
-        due = mp_sys_now_ns();
+    if (critical && due > w->idle_since_ns + CRITICAL_LOOK_NS)
+        due = w->idle_since_ns + CRITICAL_LOOK_NS;
     if (w->runnable || due < atomic_load_explicit(&services->maintenance.next_ns, memory_order_relaxed)) {
         mp_mutex_unlock(&entry->lock);
         mp_worker_set_runnable(w, false);
