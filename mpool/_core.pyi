@@ -90,6 +90,8 @@ class Ticket:
         """List ``id`` in the notifier whenever the call moves; besides the notifiers that it is bound to already."""
     def times(self) -> tuple[float, float, float]:
         """Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."""
+    def eta(self) -> float:
+        """Predicted seconds until it is done; 0.0 = done, or nobody knows."""
     def position(self) -> int: ...
     # text_embedding
     def vectors(self) -> NDArray[np.float32]:
@@ -109,35 +111,45 @@ class Ticket:
 
 @final
 class Registry:
-    def __new__(cls, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = 0.0, spin: float = -1.0,
-                 shutdown_grace: float = 5.0, load_timeout: float = 30.0,
-                 queue_capacity: dict[str, int] | None = None) -> Registry: ...
+    def __new__(cls, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = ..., spin: float = ...,
+                 shutdown_grace: float = 5.0, load_timeout: float = 30.0, load_ceiling: float = 600.0,
+                 stall_timeout: float = 30.0, request_timeout: float = ..., keep_alive: float = 300.0,
+                 maintenance_interval: float = 60.0, batch_wait: float = 0.0, breaker_window: float = 60.0,
+                 breaker_rest: float = 60.0, breaker_threshold: int = 5, max_workers: int = 4,
+                 queue_capacity: dict[str, int | tuple[int, int]] | None = None,
+                 policy: dict[str, str] | None = None) -> Registry: ...
     def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False) -> None: ...
     def remove(self, key: str, timeout: float | None = None) -> None: ...
     def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None: ...
     def evict(self, key: str, timeout: float | None = None) -> None: ...
+    def keep_alive(self, key: str, seconds: float) -> None: ...
     def entries(self) -> list[dict[str, Any]]:
-        """One dict an entry: key, capability, state, workers, queued, running, pinned, model_bytes, engine_bytes, calls,
-        errors, idle_seconds, and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
+        """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, pinned,
+        model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, worker (one dict a worker: id,
+        state, running, served, idle_seconds, engine_bytes), latency (seconds of answered calls: count, sum, min, max,
+        p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
         parameters, weight_bytes) once loaded."""
     def stats(self) -> dict[str, Any]:
         """The rows of csrc/registry/metrics.def; memory_limit, memory_used, bytes_by_tag (of the process); lanes,
         lanes_leased; threads_created, threads_joined (of the process)."""
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
-                     output: int = 0, timeout: float | None = None, priority: int = 2, lane: int = 0, tenant: int = 0,
-                     fail_fast: bool = False) -> Ticket: ...
+                     output: int = 0, tolerant: bool = False, timeout: float | None = None, patience: float = -1.0,
+                     keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
+                     fail_fast: bool = False, policy: str = "default") -> Ticket: ...
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
-              timeout: float | None = None, priority: int = 2, lane: int = 0, tenant: int = 0,
-              fail_fast: bool = False) -> NDArray[np.float32]:
+              tolerant: bool = False, timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
+              lane: int = 0, tenant: int = 0, fail_fast: bool = False,
+              policy: str = "default") -> NDArray[np.float32]:
         """submit_embed, wait and vectors() in one call: the GIL is released once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
                     stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
-                    prompt_logits: bool = False, timeout: float | None = None, priority: int = 2, lane: int = 0,
-                    tenant: int = 0, fail_fast: bool = False) -> Ticket: ...
+                    prompt_logits: bool = False, timeout: float | None = None, patience: float = -1.0,
+                    keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
+                    fail_fast: bool = False, policy: str = "default") -> Ticket: ...
     def begin_shutdown(self) -> None: ...
     def close(self) -> None:
         """Drain and join; idempotent; from any thread."""

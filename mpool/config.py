@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ._durations import seconds_of
 from .errors import InvalidArgument
 
 #: Field -> (kinds, lowest, highest). 0 leaves a value to the environment variable or rule that the field names.
-_RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
+_RANGES: dict[str, tuple[tuple[type, ...], float, float]] = {
     "threads": ((int,), 0, 256),
     "memory_bytes": ((int,), 0, 2**62),
     "step_budget": ((int, float), 0.0, 60.0),
     "load_timeout": ((int, float), 0.01, 86400.0),
+    "load_ceiling": ((int, float), 0.01, 604800.0),
+    "stall_timeout": ((int, float), 0.01, 86400.0),
     "shutdown_grace": ((int, float), 0.0, 3600.0),
+    "maintenance_interval": ((int, float), 0.01, 86400.0),
+    "max_workers_per_model": ((int,), 1, 16),
+    "batch_wait": ((int, float), 0.0, 0.002),
     "embed_queue_capacity": ((int,), 1, 1_000_000),
+    "batch_queue_capacity": ((int,), 1, 1_000_000),
     "prompt_queue_capacity": ((int,), 1, 1_000_000),
+    "image_gen_queue_capacity": ((int,), 1, 1_000_000),
+    "vision_queue_capacity": ((int,), 1, 1_000_000),
+    "image_embed_queue_capacity": ((int,), 1, 1_000_000),
+    "breaker_threshold": ((int,), 0, 64),
+    "breaker_window": ((int, float), 0.001, 86400.0),
+    "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
+_POLICIES = ("shared", "pack", "p2c", "sequential")
+_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 
 
 @dataclass(frozen=True)
@@ -27,14 +43,36 @@ class PoolConfig:
     Attributes:
         threads: compute threads in all; 0: ``MPOOL_THREADS``, else the CPUs this process may use.
         memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, else a share of
-            what the machine or its cgroup offers. A model that does not fit beside those that are loaded is refused
-            with MemoryExhausted: nothing is evicted to make room for it, so unload one.
+            what the machine or its cgroup offers. For a model that does not fit beside the others, models without work
+            are unloaded, the coldest first; what is in use, pinned or has not served yet stays.
         step_budget: seconds that one step of computing may take while other calls wait; 0: ``MPOOL_STEP_BUDGET_MS``.
         load_timeout: seconds without a sign of progress after which a load is given up.
+        load_ceiling: seconds that a load may take in all.
+        stall_timeout: seconds without a sign of life in a step of computing after which a worker counts as dead: its
+            calls fail with RecvError, another one takes its place.
         shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit give to calls in flight.
-        embed_queue_capacity: embedding calls that may wait, a model; further callers wait outside, save for
-            :func:`mpool.submit`, which raises Overloaded.
+        request_timeout: seconds without a result or progress after which a call fails with Timeout; None: no limit. A
+            call that gets on may take any time; a deadline is the ``timeout`` of the call itself.
+        keep_alive: how long workers, and at last their model, stay without work: seconds, or as Ollama writes it,
+            "5m", "1h30m"; 0: not at all; -1: for ever. :func:`mpool.load` and calls may say otherwise for a model.
+        maintenance_interval: seconds between looks at memory; what is due earlier is done earlier.
+        max_workers_per_model: a model starts with two, if there is memory for two, and gets more while all are busy
+            and calls wait, as far as there are CPUs.
+        policy: which worker takes a call, for all capabilities or by capability: ``"shared"`` (whoever has no work;
+            default for embeddings and images), ``"pack"`` (the first that has room, so that one pass over the weights
+            serves many streams; default for text), ``"p2c"`` (the less loaded of two at random), ``"sequential"`` (one
+            call at a time a worker). None: the defaults.
+        batch_wait: seconds, at most 0.002, that a worker without work waits for more calls to batch.
+        embed_queue_capacity: embedding calls of one text that may wait, a model; further callers wait outside, save
+            for :func:`mpool.submit` and calls with ``fail_fast``, which raise Overloaded.
+        batch_queue_capacity: the same for embedding calls of many texts.
         prompt_queue_capacity: the same for text generation.
+        image_gen_queue_capacity: the same for image generation.
+        vision_queue_capacity: the same for calls with images and text.
+        image_embed_queue_capacity: the same for image embedding.
+        breaker_threshold: faults of a model's workers within ``breaker_window`` that make it rest; 0: never.
+        breaker_window: seconds.
+        breaker_rest: seconds during which calls fail with CircuitOpen; then a few are let through on trial.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
 
@@ -42,17 +80,32 @@ class PoolConfig:
         InvalidArgument: a value is of the wrong type or out of range.
 
     Example:
-        >>> mpool.PoolConfig(threads=1, max_embed_inputs=50_000).threads
-        1
+        >>> mpool.PoolConfig(threads=1, keep_alive="10m").keep_alive
+        '10m'
     """
 
     threads: int = 0
     memory_bytes: int = 0
     step_budget: float = 0.0
     load_timeout: float = 30.0
+    load_ceiling: float = 600.0
+    stall_timeout: float = 30.0
     shutdown_grace: float = 5.0
+    request_timeout: float | None = 30.0
+    keep_alive: float | str = "5m"
+    maintenance_interval: float = 60.0
+    max_workers_per_model: int = 4
+    policy: str | Mapping[str, str] | None = None
+    batch_wait: float = 0.0
     embed_queue_capacity: int = 100
+    batch_queue_capacity: int = 50
     prompt_queue_capacity: int = 100
+    image_gen_queue_capacity: int = 20
+    vision_queue_capacity: int = 50
+    image_embed_queue_capacity: int = 50
+    breaker_threshold: int = 5
+    breaker_window: float = 60.0
+    breaker_rest: float = 60.0
     max_embed_inputs: int = 10_000
     offline: bool | None = None
 
@@ -62,15 +115,53 @@ class PoolConfig:
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
                 what = "an integer" if kinds == (int,) else "seconds"
                 raise InvalidArgument(f"PoolConfig.{name} is {value!r}, allowed: {what} from {low} to {high}")
+        limit = self.request_timeout
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
+            raise InvalidArgument(f"PoolConfig.request_timeout is {limit!r}, allowed: seconds above 0, or None")
+        seconds_of(self.keep_alive, "PoolConfig.keep_alive")
+        self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
             raise InvalidArgument(f"PoolConfig.offline is {self.offline!r}, allowed: True, False, None")
 
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._policies().items()))) ^ hash((self.threads, self.memory_bytes))
+
+    def _policies(self) -> dict[str, str]:
+        given = self.policy
+        if given is None:
+            return {}
+        found = dict.fromkeys(_CAPABILITIES, given) if isinstance(given, str) else given
+        if not isinstance(found, Mapping):
+            raise InvalidArgument(f"PoolConfig.policy is {given!r}, allowed: a name, or a dict of capability and name")
+        for capability, policy in found.items():
+            if capability not in _CAPABILITIES or policy not in _POLICIES:
+                raise InvalidArgument(f"PoolConfig.policy has {capability!r}: {policy!r}, allowed: "
+                                      f"{', '.join(_CAPABILITIES)}; {', '.join(_POLICIES)}")
+        return dict(found)
+
     def _registry_options(self) -> dict[str, Any]:
         """Keyword arguments of ``_core.Registry``."""
-        return {"threads": self.threads, "memory_bytes": self.memory_bytes, "step_budget": float(self.step_budget),
-                "shutdown_grace": float(self.shutdown_grace), "load_timeout": float(self.load_timeout),
-                "queue_capacity": {"text_embedding": self.embed_queue_capacity,
-                                   "text_to_text": self.prompt_queue_capacity}}
+        options: dict[str, Any] = {
+            "threads": self.threads, "memory_bytes": self.memory_bytes, "keep_alive": self._keep_alive(),
+            "max_workers": self.max_workers_per_model, "policy": self._policies(),
+            "breaker_threshold": self.breaker_threshold or -1,
+            "queue_capacity": {"text_embedding": (self.embed_queue_capacity, self.batch_queue_capacity),
+                               "text_to_text": self.prompt_queue_capacity,
+                               "image_embedding": self.image_embed_queue_capacity,
+                               "vision": self.vision_queue_capacity, "text_to_image": self.image_gen_queue_capacity}}
+        for name in ("shutdown_grace", "load_timeout", "load_ceiling", "stall_timeout", "maintenance_interval",
+                     "breaker_window", "breaker_rest"):
+            options[name] = float(getattr(self, name))
+        if self.request_timeout is not None:
+            options["request_timeout"] = float(self.request_timeout)
+        for name in ("step_budget", "batch_wait"):
+            if getattr(self, name):
+                options[name] = float(getattr(self, name))
+        return options
+
+    def _keep_alive(self) -> float:
+        return seconds_of(self.keep_alive, "PoolConfig.keep_alive")
 
 
-assert set(_RANGES) | {"offline"} == {field.name for field in fields(PoolConfig)}
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy"} == {
+    field.name for field in fields(PoolConfig)}

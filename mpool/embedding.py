@@ -336,7 +336,7 @@ def run(plan: Plan, pack: Pack, deadline: float | None, lane: int = INTERACTIVE)
     left = _threads.remaining(deadline, plan.entry.key)
     try:
         return plan.registry.embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
-                                   normalize=plan.normalize, timeout=left, lane=lane)
+                                   normalize=plan.normalize, tolerant=plan.null, timeout=left, lane=lane)
     except NumericError:
         if not plan.null:
             raise
@@ -353,7 +353,8 @@ def submit(plan: Plan, pack: Pack, deadline: float | None, lane: int, fail_fast:
     left = _threads.remaining(deadline, plan.entry.key)
     try:
         return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
-                                          normalize=plan.normalize, timeout=left, lane=lane, fail_fast=fail_fast)
+                                          normalize=plan.normalize, tolerant=plan.null, timeout=left, lane=lane,
+                                          fail_fast=fail_fast)
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise

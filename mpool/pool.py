@@ -258,12 +258,12 @@ class Pool:
 
     def _name_idle(self, error: MemoryExhausted, key: str) -> None:
         """Says in the hint, once, which models could be unloaded to make room for another."""
-        if "Idle, so" in (error.hint or ""):
+        if "Pinned and idle, so" in (error.hint or ""):
             return
-        idle = [row.key for row in self.ps() if row.state == "ready" and row.key != key]
+        idle = [row.key for row in self.ps() if row.state == "ready" and row.pinned and row.key != key]
         if idle:
-            error.hint = (f"{error.hint}. " if error.hint else "") + "Idle, so that unload would make room: " \
-                + ", ".join(idle)
+            error.hint = (f"{error.hint}. " if error.hint else "") \
+                + "Pinned and idle, so that unload would make room: " + ", ".join(idle)
 
     def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
         """See :func:`mpool.unload`."""

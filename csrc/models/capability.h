@@ -31,6 +31,7 @@ typedef struct mp_call {
     /* Units read and written so far: tokens, images. NULL: not counted. */
     void (*usage)(const struct mp_call *call, uint64_t *in, uint64_t *out);
     uint64_t bytes; /* what it holds, charged to the queue's share of memory */
+    bool tolerant;  /* the caller expects NaN and deals with it: no fault of the model's workers */
 } mp_call;
 static inline void mp_call_destroy(mp_call *call) {
     if (call)

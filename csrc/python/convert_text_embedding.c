@@ -2,13 +2,13 @@
 #include "python/binding.h"
 
 mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit) {
-    static char *names[] = {"key",       "ids",    "offsets",       "skip", "dimensions",
-                            "normalize", "output", MP_SUBMIT_NAMES, NULL};
+    static char *names[] = {"key",       "ids",    "offsets",  "skip",          "dimensions",
+                            "normalize", "output", "tolerant", MP_SUBMIT_NAMES, NULL};
     PyObject *ids_in, *offsets_in, *skip_in = Py_None;
-    int dimensions = 0, normalize = -1, output = MP_EMBED_POOLED;
+    int dimensions = 0, normalize = -1, output = MP_EMBED_POOLED, tolerant = 0;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|O$iii" MP_SUBMIT_FORMAT, names, &submit->key, &ids_in,
-                                     &offsets_in, &skip_in, &dimensions, &normalize, &output,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|O$iiip" MP_SUBMIT_FORMAT, names, &submit->key, &ids_in,
+                                     &offsets_in, &skip_in, &dimensions, &normalize, &output, &tolerant,
                                      MP_SUBMIT_TARGETS(submit)) ||
         !mp_submit_options_in(state, submit))
         return NULL;
@@ -52,6 +52,7 @@ mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *k
         call->dimensions = dimensions;
         call->normalize = (int8_t)normalize;
         call->output = (uint8_t)output;
+        call->base.tolerant = tolerant;
     }
 cleanup:
     Py_XDECREF(ids);

@@ -57,8 +57,6 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
         (submit->patience >= 0 && !mp_seconds_in(state, "patience", submit->patience, &options->patience_ns)) ||
         (submit->keep_alive >= 0 && !mp_seconds_in(state, "keep_alive", submit->keep_alive, &options->keep_alive_ns)))
         return false;
-    if (options->patience_ns == MP_FOREVER)
-        options->patience_ns = 0;
     if (submit->lane >= MP_LANE_COUNT) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "lane is %d, allowed: 0 (interactive), 1 (bulk)", submit->lane);
         return false;

@@ -85,6 +85,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             "load_timeout",
                             "load_ceiling",
                             "stall_timeout",
+                            "request_timeout",
                             "keep_alive",
                             "maintenance_interval",
                             "batch_wait",
@@ -98,35 +99,36 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.lanes = 0};
     unsigned long long memory = 0;
-    /* seconds; < 0: the default */
+    /* seconds; what stays below all numbers has its default */
     struct {
         const char *name;
         double seconds;
         uint64_t *ns;
     } times[] = {
-        {"step_budget", -1, &config.step_budget_ns},
-        {"spin", -1, &config.spin_ns},
-        {"shutdown_grace", -1, &config.shutdown_grace_ns},
-        {"load_timeout", -1, &config.load_timeout_ns},
-        {"load_ceiling", -1, &config.load_ceiling_ns},
-        {"stall_timeout", -1, &config.stall_timeout_ns},
-        {"keep_alive", -1, &config.keep_alive_ns},
-        {"maintenance_interval", -1, &config.maintenance_every_ns},
-        {"batch_wait", -1, &config.batch_wait_ns},
-        {"breaker_window", -1, &config.breaker_window_ns},
-        {"breaker_rest", -1, &config.breaker_rest_ns},
+        {"step_budget", -INFINITY, &config.step_budget_ns},
+        {"spin", -INFINITY, &config.spin_ns},
+        {"shutdown_grace", -INFINITY, &config.shutdown_grace_ns},
+        {"load_timeout", -INFINITY, &config.load_timeout_ns},
+        {"load_ceiling", -INFINITY, &config.load_ceiling_ns},
+        {"stall_timeout", -INFINITY, &config.stall_timeout_ns},
+        {"request_timeout", -INFINITY, &config.patience_ns},
+        {"keep_alive", -INFINITY, &config.keep_alive_ns},
+        {"maintenance_interval", -INFINITY, &config.maintenance_every_ns},
+        {"batch_wait", -INFINITY, &config.batch_wait_ns},
+        {"breaker_window", -INFINITY, &config.breaker_window_ns},
+        {"breaker_rest", -INFINITY, &config.breaker_rest_ns},
     };
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
     PyObject *capacity = Py_None, *policy = Py_None;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$iKdddddddddddiiOO:Registry", names, &config.lanes, &memory, &times[0].seconds,
+            args, kwargs, "|$iKddddddddddddiiOO:Registry", names, &config.lanes, &memory, &times[0].seconds,
             &times[1].seconds, &times[2].seconds, &times[3].seconds, &times[4].seconds, &times[5].seconds,
             &times[6].seconds, &times[7].seconds, &times[8].seconds, &times[9].seconds, &times[10].seconds,
-            &config.breaker_threshold, &config.max_workers, &capacity, &policy))
+            &times[11].seconds, &config.breaker_threshold, &config.max_workers, &capacity, &policy))
         return NULL;
     config.memory_limit = memory;
     for (int i = 0; i < TIMES; i++)
-        if (times[i].seconds != -1 && !mp_seconds_in(state, times[i].name, times[i].seconds, times[i].ns))
+        if (times[i].seconds != -INFINITY && !mp_seconds_in(state, times[i].name, times[i].seconds, times[i].ns))
             return NULL;
     if (!each_capability(state, "queue_capacity", capacity, &config, put_capacity) ||
         !each_capability(state, "policy", policy, &config, put_policy))

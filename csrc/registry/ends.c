@@ -14,7 +14,7 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     mp_governor *governor = entry->services->governor;
     mp_budget *budget = mp_governor_budget(governor);
     if (!mp_budget_take(budget, bytes - ticket->charged)) {
-        mp_governor_reclaim(governor, bytes - ticket->charged); /* for the next who asks */
+        mp_governor_reclaim(governor, bytes - ticket->charged, false); /* for the next who asks */
         uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
         return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free",
                        entry->key, (double)bytes / 1e6, (double)(used < limit ? limit - used : 0) / 1e6,
@@ -50,22 +50,31 @@ bool mp_status_is_fault(mp_status status) {
            status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
 }
 
+/* After these the worker is gone, or may be broken. */
+static bool kills(mp_status status) { return status == MP_INTERNAL || status == MP_RECV; }
+
+void mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket) {
+    mp_services *services = entry->services;
+    const mp_call *call = ticket->item.call;
+    if (call->fingerprint && mp_quarantine_add(&services->quarantine, call->fingerprint(call), mp_sys_now_ns()) ==
+                                 MP_QUARANTINE_FAULTS)
+        mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed twice is refused from now on", entry->key);
+}
+
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
     mp_services *services = entry->services;
     const mp_call *call = ticket->item.call;
-    uint64_t now = mp_sys_now_ns();
-    int faults = 0;
-    if (!mp_status_is_fault(status))
+    if (!mp_status_is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
     mp_count(services, MP_METRIC_worker_faults, 1);
-    if (call->fingerprint && (faults = mp_quarantine_add(&services->quarantine, call->fingerprint(call), now)) ==
-                                 MP_QUARANTINE_FAULTS)
-        mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed twice is refused from now on", entry->key);
+    if (kills(status))
+        mp_entry_note_kill(entry, ticket);
     mp_mutex_lock(&entry->lock);
-    if (mp_breaker_fault(&entry->breaker, &services->breaker, now))
+    if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s rests for %.0f s after %d faults", entry->key,
                (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
-    bool again = !ticket->suspect && faults < MP_QUARANTINE_FAULTS && !entry->quit &&
+    /* By the numeric contract NaN would come again. */
+    bool again = status != MP_NUMERIC && !ticket->suspect && !entry->quit &&
                  atomic_load_explicit(&ticket->progress, memory_order_relaxed) == 0 &&
                  !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);

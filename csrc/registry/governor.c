@@ -109,7 +109,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
         if (needed > left_of(governor) && raise_limit(governor, key, needed))
             continue;
         mp_mutex_unlock(&governor->lock);
-        uint64_t coming = mp_governor_reclaim(governor, needed - free);
+        uint64_t coming = mp_governor_reclaim(governor, needed - free, true);
         mp_mutex_lock(&governor->lock);
         if (free_of(governor) >= needed)
             break;
@@ -209,13 +209,13 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     mp_mutex_unlock(&governor->lock);
 }
 
-uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes) {
+uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
     uint64_t coming = 0;
     mp_mutex_lock(&governor->lock);
     for (mp_reclaimer *at = governor->reclaimers; at && coming < bytes;) {
         at->asked++; /* it stays on the list, and so does its place in it */
         mp_mutex_unlock(&governor->lock);
-        coming += at->reclaim(at->arg, bytes - coming);
+        coming += at->reclaim(at->arg, bytes - coming, whole);
         mp_mutex_lock(&governor->lock);
         mp_reclaimer *next = at->next;
         if (--at->asked == 0)

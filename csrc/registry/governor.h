@@ -52,10 +52,10 @@ const char *mp_pressure_name(mp_pressure pressure);
 
 /* Who can give memory back. Registered while it may be asked. */
 typedef struct mp_reclaimer {
-    /* Start to give up at least `bytes` of what is idle, the cheapest first; never blocks. Returns how many bytes are
-     * on their way, those of earlier calls included: 0 = there is nothing to give up. No lock of the governor is
-     * held. */
-    uint64_t (*reclaim)(void *arg, uint64_t bytes);
+    /* Start to give up at least `bytes` of what is idle, the cheapest first; never blocks. whole: nothing, unless it is
+     * enough. Returns how many bytes are on their way, those of earlier calls included: 0 = there is nothing to give
+     * up. No lock of the governor is held. */
+    uint64_t (*reclaim)(void *arg, uint64_t bytes, bool whole);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */
     int asked;                 /* threads inside reclaim; guarded by: the governor's lock */
@@ -64,7 +64,7 @@ void mp_governor_add_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer);
 /* Returns when nobody asks it any more. Legal on one that was not added. */
 void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer);
 /* Ask the reclaimers, one after the other, until so many bytes are on their way; returns how many are. */
-uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes);
+uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* Memory was given back: those who wait for it look again. */
 void mp_governor_notify(mp_governor *governor);
 

@@ -234,7 +234,7 @@ static double coldness(const mp_eviction *value) {
     return (double)value->idle_ns / ((double)value->load_ns + 1e6);
 }
 
-static uint64_t reclaim(void *arg, uint64_t bytes) {
+static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
     mp_registry *registry = arg;
     snapshot copy;
     uint64_t coming = 0;
@@ -243,12 +243,14 @@ static uint64_t reclaim(void *arg, uint64_t bytes) {
     mp_mutex_unlock(&registry->lock);
     if (!taken)
         return 0;
+    uint64_t possible = 0;
     for (int i = 0; i < copy.count; i++) {
         mp_eviction value;
         mp_entry_value(copy.entries[i], &value);
         coming += value.coming;
+        possible += value.bytes;
     }
-    while (coming < bytes) {
+    while (coming < bytes && (!whole || coming + possible >= bytes)) {
         mp_entry *best = NULL;
         mp_eviction best_value = {0};
         for (int i = 0; i < copy.count; i++) {
@@ -265,6 +267,7 @@ static uint64_t reclaim(void *arg, uint64_t bytes) {
         }
         if (!best)
             break;
+        possible -= best_value.bytes < possible ? best_value.bytes : possible;
         if (mp_entry_evict_idle(best))
             coming += best_value.bytes;
     }
@@ -287,7 +290,7 @@ static void tick(mp_registry *registry, const snapshot *copy, uint64_t now_ns, m
     for (int i = 0; pressure >= MP_PRESSURE_HIGH && i < copy->count; i++)
         mp_entry_trim(copy->entries[i]); /* caches and arenas first */
     if (pressure == MP_PRESSURE_CRITICAL)
-        mp_governor_reclaim(services->governor, limit / 10);
+        mp_governor_reclaim(services->governor, limit / 10, false);
 }
 
 static uint64_t sweep(void *arg, uint64_t now_ns) {
@@ -334,6 +337,7 @@ static void configure(mp_services *services, const mp_registry_config *config) {
     services->stall_timeout_ns = or_default(config->stall_timeout_ns, 30000 * MS);
     services->keep_alive_ns = or_default(config->keep_alive_ns, 300000 * MS);
     services->batch_wait_ns = config->batch_wait_ns;
+    services->patience_ns = config->patience_ns;
     services->max_workers = config->max_workers ? config->max_workers : 4;
     services->breaker = (mp_breaker_rule){
         .threshold = config->breaker_threshold ? config->breaker_threshold : 5,

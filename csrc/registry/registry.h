@@ -43,6 +43,7 @@ typedef struct mp_registry_config { /* 0 = default */
     uint64_t load_timeout_ns;      /* default 30 s since the last sign of progress */
     uint64_t load_ceiling_ns;      /* default 10 min in all */
     uint64_t stall_timeout_ns;     /* a step without a sign of life for so long: the worker is dead; default 30 s */
+    uint64_t patience_ns;          /* of calls that name none (mp_submit_options); default: no limit */
     uint64_t keep_alive_ns;        /* of workers without work; default 5 min; MP_FOREVER */
     uint64_t maintenance_every_ns; /* default 60 s */
     uint64_t batch_wait_ns;        /* a worker without work waits so long for more calls; default: not at all */
@@ -127,7 +128,7 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
 
 typedef struct mp_submit_options {
     uint64_t deadline_ns; /* absolute, monotonic; 0 = none */
-    uint64_t patience_ns; /* without a result, a step or a piece of result for so long: TIMEOUT; 0 = no limit */
+    uint64_t patience_ns; /* without a result, a step or a piece of result for so long: TIMEOUT; 0 = the registry's */
     uint64_t keep_alive_ns; /* the model's from now on; 0 = as it is */
     uint8_t priority;       /* 0 = critical, high, normal, low, 4 = batch */
     uint8_t lane;           /* MP_LANE_INTERACTIVE or MP_LANE_BULK */

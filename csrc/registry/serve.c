@@ -243,7 +243,7 @@ static void admit_fresh(mp_worker *w) {
         bool others = mp_entry_running(entry) > w->fresh_count - i;
         mp_mutex_unlock(&entry->lock);
         uint64_t wanted = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed) / 16;
-        bool coming = !others && mp_governor_reclaim(governor, wanted) > 0;
+        bool coming = !others && mp_governor_reclaim(governor, wanted, false) > 0;
         if (!others && !coming) {
             end_item(w, ticket, status, &error);
             continue;
@@ -352,7 +352,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
             victim = ticket;
     }
     uint64_t wanted = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed) / 16;
-    bool alone = w->active_count == 1, coming = alone && mp_governor_reclaim(governor, wanted) > 0;
+    bool alone = w->active_count == 1, coming = alone && mp_governor_reclaim(governor, wanted, false) > 0;
     mp_mutex_lock(&entry->lock);
     bool others = mp_entry_running(entry) > w->active_count;
     if (!alone || coming || others) {

@@ -36,7 +36,8 @@ typedef struct mp_services {
     mp_cores *cores_seen; /* pinned: callers may ask whether to spin until the last ticket is gone */
     mp_maintenance maintenance;
     /* as configured; constant */
-    uint64_t step_budget_ns, spin_ns, load_timeout_ns, load_ceiling_ns, stall_timeout_ns, keep_alive_ns, batch_wait_ns;
+    uint64_t step_budget_ns, spin_ns, load_timeout_ns, load_ceiling_ns, stall_timeout_ns, keep_alive_ns, batch_wait_ns,
+        patience_ns;
     int max_workers;
     mp_policy policy[MP_CAPABILITY_COUNT];
     int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];

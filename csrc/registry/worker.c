@@ -178,7 +178,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
     int lanes = worker->lanes, count = worker->active_count;
-    bool runnable = worker->runnable;
+    bool runnable = worker->runnable, in_step = worker->in_step;
     worker->lanes = 0;
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
@@ -200,8 +200,11 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     if (runnable)
         mp_cores_leave(services->cores_seen);
     mp_pool_disown(services->pool, worker);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
+        if (in_step && error->code == MP_RECV)
+            mp_entry_note_kill(entry, worker->active[i]);
         mp_entry_conclude(entry, worker->active[i], error->code, error);
+    }
 
     mp_mutex_lock(&entry->lock);
     worker->concluding = false;

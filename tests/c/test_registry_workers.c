@@ -381,13 +381,13 @@ MP_TEST(workers_fault_is_tried_again_once) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
     fake_add(registry, "a", &fake, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 1), NULL)), MP_OK);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 2), NULL)), MP_NUMERIC);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 1), NULL)), MP_OK);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     MP_CHECK_INT(stats_of(registry).retries, 2);
     /* not after a piece of result */
     fake.step_units = 1;
     fake_call *late = fake_call_create(3);
-    late->fault = MP_NUMERIC;
+    late->fault = MP_MODEL;
     atomic_store(&fake.hold, true);
     mp_ticket *ticket = fake_submit(registry, "a", late, NULL);
     fake_until(&fake.in_steps, 1);
@@ -396,7 +396,7 @@ MP_TEST(workers_fault_is_tried_again_once) {
     MP_CHECK(mp_ticket_wait(ticket, 0, fake_in_ms(10000), &progress));
     atomic_store(&late->faults, 5);
     mp_status status = fake_finish(ticket);
-    MP_CHECK(status == MP_NUMERIC || status == MP_OK); /* OK: it was done before the fault */
+    MP_CHECK(status == MP_MODEL || status == MP_OK); /* OK: it was done before the fault */
     MP_CHECK_INT(stats_of(registry).retries, 2);
     fake_end(registry);
 }
@@ -464,7 +464,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", bad, NULL)), MP_UNSUPPORTED);
     }
     for (int i = 0; i < 2; i++) /* two faults each */
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 2), NULL)), MP_NUMERIC);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "open");
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
@@ -491,10 +491,10 @@ MP_TEST(workers_breaker_opens_and_closes) {
     MP_CHECK_STR(info.breaker, "closed");
     /* a probe that fails opens it again */
     for (int i = 0; i < 2; i++)
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_NUMERIC, 2), NULL)), MP_NUMERIC);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     mp_sys_sleep_ns(FAKE_MS(100));
-    mp_ticket *failing = fake_submit(registry, "a", faulty(MP_NUMERIC, 9), NULL);
-    MP_CHECK_STATUS(fake_wait(failing, &error), MP_NUMERIC, &error);
+    mp_ticket *failing = fake_submit(registry, "a", faulty(MP_MODEL, 9), NULL);
+    MP_CHECK_STATUS(fake_wait(failing, &error), MP_MODEL, &error);
     mp_ticket_release(failing);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "open");
@@ -507,11 +507,11 @@ MP_TEST(workers_poison_call_is_quarantined) {
     mp_registry *registry = fake_registry(1, 0);
     fake_add(registry, "a", &fake, false);
     mp_status status;
-    fake_call *poison = faulty(MP_NUMERIC, 100);
+    fake_call *poison = faulty(MP_INTERNAL, 100);
     uint64_t fingerprint = poison->fingerprint;
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", poison, NULL)), MP_NUMERIC);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", poison, NULL)), MP_INTERNAL);
     int steps = fake.steps;
-    poison = faulty(MP_NUMERIC, 100);
+    poison = faulty(MP_INTERNAL, 100);
     poison->fingerprint = fingerprint;
     MP_CHECK(!fake_submit(registry, "a", poison, &status));
     MP_CHECK_INT(status, MP_MODEL);

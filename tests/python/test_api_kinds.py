@@ -155,18 +155,26 @@ def test_submit_does_not_wait_for_a_full_queue(llama: Path) -> None:
 
 # ---- memory
 
-def test_a_model_that_does_not_fit_is_refused_and_names_those_that_are_idle(bert: Path, llama: Path) -> None:
-    with mpool.Pool() as own:
+def test_a_model_that_does_not_fit_makes_others_go_unless_they_are_pinned(bert: Path, llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as own:
         own.embed("a", bert), own.generate("a", llama, **TEXT)
         small, large = (next(row for row in own.ps() if row.key == str(key)) for key in (bert, llama))
-    # room for one and what it works with, but not for both
-    limit = small.model_bytes + small.engine_bytes + large.model_bytes // 2
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=limit)) as own:
+    # room for either and what it works with, but not for both
+    limit = max(row.model_bytes + row.engine_bytes for row in (small, large)) + min(
+        small.model_bytes, large.model_bytes) // 2
+    calls = (lambda own: own.load(llama), lambda own: own.generate("a", llama, **TEXT),
+             lambda own: own.submit("text_to_text", prompt="a", model=llama, **TEXT).result(),
+             lambda own: asyncio.run(aio.generate("a", llama, pool=own, **TEXT)))
+    for call in calls:
+        with mpool.Pool(mpool.PoolConfig(memory_bytes=limit, max_workers_per_model=1)) as own:
+            own.embed("a", bert)
+            call(own)
+            assert [row.key for row in own.ps() if row.state in ("ready", "busy")] == [str(llama)]
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=limit, max_workers_per_model=1)) as own:
+        own.load(bert, pin=True)
         own.embed("a", bert)
-        for call in (lambda: own.load(llama), lambda: own.generate("a", llama, **TEXT),
-                     lambda: own.submit("text_to_text", prompt="a", model=llama, **TEXT).result(),
-                     lambda: asyncio.run(aio.generate("a", llama, pool=own, **TEXT))):
+        for call in calls:
             with pytest.raises(mpool.MemoryExhausted) as caught:
-                call()
-            assert str(caught.value).count("Idle, so that unload would make room: " + str(bert)) == 1
+                call(own)
+            assert str(caught.value).count("Pinned and idle, so that unload would make room: " + str(bert)) == 1
         assert own.embed("a", bert).shape == (32,)

@@ -314,7 +314,7 @@ def test_a_signal_ends_every_wait(llama: tuple[_core.Registry, str], alarm: None
 
 
 def test_a_signal_ends_the_wait_for_room(folders: tuple[Path, Path], alarm: None) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, prompt_queue_capacity=3)) as pool:
+    with mpool.Pool(mpool.PoolConfig(threads=1, prompt_queue_capacity=3, max_workers_per_model=1)) as pool:
         registry, key = key_of(pool, folders[1])
         tickets: list[_core.Ticket] = []
         full = False
@@ -344,7 +344,7 @@ def test_entries_and_stats(bert: tuple[_core.Registry, str]) -> None:
     until = time.monotonic() + 10
     while (row := registry.entries()[0])["state"] != "ready" and time.monotonic() < until:
         time.sleep(0.001)
-    assert (row["key"], row["capability"], row["state"], row["workers"]) == (key, "text_embedding", "ready", 1)
+    assert (row["key"], row["capability"], row["state"]) == (key, "text_embedding", "ready") and row["workers"] in (1, 2)
     assert (row["queued"], row["running"], row["pinned"], row["calls"], row["errors"]) == (0, 0, False, 1, 0)
     assert row["facts"]["architecture"] == "bert" and row["facts"]["output_size"] == 32 and row["model_bytes"] > 0
     registry.load(key, pin=True)
