@@ -23,6 +23,8 @@ typedef struct caller {
     const char *loading, *submitting;
     mp_notifier *notifier;
     uint64_t bound, notified; /* ids given out, a bit each; and those that came */
+    mp_ticket *expected;      /* it sleeps until its notifier lists this one ... */
+    uint64_t expected_id;     /* ... as this id */
 } caller;
 
 typedef struct sim_scene {
@@ -52,6 +54,7 @@ static const uint64_t SIM_PROMPT_NS = 500ull * 1000 * 1000;
 
 /* sim_callers.c */
 void sim_caller_main(void *caller);
+void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* a model, with a script that is drawn */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* of one that is done */

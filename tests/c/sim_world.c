@@ -38,7 +38,12 @@ static void look_at_entry(void *arg, const mp_entry_info *info) {
 static void look_at_rest(void *arg) {
     (void)arg;
     for (int i = 0; i < w.caller_count; i++) {
-        const caller *c = &w.callers[i];
+        caller *c = &w.callers[i];
+        if (c->expected && sim_is_blocked(c->fibre)) {
+            sim_take_notices(c);
+            if (mp_ticket_done(c->expected) && !(c->notified >> c->expected_id & 1))
+                sim_fail("caller %d was not notified of the end", i);
+        }
         if (!c->awaited || !sim_is_blocked(c->fibre))
             continue;
         if (mp_ticket_done(c->awaited))
