@@ -15,7 +15,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = true;
         break;
     case MP_TIMEOUT:
-        fine = r->deadline_ns && sim_now() >= r->deadline_ns;
+        fine = (r->deadline_ns && sim_now() >= r->deadline_ns) || (r->patience_ns && r->ticket);
         break;
     case MP_CANCELLED:
         fine = r->cancelled || w.stalls || w.shutting_down; /* NOTE: a stalled load is to be told as SPAWN_TIMEOUT */
@@ -77,13 +77,14 @@ void sim_check_end(const record *r) {
     mp_ticket_times(r->ticket, &submitted, &started, &finished);
     SIM_CHECK(submitted && finished >= submitted && (!started || (started >= submitted && finished >= started)));
     SIM_CHECK(mp_ticket_position(r->ticket) == -1);
-    SIM_CHECK(!r->call->admitted && !r->call->saved);
+    SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* who was set apart may still have it */
     sim_check_status(status, &error, r, "a call");
     if (status == MP_OK)
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
                   !r->call->refused && !r->call->numeric);
     if (status == MP_TIMEOUT)
-        SIM_CHECK(finished >= r->deadline_ns);
+        SIM_CHECK((r->deadline_ns && finished >= r->deadline_ns) ||
+                  (r->patience_ns && finished >= submitted + r->patience_ns));
     if (fakes.on_time && r->deadline_ns && finished > r->deadline_ns + SIM_PROMPT_NS)
         sim_fail("a call ended %.3f ms after its deadline", (double)(finished - r->deadline_ns) * 1e-6);
     if (fakes.on_time && r->call->unwanted_ns && finished > r->call->unwanted_ns + SIM_PROMPT_NS)
@@ -264,6 +265,14 @@ static bool submit(caller *self, record *r) {
     options.fail_fast = percent(30);
     if (percent(20))
         options.give_up = may_give_up;
+#ifdef MP_FOREVER
+    if (percent(15))
+        r->patience_ns = options.patience_ns = 20 * MS + sim_below(200 * MS);
+    if (percent(10))
+        options.keep_alive_ns = 1 + sim_below(50 * MS);
+    if (percent(20))
+        options.policy = (mp_policy)of(MP_POLICY_COUNT);
+#endif
     const char *key = sim_keys[of(w.key_count)];
     call->destroyed_is_error = false;
     sim_call before = *call;
@@ -289,6 +298,10 @@ static void draw_script(sim_model *model) {
     model->step_units = (uint32_t)of(3);
     model->plan_items = of(3);
     model->lanes = 1 + of(fakes.lanes);
+    if (w.kind->stuck && percent(60)) {
+        model->stuck_steps = 1 + of(3);
+        model->stuck_ns = 50 * MS << of(6);
+    }
     if (w.kind->streams) {
         model->load_ns = 0;
         model->step_units = 1;

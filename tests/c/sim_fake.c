@@ -138,6 +138,10 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     enter(engine);
     fakes.lanes_in_steps += lease->lanes;
     SIM_CHECK(lease->lanes >= 1 && fakes.lanes_in_steps <= fakes.lanes);
+    if (model->stuck_steps > 0) {
+        model->stuck_steps--;
+        mp_sys_sleep_ns(model->stuck_ns);
+    }
     bool whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];

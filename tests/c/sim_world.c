@@ -91,7 +91,19 @@ static mp_status create(void) {
         config.queue_capacity[i] = w.capacity;
     config.shutdown_grace_ns = 1 + sim_below(SECOND);
     w.tight = w.kind->memory;
-    fakes.on_time = !w.kind->faults && sim_get_setup()->late == 0;
+#ifdef MP_FOREVER
+    static const uint64_t lives[] = {0, 1, 20 * 1000 * 1000, 200 * 1000 * 1000, MP_FOREVER};
+    config.keep_alive_ns = lives[of(w.kind->stuck ? 4 : 5)];
+    config.maintenance_every_ns = w.kind->stuck || percent(20) ? 10 * MS + sim_below(100 * MS) : 0;
+    config.batch_wait_ns = percent(15) ? sim_below(2 * MS) : 0;
+    if (w.kind->stuck) {
+        config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
+        config.breaker_threshold = 1 + of(5);
+        config.breaker_window_ns = SECOND;
+        config.breaker_rest_ns = 50 * MS;
+    }
+#endif
+    fakes.on_time = !w.kind->faults && !w.kind->stuck && sim_get_setup()->late == 0;
     return mp_registry_create(&config, &w.registry, &error);
 }
 
@@ -121,7 +133,8 @@ static void registry_world(void *arg) {
     sim_lock_rank("governor.c", 9);
     sim_lock_rank("cores.c", 9);
     w.refused_memory = w.refused_threads = kind->faults;
-    w.stalls = kind->faults; /* also when others are kept from running for as long as a load may stand still */
+    w.stalls =
+        kind->faults || kind->stuck; /* also when others are kept from running for as long as a load may stand still */
     if (create() != MP_OK) {
         SIM_CHECK(kind->faults);
         return;
@@ -190,6 +203,7 @@ static const sim_world worlds[] = {
      .faults = true},
     {.name = "five", .body = registry_world, .callers = 5, .keys = 5, .operations = 10, .at_once = true},
     {.name = "streams", .body = registry_world, .callers = 3, .keys = 1, .streams = true, .at_once = true},
+    {.name = "stuck", .body = registry_world, .callers = 4, .keys = 2, .operations = 25, .stuck = true},
     {.name = "two", .body = registry_world, .callers = 5, .keys = 1, .operations = 10, .at_once = true},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
