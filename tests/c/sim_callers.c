@@ -15,7 +15,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = true;
         break;
     case MP_TIMEOUT:
-        fine = (r->deadline_ns && sim_now() >= r->deadline_ns) || (r->patience_ns && r->ticket);
+        fine = (r->deadline_ns && sim_now() >= r->deadline_ns) ||
+               (r->patience_ns && sim_now() >= r->began_ns + r->patience_ns);
         break;
     case MP_CANCELLED:
         fine = r->cancelled || w.stalls || w.shutting_down; /* NOTE: a stalled load is to be told as SPAWN_TIMEOUT */
@@ -242,7 +243,7 @@ static bool submit(caller *self, record *r) {
     static const uint32_t units[] = {1, 1, 2, 3, 8};
     mp_error error;
     mp_error_clear(&error);
-    *r = (record){0};
+    *r = (record){.began_ns = sim_now()};
     sim_call *call = sim_fakes_call(units[of(5)]);
     if (!call)
         return false;

@@ -11,7 +11,7 @@ enum { CALLERS = 6, KEYS = 5, MINE = 4, RECORDS = 64 };
 typedef struct record { /* a call that was accepted */
     mp_ticket *ticket;
     sim_call *call;
-    uint64_t deadline_ns, patience_ns;
+    uint64_t began_ns, deadline_ns, patience_ns;
     bool cancelled, endless; /* endless: it takes longer than anybody wants to wait */
 } record;
 

@@ -95,7 +95,6 @@ static mp_status create(void) {
     static const uint64_t lives[] = {0, 1, 20 * 1000 * 1000, 200 * 1000 * 1000, MP_FOREVER};
     config.keep_alive_ns = lives[of(w.kind->stuck ? 4 : 5)];
     config.maintenance_every_ns = w.kind->stuck || percent(20) ? 10 * MS + sim_below(100 * MS) : 0;
-    config.batch_wait_ns = percent(15) ? sim_below(2 * MS) : 0;
     if (w.kind->stuck) {
         config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
         config.breaker_threshold = 1 + of(5);
