@@ -125,8 +125,8 @@ def _import_core() -> Any:
     except ModuleNotFoundError as error:
         if error.name != f"{__name__}._core":
             raise
-        raise ImportError(f"{__path__[0]}: these are mpool's sources, without the compiled core. Start Python in another "
-                          "folder to use the mpool that is installed, or build the core here: pip install -e .",
+        raise ImportError(f"{__path__[0]}: these are mpool's sources, without the compiled core. Start Python in "
+                          "another folder to use the mpool that is installed, or build the core here: pip install -e .",
                           name=error.name) from None
 
 

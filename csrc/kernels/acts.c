@@ -48,6 +48,7 @@ size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K) {
 void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory) {
     assert(M >= 0 && K >= 0);
     assert(kind != MP_A_Q8 || K % 32 == 0);
+    assert(kind != MP_A_I8 || K <= MP_I8_MOST_INPUTS);
     assert(((uintptr_t)memory & 63) == 0);
     const acts_layout l = layout_of(kind, M, K);
     uint8_t *base = memory;
@@ -62,6 +63,19 @@ void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory)
     x->q = (int8_t *)base;
     x->scale = (float *)(base + l.scale);
     x->sum = (int32_t *)(base + l.sum);
+}
+
+/* Rows rotated and quantised, one at a time. */
+static void fill_i8(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
+    _Alignas(64) float rotated[MP_I8_MOST_INPUTS];
+    const mp_kernels *k = mp_kernels_get();
+    const int K = x->K;
+    for (int m = row0; m < row1; m++) {
+        int8_t *q = x->q + m * x->ldq;
+        k->hadamard(in + m * ld, K, mp_hadamard_size(K), rotated);
+        k->acts_i8(rotated, K, q, x->scale + m, x->sum + m);
+        memset(q + K, 0, align64((size_t)K) - (size_t)K);
+    }
 }
 
 void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
@@ -84,12 +98,6 @@ void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
             memset(q + K, 0, align64((size_t)K) - (size_t)K);
         }
         return;
-    case MP_A_I8:
-        for (int m = row0; m < row1; m++) {
-            int8_t *q = x->q + m * x->ldq;
-            k->acts_i8(in + m * ld, K, q, x->scale + m, x->sum + m);
-            memset(q + K, 0, align64((size_t)K) - (size_t)K);
-        }
-        return;
+    case MP_A_I8: fill_i8(x, in, ld, row0, row1); return;
     }
 }

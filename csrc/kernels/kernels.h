@@ -26,6 +26,7 @@ enum {
     MP_K_CHUNK = 384,   /* inputs in one fp32 chain */
     MP_KV_BLOCK = 64,   /* tokens in one KV block */
     MP_ATTN_ROWS = 64,  /* most query rows x grouped heads in one attn_block call */
+    MP_I8_MOST_INPUTS = 16384, /* inputs of W_I8: a row of them fits a stack, and their dot product an int32 */
 };
 
 /* ---- weight matrices ------------------------------------------------------------------------------------------- */
@@ -33,7 +34,8 @@ enum {
 typedef enum mp_wkind { /* packed layouts; each is described in pack.h */
     MP_W_F32,    /* from any dtype, dequantised */
     MP_W_BF16,   /* from any dtype, rounded to nearest even; exact from BF16 */
-    MP_W_I8,     /* from any float dtype: symmetric int8 per output row, scale = max|w| / 127 (encoders' int8 class) */
+    MP_W_I8,     /* from any float dtype: rotated (hadamard), then symmetric int8 per output row, scale = max|w| / 127
+                    (encoders' int8 class) */
     MP_W_Q4_0,
     MP_W_Q4_1,
     MP_W_Q5_0,
@@ -78,7 +80,7 @@ size_t mp_wmat_bytes(const mp_wmat *w);
 /* Pack panels [panel0, panel1) from src, a tensor [N, K] of a dtype that the kind takes. Lanes may share the work. */
 void mp_wmat_pack(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
 /* Row n as floats: out [K]. The same values as mp_dequantize_row of the source (for I8 and BF16: of the packed
- * values). */
+ * values, rotated back). */
 void mp_wmat_row(const mp_wmat *w, int32_t n, float *out);
 
 /* n items of a stored row to fp32, bit for bit what the `gguf` package gives. n a multiple of the block. */
@@ -104,8 +106,13 @@ size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K);
 void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory);
 /* Prepare rows [row0, row1) of in [M, ld]; lanes may share the work. A_F32 only remembers the pointer (any lane may).
  * Q8: per block scale = max|x| / 127 in fp32, q = round to nearest even of x * (127 / max|x|); a block of zeros has
- * scale 0. A NaN or Inf in a block makes its scale NaN, so that the outputs show it. */
+ * scale 0. A NaN or Inf in a block makes its scale NaN, so that the outputs show it.
+ * I8: the same per row, of the rotated inputs (slot hadamard): a few large components, which would take the whole range
+ * of the row, are spread over their block. The weights hold the inverse rotation, so products are what they were. */
 void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1);
+
+/* Inputs that one rotation of W_I8 mixes: the largest power of two that divides K, at most 64; 1 leaves x as it is. */
+static inline int mp_hadamard_size(int K) { return K & -K & 63 ? K & -K : 64; }
 
 /* ---- GEMM ------------------------------------------------------------------------------------------------------ */
 
@@ -137,7 +144,7 @@ typedef struct mp_epilogue {
  *   Q4_K, Q5_K:        f = fma((float)i, (d * (float)sc) * sa, f);  f = fma(-(dmin * (float)mn), sa * (float)sum32, f)
  *   Q6_K:              per 16 inputs: f = fma((float)i16, (d * (float)sc) * sa, f)
  *   ANY16:             per 16 inputs: f = fma((float)i16, s * sa, f);  with mins: f = fma(m, sa * (float)sum16, f)
- *   I8:                one dot over all K: y = (float)i * (sw * sa)   (K up to 65,536 keeps int32 exact)
+ *   I8:                one dot over all K: y = (float)i * (sw * sa)   of rotated inputs (K up to MP_I8_MOST_INPUTS)
  *   BF16:              vdpbf16ps pairs (k, k+1), K ascending; ref and AVX2 do fp32 FMAs on the rounded values
  */
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
@@ -222,6 +229,9 @@ size_t mp_attn_kv_scratch(int k_dim, int v_dim); /* bytes, of 64-byte aligned me
  * max         NaN never wins; -inf when there is nothing else
  * exp_sum     out = exp(x - max), returns the tree sum; out may be NULL or x
  * argmax      lowest index of the largest; NaN never wins; 0 when there is nothing else
+ * hadamard    blocks of `size` inputs (a power of two up to 64 that divides K) times the Hadamard matrix of that size,
+ *             not normalised: for the distances h = 1, 2, 4, ... below size and i without the bit h,
+ *             (x[i], x[i + h]) -> (x[i] + x[i + h], x[i] - x[i + h]); y may be x
  * dot         tree of FMAs
  * all_finite  no NaN, no inf
  * exp(x)      0 where the result would be below the smallest normal float, so that flush-to-zero changes nothing

@@ -27,6 +27,15 @@ static void load_row(const mp_tensor *src, int64_t row, int k, int n, float *out
     mp_dequantize_row(src->dtype, from, n, out);
 }
 
+/* The same, rotated by blocks of `size`, of which n is a multiple. Divided by the size, which is exact, the rotation is
+ * the inverse of that of the activations; divided first, it cannot overflow. */
+static void load_rotated(const mp_tensor *src, int64_t row, int k, int n, int size, float *out) {
+    load_row(src, row, k, n, out);
+    for (int i = 0; i < n; i++)
+        out[i] *= 1.0f / (float)size;
+    mp_kernels_get()->hadamard(out, n, size, out);
+}
+
 /* The [cols, n] piece of src at output n0, input k; outputs beyond cols stay as they are. */
 static void load_piece(const mp_tensor *src, int64_t n0, int cols, int k, int n, piece_rows rows) {
     for (int j = 0; j < cols; j++)
@@ -81,12 +90,12 @@ static void put_i8(const piece_rows rows, const float *inverse, int n, uint8_t *
         }
 }
 
-/* max|w| of a row; Inf when the row is not finite. Magnitudes order as integers do, NaN above Inf. */
+/* max|w| of a rotated row; Inf when the row is not finite. Magnitudes order as integers do, NaN above Inf. */
 static float largest_of(const mp_tensor *src, int64_t row, int K, float *piece) {
     int32_t top = 0;
     for (int k = 0; k < K; k += PIECE) {
         const int n = K - k < PIECE ? K - k : PIECE;
-        load_row(src, row, k, n, piece);
+        load_rotated(src, row, k, n, mp_hadamard_size(K), piece);
         for (int i = 0; i < n; i++) {
             int32_t bits;
             memcpy(&bits, &piece[i], sizeof bits);
@@ -110,7 +119,8 @@ static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uin
     memset(rows, 0, sizeof(piece_rows));
     for (int k = 0; k < K; k += PIECE) {
         const int n = K - k < PIECE ? K - k : PIECE;
-        load_piece(src, n0, cols, k, n, rows);
+        for (int j = 0; j < cols; j++)
+            load_rotated(src, n0 + j, k, n, mp_hadamard_size(K), rows[j]);
         put_i8(rows, inverse, n, panel + (size_t)k * MP_PANEL_N);
     }
 }
@@ -164,6 +174,7 @@ void mp_pack_dense_row(const mp_wmat *w, int32_t n, float *out) {
         const float scale = ((const float *)(panel + (size_t)steps_of(MP_W_I8, w->K) * MP_PANEL_N * 4))[j];
         for (int k = 0; k < w->K; k++)
             out[k] = (float)((int)panel[(k / 4 * MP_PANEL_N + j) * 4 + k % 4] - 128) * scale;
+        mp_kernels_get()->hadamard(out, w->K, mp_hadamard_size(w->K), out);
         return;
     }
     }

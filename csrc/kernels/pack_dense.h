@@ -11,6 +11,7 @@
  * BF16: vdpbf16ps adds the product of the odd slots, then that of the even slots; the earlier input therefore stands in
  * the odd slot, in weights and activations alike. I8: vpdpbusd takes one unsigned side; the kernels start an
  * accumulator at -128 * (sum of the row's activations).
+ * I8 holds the rotated weights: q is of w times the Hadamard matrix, divided by its size (mp_hadamard_size(K)).
  * Inputs beyond K weigh 0 (I8: 128), outputs beyond N weigh 0 and have scale 0. */
 #ifndef MP_KERNELS_PACK_DENSE_H
 #define MP_KERNELS_PACK_DENSE_H

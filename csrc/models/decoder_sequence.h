@@ -1,5 +1,5 @@
-/* decoder_sequence.h: the answers of a call as a decoder's engine sees them: sequences of tokens, and the KV blocks that
- * hold what has been computed of them. The worker's thread only.
+/* decoder_sequence.h: the answers of a call as a decoder's engine sees them: sequences of tokens, and the KV blocks
+ * that hold what has been computed of them. The worker's thread only.
  *
  * Every block that is complete is published (prefix_cache.h). Before a step, a sequence whose next block is published
  * takes it instead of computing it: after admission, when it starts again, and also in the middle of a prompt when
@@ -38,11 +38,11 @@ mp_status mp_answers_create(const mp_decoder *model, const mp_prefix_cache *cach
 void mp_answers_destroy(mp_answers *answers); /* holds no blocks any more */
 void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache); /* give all blocks back; all is computed again */
 
-/* Let the sequences of an item that read go on after the published blocks which follow what they hold, and count that in
- * the call. When logits of the whole prompt are wanted, the first answer skips what has had them only. */
+/* Let the sequences of an item that read go on after the published blocks which follow what they hold, and count that
+ * in the call. When logits of the whole prompt are wanted, the first answer skips what has had them only. */
 void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache);
-/* The prompt has been read: give the other answers its blocks. Without memory for its last, incomplete one they read the
- * rest again themselves. */
+/* The prompt has been read: give the other answers its blocks. Without memory for its last, incomplete one they read
+ * the rest again themselves. */
 void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache);
 /* So many rows more of an answer have been computed: publish the blocks that they completed, unless what they were
  * computed from is not sound. */

@@ -119,7 +119,8 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
     unsigned long long seed = 0;
     int ignore_eos = 0, prompt_logits = 0;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOp" MP_SUBMIT_FORMAT, names, &submit->key, &prompt_in,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOp" MP_SUBMIT_FORMAT, names,
+                                     &submit->key, &prompt_in,
                                      &s->temperature, &s->top_k, &s->top_p, &s->min_p, &s->repetition_penalty,
                                      &s->presence_penalty, &s->frequency_penalty, &seed, &s->max_tokens, &s->min_tokens,
                                      &s->logprobs, &ignore_eos, &text.n_choices, &stop, &stop_ids, &bias_ids, &bias,

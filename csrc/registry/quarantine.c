@@ -20,7 +20,8 @@ static int find(const mp_quarantine *quarantine, uint64_t fingerprint, uint64_t 
 
 int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     mp_mutex_lock(&quarantine->lock);
-    int at = find(quarantine, fingerprint, now_ns), used = atomic_load_explicit(&quarantine->used, memory_order_relaxed);
+    int at = find(quarantine, fingerprint, now_ns);
+    int used = atomic_load_explicit(&quarantine->used, memory_order_relaxed);
     if (at < 0) {
         if (used < MP_QUARANTINE_ROWS) {
             at = used;

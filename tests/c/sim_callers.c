@@ -15,7 +15,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = true;
         break;
     case MP_TIMEOUT:
-        fine = r->deadline_ns && sim_now() >= r->deadline_ns;
+        fine = (r->deadline_ns && sim_now() >= r->deadline_ns) ||
+               (r->patience_ns && sim_now() >= r->began_ns + r->patience_ns);
         break;
     case MP_CANCELLED:
         fine = r->cancelled || w.shutting_down;
@@ -86,7 +87,8 @@ void sim_check_end(const record *r) {
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
                   !r->call->refused && !r->call->numeric);
     if (status == MP_TIMEOUT)
-        SIM_CHECK(finished >= r->deadline_ns);
+        SIM_CHECK((r->deadline_ns && finished >= r->deadline_ns) ||
+                  (r->patience_ns && finished >= submitted + r->patience_ns));
     if (fakes.on_time && r->deadline_ns && finished > r->deadline_ns + SIM_PROMPT_NS)
         sim_fail("a call ended %.3f ms after its deadline", (double)(finished - r->deadline_ns) * 1e-6);
     if (fakes.on_time && r->call->unwanted_ns && finished > r->call->unwanted_ns + SIM_PROMPT_NS)
@@ -120,7 +122,7 @@ static void wait_to_end(caller *self, record *r) {
     sim_check_end(r);
 }
 
-static void take_notices(caller *self) {
+void sim_take_notices(caller *self) {
     uint64_t ids[3];
     for (int n = 3; n == 3;) {
         n = mp_notifier_take(self->notifier, ids, 3);
@@ -145,18 +147,18 @@ static void wait_notified(caller *self, mp_ticket *ticket) {
     uint64_t id = bind(self, ticket);
     if (id == UINT64_MAX || percent(25))
         return;
-    for (bool done = false;;) {
-        done = mp_ticket_done(ticket);
+    self->expected_id = id;
+    self->expected = ticket;
+    for (;;) {
         mp_sys_sleep_ns(MS);
-        take_notices(self);
-        if (self->notified >> id & 1) {
-            if (mp_ticket_done(ticket))
-                return;
-            self->notified &= ~(1ull << id);
-        } else if (done) {
-            sim_fail("caller %d was not notified of the end", self->number);
-        }
+        sim_take_notices(self);
+        if (!(self->notified >> id & 1))
+            continue; /* whether it is to be heard of by now, is asked while all sleep */
+        self->notified &= ~(1ull << id);
+        if (mp_ticket_done(ticket))
+            break;
     }
+    self->expected = NULL;
 }
 
 static void cancel(record *r) {
@@ -244,7 +246,7 @@ static bool submit(caller *self, record *r) {
     static const uint32_t units[] = {1, 1, 2, 3, 8};
     mp_error error;
     mp_error_clear(&error);
-    *r = (record){0};
+    *r = (record){.began_ns = sim_now()};
     sim_call *call = sim_fakes_call(units[of(5)]);
     if (!call)
         return false;
@@ -268,6 +270,14 @@ static bool submit(caller *self, record *r) {
     options.fail_fast = percent(30);
     if (percent(20))
         options.give_up = may_give_up;
+#ifdef MP_FOREVER
+    if (percent(15))
+        r->patience_ns = options.patience_ns = 20 * MS + sim_below(200 * MS);
+    if (percent(10))
+        options.keep_alive_ns = 1 + sim_below(50 * MS);
+    if (percent(20))
+        options.policy = (mp_policy)of(MP_POLICY_COUNT);
+#endif
     const char *key = sim_keys[of(w.key_count)];
     call->destroyed_is_error = false;
     sim_call before = *call;
@@ -293,6 +303,10 @@ static void draw_script(sim_model *model) {
     model->step_units = (uint32_t)of(3);
     model->plan_items = of(3);
     model->lanes = 1 + of(fakes.lanes);
+    if (w.kind->stuck && percent(60)) {
+        model->stuck_steps = 1 + of(3);
+        model->stuck_ns = 50 * MS << of(6);
+    }
     if (w.kind->streams) {
         model->load_ns = 0;
         model->step_units = 1;

@@ -136,9 +136,18 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     fake_engine *engine = (fake_engine *)base;
     sim_model *model = engine->model;
     enter(engine);
-    fakes.lanes_in_steps += lease->lanes;
-    SIM_CHECK(lease->lanes >= 1 && fakes.lanes_in_steps <= fakes.lanes);
-    bool whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
+    if (model->stuck_steps > 0) {
+        model->stuck_steps--;
+        mp_sys_sleep_ns(model->stuck_ns);
+    }
+    bool whole = !mp_lease_poll(lease); /* one that was set apart meanwhile has no lanes any more */
+    if (whole) {
+        int lanes = lease->lanes;
+        fakes.lanes_in_steps += lanes;
+        SIM_CHECK(lanes >= 1 && fakes.lanes_in_steps <= fakes.lanes);
+        whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
+        fakes.lanes_in_steps -= lanes;
+    }
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         sim_call *call = (sim_call *)item->call;
@@ -169,7 +178,6 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_DONE;
         }
     }
-    fakes.lanes_in_steps -= lease->lanes;
     model->steps++;
     leave(engine);
 }

@@ -19,6 +19,8 @@ typedef struct sim_model { /* what one loader loads */
     int lanes;                           /* wanted a step */
     uint64_t model_bytes, engine_bytes;
     bool unhealthy;
+    int stuck_steps; /* the next so many steps stand still for stuck_ns and look at nothing */
+    uint64_t stuck_ns;
     bool uneven; /* every other step takes no time */
     /* counts: what exists */
     int loading, models, engines, loaders;

@@ -11,7 +11,7 @@ enum { CALLERS = 6, KEYS = 5, MINE = 4, RECORDS = 64 };
 typedef struct record { /* a call that was accepted */
     mp_ticket *ticket;
     sim_call *call;
-    uint64_t deadline_ns;
+    uint64_t began_ns, deadline_ns, patience_ns;
     bool cancelled, endless; /* endless: it takes longer than anybody wants to wait */
 } record;
 
@@ -23,6 +23,8 @@ typedef struct caller {
     const char *loading, *submitting;
     mp_notifier *notifier;
     uint64_t bound, notified; /* ids given out, a bit each; and those that came */
+    mp_ticket *expected;      /* it sleeps until its notifier lists this one ... */
+    uint64_t expected_id;     /* ... as this id */
 } caller;
 
 typedef struct sim_scene {
@@ -36,7 +38,8 @@ typedef struct sim_scene {
     mp_ticket *offered; /* one caller's reference for another */
     record offered_record;
     /* what happened, and so explains how a call may end */
-    bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change, numeric;
+    bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
+    bool numeric;
     uint64_t steps;
 } sim_scene;
 extern sim_scene w;
@@ -52,6 +55,7 @@ static const uint64_t SIM_PROMPT_NS = 500ull * 1000 * 1000;
 
 /* sim_callers.c */
 void sim_caller_main(void *caller);
+void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* a model, with a script that is drawn */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* of one that is done */

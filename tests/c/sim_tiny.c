@@ -1,5 +1,5 @@
-/* sim_tiny.c: two threads and one model, each doing one thing: so small that all schedules with a few preemptions can be
- * gone through. The seed says which two things. */
+/* sim_tiny.c: two threads and one model, each doing one thing: so small that all schedules with a few preemptions can
+ * be gone through. The seed says which two things. */
 #include "sim_world.h"
 
 #ifdef MP_SIM

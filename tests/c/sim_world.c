@@ -41,7 +41,12 @@ static void look_at_entry(void *arg, const mp_entry_info *info) {
 static void look_at_rest(void *arg) {
     (void)arg;
     for (int i = 0; i < w.caller_count; i++) {
-        const caller *c = &w.callers[i];
+        caller *c = &w.callers[i];
+        if (c->expected && sim_is_blocked(c->fibre)) {
+            sim_take_notices(c);
+            if (mp_ticket_done(c->expected) && !(c->notified >> c->expected_id & 1))
+                sim_fail("caller %d was not notified of the end", i);
+        }
         if (!c->awaited || !sim_is_blocked(c->fibre))
             continue;
         if (mp_ticket_done(c->awaited))
@@ -93,7 +98,18 @@ static mp_status create(void) {
         config.policy[i] = (mp_policy)of(MP_POLICY_COUNT);
     config.shutdown_grace_ns = 1 + sim_below(SECOND);
     w.tight = w.kind->memory;
-    fakes.on_time = !w.kind->faults && sim_get_setup()->late == 0;
+#ifdef MP_FOREVER
+    static const uint64_t lives[] = {0, 1, 20 * 1000 * 1000, 200 * 1000 * 1000, MP_FOREVER};
+    config.keep_alive_ns = lives[of(w.kind->stuck ? 4 : 5)];
+    config.maintenance_every_ns = w.kind->stuck || percent(20) ? 10 * MS + sim_below(100 * MS) : 0;
+    if (w.kind->stuck) {
+        config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
+        config.breaker_threshold = 1 + of(5);
+        config.breaker_window_ns = SECOND;
+        config.breaker_rest_ns = 50 * MS;
+    }
+#endif
+    fakes.on_time = !w.kind->faults && !w.kind->stuck && sim_get_setup()->late == 0;
     return mp_registry_create(&config, &w.registry, &error);
 }
 
@@ -123,7 +139,8 @@ static void registry_world(void *arg) {
     sim_lock_rank("governor.c", 9);
     sim_lock_rank("cores.c", 9);
     w.refused_memory = w.refused_threads = kind->faults;
-    w.stalls = kind->faults; /* also when others are kept from running for as long as a load may stand still */
+    w.stalls =
+        kind->faults || kind->stuck; /* also when others are kept from running for as long as a load may stand still */
     if (create() != MP_OK) {
         SIM_CHECK(kind->faults);
         return;
@@ -192,6 +209,7 @@ static const sim_world worlds[] = {
      .faults = true},
     {.name = "five", .body = registry_world, .callers = 5, .keys = 5, .operations = 10, .at_once = true},
     {.name = "streams", .body = registry_world, .callers = 3, .keys = 1, .streams = true, .at_once = true},
+    {.name = "stuck", .body = registry_world, .callers = 4, .keys = 2, .operations = 25, .stuck = true},
     {.name = "two", .body = registry_world, .callers = 5, .keys = 1, .operations = 10, .at_once = true},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},

@@ -16,6 +16,7 @@ typedef struct sim_world {
     bool memory;   /* engines and budget are tight */
     bool shutdown; /* closed while work goes on */
     bool faults;   /* loads fail, stall; memory and threads are refused; files change; the clock jumps */
+    bool stuck;    /* steps stand still; workers without work are given up soon */
     bool streams;  /* calls give many pieces, and callers look at each */
     bool at_once;  /* every key is loaded by every caller, at the same time */
 } sim_world;

@@ -118,6 +118,8 @@ static void check_contract(const mp_dtype *types, int count, mp_compute compute)
         for (uint64_t seed = 1; seed <= 2; seed++)
             run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected);
         MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->tokens >= 64);
+        tiny.engine->ops->trim(tiny.engine);
+        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
         tiny_unload(&tiny);
     }
     MP_CHECK(memcmp(expected, again, sizeof expected) == 0);

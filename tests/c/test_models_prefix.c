@@ -303,6 +303,9 @@ static void load(tiny_model *tiny, tiny_model *reference) {
 static void unload(tiny_model *tiny, tiny_model *reference) {
     MP_CHECK_INT(reference->engine->prefix->hits, 0);
     MP_CHECK_INT(reference->engine->prefix->blocks, 0);
+    tiny->engine->ops->trim(tiny->engine);
+    reference->engine->ops->trim(reference->engine);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
     tiny_unload(reference);
     tiny_unload(tiny);
 }

@@ -275,7 +275,8 @@ MP_TEST(workers_keep_alive_of_a_call_counts_from_then_on) {
 MP_TEST(workers_make_room_for_another_model) {
     fake fakes[4];
     const char *const keys[4] = {"old", "dear", "pinned", "new"};
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .memory_limit = 400000, .max_workers = 1});
+    mp_registry_config config = {.lanes = 2, .memory_limit = 400000, .max_workers = 1};
+    mp_registry *registry = fake_registry_of(config);
     mp_error error;
     for (int i = 0; i < 4; i++) {
         fake_init(&fakes[i]);

@@ -33,6 +33,7 @@ MP_TEST_SECONDS(sim_world_faults, 60) { run("faults", 8000); }
 MP_TEST_SECONDS(sim_world_storm, 60) { run("storm", 10000); }
 MP_TEST_SECONDS(sim_world_five_models_loaded_at_once, 60) { run("five", 2000); }
 MP_TEST_SECONDS(sim_world_two_workers_of_one_model_loaded_at_once, 60) { run("two", 2000); }
+MP_TEST_SECONDS(sim_world_stuck, 60) { run("stuck", 6000); }
 MP_TEST_SECONDS(sim_world_streams, 60) { run("streams", 3000); }
 MP_TEST_SECONDS(sim_world_pool_alone, 60) { run("pool", 3000); }
 MP_TEST_SECONDS(sim_world_cores_alone, 60) { run("cores", 3000); }
@@ -56,7 +57,8 @@ MP_TEST_SECONDS(sim_world_tiny_in_all_schedules, 60) {
 
 /* The same seed gives the same run, whatever ran before it. */
 MP_TEST_SECONDS(sim_world_repeats_itself, 60) {
-    static const char *const names[] = {"calls", "memory", "swaps", "shutdown", "faults", "storm", "five", "streams"};
+    static const char *const names[] = {"calls", "memory", "swaps",   "shutdown", "faults",
+                                        "storm", "five",   "streams", "stuck",    "two"};
     enum { SEEDS = 20 };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         const sim_world *world = sim_world_find(names[i]);
@@ -105,7 +107,8 @@ MP_TEST_SECONDS(sim_long, 100000) {
     const char *text = getenv("MPOOL_SIM_SECONDS"), *from = getenv("MPOOL_SIM_SEED"), *only = getenv("MPOOL_SIM_WORLD");
     if (!text)
         MP_SKIP("MPOOL_SIM_SECONDS is not set");
-    static const char *const names[] = {"calls", "memory", "swaps", "shutdown", "faults", "storm", "five", "streams"};
+    static const char *const names[] = {"calls", "memory", "swaps",   "shutdown", "faults",
+                                        "storm", "five",   "streams", "stuck",    "two"};
     enum { WORLDS = sizeof(names) / sizeof(names[0]), CHUNK = 500 };
     uint64_t seed = from ? strtoull(from, NULL, 10) : mp_sys_random() >> 24, runs = 0;
     double begun = seconds(), limit = atof(text);

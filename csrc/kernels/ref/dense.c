@@ -104,10 +104,22 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
     }
 }
 
+static void hadamard(const float *x, int K, int size, float *y) {
+    memmove(y, x, sizeof(float) * (size_t)K);
+    for (int h = 1; h < size; h *= 2)
+        for (int k = 0; k < K; k++)
+            if ((k & h) == 0) {
+                const float a = y[k], b = y[k + h];
+                y[k] = a + b;
+                y[k + h] = a - b;
+            }
+}
+
 void mp_ref_dense(mp_kernel_table *table) {
     MP_SET(table, gemm_f32, gemm_f32, "ref");
     MP_SET(table, gemm_bf16, gemm_bf16, "ref");
     MP_SET(table, gemm_i8, gemm_i8, "ref");
     MP_SET(table, acts_bf16, acts_bf16, "ref");
     MP_SET(table, acts_i8, acts_i8, "ref");
+    MP_SET(table, hadamard, hadamard, "ref");
 }

@@ -140,6 +140,33 @@ static MP_INLINE __m256i first_lanes(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+/* The stages of distances 1 to 4, those below size: each lane is multiplied by 1, or by -1 where it is the second of
+ * its pair, and its partner added. The FMA by +-1 rounds once, as the sum or the difference does. */
+static MP_INLINE __m256 within(__m256 x, int size) {
+    const __m256 by1 = _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), by2 = _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1);
+    const __m256 by4 = _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1);
+    x = size > 1 ? _mm256_fmadd_ps(x, by1, _mm256_permute_ps(x, 0xb1)) : x;
+    x = size > 2 ? _mm256_fmadd_ps(x, by2, _mm256_permute_ps(x, 0x4e)) : x;
+    return size > 4 ? _mm256_fmadd_ps(x, by4, _mm256_permute2f128_ps(x, x, 1)) : x;
+}
+
+static void hadamard(const float *x, int K, int size, float *y) {
+    int k = 0;
+    for (; k + 8 <= K; k += 8)
+        _mm256_storeu_ps(y + k, within(_mm256_loadu_ps(x + k), size));
+    if (k < K) { /* size is at most 4 */
+        const __m256i here = first_lanes(K - k);
+        _mm256_maskstore_ps(y + k, here, within(_mm256_maskload_ps(x + k, here), size));
+    }
+    for (int h = 8; h < size; h *= 2)
+        for (int block = 0; block < K; block += 2 * h)
+            for (float *at = y + block; at < y + block + h; at += 8) {
+                const __m256 a = _mm256_loadu_ps(at), b = _mm256_loadu_ps(at + h);
+                _mm256_storeu_ps(at, _mm256_add_ps(a, b));
+                _mm256_storeu_ps(at + h, _mm256_sub_ps(a, b));
+            }
+}
+
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i top = _mm256_setzero_si256(); /* magnitudes order as integers do, NaN and Inf above all */
@@ -188,5 +215,6 @@ void mp_avx2_dense(mp_kernel_table *table) {
     MP_SET(table, gemm_i8, i8_gemm, "avx2");
     MP_SET(table, acts_bf16, acts_bf16, "avx2");
     MP_SET(table, acts_i8, acts_i8, "avx2");
+    MP_SET(table, hadamard, hadamard, "avx2");
 }
 #endif

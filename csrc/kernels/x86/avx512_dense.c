@@ -100,6 +100,46 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
+/* One stage of a rotation within a vector: swapped holds each lane's partner, sign -1 where the lane is the second. The
+ * FMA by +-1 rounds once, as the sum or the difference does. */
+static MP_INLINE __m512 stage(__m512 x, __m512 swapped, __mmask16 second) {
+    const __m512 sign = _mm512_mask_blend_ps(second, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
+    return _mm512_fmadd_ps(x, sign, swapped);
+}
+
+/* The stages of distances 1 to 8, those below size. */
+static MP_INLINE __m512 within(__m512 x, int size) {
+    x = size > 1 ? stage(x, _mm512_permute_ps(x, 0xb1), 0xaaaa) : x;
+    x = size > 2 ? stage(x, _mm512_permute_ps(x, 0x4e), 0xcccc) : x;
+    x = size > 4 ? stage(x, _mm512_shuffle_f32x4(x, x, 0xb1), 0xf0f0) : x;
+    return size > 8 ? stage(x, _mm512_shuffle_f32x4(x, x, 0x4e), 0xff00) : x;
+}
+
+static void hadamard(const float *x, int K, int size, float *y) {
+    if (size == 64) {
+        for (int k = 0; k < K; k += 64) {
+            const __m512 a = within(_mm512_loadu_ps(x + k), 16), b = within(_mm512_loadu_ps(x + k + 16), 16);
+            const __m512 c = within(_mm512_loadu_ps(x + k + 32), 16), d = within(_mm512_loadu_ps(x + k + 48), 16);
+            const __m512 ab = _mm512_add_ps(a, b), a_b = _mm512_sub_ps(a, b);
+            const __m512 cd = _mm512_add_ps(c, d), c_d = _mm512_sub_ps(c, d);
+            _mm512_storeu_ps(y + k, _mm512_add_ps(ab, cd));
+            _mm512_storeu_ps(y + k + 16, _mm512_add_ps(a_b, c_d));
+            _mm512_storeu_ps(y + k + 32, _mm512_sub_ps(ab, cd));
+            _mm512_storeu_ps(y + k + 48, _mm512_sub_ps(a_b, c_d));
+        }
+        return;
+    }
+    for (int k = 0; k < K; k += 16) {
+        const __mmask16 here = (__mmask16)(K - k >= 16 ? 0xffff : (1u << (K - k)) - 1);
+        _mm512_mask_storeu_ps(y + k, here, within(_mm512_maskz_loadu_ps(here, x + k), size));
+    }
+    for (int k = 0; size == 32 && k < K; k += 32) {
+        const __m512 a = _mm512_loadu_ps(y + k), b = _mm512_loadu_ps(y + k + 16);
+        _mm512_storeu_ps(y + k, _mm512_add_ps(a, b));
+        _mm512_storeu_ps(y + k + 16, _mm512_sub_ps(a, b));
+    }
+}
+
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
     const __m512i largest = _mm512_set1_epi32(0x7f7fffff); /* the largest finite float, as an integer */
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -196,6 +236,7 @@ void mp_avx512_dense(mp_kernel_table *table, uint32_t features) {
     MP_SET(table, gemm_bf16, bf16_fma_gemm, "avx512");
     MP_SET(table, acts_bf16, acts_bf16, "avx512");
     MP_SET(table, acts_i8, acts_i8, "avx512");
+    MP_SET(table, hadamard, hadamard, "avx512");
     if (features & MP_CPU_AVX512_VNNI)
         MP_SET(table, gemm_i8, i8_gemm, "avx512vnni");
     if (features & MP_CPU_AVX512_BF16)

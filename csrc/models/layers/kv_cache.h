@@ -5,8 +5,8 @@
  *   block memory:  layer 0: head 0 [K: k_dim x 64][V: 64 x v_dim]  head 1 ...   layer 1: ...
  *
  * A group says how layers, heads and sizes go (include the layers that are alike; sliding-window layers would be a
- * group of their own). Blocks are charged to the budget when their memory is made and kept for reuse until released. One
- * thread at a time. Blocks that can be found again by their contents: prefix_cache.h, which owns this. */
+ * group of their own). Blocks are charged to the budget when their memory is made and kept for reuse until released.
+ * One thread at a time. Blocks that can be found again by their contents: prefix_cache.h, which owns this. */
 #ifndef MP_MODELS_LAYERS_KV_CACHE_H
 #define MP_MODELS_LAYERS_KV_CACHE_H
 

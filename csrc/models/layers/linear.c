@@ -76,7 +76,7 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
                        "tensor %s is stored as %s, which cannot be computed in the class asked for", name,
                        mp_dtype_get(job.tensor.dtype)->name);
     if (kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s has %d inputs, int8 arithmetic is exact up to %d", name, K,
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s has %d inputs, int8 arithmetic takes up to %d", name, K,
                        MP_I8_MOST_INPUTS);
     mp_wmat_init(&linear->w[part], kind, N, K);
     linear->acts[part] = (uint8_t)mp_wmat_acts(kind);

@@ -11,7 +11,7 @@
 #include "kernels/kernels.h"
 #include "models/engine.h"
 
-enum { MP_LINEAR_PARTS = 3, MP_BUILDER_NAME = 72, MP_I8_MOST_INPUTS = 65536 };
+enum { MP_LINEAR_PARTS = 3, MP_BUILDER_NAME = 72 };
 
 typedef struct mp_linear {
     int parts;

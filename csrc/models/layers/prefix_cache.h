@@ -1,22 +1,22 @@
 /* prefix_cache.h: the KV blocks of an engine's sequences, found again by what they hold, so that a prompt that starts
  * like an earlier one (system prompt, chat history) is not computed again.
  *
- * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. Its key is a 128-bit hash of the
- * key of the block before it and of its tokens; the first hangs on a seed (model, arithmetic, type of the cache) and the
- * tenant. Keys only lead to a block: what decides is that tenant, predecessor (the block itself, not its key) and tokens
- * are equal, so a collision costs time and never gives a wrong text.
+ * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. Its key is a 128-bit hash of
+ * the key of the block before it and of its tokens; the first hangs on a seed (model, arithmetic, type of the cache)
+ * and the tenant. Keys only lead to a block: what decides is that tenant, predecessor (the block itself, not its key)
+ * and tokens are equal, so a collision costs time and never gives a wrong text.
  *
  *   references of a block = sequences that hold it + 1 when it is published
  *
  *   taken --publish--> published, in use --last sequence gives it--> published, idle --evict--> free
  *                            ^------------------- find ---------------------'
  *
- * Idle blocks stand in a list by the time of their last use, of which the oldest goes first. A sequence holds all blocks
- * before the last that it holds, and gives them back from the last to the first: so in the list a block comes before
- * the one it hangs on, and leaves go before what they hang on.
+ * Idle blocks stand in a list by the time of their last use, of which the oldest goes first. A sequence holds all
+ * blocks before the last that it holds, and gives them back from the last to the first: so in the list a block comes
+ * before the one it hangs on, and leaves go before what they hang on.
  *
- * Idle blocks are memory that nobody needs: a block that is taken, or a shrink, gets it. Beyond that at most `percent` of
- * the budget's limit is idle. One thread at a time, but for the counters. */
+ * Idle blocks are memory that nobody needs: a block that is taken, or a shrink, gets it. Beyond that at most
+ * `percent` of the budget's limit is idle. One thread at a time, but for the counters. */
 #ifndef MP_MODELS_LAYERS_PREFIX_CACHE_H
 #define MP_MODELS_LAYERS_PREFIX_CACHE_H
 
@@ -64,8 +64,8 @@ void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget 
 void mp_prefix_seed(mp_prefix_cache *cache, const char *text);
 void mp_prefix_deinit(mp_prefix_cache *cache);
 
-/* As mp_kv_take, _share and _give; the memory of idle blocks counts as free. A published block becomes idle when its last
- * sequence gives it. */
+/* As mp_kv_take, _share and _give; the memory of idle blocks counts as free. A published block becomes idle when its
+ * last sequence gives it. */
 mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error);
 void mp_prefix_share(mp_prefix_cache *cache, uint32_t id);
 void mp_prefix_give(mp_prefix_cache *cache, uint32_t id);
