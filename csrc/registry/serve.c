@@ -191,6 +191,7 @@ static bool take_work(mp_worker *w) {
         if (w->active_count) {
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
+            mp_dispatch_ring_all(entry); /* its own that it could not take are anybody's now */
             mp_mutex_unlock(&entry->lock);
             mp_worker_set_runnable(w, true);
             return true;

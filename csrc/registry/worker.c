@@ -183,6 +183,10 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
+    for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
+        if (mp_ticket_of_node(at)->home == worker)
+            mp_ticket_of_node(at)->home = NULL;
+    mp_dispatch_ring_all(entry);
     worker->concluding = true; /* its thread, should it come back just now, waits until we have let go of its tickets */
     entry->apart++;
     for (int i = 0; i < count; i++) {
