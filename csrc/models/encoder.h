@@ -36,7 +36,8 @@ typedef struct mp_encoder_text { /* one text of a group */
     int32_t skip;
     int32_t dimensions;
     bool normalize, want_tokens, finite;
-    float *out; /* [dimensions], or [n, hidden] when want_tokens */
+    float *out;      /* [dimensions], or [n, hidden] when want_tokens */
+    uint64_t key[2]; /* see encoder_dedup.h */
 } mp_encoder_text;
 
 /* Scratch of a group of M rows whose longest text has T tokens. Lane scratch is per lane, shared scratch per group. */
@@ -48,6 +49,8 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
                         void *group_scratch, void *lane_scratch);
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
+/* What the engine's copies of texts saved; encoder_dedup.h. */
+struct mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine);
 mp_status mp_encoder_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 
 #endif

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "models/encoder.h"
+#include "models/encoder_dedup.h"
 
 enum {
     GROUP_TOKENS = 256, /* rows that one lane takes through the layers at once: enough to amortise the weights, small
@@ -15,16 +15,23 @@ typedef struct group { /* texts that are computed together */
     int first, count, rows;
 } group;
 
+typedef struct copy { /* a text whose vector another one of the step yields */
+    int text, owner; /* index of that one; of its own item in the plan */
+    float *out;
+} copy;
+
 typedef struct encoder_engine {
     mp_engine base;
     mp_encoder *model;
     mp_budget *budget;
     mp_arena arena;
     uint64_t charged;
-    mp_encoder_text *texts;
-    int *owner;    /* [text_capacity] index of the item in the plan */
-    group *groups; /* [text_capacity] */
-    int text_capacity;
+    mp_encoder_text *texts; /* [text_capacity] to be computed */
+    int *owner;             /* [text_capacity] index of the item in the plan */
+    group *groups;          /* [text_capacity] */
+    copy *copies;           /* [text_capacity] */
+    int text_capacity, copy_count;
+    mp_encoder_dedup dedup;
 } encoder_engine;
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
@@ -147,11 +154,7 @@ static void step_body(const mp_lane *lane, void *arg) {
     }
 }
 
-static mp_status collect(encoder_engine *engine, const mp_plan *plan, int *count, int64_t *rows, int *longest,
-                         mp_error *error) {
-    int texts = 0;
-    for (int i = 0; i < plan->count; i++)
-        texts += (int)plan->amount[i];
+static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) {
     if (texts > engine->text_capacity) {
         mp_encoder_text *grown = mp_realloc(engine->texts, (size_t)texts * sizeof *grown, MP_TAG_SCRATCH);
         if (grown)
@@ -162,11 +165,39 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, int *count
         group *groups = mp_realloc(engine->groups, (size_t)texts * sizeof *groups, MP_TAG_SCRATCH);
         if (groups)
             engine->groups = groups;
-        if (!grown || !owner || !groups)
-            return mp_fail_memory(error, (uint64_t)texts * (sizeof *grown + sizeof *owner + sizeof *groups),
-                                  "the list of texts");
+        copy *copies = mp_realloc(engine->copies, (size_t)texts * sizeof *copies, MP_TAG_SCRATCH);
+        if (copies)
+            engine->copies = copies;
+        if (!grown || !owner || !groups || !copies)
+            return mp_fail_memory(
+                error, (uint64_t)texts * (sizeof *grown + sizeof *owner + sizeof *groups + sizeof *copies),
+                "the list of texts");
         engine->text_capacity = texts;
     }
+    return mp_dedup_begin(&engine->dedup, texts, error);
+}
+
+/* Whether the last text of the list, number `index`, need not be computed, because its vector is known or will be. */
+static bool is_known(encoder_engine *engine, int index, int owner, uint64_t now_ns) {
+    mp_encoder_text *text = &engine->texts[index];
+    if (text->want_tokens)
+        return false;
+    mp_dedup_key(text);
+    if (mp_dedup_recall(&engine->dedup, text, now_ns))
+        return true;
+    int same = mp_dedup_find(&engine->dedup, engine->texts, index);
+    if (same >= 0)
+        engine->copies[engine->copy_count++] = (copy){same, owner, text->out};
+    return same >= 0;
+}
+
+static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t now_ns, int *count, int64_t *rows,
+                         int *longest, mp_error *error) {
+    int texts = 0;
+    for (int i = 0; i < plan->count; i++)
+        texts += (int)plan->amount[i];
+    MP_TRY(make_lists(engine, texts, error));
+    engine->copy_count = 0;
     *count = 0;
     *rows = 0;
     *longest = 1;
@@ -181,7 +212,7 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, int *count
             int64_t at = tokens ? call->offsets[t] : (int64_t)t;
             int32_t n = (int32_t)text_tokens(item, t);
             engine->owner[*count] = i;
-            engine->texts[(*count)++] = (mp_encoder_text){
+            engine->texts[*count] = (mp_encoder_text){
                 .ids = call->ids + call->offsets[t],
                 .n = n,
                 .skip = call->skip ? call->skip[t] : 0,
@@ -190,6 +221,9 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, int *count
                 .want_tokens = tokens,
                 .out = call->vectors + at * call->width,
             };
+            if (is_known(engine, *count, i, now_ns))
+                continue;
+            (*count)++;
             *rows += n;
             *longest = n > *longest ? n : *longest;
         }
@@ -241,6 +275,23 @@ static mp_status reserve(encoder_engine *engine, size_t bytes, mp_error *error) 
     return MP_OK;
 }
 
+/* Copy what was computed to the texts that wait for it, and remember it. */
+static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bool poisoned) {
+    for (int c = 0; c < engine->copy_count; c++) {
+        const mp_encoder_text *text = &engine->texts[engine->copies[c].text];
+        memcpy(engine->copies[c].out, text->out, (size_t)text->dimensions * sizeof(float));
+    }
+    if (!poisoned)
+        mp_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
+}
+
+static void fail_unless_finite(const mp_plan *plan, mp_outcome *outcomes, int owner, const mp_encoder_text *text) {
+    if (text->finite || outcomes[owner] == MP_OUTCOME_FAILED)
+        return;
+    mp_fail(&plan->items[owner]->error, MP_NUMERIC, "the model produced NaN or infinity");
+    outcomes[owner] = MP_OUTCOME_FAILED;
+}
+
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     encoder_engine *engine = (encoder_engine *)base;
     mp_error error;
@@ -248,7 +299,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     int texts = 0, longest = 1, most_rows;
     int64_t rows = 0;
     uint64_t start = mp_sys_now_ns();
-    if (collect(engine, plan, &texts, &rows, &longest, &error) != MP_OK) {
+    if (collect(engine, plan, start, &texts, &rows, &longest, &error) != MP_OK) {
         fail_all(plan, &error, outcomes);
         return;
     }
@@ -268,10 +319,14 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     run.group_scratch = mp_arena_take(&engine->arena, shared);
     run.lane_scratch = mp_arena_take(&engine->arena, lanes);
-    mp_lease_run(lease, step_body, &run);
+    if (texts > 0)
+        mp_lease_run(lease, step_body, &run);
 
     bool stopped = mp_lease_poll(lease);
     bool poisoned = mp_weights_poisoned(engine->model->weights);
+    uint64_t end = mp_sys_now_ns();
+    if (!stopped)
+        share_results(engine, texts, end, poisoned);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         outcomes[i] = MP_OUTCOME_MORE;
@@ -281,10 +336,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         }
     }
     for (int t = 0; t < texts && !stopped; t++)
-        if (!engine->texts[t].finite && outcomes[engine->owner[t]] != MP_OUTCOME_FAILED) {
-            mp_fail(&plan->items[engine->owner[t]]->error, MP_NUMERIC, "the model produced NaN or infinity");
-            outcomes[engine->owner[t]] = MP_OUTCOME_FAILED;
-        }
+        fail_unless_finite(plan, outcomes, engine->owner[t], &engine->texts[t]);
+    for (int c = 0; c < engine->copy_count && !stopped; c++)
+        fail_unless_finite(plan, outcomes, engine->copies[c].owner, &engine->texts[engine->copies[c].text]);
     for (int i = 0; i < plan->count && !stopped; i++) {
         mp_item *item = plan->items[i];
         if (outcomes[i] == MP_OUTCOME_FAILED || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
@@ -296,7 +350,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_DONE;
     }
     if (rows > 0 && !stopped) {
-        uint64_t spent = (mp_sys_now_ns() - start) / (uint64_t)rows;
+        uint64_t spent = (end - start) / (uint64_t)rows;
         uint64_t old = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
         atomic_store_explicit(&engine->model->token_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);
     }
@@ -318,12 +372,14 @@ static uint64_t engine_trim(mp_engine *base) {
     mp_arena_deinit(&engine->arena);
     mp_budget_give(engine->budget, bytes);
     engine->charged = 0;
-    return bytes;
+    return bytes + mp_dedup_trim(&engine->dedup);
 }
 
 static void engine_destroy(mp_engine *base) {
     encoder_engine *engine = (encoder_engine *)base;
     engine_trim(base);
+    mp_dedup_deinit(&engine->dedup);
+    mp_free(engine->copies);
     mp_free(engine->texts);
     mp_free(engine->owner);
     mp_free(engine->groups);
@@ -340,6 +396,9 @@ mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out,
     engine->base.ops = &encoder_engine_ops;
     engine->model = (mp_encoder *)model;
     engine->budget = budget;
+    mp_dedup_init(&engine->dedup, budget, engine->model->context, engine->model->head.width);
     *out = &engine->base;
     return MP_OK;
 }
+
+mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine) { return &((encoder_engine *)engine)->dedup; }

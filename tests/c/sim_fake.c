@@ -152,6 +152,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_item *item = plan->items[i];
         sim_call *call = (sim_call *)item->call;
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2);
+        SIM_CHECK(!call->alone || engine->admitted == 1);
         if (fakes.on_time && call->unwanted_ns && sim_now() > call->unwanted_ns + UNWANTED_NS)
             sim_fail("a call that nobody wants since %.3f ms still runs",
                      (double)(sim_now() - call->unwanted_ns) * 1e-6);

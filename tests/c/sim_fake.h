@@ -33,6 +33,7 @@ typedef struct sim_call {
     int memory, memory_a_step; /* held from admission to retirement; more after each step */
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* by an engine now: 0 or 1 */
+    bool alone;              /* no other may be in the engine beside it */
     int saved;               /* states that a preemption has left */
     int finished, failed;    /* times an engine completed it, or made it fail */
     bool destroyed_is_error; /* the caller still reads it */

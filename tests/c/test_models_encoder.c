@@ -1,6 +1,9 @@
 /* The numeric contract of encoders: a text's vector is the same bits alone, among others, on any number of lanes;
  * and one bad text harms no other. */
+#include <time.h>
+
 #include "model_fixture.h"
+#include "models/encoder_dedup.h"
 
 enum { TEXTS = 37, WIDTH = 64, LAYERS = 2, FFN = 128, POSITIONS = 96 };
 
@@ -100,6 +103,7 @@ static void check_grouping(mp_compute compute) {
     for (int lanes = 1; lanes <= 4; lanes++) {
         tiny_model tiny;
         tiny_load(&tiny, encoder_spec(false), compute, lanes);
+        mp_encoder_engine_dedup(tiny.engine)->capacity = 0; /* every vector is computed, none is a recent result */
         for (int t = 0; t < TEXTS; t++)
             MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, together + t * WIDTH), MP_OUTCOME_DONE);
         if (lanes == 1)
@@ -159,4 +163,269 @@ MP_TEST(models_encoder_refuses_bad_calls) {
         mp_call_destroy(&call->base);
     }
     tiny_unload(&tiny);
+}
+
+/* ---- identical texts --------------------------------------------------------------------------------------------- */
+
+typedef struct request { /* a call of some texts of `texts`, by number */
+    mp_embed_call *call;
+    mp_item item;
+} request;
+
+/* picks: [count] numbers of texts; skip < 0: none */
+static void ask(const tiny_model *tiny, const texts *all, const int *picks, int count, int skip, int dimensions,
+                int normalize, int output, request *made) {
+    static int32_t ids[200 * POSITIONS], skips[200];
+    static int64_t offsets[201];
+    mp_error error;
+    uint64_t cost;
+    MP_CHECK(count <= 200);
+    for (int t = 0; t < count; t++) {
+        int64_t n = all->offsets[picks[t] + 1] - all->offsets[picks[t]];
+        memcpy(ids + offsets[t], all->ids + all->offsets[picks[t]], (size_t)n * sizeof *ids);
+        offsets[t + 1] = offsets[t] + n;
+        skips[t] = skip;
+    }
+    *made = (request){0};
+    MP_CHECK_OK(mp_embed_call_create(count, ids, offsets, skip < 0 ? NULL : skips, &made->call, &error), &error);
+    made->call->dimensions = dimensions;
+    made->call->normalize = (int8_t)normalize;
+    made->call->output = (uint8_t)output;
+    made->item.call = &made->call->base;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, made->item.call, &cost, &made->item.total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &made->item, &error), &error);
+}
+
+/* All requests in one step, if they fit. */
+static void serve(tiny_model *tiny, request *requests, int count, mp_outcome *outcomes) {
+    mp_plan plan = {.count = count};
+    for (int i = 0; i < count; i++) {
+        plan.items[i] = &requests[i].item;
+        plan.amount[i] = requests[i].item.total;
+    }
+    tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    for (int i = 0; i < count; i++)
+        tiny->engine->ops->retire(tiny->engine, &requests[i].item);
+}
+
+static void drop(request *requests, int count) {
+    for (int i = 0; i < count; i++)
+        mp_call_destroy(&requests[i].call->base);
+}
+
+MP_TEST(models_encoder_computes_identical_texts_once) {
+    static texts all;
+    static float alone[TEXTS * WIDTH];
+    make_texts(&all);
+    tiny_model tiny;
+    tiny_load(&tiny, encoder_spec(false), MP_COMPUTE_F32, 2);
+    mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
+    dedup->capacity = 0;
+    for (int t = 0; t < TEXTS; t++)
+        MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, alone + t * WIDTH), MP_OUTCOME_DONE);
+    MP_CHECK_INT(dedup->shared, 0);
+
+    /* within a call and between calls: 41 times text 9, of which 32 share the first computation and 9 the second */
+    int picks[2][50];
+    for (int i = 0; i < 50; i++) {
+        picks[0][i] = i % 2 ? i / 2 : 9; /* 9 comes 25 times, and once more among the others */
+        picks[1][i] = i < 14 ? 9 : i % 25;
+    }
+    int nines = 0, others = 0;
+    bool seen[TEXTS] = {false};
+    request requests[2];
+    for (int r = 0; r < 2; r++) {
+        ask(&tiny, &all, picks[r], 50, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
+        for (int i = 0; i < 50; i++) {
+            nines += picks[r][i] == 9;
+            others += picks[r][i] != 9 && seen[picks[r][i]];
+            seen[picks[r][i]] = true;
+        }
+    }
+    MP_CHECK_INT(nines, 41);
+    mp_outcome outcomes[MP_PLAN_MAX];
+    serve(&tiny, requests, 2, outcomes);
+    MP_CHECK_INT(dedup->shared, nines - 2 + others);
+    for (int r = 0; r < 2; r++) {
+        MP_CHECK_INT(outcomes[r], MP_OUTCOME_DONE);
+        for (int i = 0; i < 50; i++)
+            MP_CHECK(memcmp(requests[r].call->vectors + i * WIDTH, alone + picks[r][i] * WIDTH, WIDTH * 4) == 0);
+    }
+    drop(requests, 2);
+
+    /* what is made of the vector differs: nothing is shared; one vector a token: never */
+    request differ[7];
+    const int five[2] = {5, 6};
+    const uint64_t before = dedup->shared;
+    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[0]);
+    ask(&tiny, &all, five, 1, 1, 0, 1, MP_EMBED_POOLED, &differ[1]);
+    ask(&tiny, &all, five, 1, -1, 40, 1, MP_EMBED_POOLED, &differ[2]);
+    ask(&tiny, &all, five, 1, -1, 0, 0, MP_EMBED_POOLED, &differ[3]);
+    ask(&tiny, &all, five + 1, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[4]);
+    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[5]);
+    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[6]);
+    serve(&tiny, differ, 7, outcomes);
+    for (int i = 0; i < 7; i++)
+        MP_CHECK_INT(outcomes[i], MP_OUTCOME_DONE);
+    MP_CHECK_INT(dedup->shared, before);
+    MP_CHECK(memcmp(differ[0].call->vectors, differ[1].call->vectors, WIDTH * 4) != 0);
+    MP_CHECK(memcmp(differ[0].call->vectors, differ[3].call->vectors, WIDTH * 4) != 0);
+    drop(differ, 7);
+    tiny_unload(&tiny);
+}
+
+/* One text of each of requests [first, first + count), a step each; whether the vectors are those of alone. */
+static void ask_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
+    float out[WIDTH];
+    for (int t = first; t < first + count; t++) {
+        MP_CHECK_INT(run(tiny, all, t, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
+        if (alone)
+            MP_CHECK(memcmp(out, alone + t * WIDTH, sizeof out) == 0);
+    }
+}
+
+MP_TEST(models_encoder_remembers_recent_results) {
+    static texts all;
+    static float alone[TEXTS * WIDTH];
+    make_texts(&all);
+    tiny_model tiny;
+    tiny_load(&tiny, encoder_spec(false), MP_COMPUTE_I8, 1);
+    mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
+    MP_CHECK_INT(dedup->keep_ns, 100000000);
+    dedup->keep_ns = UINT64_MAX;
+    const uint64_t bare = tiny.budget.used;
+    MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, alone), MP_OUTCOME_DONE);
+    MP_CHECK_INT(dedup->recalled, 0);
+    MP_CHECK(dedup->charged > 0 && dedup->charged <= MP_DEDUP_BYTES && dedup->count == TEXTS);
+    ask_each(&tiny, &all, 0, TEXTS, alone);
+    MP_CHECK_INT(dedup->recalled, TEXTS);
+
+    /* too old: computed again */
+    dedup->keep_ns = 1000000;
+    const struct timespec pause = {.tv_nsec = 2000000};
+    nanosleep(&pause, NULL);
+    ask_each(&tiny, &all, 3, 1, alone);
+    MP_CHECK_INT(dedup->recalled, TEXTS);
+
+    /* trim gives the memory back, and forgets */
+    dedup->keep_ns = UINT64_MAX;
+    MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
+    MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
+    ask_each(&tiny, &all, 3, 1, alone);
+    MP_CHECK_INT(dedup->recalled, TEXTS);
+    ask_each(&tiny, &all, 3, 1, alone);
+    MP_CHECK_INT(dedup->recalled, TEXTS + 1);
+
+    /* a full ring forgets the oldest */
+    tiny.engine->ops->trim(tiny.engine);
+    dedup->capacity = 4;
+    ask_each(&tiny, &all, 10, 6, alone);
+    ask_each(&tiny, &all, 12, 4, alone);
+    MP_CHECK_INT(dedup->recalled, TEXTS + 5);
+    ask_each(&tiny, &all, 10, 2, alone);
+    MP_CHECK_INT(dedup->recalled, TEXTS + 5);
+    MP_CHECK_INT(run(&tiny, &all, 20, 9, UINT64_MAX, alone + 20 * WIDTH), MP_OUTCOME_DONE);
+    ask_each(&tiny, &all, 25, 4, alone); /* of many, the last */
+    MP_CHECK_INT(dedup->recalled, TEXTS + 9);
+
+    /* no memory for it: nothing is remembered, nothing fails */
+    mp_dedup_trim(dedup);
+    tiny.budget.limit = tiny.budget.used;
+    ask_each(&tiny, &all, 30, 1, alone);
+    ask_each(&tiny, &all, 30, 1, alone);
+    MP_CHECK(dedup->recalled == TEXTS + 9 && !dedup->recent);
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
+    static texts all;
+    make_texts(&all);
+    all.ids[all.offsets[3]] = 7;
+    tiny_model tiny;
+    tiny_load(&tiny, encoder_spec(true), MP_COMPUTE_F32, 1);
+    mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
+    dedup->keep_ns = UINT64_MAX;
+    for (int round = 0; round < 2; round++) {
+        const int picks[2] = {3, 4};
+        request requests[3];
+        mp_outcome outcomes[MP_PLAN_MAX];
+        for (int r = 0; r < 3; r++)
+            ask(&tiny, &all, r == 2 ? picks + 1 : picks, r == 2 ? 1 : 2, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
+        serve(&tiny, requests, 3, outcomes);
+        for (int r = 0; r < 3; r++) {
+            MP_CHECK_INT(outcomes[r], r == 2 ? MP_OUTCOME_DONE : MP_OUTCOME_FAILED);
+            if (r < 2)
+                MP_CHECK_INT(requests[r].item.error.code, MP_NUMERIC);
+        }
+        drop(requests, 3);
+    }
+    MP_CHECK_INT(dedup->count, 1);    /* text 4 */
+    MP_CHECK_INT(dedup->recalled, 3); /* in the second round */
+    MP_CHECK_INT(dedup->shared, 4);
+    tiny_unload(&tiny);
+}
+
+/* With every allocation failing in turn: an error or the same vectors, and nothing leaked. */
+static mp_status embed_twice(void *arg, mp_error *error) {
+    mp_spec *spec = arg;
+    mp_status status;
+    mp_team *team = NULL;
+    mp_loader loader = {0};
+    mp_model *model = NULL;
+    mp_engine *engine = NULL;
+    mp_embed_call *calls[2] = {NULL};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_item items[2] = {0};
+    mp_lease lease;
+    const int32_t ids[12] = {9, 10, 11, 9, 10, 11, 9, 10, 11, 20, 21, 22};
+    const int64_t offsets[5] = {0, 3, 6, 9, 12};
+    MP_TRY(mp_team_create(0, &team, error));
+    mp_team_lease(team, 1, &lease);
+    MP_TRY_GOTO(mp_model_loader(spec, MP_COMPUTE_I8, &loader, error));
+    MP_TRY_GOTO(loader.ops->load(loader.self, &lease, &budget, NULL, &model, error));
+    MP_TRY_GOTO(model->ops->engine(model, &budget, &engine, error));
+    for (int i = 0; i < 2; i++) {
+        MP_TRY_GOTO(mp_embed_call_create(4, ids, offsets, NULL, &calls[i], error));
+        uint64_t cost;
+        items[i].call = &calls[i]->base;
+        MP_TRY_GOTO(model->ops->check(model, items[i].call, &cost, &items[i].total, error));
+        MP_TRY_GOTO(engine->ops->admit(engine, &items[i], error));
+        mp_plan plan = {.count = 1, .items = {&items[i]}, .amount = {4}};
+        mp_outcome outcomes[MP_PLAN_MAX];
+        engine->ops->step(engine, &lease, &plan, outcomes);
+        if (outcomes[0] != MP_OUTCOME_DONE) {
+            *error = items[i].error;
+            status = items[i].error.code;
+            MP_CHECK(status != MP_OK);
+            goto cleanup;
+        }
+    }
+    MP_CHECK(memcmp(calls[0]->vectors, calls[1]->vectors, 4 * WIDTH * sizeof(float)) == 0);
+    MP_CHECK(memcmp(calls[0]->vectors, calls[0]->vectors + 2 * WIDTH, WIDTH * sizeof(float)) == 0);
+cleanup:
+    if (engine) {
+        engine->ops->retire(engine, &items[0]);
+        engine->ops->retire(engine, &items[1]);
+        engine->ops->destroy(engine);
+    }
+    if (model)
+        model->ops->destroy(model);
+    if (loader.ops)
+        loader.ops->destroy(loader.self);
+    for (int i = 0; i < 2; i++)
+        if (calls[i])
+            mp_call_destroy(&calls[i]->base);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    MP_CHECK_INT(budget.used, 0);
+    return status;
+}
+
+MP_TEST_SECONDS(models_encoder_allocation_sweep, 120) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *spec = encoder_spec(false);
+    mp_test_alloc_sweep(embed_twice, spec);
+    mp_spec_unpin(spec);
 }

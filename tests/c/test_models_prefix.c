@@ -1,5 +1,8 @@
 /* Prefix reuse: which blocks are found, by whom, what is given up first, and that no byte of a result depends on it. */
+#include <unistd.h>
+
 #include "base/options.h"
+#include "base/sanitize.h"
 #include "model_fixture.h"
 #include "models/layers/prefix_cache.h"
 
@@ -29,7 +32,7 @@ static void take_down(bench *b) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
 }
 
-/* A sequence of n blocks over tokens, published from its `from`-th on; ids[n] are its own. */
+/* A sequence of n blocks over tokens, all published. ids[n]: its blocks. */
 static mp_prefix_chain publish(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
     mp_error error;
     mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant);
@@ -200,6 +203,37 @@ MP_TEST(models_prefix_memory_goes_back) {
     MP_CHECK_INT(find(&b, 0, b.tokens, 1, got), 0);
     give(&b, ids, 1);
     MP_CHECK_INT(b.cache.kv.free_count, 1);
+    take_down(&b);
+}
+
+static uint64_t resident(void) {
+    FILE *file = fopen("/proc/self/statm", "r");
+    unsigned long long all, pages;
+    if (!file)
+        MP_SKIP("no /proc/self/statm");
+    MP_CHECK(fscanf(file, "%llu %llu", &all, &pages) == 2);
+    fclose(file);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Blocks of a real size: what trim says was given back has left the process. */
+MP_TEST(models_prefix_memory_leaves_the_process) {
+    bench b;
+    uint32_t ids[40];
+    mp_kv_group group = {.layers = 30, .heads = 3, .k_dim = 64, .v_dim = 64, .dtype = MP_F16}; /* 1.5 MB a block */
+    set_up(&b, 25);
+    mp_prefix_deinit(&b.cache);
+    mp_prefix_init(&b.cache, &group, &b.budget, 25);
+    int32_t tokens[40 * MP_KV_BLOCK] = {0};
+    publish(&b, 0, tokens, 40, ids);
+    give(&b, ids + 1, 39);
+    uint64_t before = resident();
+    MP_CHECK_INT(mp_prefix_trim(&b.cache), 39 * b.cache.kv.block_bytes);
+    uint64_t after = resident();
+    if (!MP_SANITIZED) /* whose allocator keeps what was freed */
+        MP_CHECK(before - after > 38 * b.cache.kv.block_bytes);
+    MP_CHECK_INT(b.budget.used, b.cache.kv.block_bytes);
+    give(&b, ids, 1);
     take_down(&b);
 }
 

@@ -21,7 +21,7 @@ typedef struct mutation {
 static const mutation mutations[] = {
     /* tickets: registry/request.c */
     {101, "calls", SOME},
-    {102, "calls", FEW},
+    {102, "calls", SOME},
     {103, "calls", FEW},
     {104, "calls", SOME},
     {105, "calls", MANY},

@@ -128,7 +128,7 @@ def test_leaving_a_stream_early_frees_the_slot(pool: mpool.Pool, llama: Path, le
 def test_cancelling_a_task_cancels_its_call(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     async def work() -> None:
         calls = [aio.generate("The", llama, pool=pool, **ENDLESS) for _ in range(5)]
-        calls += [aio.embed(["Some text to embed. " * 10] * 9000, bert, pool=pool)]
+        calls += [aio.embed([f"Some text to embed. {i} " * 10 for i in range(9000)], bert, pool=pool)]
         await aio.generate("The", llama, pool=pool, **GREEDY)
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0.05)

@@ -159,7 +159,7 @@ def test_computes_are_entries_of_their_own(bert: Path) -> None:
 
 
 def test_a_progress_function_that_raises_or_calls_back(pool: mpool.Pool, bert: Path) -> None:
-    texts = ["Some text to embed."] * 3000
+    texts = [f"Some text to embed {number}." for number in range(3000)]
 
     def broken(done: int, total: int | None) -> None:
         raise ZeroDivisionError
@@ -174,7 +174,7 @@ def test_a_progress_function_that_raises_or_calls_back(pool: mpool.Pool, bert: P
 
 def test_progress(pool: mpool.Pool, bert: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    texts = ["Some text to embed."] * 2100
+    texts = [f"Some text to embed {number}." for number in range(2100)]
     pool.embed(texts, bert, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (2100, 2100) and len(seen) > 1 and seen == sorted(seen)
 
@@ -248,7 +248,7 @@ def test_ten_thousand_texts_unless_raised(bert: Path) -> None:
 
 def test_timeout(pool: mpool.Pool, bert: Path) -> None:
     with pytest.raises(mpool.Timeout) as caught:
-        pool.embed(["A sentence of some length. " * 5] * 9000, bert, timeout=0.05)
+        pool.embed([f"A sentence of some length. {number} " * 5 for number in range(9000)], bert, timeout=0.05)
     assert isinstance(caught.value, TimeoutError)
     idle(pool)
 

@@ -44,7 +44,7 @@ def told(script: str, *models: Path, **environment: str) -> Any:
 
 
 CALLS = {
-    "embed": "mpool.embed(['Some text to embed. ' * 10] * 10_000, bert)",
+    "embed": "mpool.embed([f'Some text to embed. {i} ' * 10 for i in range(10_000)], bert)",
     "embed_iter": "[None for _ in mpool.embed_iter(('Some text. ' * 20 for _ in range(10**6)), bert)]",
     "generate": "mpool.generate('The', llama, max_tokens=2000, ignore_eos=True, temperature=0, n=8)",
     "stream": "[None for _ in mpool.generate('The', llama, max_tokens=2000, ignore_eos=True, n=8, stream=True)]",
@@ -102,7 +102,7 @@ kept = mpool.generate("The", llama, max_tokens=2000, ignore_eos=True, n=8, strea
 next(kept)
 def call():
     try:
-        mpool.embed(["Some text."] * 10_000, bert)
+        mpool.embed([f"Some text {{i}}." for i in range(10_000)], bert)
     except mpool.MpoolError:
         pass
 threading.Thread(target=call, daemon=True).start()
