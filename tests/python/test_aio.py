@@ -311,7 +311,7 @@ def test_two_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
 
 # ---- several that wait for one call ---------------------------------------------------------------------------------
 
-def long_job(pool: mpool.Pool, llama: Path, tokens: int = 200) -> mpool.Job:
+def long_job(pool: mpool.Pool, llama: Path, tokens: int = 4000) -> mpool.Job:
     return pool.submit("text_to_text", prompt="The", model=llama, **{**GREEDY, "max_tokens": tokens})
 
 
@@ -323,7 +323,7 @@ def test_several_tasks_await_one_job(pool: mpool.Pool, bert: Path, llama: Path) 
             return await it
 
         done = await asyncio.gather(*(wait(job) for _ in range(5)), *(wait(vectors) for _ in range(5)))
-        assert len({result.token_ids for result in done[:5]}) == 1 and len(done[0].token_ids) == 200
+        assert len({result.token_ids for result in done[:5]}) == 1 and len(done[0].token_ids) == 4000
         assert all(np.array_equal(result, done[5]) for result in done[6:])
         stream = aio.generate("The", llama, pool=pool, stream=True, **GREEDY)
         first, second = await asyncio.gather(stream.result(), stream.result())
@@ -360,14 +360,14 @@ def test_a_task_that_leaves_a_job_leaves_it_to_the_others(pool: mpool.Pool, llam
         first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
         await asyncio.sleep(0.01)
         first.cancel()
-        assert len((await second).token_ids) == 200 and first.cancelled()
+        assert len((await second).token_ids) == 4000 and first.cancelled()
         # a thread counts too
         job = long_job(pool, llama)
         thread = asyncio.create_task(asyncio.to_thread(job.result))
         only = asyncio.create_task(wait())
         await asyncio.sleep(0.02)
         only.cancel()
-        assert len((await thread).token_ids) == 200
+        assert len((await thread).token_ids) == 4000
         # the last one takes it along
         job = pool.submit("text_to_text", prompt="The", model=llama, **ENDLESS)
         first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
