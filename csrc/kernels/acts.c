@@ -98,6 +98,8 @@ void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
             memset(q + K, 0, align64((size_t)K) - (size_t)K);
         }
         return;
-    case MP_A_I8: fill_i8(x, in, ld, row0, row1); return;
+    case MP_A_I8:
+        fill_i8(x, in, ld, row0, row1);
+        return;
     }
 }

@@ -11,20 +11,20 @@
 #include "models/encoder.h"
 
 enum {
-    MP_DEDUP_SHARED = 32,          /* texts that one computation serves, so that what befalls it befalls few */
-    MP_DEDUP_KEEP_NS = 100000000,  /* how long a result is recent */
-    MP_DEDUP_RECENT = 256,         /* most recent results */
-    MP_DEDUP_BYTES = 1 << 20,      /* most bytes of them */
-    MP_DEDUP_TOKENS = 512          /* longest text among them */
+    MP_DEDUP_SHARED = 32,         /* texts that one computation serves, so that what befalls it befalls few */
+    MP_DEDUP_KEEP_NS = 100000000, /* how long a result is recent */
+    MP_DEDUP_RECENT = 256,        /* most recent results */
+    MP_DEDUP_BYTES = 1 << 20,     /* most bytes of them */
+    MP_DEDUP_TOKENS = 512         /* longest text among them */
 };
 
 struct mp_dedup_slot;   /* of the step's table */
 struct mp_dedup_result; /* a recent result */
 
 typedef struct mp_encoder_dedup {
-    uint64_t keep_ns;     /* MP_DEDUP_KEEP_NS, but for tests */
-    uint64_t shared;      /* texts that another of their step served, since the beginning */
-    uint64_t recalled;    /* texts that a recent result served */
+    uint64_t keep_ns;            /* MP_DEDUP_KEEP_NS, but for tests */
+    uint64_t shared;             /* texts that another of their step served, since the beginning */
+    uint64_t recalled;           /* texts that a recent result served */
     struct mp_dedup_slot *slots; /* [slot_count], a power of two; empty between steps */
     uint32_t slot_count;
     mp_budget *budget;

@@ -16,7 +16,7 @@ typedef struct group { /* texts that are computed together */
 } group;
 
 typedef struct copy { /* a text whose vector another one of the step yields */
-    int text, owner; /* index of that one; of its own item in the plan */
+    int text, owner;  /* index of that one; of its own item in the plan */
     float *out;
 } copy;
 
@@ -169,9 +169,9 @@ static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) 
         if (copies)
             engine->copies = copies;
         if (!grown || !owner || !groups || !copies)
-            return mp_fail_memory(
-                error, (uint64_t)texts * (sizeof *grown + sizeof *owner + sizeof *groups + sizeof *copies),
-                "the list of texts");
+            return mp_fail_memory(error,
+                                  (uint64_t)texts * (sizeof *grown + sizeof *owner + sizeof *groups + sizeof *copies),
+                                  "the list of texts");
         engine->text_capacity = texts;
     }
     return mp_dedup_begin(&engine->dedup, texts, error);
