@@ -26,15 +26,15 @@ def words(count: int, chance: random.Random) -> str:
     return " ".join(chance.choices(WORDS, k=count)).capitalize() + "."
 
 
-def mixed(count: int) -> list[str]:
-    """Sentences of natural length."""
-    chance = random.Random(1)
+def mixed(count: int, turn: int = 0) -> list[str]:
+    """Sentences of natural length; other ones each turn."""
+    chance = random.Random(1 + 1000 * turn)
     return [words(max(3, min(150, round(math.exp(chance.gauss(3.11, 0.65))))), chance) for _ in range(count)]
 
 
-def same(count: int, length: int) -> list[str]:
-    """Texts of one length, in words."""
-    chance = random.Random(length)
+def same(count: int, length: int, turn: int = 0) -> list[str]:
+    """Texts of one length, in words; other ones each turn."""
+    chance = random.Random(length + 1000 * turn)
     return [words(length, chance) for _ in range(count)]
 
 
