@@ -21,7 +21,7 @@ sys.path.insert(0, str(PARITY))
 
 from make_decoder_goldens import GREEDY, PROMPTS, coarse_kl  # noqa: E402
 
-MODELS = ["smollm2", pytest.param("qwen05", marks=pytest.mark.slow)]
+MODELS = ["smollm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen05", "qwen15"))]
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -6,7 +6,8 @@ For each model, over the tokens of text.txt (next to this file):
   and log probabilities of the TOP most likely next tokens;
 - llama.cpp's mean Kullback-Leibler divergence from that reference and its top-1 agreement. The divergence is taken over
   the TOP tokens and one bucket for the rest, for every engine alike (tests/python/test_parity_gguf.py does the same);
-- llama.cpp's greedy continuation of a few prompts, and the reference's gap between its best two tokens at each step.
+- greedy continuations of a few prompts, and the reference's gap between its best two tokens at each step. The reference
+  never draws a token that ends a generation, as mpool does not when it is told to ignore them.
 
 Run by hand, the two halves with different interpreters, because llama-cpp-python compiles for minutes:
 
@@ -23,6 +24,7 @@ import numpy as np
 
 TOP = 48
 GREEDY = 64
+ENDS = ("<|endoftext|>", "<|im_end|>")
 PROMPTS = ("The capital of France is Paris. The largest city of Germany is",
            "def fibonacci(n):\n    ",
            "Once upon a time there was a small robot who",
@@ -51,6 +53,7 @@ def reference(model: Path, out: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
     net = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, dtype=torch.float32).eval()
+    ends = [token for text, token in tokenizer.get_vocab().items() if text in ENDS]
     text = (Path(__file__).parent / "text.txt").read_text(encoding="utf-8")
     tokens = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
     with torch.no_grad():
@@ -61,8 +64,9 @@ def reference(model: Path, out: Path) -> None:
             ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
             prompts.append(np.array(ids, np.int32))
             answer = net.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=GREEDY, min_new_tokens=GREEDY,
-                                  repetition_penalty=1.0)[0, len(ids):]
+                                  repetition_penalty=1.0, suppress_tokens=ends)[0, len(ids):]
             logits = net(torch.cat([torch.tensor(ids), answer])[None]).logits[0, len(ids) - 1:-1]
+            logits[:, ends] = -torch.inf
             best = logits.topk(2, dim=-1).values
             answers.append(answer.numpy().astype(np.int32))
             gaps.append((best[:, 0] - best[:, 1]).numpy().astype(np.float32))
