@@ -573,3 +573,60 @@ MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
     fake_end(registry);
 }
+
+/* --- every capability --- */
+
+/* What one gets, all get: a pool of workers, a bounded queue, a breaker, an end. */
+MP_TEST(workers_serve_every_capability) {
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
+        mp_capability capability = (mp_capability)i;
+        fake fake;
+        fake_init(&fake);
+        fake.capability = capability;
+        fake.workers = 2;
+        mp_registry *registry = fake_registry_of(
+            (mp_registry_config){.lanes = 2, .breaker_threshold = 1, .breaker_rest_ns = FAKE_MS(60000)});
+        fake_add(registry, "a", &fake, false);
+        mp_entry_info info;
+        fake_info(registry, "a", &info);
+        MP_CHECK_INT(info.capability, capability);
+        MP_CHECK(info.policy != MP_POLICY_DEFAULT);
+        MP_CHECK_STR(mp_policy_name(info.policy), mp_capability_get(capability)->policy);
+        fake_call *call = fake_call_create(2);
+        call->base.capability = capability;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_OK);
+        wait_for_workers(registry, "a", 2);
+        /* full as its row says, for both kinds of calls */
+        atomic_store(&fake.hold, true);
+        mp_ticket *tickets[300];
+        int most = mp_capability_get(capability)->queue_capacity[MP_LANE_BULK], count = 0;
+        mp_error error;
+        mp_status status = MP_OK;
+        mp_submit_options options = {
+            .priority = 2, .lane = MP_LANE_BULK, .fail_fast = true, .policy = MP_POLICY_SEQUENTIAL};
+        for (; count < 300 && status == MP_OK; count += status == MP_OK) {
+            call = fake_call_create(1);
+            call->base.capability = capability;
+            status = mp_registry_submit(registry, "a", &call->base, &options, &tickets[count], &error);
+        }
+        MP_CHECK_STATUS(status, MP_OVERLOADED, &error);
+        MP_CHECK_HAS(error.message, "a: the queue is full");
+        MP_CHECK(count >= most && count <= most + 2); /* two may be running */
+        mp_registry_stats stats = stats_of(registry);
+        MP_CHECK_INT(stats.total_requests, count + 2);
+        MP_CHECK_INT(stats.queue_full_rejections, 1);
+        MP_CHECK(stats.memory_used > 1200); /* the governor knows what waits */
+        atomic_store(&fake.hold, false);
+        for (int j = 0; j < count; j++)
+            MP_CHECK_INT(fake_finish(tickets[j]), MP_OK);
+        /* the breaker has seen it */
+        call = faulty(MP_MODEL, 2);
+        call->base.capability = capability;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_MODEL);
+        call = fake_call_create(1);
+        call->base.capability = capability;
+        MP_CHECK(!fake_submit(registry, "a", call, &status));
+        MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
+        fake_end(registry);
+    }
+}

@@ -173,3 +173,16 @@ def test_runner_reports_what_fails(tmp_path: Path) -> None:
     assert "bad_time" in run.stderr and "no end within" in run.stderr
     assert subprocess.run([str(runner), "--only", "good_"], capture_output=True).returncode == 0
     assert subprocess.run([str(runner), "--only", "nothing"], capture_output=True).returncode == 1
+
+
+def test_a_sixth_capability_is_one_more_row(tmp_path: Path) -> None:
+    """A row in capabilities.def is all that a pool of its own needs: queue, policy, workers, breaker, governor."""
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    shutil.copytree(TESTS_C, tmp_path / "tests" / "c")
+    with open(tmp_path / "csrc/models/capabilities.def", "a", encoding="utf-8") as rows:
+        rows.write('MP_CAPABILITY(SPEECH_TO_TEXT, "speech_to_text", 7, 9, "sequential")\n')
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "tests/c/build.py"), "debug", "--out", str(tmp_path / "out"), "--rooms", "base",
+         "tensor", "kernels", "files", "models", "registry", "--tests", "registry_fake", "registry_workers", "--run",
+         "--", "--only", "workers_serve_every_capability"], capture_output=True, text=True)
+    assert run.returncode == 0 and "1 passed" in run.stdout, run.stdout + run.stderr
