@@ -10,7 +10,7 @@ from ._durations import seconds_of
 from .errors import InvalidArgument
 
 #: Field -> (kinds, lowest, highest). 0 leaves a value to the environment variable or rule that the field names.
-_RANGES: dict[str, tuple[tuple[type, ...], float, float]] = {
+_RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "threads": ((int,), 0, 256),
     "memory_bytes": ((int,), 0, 2**62),
     "step_budget": ((int, float), 0.0, 60.0),
