@@ -114,6 +114,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     }
     if (!worker->fresh_count)
         return;
+    worker->lean = false;
     mp_entry_tell_room(entry);
     mp_dispatch_ring_all(entry); /* what it left may be for others */
 }

@@ -522,14 +522,21 @@ bool mp_entry_evict_idle(mp_entry *entry) {
     return idle;
 }
 
-void mp_entry_trim(mp_entry *entry) {
+int mp_entry_trim(mp_entry *entry) {
+    int told = 0;
     mp_mutex_lock(&entry->lock);
-    for (int i = 0; i < entry->worker_count; i++)
-        if (mp_worker_idles(entry->workers[i]) && !entry->workers[i]->trim) {
-            entry->workers[i]->trim = true;
-            mp_worker_ring(entry->workers[i]);
+    for (int i = 0; i < entry->worker_count; i++) {
+        mp_worker *worker = entry->workers[i];
+        if (!mp_worker_idles(worker) || worker->lean)
+            continue;
+        told++;
+        if (!worker->trim) {
+            worker->trim = true;
+            mp_worker_ring(worker);
         }
+    }
     mp_mutex_unlock(&entry->lock);
+    return told;
 }
 
 void mp_entry_remove(mp_entry *entry) {
@@ -672,6 +679,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
             .state = mp_worker_state_name(worker->state),
             .running = worker->active_count,
             .served = worker->served,
+            .busy_ns = worker->step_ns,
             .idle_ns = mp_worker_idles(worker) ? now - worker->idle_since_ns : 0,
             .engine_bytes = serves ? worker->engine_bytes : 0,
         };

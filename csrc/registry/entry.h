@@ -115,7 +115,8 @@ typedef struct mp_eviction {
 void mp_entry_value(mp_entry *entry, mp_eviction *value);
 /* Evict it if it still has no work. Never waits. */
 bool mp_entry_evict_idle(mp_entry *entry);
-void mp_entry_trim(mp_entry *entry); /* workers without work free caches and arenas; never waits */
+/* Workers without work free caches and arenas; never waits. Returns how many are about to. */
+int mp_entry_trim(mp_entry *entry);
 void mp_entry_close(mp_entry *entry);                       /* refuse calls from now on */
 bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns); /* wait until nothing is queued or runs */
 void mp_entry_quit(mp_entry *entry);                        /* end the rest */

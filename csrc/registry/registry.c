@@ -244,11 +244,17 @@ static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
     if (!taken)
         return 0;
     uint64_t possible = 0;
+    int trimming = 0;
     for (int i = 0; i < copy.count; i++) {
         mp_eviction value;
         mp_entry_value(copy.entries[i], &value);
         coming += value.coming;
         possible += value.bytes;
+        trimming += mp_entry_trim(copy.entries[i]);
+    }
+    if (trimming && coming < bytes) { /* caches and arenas first: whoever asked looks again when they are gone */
+        drop_snapshot(&copy);
+        return coming + 1;
     }
     while (coming < bytes && (!whole || coming + possible >= bytes)) {
         mp_entry *best = NULL;
@@ -287,7 +293,7 @@ static void tick(mp_registry *registry, const snapshot *copy, uint64_t now_ns, m
         mp_log(pressure >= MP_PRESSURE_HIGH ? MP_LOG_WARNING : MP_LOG_INFO, "Memory: %.0f of %.0f MB in use (%s)",
                (double)used / 1e6, (double)limit / 1e6, mp_pressure_name(pressure));
     }
-    for (int i = 0; pressure >= MP_PRESSURE_HIGH && i < copy->count; i++)
+    for (int i = 0; pressure == MP_PRESSURE_CRITICAL && i < copy->count; i++)
         mp_entry_trim(copy->entries[i]); /* caches and arenas first */
     if (pressure == MP_PRESSURE_CRITICAL)
         mp_governor_reclaim(services->governor, limit / 10, false);

@@ -93,7 +93,7 @@ typedef struct mp_worker_info {
     uint32_t id;
     const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
     int running;
-    uint64_t served, idle_ns, engine_bytes;
+    uint64_t served, busy_ns, idle_ns, engine_bytes; /* calls ended; time in steps; without work since */
 } mp_worker_info;
 
 typedef struct mp_entry_info {

@@ -138,6 +138,7 @@ static void rest(mp_worker *w, uint64_t until_ns) {
         mp_worker_set_state(w, MP_WORKER_IDLE);
     if (w->trim) {
         w->trim = false;
+        w->lean = true;
         mp_mutex_unlock(&entry->lock);
         w->engine->ops->trim(w->engine);
         mp_governor_notify(services->governor);

@@ -66,6 +66,7 @@ typedef struct mp_worker {
     bool leave;                       /* told to go once nothing is active */
     bool concluding;                  /* it is being set apart */
     bool trim;                        /* told to give back what it can do without */
+    bool lean;                        /* did so, and has had no work since */
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or about to be; changed by the worker only */
     int active_count;
     bool exclusive;   /* the active one must stay alone */
@@ -75,7 +76,7 @@ typedef struct mp_worker {
     int lanes;     /* leased, as the ledger counts them; 0 = none, or taken away from a dead one */
     bool runnable; /* counted among those that share the lanes */
     uint64_t idle_since_ns, born_ns;
-    uint64_t served, step_ns, step_units; /* calls ended; time and units of its steps, for comparison with its mates */
+    uint64_t served, step_ns; /* calls ended; time in steps: for comparison with its mates */
     uint64_t engine_bytes;
     mp_watch watch;
 
