@@ -642,7 +642,7 @@ static const char *state_of(const mp_entry *entry) {
     bool serves = false, busy = false, loading = entry->starting > 0, leaving = entry->unloading;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker_state state = entry->workers[i]->state;
-        busy |= state == MP_WORKER_PROCESSING;
+        busy |= entry->workers[i]->active_count > 0; /* not its state, which changes just after a call has ended */
         serves |= mp_worker_serves(entry->workers[i]);
         loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
         leaving |= state == MP_WORKER_EVICTING || state == MP_WORKER_FAILED;
@@ -684,7 +684,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
             .engine_bytes = serves ? worker->engine_bytes : 0,
         };
         info->workers += serves;
-        info->busy += worker->state == MP_WORKER_PROCESSING;
+        info->busy += worker->active_count > 0;
         info->engine_bytes += serves ? worker->engine_bytes : 0;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
