@@ -57,7 +57,7 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     mp_mutex_lock(&maintenance->lock);
     if (when_ns < atomic_load_explicit(&maintenance->next_ns, memory_order_relaxed)) {
         atomic_store_explicit(&maintenance->next_ns, when_ns, memory_order_seq_cst);
-        start = !maintenance->running && !maintenance->quit && !maintenance->refused;
+        start = !maintenance->running && !maintenance->quit;
         if (start && !mp_seam_mutation(143)) /* two threads may be started */
             maintenance->running = true;
         else if (maintenance->running && !mp_seam_mutation(144)) /* it sleeps on */
@@ -70,11 +70,13 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     if (mp_pool_run(pool, (mp_job){watch, maintenance}, &error) == MP_OK)
         return;
     /* Workers look at the deadlines of running calls between steps all the same. */
-    mp_log(MP_LOG_WARNING, "Deadlines of waiting calls are checked late: %s", error.message);
     mp_mutex_lock(&maintenance->lock);
+    if (!maintenance->refused)
+        mp_log(MP_LOG_WARNING, "Deadlines of waiting calls are checked late: %s", error.message);
     if (!mp_seam_mutation(145)) /* stop waits for a thread that was refused */
         maintenance->running = false;
-    maintenance->refused = true;
+    maintenance->refused = true; /* told once; whoever announces next tries again */
+    atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_seq_cst);
     mp_cond_broadcast(&maintenance->changed);
     mp_mutex_unlock(&maintenance->lock);
 }
