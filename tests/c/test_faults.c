@@ -1,0 +1,539 @@
+/* Storms, herds and steps of memory over the registry with fake models: what holds of one call holds of a million.
+ * tests/FAULTS.md says which row of the table each test stands for. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/sys.h"
+#include "mp_test.h"
+#include "registry/breaker.h"
+#include "registry/governor.h"
+#include "test_registry_fake.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SHARE = 50 }; /* a sanitizer makes everything slow: a fiftieth of the storms */
+#else
+enum { SHARE = 1 };
+#endif
+
+static uint64_t resident_bytes(void) {
+    FILE *file = fopen("/proc/self/statm", "r");
+    unsigned long long all = 0, resident = 0;
+    if (file) {
+        if (fscanf(file, "%llu %llu", &all, &resident) != 2)
+            resident = 0;
+        fclose(file);
+    }
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static mp_registry_stats stats_of(mp_registry *registry) {
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    return stats;
+}
+
+/* --- row 20: a hundred thousand calls are taken back --- */
+
+enum { CANCELLERS = 4 };
+
+typedef struct storm {
+    mp_registry *registry;
+    int calls;
+    _Atomic int number, ok, cancelled, other, refused;
+    uint64_t middle; /* live bytes of requests halfway, of the flood */
+} storm;
+
+static void canceller(void *arg) {
+    storm *storm = arg;
+    mp_test_random random = {(uint64_t)atomic_fetch_add(&storm->number, 1) + 77};
+    for (int i = 0; i < storm->calls; i++) {
+        uint64_t dice = mp_test_random_u64(&random);
+        mp_submit_options options = {.priority = (uint8_t)(dice % 5), .lane = (uint8_t)(dice >> 8) % 2};
+        mp_ticket *ticket;
+        mp_error error;
+        mp_status status =
+            mp_registry_submit(storm->registry, "a", &fake_call_create(1)->base, &options, &ticket, &error);
+        MP_CHECK_STATUS(status, MP_OK, &error);
+        if ((dice >> 16) % 4 == 0) { /* it has begun, perhaps it is over */
+            uint64_t progress;
+            mp_ticket_wait(ticket, 0, mp_sys_now_ns() + (dice >> 20) % 50000, &progress);
+        }
+        mp_ticket_cancel(ticket);
+        if ((dice >> 40) % 2)
+            mp_ticket_cancel(ticket);
+        status = fake_wait(ticket, NULL);
+        MP_CHECK(((fake_call *)mp_ticket_call(ticket))->finished <= 1);
+        atomic_fetch_add(status == MP_OK ? &storm->ok : status == MP_CANCELLED ? &storm->cancelled : &storm->other, 1);
+        mp_ticket_release(ticket);
+    }
+}
+
+MP_TEST_SECONDS(registry_fault_cancellation_storm_gives_every_slot_back, 120) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 2;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 2});
+    mp_error error;
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+    storm storm = {.registry = registry, .calls = 100000 / CANCELLERS / SHARE};
+    mp_thread threads[CANCELLERS];
+    for (int i = 0; i < CANCELLERS; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "cancels", canceller, &storm, &error), &error);
+    for (int i = 0; i < CANCELLERS; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_INT(storm.ok + storm.cancelled, CANCELLERS * storm.calls);
+    MP_CHECK(storm.cancelled > CANCELLERS * storm.calls / 10);
+    fake_until_state(registry, "a", "ready");
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_INT(info.queued + info.running + info.busy, 0);
+    mp_registry_stats stats = stats_of(registry);
+    MP_CHECK_INT(stats.lanes_leased, 0);
+    MP_CHECK_INT(stats.memory_used, 1000 + 100 * (uint64_t)info.workers);
+    MP_CHECK_INT(stats.total_requests, CANCELLERS * storm.calls);
+    MP_CHECK_INT(fake_calls, 0);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
+
+/* --- row 21: a million calls into a queue of a hundred that nobody empties, then into one that is emptied slowly --- */
+
+static void flooder(void *arg) {
+    storm *storm = arg;
+    mp_error error;
+    for (int i = 0; i < storm->calls; i++) {
+        mp_submit_options options = {.priority = 2, .fail_fast = true};
+        mp_ticket *ticket;
+        mp_status status =
+            mp_registry_submit(storm->registry, "a", &fake_call_create(1)->base, &options, &ticket, &error);
+        if (status == MP_OVERLOADED) {
+            MP_CHECK(error.code == status && error.message[0]);
+            atomic_fetch_add(&storm->refused, 1);
+        } else {
+            MP_CHECK_STATUS(status, MP_OK, &error);
+            atomic_fetch_add(&storm->ok, 1);
+            mp_ticket_release(ticket); /* nobody waits: cancelled */
+        }
+    }
+}
+
+MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
+    enum { FLOODERS = 4, WAITING = 100 };
+    fake fake;
+    fake_init(&fake);
+    fake.memory = 1;
+    mp_registry_config config = {.lanes = 1, .max_workers = 1};
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = WAITING;
+    mp_registry *registry = fake_registry_of(config);
+    mp_error error;
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+    atomic_store(&fake.hold, true);
+    mp_ticket *waiting[WAITING + 1];
+    for (int i = 0; i <= WAITING; i++) {
+        fake_call *call = fake_call_create(1);
+        call->memory = 1;
+        waiting[i] = fake_submit(registry, "a", call, NULL);
+        if (i == 0)
+            fake_until(&fake.admitted, 1);
+    }
+    uint64_t requests = mp_alloc_bytes(MP_TAG_REQUEST), used = stats_of(registry).memory_used, rss = 0;
+    storm storm = {.registry = registry};
+    for (int part = 0; part < 10; part++) {
+        mp_thread threads[FLOODERS];
+        storm.calls = 1000000 / 10 / FLOODERS / SHARE;
+        for (int i = 0; i < FLOODERS; i++)
+            MP_CHECK_OK(mp_thread_start(&threads[i], "flood", flooder, &storm, &error), &error);
+        for (int i = 0; i < FLOODERS; i++)
+            mp_thread_join(&threads[i]);
+        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), requests);
+        MP_CHECK_INT(stats_of(registry).memory_used, used);
+        if (part == 0)
+            rss = resident_bytes();
+    }
+    MP_CHECK_INT(storm.ok, 0);
+    MP_CHECK_INT(storm.refused, FLOODERS * storm.calls * 10);
+    if (SHARE == 1) /* a sanitizer keeps what was freed for a while */
+        MP_CHECK(resident_bytes() <= rss + (2u << 20));
+    mp_registry_stats stats = stats_of(registry);
+    MP_CHECK_INT(stats.queue_full_rejections, storm.refused);
+    MP_CHECK_INT(stats.total_requests, storm.refused + WAITING + 1);
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i <= WAITING; i++)
+        MP_CHECK_INT(fake_finish(waiting[i]), MP_OK); /* those that were accepted are served */
+    /* and beside a worker that works: accepted + refused = submitted */
+    storm.calls = 20000 / SHARE;
+    int refused = storm.refused;
+    mp_thread threads[FLOODERS];
+    for (int i = 0; i < FLOODERS; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "flood", flooder, &storm, &error), &error);
+    for (int i = 0; i < FLOODERS; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_INT(storm.ok + storm.refused - refused, FLOODERS * storm.calls);
+    fake_end(registry);
+}
+
+/* --- row 24: a thousand threads find nothing loaded --- */
+
+MP_TEST_SECONDS(registry_fault_herd_of_a_thousand_causes_one_load, 120) {
+    enum { MANY = SHARE == 1 ? 1000 : 100 };
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    fake.load_ns = FAKE_MS(200);
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    fake_add(registry, "a", &fake, false);
+    herd herd = {.registry = registry, .key = "a"};
+    static mp_thread threads[MANY];
+    mp_error error;
+    for (int i = 0; i < MANY; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "herd", fake_herd_member, &herd, &error), &error);
+    for (int i = 0; i < MANY; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_INT(herd.ok, MANY);
+    MP_CHECK_INT(fake.loads, 1);
+    MP_CHECK_INT(fake.models, 1);
+    MP_CHECK_INT(stats_of(registry).loads, 1);
+    MP_CHECK(stats_of(registry).workers_spawned <= 2);
+    fake_end(registry);
+}
+
+/* --- row 25: a spawn that hangs: who waits leaves by its own deadline, nobody starts a second one --- */
+
+MP_TEST_SECONDS(registry_fault_spawn_hangs_waiters_leave_by_their_deadlines, 60) {
+    fake fake;
+    fake_init(&fake);
+    atomic_store(&fake.load_stalls, true);
+    mp_registry *registry = fake_registry(2, 0);
+    fake_add(registry, "a", &fake, false);
+    mp_error error;
+    enum { WAITERS = 4 };
+    mp_ticket *tickets[WAITERS];
+    for (int i = 0; i < WAITERS; i++) {
+        mp_submit_options options = {.priority = 2, .deadline_ns = fake_in_ms(20 + 20 * (uint64_t)i)};
+        MP_CHECK_OK(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &tickets[i], &error),
+                    &error);
+    }
+    for (int i = 0; i < WAITERS; i++) {
+        uint64_t due, began = mp_sys_now_ns();
+        MP_CHECK_STATUS(fake_wait(tickets[i], &error), MP_TIMEOUT, &error);
+        mp_ticket_times(tickets[i], &due, &(uint64_t){0}, &(uint64_t){0});
+        MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(2000));
+        MP_CHECK_INT(((fake_call *)mp_ticket_call(tickets[i]))->starts, 0);
+        mp_ticket_release(tickets[i]);
+    }
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, fake_in_ms(30), &error), MP_TIMEOUT, &error);
+    MP_CHECK_INT(fake.loads, 1);
+    atomic_store(&fake.load_stalls, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    MP_CHECK_INT(fake.loads, 1);
+    fake_end(registry);
+}
+
+/* --- row 27: a model whose workers always die ends as failed, and does not spin --- */
+
+MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .breaker_threshold = -1});
+    fake_add(registry, "a", &fake, false);
+    mp_status status = MP_OK;
+    mp_error error;
+    uint64_t end = fake_in_ms(20000);
+    for (int tries = 0; status != MP_NO_WORKERS; tries++) {
+        MP_CHECK(mp_sys_now_ns() < end);
+        fake_call *call = fake_call_create(1);
+        call->fault = MP_INTERNAL;
+        call->faults = 2;
+        mp_ticket *ticket = fake_submit(registry, "a", call, &status);
+        if (ticket) {
+            status = fake_wait(ticket, &error);
+            mp_ticket_release(ticket);
+        }
+    }
+    mp_registry_stats before = stats_of(registry);
+    end = fake_in_ms(300);
+    int refused = 0;
+    while (mp_sys_now_ns() < end) {
+        MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+        MP_CHECK_INT(status, MP_NO_WORKERS);
+        refused++;
+    }
+    MP_CHECK(refused > 100);
+    mp_registry_stats after = stats_of(registry);
+    MP_CHECK_INT(after.workers_spawned, before.workers_spawned);
+    MP_CHECK_INT(after.loads, before.loads);
+    MP_CHECK_INT(after.threads_created, before.threads_created);
+    fake_end(registry);
+}
+
+/* --- row 26: faults and answers in any order --- */
+
+MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
+    mp_test_random random = {99};
+    int opened = 0, closed = 0, late = 0;
+    for (int world = 0; world < 300; world++) {
+        mp_breaker breaker = {0};
+        mp_breaker_rule rule = {.threshold = 1 + world % 6,
+                                .probes = 1 + world % 3,
+                                .successes = 1 + world % 4,
+                                .window_ns = FAKE_MS(60),
+                                .rest_ns = FAKE_MS(100)};
+        uint64_t now = FAKE_MS(1000), open_since = 0;
+        uint32_t flying[16];
+        int flights = 0;
+        for (int i = 0; i < 400; i++) {
+            uint64_t dice = mp_test_random_u64(&random);
+            now += dice % FAKE_MS(9);
+            mp_breaker_state was = breaker.state;
+            switch ((dice >> 32) % 3) {
+            case 0: {
+                uint32_t probe;
+                uint64_t left;
+                bool in = mp_breaker_ask(&breaker, &rule, now, &probe, &left);
+                if (was == MP_BREAKER_CLOSED)
+                    MP_CHECK(in && !probe);
+                if (was == MP_BREAKER_OPEN && now < open_since + rule.rest_ns) {
+                    MP_CHECK(!in);
+                    MP_CHECK_INT(left, open_since + rule.rest_ns - now); /* the time left is told */
+                }
+                if (was == MP_BREAKER_OPEN && now >= open_since + rule.rest_ns)
+                    MP_CHECK(in && probe); /* it never stays open for ever */
+                if (in && probe && flights < 16)
+                    flying[flights++] = probe;
+                else if (in && probe)
+                    mp_breaker_end(&breaker, &rule, probe, false);
+                break;
+            }
+            case 1:
+                if (mp_breaker_fault(&breaker, &rule, now)) {
+                    MP_CHECK(was != MP_BREAKER_OPEN);
+                    MP_CHECK_INT(breaker.state, MP_BREAKER_OPEN);
+                    open_since = now;
+                    opened++;
+                }
+                break;
+            default:
+                if (flights) {
+                    uint32_t probe = flying[--flights];
+                    bool stale = probe != breaker.epoch || breaker.state != MP_BREAKER_HALF_OPEN;
+                    mp_breaker_end(&breaker, &rule, probe, (dice >> 40) % 4 != 0);
+                    if (stale)
+                        MP_CHECK_INT(breaker.state, was); /* a probe of an earlier opening says nothing */
+                    late += stale;
+                    closed += was != MP_BREAKER_CLOSED && breaker.state == MP_BREAKER_CLOSED;
+                }
+            }
+            MP_CHECK(breaker.probing >= 0 && breaker.probing <= rule.probes);
+            MP_CHECK(was != MP_BREAKER_OPEN || breaker.state != MP_BREAKER_CLOSED); /* only by way of half-open */
+        }
+    }
+    MP_CHECK(opened > 300 && closed > 300 && late > 100);
+}
+
+/* --- row 35: there is suddenly less memory --- */
+
+MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
+    enum { MODELS = 5, MODEL = 10 * 1000 * 1000 };
+    static const char *const keys[MODELS] = {"a", "b", "c", "d", "e"};
+    fake fakes[MODELS];
+    /* the process's governor, so that the test can change its limit as a cgroup would */
+    mp_governor *governor;
+    mp_error error;
+    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
+    mp_budget *budget = mp_governor_budget(governor);
+    atomic_store(&budget->limit, 100u * 1000 * 1000);
+    mp_registry *registry;
+    mp_registry_config config = {.lanes = 2, .spin_ns = 1, .max_workers = 1, .maintenance_every_ns = FAKE_MS(10),
+                                 .load_timeout_ns = FAKE_MS(200)};
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    for (int i = 0; i < MODELS; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].model_bytes = MODEL;
+        fake_add(registry, keys[i], &fakes[i], false);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
+    }
+    MP_CHECK(stats_of(registry).memory_used > 5 * (uint64_t)MODEL);
+    atomic_store(&fakes[0].hold, true); /* the coldest of them works */
+    mp_ticket *busy = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fakes[0].in_steps, 1);
+    uint64_t limit = 25u * 1000 * 1000;
+    atomic_store(&budget->limit, limit);
+    uint64_t end = fake_in_ms(10000);
+    while (stats_of(registry).memory_used > limit) {
+        MP_CHECK(mp_sys_now_ns() < end);
+        mp_sys_sleep_ns(FAKE_MS(1));
+    }
+    MP_CHECK(!mp_ticket_done(busy)); /* what works stays */
+    MP_CHECK(stats_of(registry).evictions >= 3);
+    MP_CHECK_INT(fakes[0].models, 1);
+    /* what does not fit beside it is told so, or takes the place of what is idle */
+    for (int i = 1; i < MODELS; i++) {
+        mp_ticket *ticket = fake_submit(registry, keys[i], fake_call_create(1), NULL);
+        mp_status status = fake_wait(ticket, &error);
+        MP_CHECK(status == MP_OK || status == MP_MEMORY_EXHAUSTED);
+        MP_CHECK(stats_of(registry).memory_used <= limit);
+        mp_ticket_release(ticket);
+    }
+    atomic_store(&fakes[0].hold, false);
+    MP_CHECK_INT(fake_finish(busy), MP_OK);
+    fake_end(registry);
+    mp_governor_close(governor);
+}
+
+/* --- row 37: deadlines that pass in the queue and in a batch --- */
+
+MP_TEST_SECONDS(registry_fault_expired_calls_never_start_and_mates_go_on, 60) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry_config config = {.lanes = 1, .max_workers = 1};
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = 100;
+    mp_registry *registry = fake_registry_of(config);
+    mp_error error;
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+    for (int round = 0; round < 10; round++) {
+        atomic_store(&fake.hold, true);
+        int in_steps = fake.in_steps;
+        mp_ticket *first = fake_submit(registry, "a", fake_call_create(1), NULL);
+        fake_until(&fake.in_steps, in_steps + 1);
+        fake_call *calls[40];
+        mp_ticket *tickets[40];
+        for (int i = 0; i < 40; i++) {
+            calls[i] = fake_call_create(1);
+            mp_submit_options options = {.priority = 2, .deadline_ns = i % 2 ? fake_in_ms(5 + (uint64_t)i / 4) : 0};
+            mp_status status =
+                mp_registry_submit(registry, "a", &calls[i]->base, &options, &tickets[i], &error);
+            if (status != MP_OK) { /* hopeless: told so before it was queued */
+                MP_CHECK(i % 2 && status == MP_TIMEOUT);
+                tickets[i] = NULL;
+            }
+        }
+        mp_sys_sleep_ns(FAKE_MS(4 + (uint64_t)round)); /* some have passed, some not */
+        uint64_t released = mp_sys_now_ns();
+        atomic_store(&fake.hold, false);
+        MP_CHECK_INT(fake_finish(first), MP_OK);
+        for (int i = 0; i < 40; i++) {
+            if (!tickets[i])
+                continue;
+            mp_status status = fake_wait(tickets[i], &error);
+            uint64_t submitted, started, finished;
+            mp_ticket_times(tickets[i], &submitted, &started, &finished);
+            if (i % 2 == 0) {
+                MP_CHECK_STATUS(status, MP_OK, &error);
+                MP_CHECK_INT(calls[i]->finished, 1);
+            } else {
+                MP_CHECK(status == MP_OK || status == MP_TIMEOUT);
+                if (submitted + FAKE_MS(5 + (uint64_t)i / 4) < released)
+                    MP_CHECK_INT(calls[i]->starts, 0); /* never started late */
+                MP_CHECK_INT(calls[i]->finished, status == MP_OK);
+            }
+            mp_ticket_release(tickets[i]);
+        }
+    }
+    fake_end(registry);
+}
+
+/* --- row 13: busy is not dead --- */
+
+MP_TEST_SECONDS(registry_fault_slow_steps_that_show_life_are_not_dead, 60) {
+    fake fake;
+    fake_init(&fake);
+    fake.step_ns = FAKE_MS(700);
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .stall_timeout_ns = FAKE_MS(250)});
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_INT(stats_of(registry).workers_dead, 0);
+    fake_end(registry);
+}
+
+/* --- row 39: p2c with costs that differ --- */
+
+MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
+    enum { WORKERS = 4, CALLS = 400 };
+    fake fake;
+    fake_init(&fake);
+    fake.workers = WORKERS;
+    fake.step_ns = FAKE_MS(1);
+    fake.plan_items = 1;
+    mp_registry_config config = {.lanes = WORKERS, .max_workers = WORKERS};
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = CALLS;
+    mp_registry *registry = fake_registry_of(config);
+    fake_add(registry, "a", &fake, false);
+    mp_test_random random = {4};
+    mp_error error;
+    static mp_ticket *tickets[CALLS];
+    for (int i = 0; i < CALLS; i++) {
+        mp_submit_options options = {.priority = 2, .policy = MP_POLICY_P2C};
+        fake_call *call = fake_call_create(1 + (uint32_t)(mp_test_random_u64(&random) % 8));
+        MP_CHECK_OK(mp_registry_submit(registry, "a", &call->base, &options, &tickets[i], &error), &error);
+    }
+    for (int i = 0; i < CALLS; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK(info.worker_count >= 2);
+    uint64_t most = 0, all = 0;
+    for (int i = 0; i < info.worker_count; i++) {
+        all += info.worker[i].served;
+        most = info.worker[i].served > most ? info.worker[i].served : most;
+    }
+    MP_CHECK_INT(all, CALLS);
+    MP_CHECK((double)most * info.worker_count / (double)all < 2.0);
+    fake_end(registry);
+}
+
+/* --- row 40: two registries that know nothing of each other (what TSan is for) --- */
+
+typedef struct twin {
+    int lanes;
+    uint64_t memory;
+    _Atomic int answered;
+} twin;
+
+static void run_twin(void *arg) {
+    twin *twin = arg;
+    for (int round = 0; round < 10; round++) {
+        fake fake;
+        fake_init(&fake);
+        fake.workers = 2;
+        fake.lanes = twin->lanes;
+        mp_registry_config config = {.lanes = twin->lanes, .memory_limit = twin->memory, .spin_ns = 1,
+                                     .max_workers = 2, .maintenance_every_ns = FAKE_MS(10)};
+        mp_registry *registry;
+        mp_error error;
+        MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+        fake_add(registry, "a", &fake, false);
+        for (int i = 0; i < 20; i++) {
+            mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(2), NULL);
+            if (i % 5 == 4)
+                mp_ticket_cancel(ticket);
+            mp_status status = fake_finish(ticket);
+            MP_CHECK(status == MP_OK || status == MP_CANCELLED);
+            atomic_fetch_add(&twin->answered, 1);
+        }
+        mp_registry_stats stats = stats_of(registry);
+        MP_CHECK_INT(stats.memory_limit, twin->memory); /* its own, whatever the other one has */
+        MP_CHECK_INT(stats.lanes, twin->lanes);
+        mp_registry_close(registry, FAKE_MS(5000));
+        mp_registry_destroy(registry);
+        MP_CHECK_INT(fake.models + fake.engines + fake.loaders, 0);
+    }
+}
+
+MP_TEST_SECONDS(registry_fault_two_registries_toggle_nothing_of_the_process, 60) {
+    twin twins[2] = {{.lanes = 1, .memory = 50 * 1000 * 1000}, {.lanes = 2, .memory = 90 * 1000 * 1000}};
+    mp_thread threads[2];
+    mp_error error;
+    for (int i = 0; i < 2; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "twin", run_twin, &twins[i], &error), &error);
+    for (int i = 0; i < 2; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_INT(twins[0].answered + twins[1].answered, 400);
+}
