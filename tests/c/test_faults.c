@@ -349,7 +349,10 @@ MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
     mp_budget *budget = mp_governor_budget(governor);
     atomic_store(&budget->limit, 100u * 1000 * 1000);
     mp_registry *registry;
-    mp_registry_config config = {.lanes = 2, .spin_ns = 1, .max_workers = 1, .maintenance_every_ns = FAKE_MS(10),
+    mp_registry_config config = {.lanes = 2,
+                                 .spin_ns = 1,
+                                 .max_workers = 1,
+                                 .maintenance_every_ns = FAKE_MS(10),
                                  .load_timeout_ns = FAKE_MS(200)};
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     for (int i = 0; i < MODELS; i++) {
@@ -407,8 +410,7 @@ MP_TEST_SECONDS(registry_fault_expired_calls_never_start_and_mates_go_on, 60) {
         for (int i = 0; i < 40; i++) {
             calls[i] = fake_call_create(1);
             mp_submit_options options = {.priority = 2, .deadline_ns = i % 2 ? fake_in_ms(5 + (uint64_t)i / 4) : 0};
-            mp_status status =
-                mp_registry_submit(registry, "a", &calls[i]->base, &options, &tickets[i], &error);
+            mp_status status = mp_registry_submit(registry, "a", &calls[i]->base, &options, &tickets[i], &error);
             if (status != MP_OK) { /* hopeless: told so before it was queued */
                 MP_CHECK(i % 2 && status == MP_TIMEOUT);
                 tickets[i] = NULL;
@@ -504,8 +506,11 @@ static void run_twin(void *arg) {
         fake_init(&fake);
         fake.workers = 2;
         fake.lanes = twin->lanes;
-        mp_registry_config config = {.lanes = twin->lanes, .memory_limit = twin->memory, .spin_ns = 1,
-                                     .max_workers = 2, .maintenance_every_ns = FAKE_MS(10)};
+        mp_registry_config config = {.lanes = twin->lanes,
+                                     .memory_limit = twin->memory,
+                                     .spin_ns = 1,
+                                     .max_workers = 2,
+                                     .maintenance_every_ns = FAKE_MS(10)};
         mp_registry *registry;
         mp_error error;
         MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);

@@ -35,7 +35,9 @@ static void arm(int64_t from, int64_t to) {
 
 static void disarm(void) { atomic_store(&fail_from, INT64_MAX); }
 
-static void *failing_alloc(size_t bytes, size_t alignment) { return fails() ? NULL : mp_sys_real.alloc(bytes, alignment); }
+static void *failing_alloc(size_t bytes, size_t alignment) {
+    return fails() ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
 
 static int failing_thread(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg) {
     return fails() ? EAGAIN : mp_sys_real.thread_create(thread, attr, body, arg);
@@ -90,8 +92,8 @@ static void memory_is_refused(bool persistent) {
     fake_init(&fake);
     fake.lanes = 2;
     mp_sys_table.alloc = failing_alloc;
-    mp_registry *registry = fake_registry_of(
-        (mp_registry_config){.lanes = 2, .max_workers = 1, .breaker_threshold = -1});
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 1, .breaker_threshold = -1});
     mp_error error;
     fake_add(registry, "a", &fake, false);
     serves_again(registry, "a");
@@ -319,7 +321,8 @@ static void crowd_member(void *arg) {
         call->memory = 1;
         mp_submit_options options = {.priority = (uint8_t)(i % 5)};
         mp_ticket *ticket;
-        mp_status status = mp_registry_submit(crowd->registry, i % 2 ? "a" : "b", &call->base, &options, &ticket, &error);
+        mp_status status =
+            mp_registry_submit(crowd->registry, i % 2 ? "a" : "b", &call->base, &options, &ticket, &error);
         MP_CHECK_STATUS(status, MP_OK, &error);
         mp_ticket *kept = mp_ticket_pin(ticket);
         MP_CHECK_STATUS(fake_wait(ticket, &error), MP_OK, &error);
@@ -376,9 +379,11 @@ MP_TEST_SECONDS(registry_fault_clock_jumps_late_calls_expire_workers_live, 60) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){
-        .lanes = 2, .max_workers = 2, .stall_timeout_ns = FAKE_MS(30000), .maintenance_every_ns = FAKE_MS(10),
-        .keep_alive_ns = MP_FOREVER});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2,
+                                                                  .max_workers = 2,
+                                                                  .stall_timeout_ns = FAKE_MS(30000),
+                                                                  .maintenance_every_ns = FAKE_MS(10),
+                                                                  .keep_alive_ns = MP_FOREVER});
     fake_add(registry, "a", &fake, false);
     serves_again(registry, "a");
     for (int round = 0; round < 3; round++) {
