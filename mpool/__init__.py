@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ._runtime import submit as submit
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
+    from ._options import CallOptions as CallOptions
     from ._similarity import similarity as similarity
     from .config import PoolConfig as PoolConfig
     from .embedding import EmbedIterator as EmbedIterator
@@ -90,6 +91,7 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 _HOME: dict[str, str] = {name: module for module, names in {
     "_runtime": ("chat", "count_tokens", "detokenize", "embed", "embed_iter", "generate", "get", "load", "ps",
                  "register", "submit", "tokenize", "unload"),
+    "_options": ("CallOptions",),
     "config": ("PoolConfig",),
     "embedding": ("EmbedIterator",),
     "errors": _ERRORS,

@@ -1,17 +1,192 @@
-"""Keyword arguments that several functions share, for type checkers. Never imported at run time."""
+"""What calls can be told. The names that several functions share stand here, and nowhere else in the package.
+
+Each group is twice, one beside the other: a frozen dataclass with the defaults, for the package, and a TypedDict, for
+type checkers and editors.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+from . import _threads
+from ._durations import seconds_of
+from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from .config import PoolConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 Compute = Literal["auto", "float32", "bfloat16", "int8"]
 Progress = bool | Callable[[int, int | None], object] | None
+Priority = Literal["critical", "high", "normal", "low", "batch", 0, 1, 2, 3, 4]
+Policy = Literal["shared", "pack", "p2c", "sequential"]
+
+PRIORITIES = ("critical", "high", "normal", "low", "batch")
+POLICIES = ("shared", "pack", "p2c", "sequential")
 
 
-class EmbedOptions(TypedDict, total=False):
-    """Options of :func:`mpool.embed` after ``task``."""
+# ---- of every call -------------------------------------------------------------------------------------------------
+
+class CallKeywords(TypedDict, total=False):
+    """:class:`CallOptions` as keywords."""
+
+    timeout: float | None
+    priority: Priority
+    tenant: str | int | None
+    keep_alive: float | str | None
+    policy: Policy | None
+    fail_fast: bool | None
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """What every call can be told besides what it is to compute. Calls take these as keywords.
+
+    Attributes:
+        timeout: seconds for the call, from its start; None: no limit but ``PoolConfig.request_timeout``.
+        priority: ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"batch"`` (0 to 4): among calls that wait for
+            a model, those before go first; who waits long rises.
+        tenant: a name, or a number from 1 to 2**32 - 1: who the call is for. Tenants of one priority get equal shares,
+            and none can tell by the time of its answer what another asked. None: the tenant of all that name none.
+        keep_alive: how long the model stays without work from this call on, as ``PoolConfig.keep_alive``: seconds,
+            ``"5m"``; 0: not at all; below 0: for ever. None: as it is.
+        policy: which worker takes the call, as ``PoolConfig.policy``. None: the model's.
+        fail_fast: True: raise Overloaded at once when as many calls wait as may, with a hint when to come back; False:
+            wait for room. None: as ``PoolConfig.fail_fast`` says.
+
+    Raises:
+        InvalidArgument: a value is not as described.
+
+    Example:
+        >>> mpool.embed("A sentence.", priority="high", tenant="alice", keep_alive="10m", timeout=60).shape
+        (384,)
+    """
+
+    timeout: float | None = None
+    priority: Priority = "normal"
+    tenant: str | int | None = None
+    keep_alive: float | str | None = None
+    policy: Policy | None = None
+    fail_fast: bool | None = None
+
+    def __post_init__(self) -> None:
+        _threads.seconds_of(self.timeout)
+        self.core()
+        if self.fail_fast is not None and not isinstance(self.fail_fast, bool):
+            raise InvalidArgument(f"fail_fast is {_short(self.fail_fast)}, allowed: True, False, None")
+
+    def core(self) -> dict[str, Any]:
+        """Keywords of the core's submit functions, but for timeout, lane and fail_fast; defaults are left out."""
+        found: dict[str, Any] = {}
+        if self.priority != "normal" or not isinstance(self.priority, str):
+            found["priority"] = _priority(self.priority)
+        if self.tenant is not None:
+            found["tenant"] = _tenant(self.tenant)
+        if self.keep_alive is not None:
+            found["keep_alive"] = seconds_of(self.keep_alive, "keep_alive")
+        if self.policy is not None:
+            if not isinstance(self.policy, str) or self.policy not in POLICIES:
+                raise InvalidArgument(f"policy is {_short(self.policy)}, allowed: {', '.join(POLICIES)}, or None")
+            found["policy"] = self.policy
+        return found
+
+
+def _short(value: Any) -> str:
+    from .sampling import _short
+
+    return _short(value)
+
+
+def _priority(value: Any) -> int:
+    if isinstance(value, str) and value in PRIORITIES:
+        return PRIORITIES.index(value)
+    from .sampling import integer
+
+    number = integer(value)
+    if number is None or not 0 <= number < len(PRIORITIES):
+        raise InvalidArgument(f"priority is {_short(value)}, allowed: {', '.join(PRIORITIES)}, or 0 to 4")
+    return number
+
+
+def _tenant(value: Any) -> int:
+    if isinstance(value, str) and value:
+        return _tenant_of_name(value)
+    from .sampling import integer
+
+    number = integer(value)
+    if number is None or not 1 <= number < 2**32:
+        raise InvalidArgument(f"tenant is {_short(value)}, allowed: a name, 1 to 2**32 - 1, or None")
+    return number
+
+
+@lru_cache(maxsize=4096)
+def _tenant_of_name(name: str) -> int:
+    """The same number in every process."""
+    import hashlib
+
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=4).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Options of a call that has begun.
+
+    Attributes:
+        deadline: ``time.monotonic()`` at which it has run out of time; None: never.
+        fail_fast: a full queue is an error.
+        core: see :meth:`CallOptions.core`.
+    """
+
+    deadline: float | None
+    fail_fast: bool
+    core: Mapping[str, Any]
+
+    def keywords(self, key: str, fail_fast: bool | None = None) -> dict[str, Any]:
+        """Keywords of the core's submit functions, but for the lane.
+
+        Raises:
+            Timeout: its time is over.
+        """
+        return {**self.core, "timeout": _threads.remaining(self.deadline, key),
+                "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
+
+
+PLAIN = Call(None, False, {})
+_PLAIN_FAIL_FAST = Call(None, True, {})
+
+
+def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
+    """The call that begins now. Takes its options out of ``options``.
+
+    Raises:
+        InvalidArgument: one of them is not as described.
+    """
+    if options.keys().isdisjoint(_CALL):
+        return _PLAIN_FAIL_FAST if config.fail_fast else PLAIN
+    found = CallOptions(**{name: options.pop(name) for name in _CALL if name in options})
+    fail_fast = config.fail_fast if found.fail_fast is None else found.fail_fast
+    return Call(_threads.deadline_of(found.timeout), fail_fast, found.core())
+
+
+def patient(call: Call) -> Call:
+    """The same call, for the parts of it that follow the first one."""
+    return replace(call, fail_fast=False) if call.fail_fast else call
+
+
+_CALL = tuple(field.name for field in fields(CallOptions))
+
+
+# ---- of embedding --------------------------------------------------------------------------------------------------
+
+class EmbedOptions(CallKeywords, total=False):
+    """Options of :func:`mpool.embed` and :func:`mpool.embed_iter` after ``task``."""
 
     prompt: str | None
     prompt_name: str | None
@@ -22,11 +197,59 @@ class EmbedOptions(TypedDict, total=False):
     truncate: bool
     on_error: Literal["raise", "null"]
     progress: Progress
-    timeout: float | None
 
 
-class TextOptions(TypedDict, total=False):
-    """Options of :func:`mpool.generate` and :func:`mpool.chat`, the aliases included."""
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What an embedding call is to compute, as passed."""
+
+    task: str | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    precision: str = "float32"
+    compute: str = "auto"
+    truncate: bool = True
+    on_error: str = "raise"
+
+
+def embedding(function: str, options: Mapping[str, Any]) -> Embedding:
+    """The rest of a call's keywords.
+
+    Raises:
+        TypeError: there is no such option, as Python says it.
+    """
+    try:
+        return Embedding(**options)
+    except TypeError:
+        wrong = next(name for name in options if name not in Embedding.__slots__)
+        raise TypeError(f"{function}() got an unexpected keyword argument {wrong!r}") from None
+
+
+_EMBED: dict[str, Any] = {**{field.name: field.default for field in fields(Embedding)}, "progress": None,
+                          **{field.name: field.default for field in fields(CallOptions)}}
+assert set(_EMBED) == {*EmbedOptions.__annotations__, "task"} and set(_CALL) == set(CallKeywords.__annotations__)
+
+
+def spelt_out(function: F) -> F:
+    """Has ``inspect.signature`` and ``help`` show the options that the function takes as ``**options``."""
+    signature = inspect.signature(function)
+    named = [parameter for parameter in signature.parameters.values()
+             if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    taken = {parameter.name for parameter in named}
+    hints = {**EmbedOptions.__annotations__, **CallKeywords.__annotations__}
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                              annotation=getattr(hints.get(name), "__forward_arg__", Any))
+            for name, default in _EMBED.items() if name not in taken]
+    function.__signature__ = signature.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+    return function
+
+
+# ---- of text -------------------------------------------------------------------------------------------------------
+
+class TextOptions(CallKeywords, total=False):
+    """Options of :func:`mpool.generate` and :func:`mpool.chat`, the aliases included; see :mod:`mpool.sampling`."""
 
     temperature: float | None
     top_k: int | None
@@ -53,4 +276,3 @@ class TextOptions(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]] | None
     template_options: Mapping[str, Any] | None
     compute: Compute
-    timeout: float | None

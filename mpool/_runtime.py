@@ -7,6 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
 
+from . import _options
 from .config import PoolConfig
 from .pool import Pool, all_pools
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ._options import Compute, Precision, Progress, TextOptions
+    from ._options import Compute, EmbedOptions, TextOptions
     from .embedding import EmbedIterator
     from .jobs import Job
     from .model import Model
@@ -74,11 +75,9 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+@_options.spelt_out
 def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal["query", "document"] | None = None,
-          prompt: str | None = None, prompt_name: str | None = None, dimensions: int | None = None,
-          normalize: bool | None = None, precision: Precision = "float32", compute: Compute = "auto",
-          truncate: bool = True, on_error: Literal["raise", "null"] = "raise", progress: Progress = None,
-          timeout: float | None = None, max_inputs: int | None = None) -> NDArray[Any]:
+          max_inputs: int | None = None, **options: Unpack[EmbedOptions]) -> NDArray[Any]:
     """Vectors of a text, or of a list of texts.
 
     A vector does not depend on what else is in the call or runs beside it: the same text, model, options and version
@@ -106,7 +105,7 @@ def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal
             the log a warning with the count, instead of an error. Only for float32.
         progress: True: a bar; a function: called with (done, total); None: a bar for long calls if the logger
             ``mpool`` is at INFO.
-        timeout: seconds for the call, from its start.
+        timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
         max_inputs: texts that the call may have; None: ``PoolConfig.max_embed_inputs``, 10,000.
 
     Returns:
@@ -120,6 +119,7 @@ def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal
         UnknownModel, WrongCapability: no such model, or it is for something else; the nearest is named.
         OfflineError, DownloadError, IntegrityError: the model is not here and could not be fetched.
         Timeout: no answer in time. Nothing is left running.
+        Overloaded: ``fail_fast``, and as many calls wait for the model as may.
         MemoryExhausted, NumericError, ShuttingDown: see :mod:`mpool.errors`.
 
     Example:
@@ -134,16 +134,12 @@ def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal
         Names and conventions follow ``SentenceTransformer.encode``
         (https://sbert.net/docs/package_reference/sentence_transformer/model.html).
     """
-    return default_pool().embed(inputs, model, task=task, prompt=prompt, prompt_name=prompt_name, dimensions=dimensions,
-                                normalize=normalize, precision=precision, compute=compute, truncate=truncate,
-                                on_error=on_error, progress=progress, timeout=timeout, max_inputs=max_inputs)
+    return default_pool().embed(inputs, model, task=task, max_inputs=max_inputs, **options)
 
 
+@_options.spelt_out
 def embed_iter(iterable: Iterable[str], model: ModelLike = None, *, task: Literal["query", "document"] | None = None,
-               prompt: str | None = None, prompt_name: str | None = None, dimensions: int | None = None,
-               normalize: bool | None = None, precision: Precision = "float32", compute: Compute = "auto",
-               truncate: bool = True, on_error: Literal["raise", "null"] = "raise", batch_size: int | None = None,
-               progress: Progress = None, timeout: float | None = None) -> EmbedIterator:
+               batch_size: int | None = None, **options: Unpack[EmbedOptions]) -> EmbedIterator:
     """Vectors of any number of texts, lazily and in order.
 
     The iterable is read a few thousand texts ahead at most, the next texts are tokenised while the last ones are
@@ -155,6 +151,7 @@ def embed_iter(iterable: Iterable[str], model: ModelLike = None, *, task: Litera
             changes neither speed nor results.
         precision: as for :func:`embed`, without int8 and uint8, whose ranges need all vectors at once.
         timeout: seconds for all of it.
+        priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
         model, task, prompt, prompt_name, dimensions, normalize, compute, truncate, on_error, progress: as for
             :func:`embed`.
 
@@ -170,10 +167,7 @@ def embed_iter(iterable: Iterable[str], model: ModelLike = None, *, task: Litera
         >>> sum(1 for vector in mpool.embed_iter(lines))
         3000
     """
-    return default_pool().embed_iter(iterable, model, task=task, prompt=prompt, prompt_name=prompt_name,
-                                     dimensions=dimensions, normalize=normalize, precision=precision, compute=compute,
-                                     truncate=truncate, on_error=on_error, batch_size=batch_size, progress=progress,
-                                     timeout=timeout)
+    return default_pool().embed_iter(iterable, model, task=task, batch_size=batch_size, **options)
 
 
 @overload
@@ -211,7 +205,7 @@ def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bo
             n (1): so many answers to one reading of the prompt.
             parse_special (False): take texts of control tokens in the prompt for those tokens.
             compute ("auto"): as for :func:`embed`.
-            timeout (None): seconds for the call, from its start.
+            timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
 
     Returns:
         a :class:`mpool.Completion`; with ``stream=True`` a :class:`mpool.Stream`.

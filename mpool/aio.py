@@ -26,7 +26,7 @@ from collections.abc import (AsyncIterable, AsyncIterator, Awaitable, Callable, 
                              Sized)
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _awaiting, _core, _threads, embedding
+from . import _awaiting, _core, _options, _threads, embedding
 from ._runtime import default_pool
 from .errors import InvalidArgument, NumericError, Overloaded
 from .generation import Reader, Request, unread
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ._options import Compute, EmbedOptions, TextOptions
+    from ._options import Call, Compute, EmbedOptions, TextOptions
     from .embedding import Pack, Plan
     from .model import Model
     from .pool import Pool
@@ -127,13 +127,17 @@ class _Watcher:
         """Until the ticket is done."""
         await self.follow(ticket, lambda: ticket.done() or None)
 
-    async def enter(self, key: str, submit: Callable[[], T]) -> T:
-        """Submits; while the queue is full, waits in line with the other coroutines that want the same model."""
-        if key not in self._lines:
+    async def enter(self, key: str, submit: Callable[[], T], wait: bool = True) -> T:
+        """Submits; while the queue is full, waits in line with the other coroutines that want the same model.
+
+        Unless ``wait``: then Overloaded is raised.
+        """
+        if not wait or key not in self._lines:
             try:
                 return submit()
             except Overloaded:
-                pass
+                if not wait:
+                    raise
         line = self._lines.setdefault(key, _Line())
         line.length += 1
         try:
@@ -212,11 +216,12 @@ async def _pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = Fal
     return embedding.pack(plan, texts, start, single)
 
 
-async def _submit(plan: Plan, pack: Pack, deadline: float | None, lane: int) -> _core.Ticket | None:
-    return await _watcher().enter(plan.core_key, lambda: embedding.submit(plan, pack, deadline, lane, True))
+async def _submit(plan: Plan, pack: Pack, call: Call, lane: int) -> _core.Ticket | None:
+    return await _watcher().enter(f"{plan.core_key}\n{lane}", lambda: embedding.submit(plan, pack, call, lane, True),
+                                  not call.fail_fast)
 
 
-async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, deadline: float | None) -> NDArray[Any]:
+async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, call: Call) -> NDArray[Any]:
     """Rows of a pack whose call was started."""
     if ticket is None:
         return embedding.finish(plan, pack, embedding.empty(plan))
@@ -226,7 +231,7 @@ async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, deadline
     except NumericError:
         if not plan.null:
             raise
-        vectors = await asyncio.to_thread(embedding.recover, plan, pack, deadline)
+        vectors = await asyncio.to_thread(embedding.recover, plan, pack, call)
     return embedding.finish(plan, pack, vectors)
 
 
@@ -242,15 +247,14 @@ async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: P
     """
     pool = pool or default_pool()
     passed: dict[str, Any] = dict(options)
-    progress, deadline = passed.pop("progress", None), _threads.deadline_of(passed.pop("timeout", None))
-    most = pool._most(max_inputs)
-    embedding.check_progress(progress)
+    call, most = _options.begin(pool.config, passed), pool._most(max_inputs)
+    progress = embedding.check_progress(passed.pop("progress", None))
     texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
-    chosen = _options(task, passed)
+    chosen = _options.embedding("embed", {"task": task, **passed})
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
     if texts is None:
         packed = await _pack(plan, [inputs], 0, True)
-        rows = await _vectors(plan, packed, await _submit(plan, packed, deadline, embedding.INTERACTIVE), deadline)
+        rows = await _vectors(plan, packed, await _submit(plan, packed, call, embedding.INTERACTIVE), call)
         _tell(plan, [(0, packed, rows)], 1)
         return embedding.quantize(rows[0], plan.precision)
     if plan.precision in ("int8", "uint8") and len(texts) == 1:
@@ -258,8 +262,7 @@ async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: P
     out, bar, faults = embedding.empty(plan, len(texts)), embedding.Bar(progress, len(texts), plan.entry.key), \
         embedding.Faults(plan)
     parts = list(embedding.slices(texts))
-    lane = embedding.INTERACTIVE if len(parts) == 1 else embedding.BULK
-    flow = _run_slices(plan, _each(parts), deadline, lane)
+    flow = _run_slices(plan, _each(parts), call, embedding.lane_of(len(texts)))
     try:
         async for start, packed, rows in flow:
             out[start:start + packed.count] = rows
@@ -270,13 +273,6 @@ async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: P
         bar.close()
     faults.tell(len(texts))
     return embedding.quantize(out, plan.precision)
-
-
-def _options(task: Any, passed: Mapping[str, Any]) -> embedding.Options:
-    for name in passed:
-        if name not in embedding.Options.__slots__:
-            raise TypeError(f"embed() got an unexpected keyword argument {name!r}")
-    return embedding.Options(task=task, **passed)
 
 
 def _tell(plan: Plan, landed: Iterable[tuple[int, Pack, NDArray[Any]]], total: int) -> None:
@@ -291,21 +287,22 @@ async def _each(items: Iterable[T]) -> AsyncIterator[T]:
         yield item
 
 
-async def _run_slices(plan: Plan, parts: AsyncIterable[tuple[int, list[Any]]], deadline: float | None,
+async def _run_slices(plan: Plan, parts: AsyncIterable[tuple[int, list[Any]]], call: Call,
                       lane: int = embedding.BULK) -> Any:
     """As :func:`mpool.embedding.run_slices`."""
     flying: deque[tuple[int, Pack, _core.Ticket | None]] = deque()
     try:
         async for start, texts in parts:
             packed = await _pack(plan, texts, start)
-            flying.append((start, packed, await _submit(plan, packed, deadline, lane)))
+            flying.append((start, packed, await _submit(plan, packed, call, lane)))
+            call = _options.patient(call)
             while len(flying) >= embedding.DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
                 start, packed, ticket = flying[0]
-                yield start, packed, await _vectors(plan, packed, ticket, deadline)
+                yield start, packed, await _vectors(plan, packed, ticket, call)
                 flying.popleft()
         while flying:
             start, packed, ticket = flying[0]
-            yield start, packed, await _vectors(plan, packed, ticket, deadline)
+            yield start, packed, await _vectors(plan, packed, ticket, call)
             flying.popleft()
     finally:
         for _, _, ticket in flying:
@@ -348,16 +345,16 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
     if isinstance(iterable, (str, bytes, Mapping)) or not isinstance(iterable, (Iterable, AsyncIterable)):
         raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
     passed: dict[str, Any] = dict(options)
-    progress, deadline = passed.pop("progress", None), _threads.deadline_of(passed.pop("timeout", None))
-    chosen = _options(task, passed)
-    embedding.check_progress(progress)
+    call = _options.begin(pool.config, passed)
+    progress = embedding.check_progress(passed.pop("progress", None))
+    chosen = _options.embedding("embed_iter", {"task": task, **passed})
     batch_size = embedding.check_streamable(chosen, batch_size)
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
     total = len(iterable) if isinstance(iterable, Sized) else None
     out, faults, bar = embedding.Rebatch(batch_size), embedding.Faults(plan), \
         embedding.Bar(progress, total, plan.entry.key)
     done = 0
-    flow = _run_slices(plan, _async_slices(iterable), deadline)
+    flow = _run_slices(plan, _async_slices(iterable), call)
     try:
         async for start, packed, rows in flow:
             faults.add(start, packed, rows)
@@ -385,9 +382,9 @@ class AsyncStream:
     tasks may read one stream: each piece goes to one of them, and the work is cancelled with the last of them.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[Request]], deadline: float | None) -> None:
+    def __init__(self, make: Callable[[], Awaitable[Request]], call: Call) -> None:
         self._make: Callable[[], Awaitable[Request]] | None = make
-        self._deadline = deadline
+        self._call: Call | None = call
         self._ticket: _core.Ticket | None = None
         self._reader: Reader | None = None
         self._error: Exception | None = None
@@ -398,7 +395,7 @@ class AsyncStream:
     @classmethod
     def _of_job(cls, stream: Stream) -> AsyncStream:
         self = cls.__new__(cls)
-        self._make, self._deadline, self._ticket, self._reader = None, None, stream._ticket, stream._reader
+        self._make, self._call, self._ticket, self._reader = None, None, stream._ticket, stream._reader
         self._error, self._turn, self._starters = None, asyncio.Lock(), 0
         self._ready, self._over, self._left = stream._ready, stream._over, stream._left
         return self
@@ -427,7 +424,8 @@ class AsyncStream:
             request = await self._make()
             if self._left:
                 return
-            ticket = await _watcher().enter(request.core_key, lambda: request.submit(self._deadline, True))
+            call = self._call or _options.PLAIN
+            ticket = await _watcher().enter(request.core_key, lambda: request.submit(call, True), not call.fail_fast)
         except Exception as error:
             self._error, self._over, self._make = error, True, None
             return
@@ -530,7 +528,7 @@ def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: b
           chat: bool = False) -> Any:
     if not isinstance(stream, bool):
         raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
-    deadline = _threads.deadline_of(options.pop("timeout", None))
+    begun = _options.begin(pool.config, options)
     compute = options.get("compute", "auto")
     if isinstance(compute, str) and compute == "auto" and hasattr(model, "_compute"):
         compute = model._compute
@@ -538,7 +536,7 @@ def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: b
     async def request() -> Request:
         return await _prepared(pool, model, "text_to_text", compute, make, chars >= _threads.LONG // 4, chat)
 
-    call = AsyncStream(request, deadline)
+    call = AsyncStream(request, begun)
     return call if stream else _collect(call)
 
 

@@ -73,6 +73,7 @@ class PoolConfig:
         breaker_threshold: faults of a model's workers within ``breaker_window`` that make it rest; 0: never.
         breaker_window: seconds.
         breaker_rest: seconds during which calls fail with CircuitOpen; then a few are let through on trial.
+        fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
 
@@ -106,6 +107,7 @@ class PoolConfig:
     breaker_threshold: int = 5
     breaker_window: float = 60.0
     breaker_rest: float = 60.0
+    fail_fast: bool = False
     max_embed_inputs: int = 10_000
     offline: bool | None = None
 
@@ -119,6 +121,8 @@ class PoolConfig:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
             raise InvalidArgument(f"PoolConfig.request_timeout is {limit!r}, allowed: seconds above 0, or None")
         seconds_of(self.keep_alive, "PoolConfig.keep_alive")
+        if not isinstance(self.fail_fast, bool):
+            raise InvalidArgument(f"PoolConfig.fail_fast is {self.fail_fast!r}, allowed: True, False")
         self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
             raise InvalidArgument(f"PoolConfig.offline is {self.offline!r}, allowed: True, False, None")
@@ -163,5 +167,5 @@ class PoolConfig:
         return seconds_of(self.keep_alive, "PoolConfig.keep_alive")
 
 
-assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy"} == {
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "fail_fast"} == {
     field.name for field in fields(PoolConfig)}

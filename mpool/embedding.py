@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from . import _threads
+from . import _options, _threads
 from ._logging import log
+from ._options import Embedding as Options
 from .errors import ContextOverflow, InvalidArgument, LimitError, MemoryExhausted, MpoolError, NumericError
 from .sampling import _short, integer
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from . import _core
     from ._entry import Entry
+    from ._options import Call
     from .text import Tokenizer
 
 MAX_CHARS = 1_000_000
@@ -42,21 +44,6 @@ _MAX_PLANS = 64
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of a call, as passed."""
-
-    task: str | None = None
-    prompt: str | None = None
-    prompt_name: str | None = None
-    dimensions: int | None = None
-    normalize: bool | None = None
-    precision: str = "float32"
-    compute: str = "auto"
-    truncate: bool = True
-    on_error: str = "raise"
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -103,14 +90,15 @@ def plan(entry: Entry, options: Options) -> Plan:
     return found
 
 
-def check_progress(progress: Any) -> None:
-    """Checks the option.
+def check_progress(progress: Any) -> Any:
+    """The option, checked.
 
     Raises:
         InvalidArgument: neither True, False, None nor a function.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise InvalidArgument(f"progress is {_short(progress)}, allowed: True, False, None or a function (done, total)")
+    return progress
 
 
 def _choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
@@ -329,32 +317,36 @@ def empty(plan: Plan, count: int = 0) -> NDArray[np.float32]:
     return np.empty((count, plan.width), dtype=np.float32)
 
 
-def run(plan: Plan, pack: Pack, deadline: float | None, lane: int = INTERACTIVE) -> NDArray[np.float32]:
+def lane_of(texts: int) -> int:
+    """Lane of a call of so many texts."""
+    return INTERACTIVE if texts == 1 else BULK
+
+
+def run(plan: Plan, pack: Pack, call: Call, lane: int) -> NDArray[np.float32]:
     """Vectors of the good texts, in one call that lets go of the GIL once."""
     if len(pack.offsets) == 1:
         return empty(plan)
-    left = _threads.remaining(deadline, plan.entry.key)
     try:
         return plan.registry.embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
-                                   normalize=plan.normalize, tolerant=plan.null, timeout=left, lane=lane)
+                                   normalize=plan.normalize, tolerant=plan.null, lane=lane,
+                                   **call.keywords(plan.entry.key))
     except NumericError:
         if not plan.null:
             raise
-        return recover(plan, pack, deadline)
+        return recover(plan, pack, call)
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise
 
 
-def submit(plan: Plan, pack: Pack, deadline: float | None, lane: int, fail_fast: bool = False) -> _core.Ticket | None:
-    """Starts a call for the good texts; None if there are none."""
+def submit(plan: Plan, pack: Pack, call: Call | None, lane: int, fail_fast: bool | None = None) -> _core.Ticket | None:
+    """Starts a call for the good texts; None if there are none. ``fail_fast``: instead of the call's."""
     if len(pack.offsets) == 1:
         return None
-    left = _threads.remaining(deadline, plan.entry.key)
     try:
         return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
-                                          normalize=plan.normalize, tolerant=plan.null, timeout=left, lane=lane,
-                                          fail_fast=fail_fast)
+                                          normalize=plan.normalize, tolerant=plan.null, lane=lane,
+                                          **(call or _options.PLAIN).keywords(plan.entry.key, fail_fast))
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise
@@ -379,11 +371,11 @@ def halves(pack: Pack) -> tuple[Pack, Pack]:
             Pack(pack.ids[edge:], last, skips[1], len(last) - 1))
 
 
-def recover(plan: Plan, pack: Pack, deadline: float | None) -> NDArray[np.float32]:
+def recover(plan: Plan, pack: Pack, call: Call) -> NDArray[np.float32]:
     """Vectors of a pack in which a text gives NaN or infinity: halved until it stands alone."""
     if len(pack.offsets) == 2:
         return np.full((1, plan.width), np.nan, dtype=np.float32)
-    return np.concatenate([run(plan, half, deadline, BULK)[:, :plan.width] for half in halves(pack)])
+    return np.concatenate([run(plan, half, _options.patient(call), BULK)[:, :plan.width] for half in halves(pack)])
 
 
 def finish(plan: Plan, pack: Pack, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -482,9 +474,10 @@ class Bar:
 
 
 def run_slices(plan: Plan, parts: Iterable[tuple[int, list[Any]]],
-               deadline: float | None) -> Iterator[tuple[int, Pack, NDArray[np.float32]]]:
+               call: Call) -> Iterator[tuple[int, Pack, NDArray[np.float32]]]:
     """Rows of slice after slice: (number of the first text, pack, float32 ``(count, width)``).
 
+    With ``fail_fast`` the first is refused if the queue is full; those that follow wait, as the call was accepted.
     Closing the iterator cancels what is in flight.
     """
     flying: deque[tuple[int, Pack, _core.Ticket | None]] = deque()
@@ -492,12 +485,13 @@ def run_slices(plan: Plan, parts: Iterable[tuple[int, list[Any]]],
         for start, texts in parts:
             chars = sum(len(text) for text in texts if isinstance(text, str))
             packed = _threads.interruptible(pack, plan, texts, start, chars=chars)
-            flying.append((start, packed, submit(plan, packed, deadline, BULK)))
+            flying.append((start, packed, submit(plan, packed, call, BULK)))
+            call = _options.patient(call)
             while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
-                yield _land(plan, deadline, *flying[0])
+                yield _land(plan, call, *flying[0])
                 flying.popleft()
         while flying:
-            yield _land(plan, deadline, *flying[0])
+            yield _land(plan, call, *flying[0])
             flying.popleft()
     finally:
         for _, _, ticket in flying:
@@ -505,7 +499,7 @@ def run_slices(plan: Plan, parts: Iterable[tuple[int, list[Any]]],
                 ticket.cancel()
 
 
-def _land(plan: Plan, deadline: float | None, start: int, packed: Pack,
+def _land(plan: Plan, call: Call, start: int, packed: Pack,
           ticket: _core.Ticket | None) -> tuple[int, Pack, NDArray[np.float32]]:
     if ticket is None:
         return start, packed, finish(plan, packed, empty(plan))
@@ -515,14 +509,14 @@ def _land(plan: Plan, deadline: float | None, start: int, packed: Pack,
     except NumericError:
         if not plan.null:
             raise
-        vectors = recover(plan, packed, deadline)
+        vectors = recover(plan, packed, call)
     return start, packed, finish(plan, packed, vectors)
 
 
-def embed_one(plan: Plan, text: str, deadline: float | None) -> NDArray[Any]:
+def embed_one(plan: Plan, text: str, call: Call) -> NDArray[Any]:
     """The vector of one text, ``(width,)`` before the precision."""
     packed = _threads.interruptible(pack, plan, [text], 0, True, chars=len(text))
-    rows = finish(plan, packed, run(plan, packed, deadline))
+    rows = finish(plan, packed, run(plan, packed, call, INTERACTIVE))
     if packed.faults:
         faults = Faults(plan)
         faults.add(0, packed, rows)
@@ -530,7 +524,7 @@ def embed_one(plan: Plan, text: str, deadline: float | None) -> NDArray[Any]:
     return quantize(rows[0], plan.precision)
 
 
-def embed_many(plan: Plan, texts: list[Any], progress: Any, deadline: float | None) -> NDArray[Any]:
+def embed_many(plan: Plan, texts: list[Any], progress: Any, call: Call) -> NDArray[Any]:
     """Vectors of texts, ``(n, width)`` before the precision."""
     if plan.precision in ("int8", "uint8") and len(texts) == 1:
         quantize(empty(plan, 1), plan.precision)  # says why not, before anything is computed
@@ -540,12 +534,12 @@ def embed_many(plan: Plan, texts: list[Any], progress: Any, deadline: float | No
         if len(parts) == 1:
             chars = sum(len(text) for text in texts if isinstance(text, str))
             packed = _threads.interruptible(pack, plan, texts, 0, chars=chars)
-            out = finish(plan, packed, run(plan, packed, deadline))
+            out = finish(plan, packed, run(plan, packed, call, lane_of(len(texts))))
             faults.add(0, packed, out)
             bar.add(len(texts))
         else:
             out = empty(plan, len(texts))
-            for start, packed, rows in run_slices(plan, parts, deadline):
+            for start, packed, rows in run_slices(plan, parts, call):
                 out[start:start + packed.count] = rows
                 faults.add(start, packed, rows)
                 bar.add(packed.count)
@@ -617,19 +611,19 @@ class EmbedIterator(Iterator[Any]):
     """
 
     def __init__(self, plan: Plan, items: Iterable[Any], batch_size: int | None, progress: Any,
-                 deadline: float | None) -> None:
+                 call: Call) -> None:
         self.done, self.failed = 0, 0
         try:
             total = len(items)  # type: ignore[arg-type]
         except TypeError:
             total = None
         self._bar = Bar(progress, total, plan.entry.key)
-        self._rows = self._generate(plan, items, batch_size, deadline)
+        self._rows = self._generate(plan, items, batch_size, call)
 
     def _generate(self, plan: Plan, items: Iterable[Any], batch_size: int | None,
-                  deadline: float | None) -> Iterator[NDArray[Any]]:
+                  call: Call) -> Iterator[NDArray[Any]]:
         out, faults = Rebatch(batch_size), Faults(plan)
-        parts = run_slices(plan, slices(items), deadline)
+        parts = run_slices(plan, slices(items), call)
         try:
             for start, packed, rows in parts:
                 faults.add(start, packed, rows)

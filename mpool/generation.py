@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 import numpy as np
 
 from . import _threads, sampling
+from ._options import PLAIN
 from .embedding import MAX_CHARS, surrogate_of
 from .errors import ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from .results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, TopLogprob, Usage
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from . import _core
     from ._entry import Entry
+    from ._options import Call
     from .text import Tokenizer
 
 #: What the core calls the end of a text -> what results call it.
@@ -37,9 +39,9 @@ class Request:
     sampling: Sampling
     max_tokens: int
 
-    def submit(self, deadline: float | None, fail_fast: bool = False) -> _core.Ticket:
-        """Starts it."""
-        s, left = self.sampling, _threads.remaining(deadline, self.entry.key)
+    def submit(self, call: Call | None, fail_fast: bool | None = None) -> _core.Ticket:
+        """Starts it. ``fail_fast``: instead of the call's."""
+        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast)
         try:
             return self.registry.submit_text(
                 self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,
@@ -47,7 +49,7 @@ class Request:
                 frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
                 min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
                 stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
-                bias=[bias for _, bias in s.bias], timeout=left, fail_fast=fail_fast)
+                bias=[bias for _, bias in s.bias], **keywords)
         except MemoryExhausted as error:
             self.entry.pool._name_idle(error, self.core_key)
             raise

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generator
 
-from . import _threads
+from . import _options, _threads
 from ._awaiting import Waiter
 from .errors import InvalidArgument, MpoolError, NumericError, Overloaded, Timeout
 
 if TYPE_CHECKING:
     from . import _core
+    from ._options import Call
     from .embedding import Pack, Plan
     from .pool import Pool
     from .streams import Stream, _Iteration
@@ -93,16 +94,16 @@ class Job:
 class EmbedJob(Job):
     """A job whose result is vectors."""
 
-    def __init__(self, plan: Plan, inputs: Any, most: int, deadline: float | None) -> None:
+    def __init__(self, plan: Plan, inputs: Any, most: int, call: Call) -> None:
         from . import embedding
 
         super().__init__("text_embedding", plan.entry.key)
         self._single = isinstance(inputs, str)
         texts = [inputs] if self._single else embedding.texts_of(inputs, most)
         chars = sum(len(text) for text in texts if isinstance(text, str))
-        self._plan, self._deadline, self._told = plan, deadline, False
+        self._plan, self._options, self._told = plan, call, False
         self._pack: Pack = _threads.interruptible(embedding.pack, plan, texts, 0, self._single, chars=chars)
-        self._call = embedding.submit(plan, self._pack, deadline, embedding.INTERACTIVE, True)
+        self._call = embedding.submit(plan, self._pack, call, embedding.lane_of(len(texts)), True)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -130,7 +131,7 @@ class EmbedJob(Job):
             except NumericError:
                 if not self._plan.null:
                     raise
-                vectors = embedding.recover(self._plan, self._pack, self._deadline)
+                vectors = embedding.recover(self._plan, self._pack, self._options)
         rows = embedding.finish(self._plan, self._pack, vectors)
         if not self._told:
             self._told = True
@@ -166,18 +167,20 @@ class TextJob(Job):
 def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     """See :func:`mpool.submit`."""
     try:
-        return _submit(pool, capability, request)
+        return _submit(pool, capability, dict(request))
     except Overloaded as error:
-        field = "embed_queue_capacity" if capability == "text_embedding" else "prompt_queue_capacity"
+        single = isinstance(request.get("inputs"), str)
+        field = "prompt_queue_capacity" if capability != "text_embedding" else \
+            "embed_queue_capacity" if single else "batch_queue_capacity"
         error.hint = error.hint or f"Take a job's result first; PoolConfig.{field} makes the queue longer"
         raise
 
 
 def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
-    deadline = _threads.deadline_of(request.pop("timeout", None))
+    call = _options.begin(pool.config, request)
     model = request.pop("model", None)
     if isinstance(capability, str) and capability == "text_embedding":
-        from .embedding import Options
+        from ._options import Embedding as Options
 
         if "inputs" not in request:
             raise InvalidArgument("inputs is missing, allowed: a str or a list of str")
@@ -187,10 +190,11 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
         try:
             options = Options(**request)
         except TypeError:
-            names = ", ".join(("inputs", "model", "timeout", "max_inputs", *Options.__slots__))
+            names = ", ".join(("inputs", "model", "max_inputs", *Options.__slots__,
+                               *_options.CallKeywords.__annotations__))
             wrong = next(name for name in request if name not in Options.__slots__)
             raise InvalidArgument(f"{wrong} is not an option of text_embedding", hint="Options: " + names) from None
-        return EmbedJob(pool._plan(model, options), inputs, most, deadline)
+        return EmbedJob(pool._plan(model, options), inputs, most, call)
     if isinstance(capability, str) and capability == "text_to_text":
         from .streams import Stream
 
@@ -201,8 +205,8 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
             raise InvalidArgument(f"{' and '.join(given) or 'neither prompt nor messages'} given, allowed: one of "
                                   "prompt and messages")
         if given[0] == "prompt":
-            return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), deadline, True))
-        return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), deadline, True))
+            return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), call, True))
+        return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), call, True))
     from .catalog.catalogue import CAPABILITIES, nearest
     from .sampling import _short
 

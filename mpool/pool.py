@@ -9,7 +9,7 @@ import uuid
 import weakref
 from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
 
-from . import _logging, _threads, show
+from . import _logging, _options, _threads, show
 from ._entry import OVERRIDES, Entry
 from .config import PoolConfig
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from . import _core
-    from ._options import Compute, Precision, Progress, TextOptions
+    from ._options import Call, Compute, EmbedOptions, TextOptions
     from .embedding import EmbedIterator
     from .generation import Request
     from .jobs import Job
@@ -67,42 +67,37 @@ class Pool:
 
     # ---- embeddings ------------------------------------------------------------------------------------------------
 
+    @_options.spelt_out
     def embed(self, inputs: str | Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
-              task: Literal["query", "document"] | None = None, prompt: str | None = None,
-              prompt_name: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
-              precision: Precision = "float32", compute: Compute = "auto", truncate: bool = True,
-              on_error: Literal["raise", "null"] = "raise", progress: Progress = None, timeout: float | None = None,
-              max_inputs: int | None = None) -> NDArray[Any]:
+              task: Literal["query", "document"] | None = None, max_inputs: int | None = None,
+              **options: Unpack[EmbedOptions]) -> NDArray[Any]:
         """See :func:`mpool.embed`."""
         from . import embedding
 
-        deadline, most = _threads.deadline_of(timeout), self._most(max_inputs)
-        embedding.check_progress(progress)
+        passed: dict[str, Any] = dict(options)
+        call, most = _options.begin(self.config, passed), self._most(max_inputs)
+        progress = embedding.check_progress(passed.pop("progress", None))
         texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
-        options = embedding.Options(task, prompt, prompt_name, dimensions, normalize, precision, compute, truncate,
-                                    on_error)
-        plan = self._plan(model, options)
+        plan = self._plan(model, _options.embedding("embed", {"task": task, **passed}))
         if texts is None:
-            return embedding.embed_one(plan, inputs, deadline)  # type: ignore[arg-type]
-        return embedding.embed_many(plan, texts, progress, deadline)
+            return embedding.embed_one(plan, inputs, call)  # type: ignore[arg-type]
+        return embedding.embed_many(plan, texts, progress, call)
 
+    @_options.spelt_out
     def embed_iter(self, iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
-                   task: Literal["query", "document"] | None = None, prompt: str | None = None,
-                   prompt_name: str | None = None, dimensions: int | None = None, normalize: bool | None = None,
-                   precision: Precision = "float32", compute: Compute = "auto", truncate: bool = True,
-                   on_error: Literal["raise", "null"] = "raise", batch_size: int | None = None,
-                   progress: Progress = None, timeout: float | None = None) -> EmbedIterator:
+                   task: Literal["query", "document"] | None = None, batch_size: int | None = None,
+                   **options: Unpack[EmbedOptions]) -> EmbedIterator:
         """See :func:`mpool.embed_iter`."""
         from . import embedding
 
         if isinstance(iterable, (str, bytes, Mapping)) or not hasattr(iterable, "__iter__"):
             raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
-        deadline = _threads.deadline_of(timeout)
-        options = embedding.Options(task, prompt, prompt_name, dimensions, normalize, precision, compute, truncate,
-                                    on_error)
-        embedding.check_progress(progress)
-        batch_size = embedding.check_streamable(options, batch_size)
-        return embedding.EmbedIterator(self._plan(model, options), iterable, batch_size, progress, deadline)
+        passed: dict[str, Any] = dict(options)
+        call = _options.begin(self.config, passed)
+        progress = embedding.check_progress(passed.pop("progress", None))
+        chosen = _options.embedding("embed_iter", {"task": task, **passed})
+        batch_size = embedding.check_streamable(chosen, batch_size)
+        return embedding.EmbedIterator(self._plan(model, chosen), iterable, batch_size, progress, call)
 
     def _most(self, max_inputs: int | None) -> int:
         if max_inputs is None:
@@ -135,8 +130,8 @@ class Pool:
     def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
                  stream: bool = False, **sampling: Any) -> Completion | Stream:
         """See :func:`mpool.generate`."""
-        deadline = _threads.deadline_of(sampling.pop("timeout", None))
-        return self._text(self._prompt_request(prompt, model, sampling), stream, deadline)
+        call = _options.begin(self.config, sampling)
+        return self._text(self._prompt_request(prompt, model, sampling), stream, call)
 
     @overload
     def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
@@ -147,16 +142,16 @@ class Pool:
     def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: bool = False, **sampling: Any) -> Completion | Stream:
         """See :func:`mpool.chat`."""
-        deadline = _threads.deadline_of(sampling.pop("timeout", None))
-        return self._text(self._chat_request(messages, model, sampling), stream, deadline)
+        call = _options.begin(self.config, sampling)
+        return self._text(self._chat_request(messages, model, sampling), stream, call)
 
-    def _text(self, request: Request, stream: bool, deadline: float | None) -> Completion | Stream:
+    def _text(self, request: Request, stream: bool, call: Call) -> Completion | Stream:
         from .streams import Stream
 
         if not isinstance(stream, bool):
             raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
-        call = Stream(request, deadline)
-        return call if stream else call.result()
+        started = Stream(request, call)
+        return started if stream else started.result()
 
     def _prompt_request(self, prompt: Any, model: Any, options: dict[str, Any]) -> Request:
         from . import generation

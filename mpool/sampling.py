@@ -13,6 +13,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from ._options import CallKeywords
 from .errors import InvalidArgument
 
 MAX_STOPS, MAX_STOP_BYTES, MAX_IDS, MAX_CHOICES, MAX_TOP_LOGPROBS = 64, 1024, 4096, 128, 20
@@ -151,7 +152,7 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         target = ALIASES.get(name, name)
         if target not in NAMES:
-            near = difflib.get_close_matches(name, [*NAMES, *ALIASES], 1, 0.5)
+            near = difflib.get_close_matches(name, [*NAMES, *ALIASES, *CallKeywords.__annotations__], 1, 0.5)
             nearest = f"; the nearest is {near[0]}" if near else ""
             raise InvalidArgument(f"{name} is not an option of sampling{nearest}", hint="Options: " + ", ".join(NAMES))
         if target in given:

@@ -12,6 +12,7 @@ from .results import Chunk, Completion
 
 if TYPE_CHECKING:
     from . import _core
+    from ._options import Call
 
 
 class Stream:
@@ -28,8 +29,8 @@ class Stream:
         True
     """
 
-    def __init__(self, request: Request, deadline: float | None, fail_fast: bool = False) -> None:
-        self._ticket: _core.Ticket = request.submit(deadline, fail_fast)
+    def __init__(self, request: Request, call: Call | None, fail_fast: bool | None = None) -> None:
+        self._ticket: _core.Ticket = request.submit(call, fail_fast)
         self._reader = Reader(request, self._ticket)
         self._ready: deque[Chunk] = deque()
         self._seen = 0
