@@ -99,7 +99,7 @@ MP_TEST_SECONDS(registry_fault_cancellation_storm_gives_every_slot_back, 120) {
     fake_end(registry);
 }
 
-/* --- row 21: a million calls into a queue of a hundred that nobody empties, then into one that is emptied slowly --- */
+/* --- row 21: a million calls into a full queue, then beside a worker that works --- */
 
 static void flooder(void *arg) {
     storm *storm = arg;

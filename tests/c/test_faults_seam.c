@@ -114,7 +114,7 @@ static void memory_is_refused(bool persistent) {
         serves_again(registry, "a");
         MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error);
         MP_CHECK_INT(fake.models + fake.engines + fake_calls, 0);
-        /* threads are kept for the next job, now one, now two; the sweep of registry_survives_refused_memory is exact */
+        /* threads are kept for the next job, now one, now two; registry_survives_refused_memory is exact */
         MP_CHECK(live_bytes() <= before + 65536);
         if (over)
             break;
