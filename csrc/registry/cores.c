@@ -124,7 +124,7 @@ static int grant(mp_cores *cores, int want) {
     int granted = want < share ? want : share;
     if (granted < 1)
         granted = 1;
-    if (granted > left && !mp_seam_mutation(151)) /* more lanes than there are */
+    if (granted > left)
         granted = left;
     atomic_store_explicit(&cores->used, used + granted, memory_order_relaxed);
     return granted;
@@ -153,15 +153,12 @@ static void give_back(mp_cores *cores, int lanes) {
     while (cores->first && atomic_load_explicit(&cores->used, memory_order_relaxed) < cores->lanes) {
         lane_waiter *waiter = cores->first;
         cores->first = waiter->next;
-        if (!cores->first && !mp_seam_mutation(152)) /* the next waits behind one that is gone */
+        if (!cores->first)
             cores->last = NULL;
         atomic_fetch_sub_explicit(&cores->waiting, 1, memory_order_relaxed);
         waiter->granted = grant(cores, waiter->want);
         /* Under the lock: the waiter's storage is gone as soon as it sees `granted`. */
-        if (!mp_seam_mutation(153)) /* it has lanes and does not know */
-            mp_cond_signal(&waiter->cond);
-        if (mp_seam_mutation(154)) /* the others wait for the next return */
-            break;
+        mp_cond_signal(&waiter->cond);
     }
     mp_mutex_unlock(&cores->lock);
 }
@@ -179,8 +176,6 @@ static int wait_for_lanes(mp_cores *cores, int want, bool (*give_up)(void *arg),
     bool over = false;
     while (!self.granted && !over) {
         mp_cond_wait(&self.cond, &cores->lock, give_up ? mp_sys_now_ns() + LOOK_NS : 0);
-        if (mp_seam_mutation(155)) /* any wake-up will do */
-            break;
         if (self.granted || !give_up)
             continue;
         mp_mutex_unlock(&cores->lock);
@@ -216,8 +211,7 @@ bool mp_cores_lease(mp_cores *cores, int want, mp_lease *lease, bool (*give_up)(
 
     mp_team_lease(team, granted, lease);
     /* Without a team (the system refused threads) the lease is one lane. */
-    if (!mp_seam_mutation(156)) /* lanes without a thread are lost */
-        give_back(cores, granted - lease->lanes);
+    give_back(cores, granted - lease->lanes);
     return true;
 }
 
@@ -226,8 +220,6 @@ void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited) {
     mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
     if (!forfeited) {
         give_back(cores, lanes);
-        if (mp_seam_mutation(157) && mp_cores_leased(cores) >= lanes) /* given back twice */
-            give_back(cores, lanes);
         return;
     }
     mp_mutex_lock(&cores->lock);

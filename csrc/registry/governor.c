@@ -30,6 +30,7 @@ struct mp_governor {
 static mp_shared_slot process_governor;
 
 static void destroy(mp_governor *governor) {
+    assert(governor->reserved == 0 && governor->loads == 0 && "a guard was not released");
     assert(!governor->reclaimers);
     mp_cond_deinit(&governor->asked);
     mp_cond_deinit(&governor->changed);

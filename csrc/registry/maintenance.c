@@ -29,16 +29,10 @@ static void watch(void *arg) {
             mp_cond_wait(&self->changed, &self->lock, next == NEVER ? 0 : next);
             continue;
         }
-        bool late = mp_seam_mutation(141); /* what is announced during the sweep is forgotten */
-        if (!late)
-            atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst);
+        atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst);
         mp_mutex_unlock(&self->lock);
         uint64_t again = self->sweep(self->arg, now);
         mp_mutex_lock(&self->lock);
-        if (late)
-            atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst);
-        if (mp_seam_mutation(142)) /* the same, from the other side */
-            atomic_store_explicit(&self->next_ns, again, memory_order_seq_cst);
         if (again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))
             atomic_store_explicit(&self->next_ns, again, memory_order_seq_cst);
     }
@@ -48,7 +42,6 @@ static void watch(void *arg) {
 }
 
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns) {
-    mp_seam_point();
     /* The common case takes no lock. Nothing is lost: whoever announces has made its call visible under an entry's lock
      * before, and a sweep that raises next_ns looks at every entry after raising it. */
     if (atomic_load_explicit(&maintenance->next_ns, memory_order_seq_cst) <= when_ns)
@@ -58,9 +51,9 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     if (when_ns < atomic_load_explicit(&maintenance->next_ns, memory_order_relaxed)) {
         atomic_store_explicit(&maintenance->next_ns, when_ns, memory_order_seq_cst);
         start = !maintenance->running && !maintenance->quit;
-        if (start && !mp_seam_mutation(143)) /* two threads may be started */
+        if (start)
             maintenance->running = true;
-        else if (maintenance->running && !mp_seam_mutation(144)) /* it sleeps on */
+        else if (maintenance->running)
             mp_cond_broadcast(&maintenance->changed);
     }
     mp_mutex_unlock(&maintenance->lock);
@@ -73,8 +66,7 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     mp_mutex_lock(&maintenance->lock);
     if (!maintenance->refused)
         mp_log(MP_LOG_WARNING, "Deadlines of waiting calls are checked late: %s", error.message);
-    if (!mp_seam_mutation(145)) /* stop waits for a thread that was refused */
-        maintenance->running = false;
+    maintenance->running = false;
     maintenance->refused = true; /* told once; whoever announces next tries again */
     atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_seq_cst);
     mp_cond_broadcast(&maintenance->changed);
@@ -84,8 +76,7 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
 void mp_maintenance_stop(mp_maintenance *maintenance) {
     mp_mutex_lock(&maintenance->lock);
     maintenance->quit = true;
-    if (!mp_seam_mutation(146)) /* the thread is not told to stop */
-        mp_cond_broadcast(&maintenance->changed);
+    mp_cond_broadcast(&maintenance->changed);
     while (maintenance->running)
         mp_cond_wait(&maintenance->changed, &maintenance->lock, 0);
     mp_mutex_unlock(&maintenance->lock);

@@ -65,8 +65,6 @@ void mp_notifier_destroy(mp_notifier *notifier) {
     if (fd >= 0)
         close(fd);
     mp_notifier_unpin(notifier);
-    if (mp_seam_mutation(121)) /* released twice */
-        mp_notifier_unpin(notifier);
 }
 
 int mp_notifier_fd(const mp_notifier *notifier) { return notifier->number; }
@@ -80,8 +78,7 @@ static void unlink_notice(mp_notice *notice) {
 
 void mp_notifier_post(mp_notifier *notifier, mp_notice *notice) {
     mp_mutex_lock(&notifier->lock);
-    bool lost = mp_seam_mutation(122) && notifier->list.next != &notifier->list; /* only the first is listed */
-    if (!notice->next && !lost) {
+    if (!notice->next) {
         bool was_empty = notifier->list.next == &notifier->list;
         notice->prev = notifier->list.prev;
         notice->next = &notifier->list;
@@ -111,12 +108,7 @@ int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity) {
     mp_mutex_lock(&notifier->lock);
     while (count < capacity && notifier->list.next != &notifier->list) {
         mp_notice *notice = notifier->list.next;
-        if (mp_seam_mutation(123)) { /* it is off the ring, but looks listed */
-            notice->prev->next = notice->next;
-            notice->next->prev = notice->prev;
-        } else {
-            unlink_notice(notice);
-        }
+        unlink_notice(notice);
         ids[count++] = notice->id;
     }
     if (notifier->list.next == &notifier->list && notifier->fd >= 0) {

@@ -60,15 +60,13 @@ void mp_ticket_move(mp_ticket *ticket, mp_entry *entry) {
 }
 
 static void drop(mp_ticket *ticket) {
-    mp_seam_point();
     if (atomic_fetch_sub_explicit(&ticket->references, 1, memory_order_acq_rel) != 1)
         return;
     if (!is_orphan(ticket)) {
         for (mp_notice *notice = &ticket->notice, *next; notice; notice = next) {
             next = notice->also;
             if (notice->notifier) {
-                if (!mp_seam_mutation(101)) /* it stays listed when it is freed */
-                    mp_notifier_withdraw(notice->notifier, notice);
+                mp_notifier_withdraw(notice->notifier, notice);
                 mp_notifier_unpin(notice->notifier);
             }
             if (notice != &ticket->notice)
@@ -98,14 +96,12 @@ mp_ticket *mp_ticket_pin(mp_ticket *ticket) {
 void mp_ticket_release(mp_ticket *ticket) {
     if (!ticket || atomic_fetch_sub_explicit(&ticket->callers, 1, memory_order_acq_rel) != 1)
         return;
-    if (!mp_seam_mutation(102)) /* an abandoned call runs on */
-        mp_ticket_cancel(ticket);
+    mp_ticket_cancel(ticket);
     drop(ticket);
 }
 
 void mp_ticket_cancel(mp_ticket *ticket) {
-    mp_seam_point();
-    if (!is_done(ticket) && !is_orphan(ticket) && !mp_seam_mutation(103))
+    if (!is_done(ticket) && !is_orphan(ticket))
         mp_entry_cancel(ticket->entry, ticket, MP_CANCELLED);
 }
 
@@ -135,23 +131,15 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
 static void tell(mp_ticket *ticket) {
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
     atomic_store_explicit(&ticket->wake_at, notice ? 0 : DONE, memory_order_relaxed);
-    if (ticket->waiters) {
-        if (mp_seam_mutation(104)) /* one of several waiters is woken */
-            mp_cond_signal(&ticket->changed);
-        else
-            mp_cond_broadcast(&ticket->changed);
-    }
-    for (; notice; notice = mp_seam_mutation(105) ? NULL : notice->also) /* the first event loop alone is told */
+    if (ticket->waiters)
+        mp_cond_broadcast(&ticket->changed);
+    for (; notice; notice = notice->also)
         mp_notifier_post(notice->notifier, notice);
 }
 
 void mp_ticket_publish(mp_ticket *ticket) {
     /* seq_cst on both: either the waiter sees this count, or this sees that it waits. */
-    mp_seam_point();
     uint64_t count = atomic_fetch_add_explicit(&ticket->progress, 1, memory_order_seq_cst) + 1;
-    mp_seam_point();
-    if (mp_seam_mutation(106)) /* whoever waits for this very piece is not woken */
-        count--;
     if (count < atomic_load_explicit(&ticket->wake_at, memory_order_seq_cst))
         return;
     mp_mutex_lock(&ticket->lock);
@@ -165,24 +153,15 @@ void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *err
     if (status != MP_OK)
         ticket->error = *error;
     atomic_store_explicit(&ticket->finished_ns, mp_sys_now_ns(), memory_order_relaxed);
-    if (mp_seam_mutation(107)) { /* a waiter may be between its look and its wait */
-        atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);
-        mp_cond_broadcast(&ticket->changed);
-        return;
-    }
     mp_mutex_lock(&ticket->lock);
     atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);
-    if (!mp_seam_mutation(108)) /* nobody is told of the end */
-        tell(ticket);
+    tell(ticket);
     mp_mutex_unlock(&ticket->lock);
 }
 
 void mp_ticket_let_go(mp_ticket *ticket) {
     assert(is_done(ticket) && ticket->charged == 0);
-    if (mp_seam_mutation(109)) /* released twice */
-        drop(ticket);
-    if (!mp_seam_mutation(110)) /* never released */
-        drop(ticket);
+    drop(ticket);
 }
 
 /* --- the caller's side --- */
@@ -202,14 +181,9 @@ static bool park(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns) {
     mp_mutex_lock(&ticket->lock);
     ticket->waiters++;
     for (;;) {
-        bool early = mp_seam_mutation(111); /* it looks first and says afterwards for what it waits */
-        moved = early && atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;
-        mp_seam_point();
         if (seen + 1 < atomic_load_explicit(&ticket->wake_at, memory_order_relaxed))
             atomic_store_explicit(&ticket->wake_at, seen + 1, memory_order_seq_cst);
-        mp_seam_point();
-        if (!early)
-            moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;
+        moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;
         if (moved || !in_time)
             break;
         in_time = mp_cond_wait(&ticket->changed, &ticket->lock, deadline_ns);
@@ -264,12 +238,6 @@ int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns) {
     if (!eta_ns)
         eta_ns = &unseen;
     *eta_ns = 0;
-    if (mp_seam_mutation(112)) { /* the entry's lock is taken inside the ticket's */
-        mp_mutex_lock(&ticket->lock);
-        int position = mp_entry_position(ticket->entry, ticket, eta_ns);
-        mp_mutex_unlock(&ticket->lock);
-        return position;
-    }
     return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket, eta_ns);
 }
 
@@ -298,8 +266,7 @@ bool mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
     if (notice) {
         notice->id = id;
         atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every piece is told */
-        mp_seam_point();
-        if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0 && !mp_seam_mutation(113))
+        if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0)
             mp_notifier_post(notifier, notice);
     }
     mp_mutex_unlock(&ticket->lock);

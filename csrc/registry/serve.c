@@ -252,6 +252,7 @@ static void admit_fresh(mp_worker *w) {
         }
         mp_mutex_lock(&entry->lock);
         w->memory_tight = true;
+        w->lean = true; /* trimmed above; else workers that hand a call to and fro ask each other for ever */
         w->retry_ns = coming ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
         mp_dispatch_ring_all(entry);
         mp_mutex_unlock(&entry->lock);
@@ -359,6 +360,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     bool others = mp_entry_running(entry) > w->active_count;
     if (!alone || coming || others) {
         w->memory_tight = true; /* it must not come back before somebody has left */
+        w->lean = true;         /* as in admit_fresh */
         w->retry_ns = !alone && !others ? 0 : mp_sys_now_ns() + MEMORY_AGAIN_MS * MS;
         mp_dispatch_ring_all(entry); /* what waited for it may go to the next */
     }

@@ -15,6 +15,7 @@ import argparse
 import concurrent.futures
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -52,6 +53,8 @@ class Variant:
     tests: list[str] | None = None
     """Only ``tests/c/test_<name>*.c``, unless others are asked for."""
     link_flags: list[str] = field(default_factory=list)
+    planted: bool = False
+    """Compile copies with the bugs and points of mutations.py, every atomic of the registry a point."""
 
 
 VARIANTS: dict[str, Variant] = {
@@ -65,14 +68,14 @@ VARIANTS: dict[str, Variant] = {
     # The registry and what it stands on, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
                    core=["base/", "registry/", "models/capability.c"], tests=["sim"],
-                   link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"]),
+                   link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"], planted=True),
     "clang": Variant("clang", ["-O1", "-DNDEBUG"], link=False, binding=True),
     "clang-debug": Variant("clang", ["-O1", "-g", "-DMP_SEAM"], link=False),
 }
 
 
 class BuildError(Exception):
-    """A compiler or the linker failed; the message is what it printed."""
+    """A compiler or the linker failed, or a row of mutations.py does not fit; the message says which and why."""
 
 
 def compiler_of(variant: Variant) -> str | None:
@@ -134,6 +137,37 @@ def compile_one(command: list[str], source: Path, target: Path) -> str | None:
     return run.stderr + run.stdout
 
 
+def plant(folder: Path) -> None:
+    """Write the copies of the sources in which bugs can be armed, and their table, to ``folder``.
+
+    Raises:
+        BuildError: a row of mutations.py does not fit the sources.
+    """
+    spec = importlib.util.spec_from_file_location("mpool_tests_mutations", TESTS / "mutations.py")
+    mutations = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = mutations
+    spec.loader.exec_module(mutations)
+    copies = {"mutations.def": mutations.table()}
+    problems = []
+    for file, rows in mutations.planted_files().items():
+        try:
+            planted = mutations.plant(file, (CSRC / file).read_text(), rows)
+        except mutations.MutationError as error:
+            problems.append(str(error))
+            continue
+        copies[file] = f'#include "base/sys.h"\n#line 1 "{CSRC / file}"\n{planted}'
+    if problems:
+        raise BuildError("\n".join(problems))
+    for old in folder.rglob("*"):
+        if old.is_file() and old.relative_to(folder).as_posix() not in copies:
+            old.unlink()
+    for file, text in copies.items():
+        path = folder / file
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+
 def build(name: str, out: Path, *, rooms: list[str] | None = None, tests: list[str] | None = None,
           jobs: int | None = None) -> Path:
     """Build one variant.
@@ -154,8 +188,9 @@ def build(name: str, out: Path, *, rooms: list[str] | None = None, tests: list[s
     compiler = compiler_of(variant)
     if compiler is None:
         raise BuildError(f"{variant.compiler} is not installed")
-    flags = [*BASE_FLAGS, f"-I{CSRC}", f"-I{TESTS}", *variant.flags]
     folder = out / name
+    first = [f"-I{folder / 'planted'}"] if variant.planted else []
+    flags = [*BASE_FLAGS, *first, f"-I{CSRC}", f"-I{TESTS}", *variant.flags]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -176,8 +211,18 @@ def _build_locked(variant: Variant, compiler: str, flags: list[str], folder: Pat
     if variant.core is not None:
         core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]
     work: list[tuple[list[str], Path, Path]] = []
+    if variant.planted:
+        plant(folder / "planted")
     for source in (*core, *chosen):
-        work.append(([compiler, *flags], source, folder / source.relative_to(ROOT).with_suffix(".o")))
+        target, own = folder / source.relative_to(ROOT).with_suffix(".o"), []
+        if variant.planted and source.is_relative_to(CSRC):
+            if source.is_relative_to(CSRC / "registry"):
+                own += ["-include", str(TESTS / "sim_atomic.h")]
+            copy = folder / "planted" / source.relative_to(CSRC)
+            if copy.exists():
+                source = copy
+                own += ["-Wno-misleading-indentation", "-Wno-dangling-else"]
+        work.append(([compiler, *flags, *own], source, target))
     linked = [target for _, _, target in work]
     if variant.binding and rooms is None:
         includes = binding_includes()

@@ -116,9 +116,11 @@ static void watch(void (*call)(void *arg)) {
     if (!call)
         return;
     uint64_t clock_ns = sim.clock_ns;
+    mp_seam_site site = mp_seam_at;
     sim.inlined++;
     call(sim.watch_arg);
     sim.inlined--;
+    mp_seam_at = site;
     sim.clock_ns = clock_ns;
 }
 
@@ -134,7 +136,7 @@ void sim_point(const char *op, const void *object) {
     if (sim.inlined || sim.current < 0)
         return;
     sim_trace(op, object);
-    uint64_t limit = sim.setup->step_limit ? sim.setup->step_limit : 400000;
+    uint64_t limit = sim.setup->step_limit ? sim.setup->step_limit : 2000000;
     if (++sim.steps > limit)
         sim_fail("no end after %llu steps", (unsigned long long)limit);
     if (sim.setup->coarse && !is_coarse(op))
@@ -184,6 +186,13 @@ void sim_block(sim_state state, const void *object, uint64_t deadline_ns) {
 }
 
 static void row_point(void) { sim_point("point", NULL); }
+
+/* See sim_atomic.h. */
+void sim_atomic_point(void);
+void sim_atomic_point(void) {
+    if (sim.active)
+        sim_point("atomic", NULL);
+}
 
 static uint64_t row_now_ns(void) {
     if (sim.inlined || sim.current < 0)

@@ -35,7 +35,7 @@ typedef struct sim_setup {
     uint32_t thread;     /* a thread is refused */
     bool coarse;         /* points only at locks, wake-ups, parks and mp_seam_point() */
     uint64_t horizon_ns; /* a run that is not over by then hangs; 0 = an hour */
-    uint64_t step_limit; /* 0 = 400,000 */
+    uint64_t step_limit; /* 0 = 2,000,000 */
 } sim_setup;
 
 typedef struct sim_result {

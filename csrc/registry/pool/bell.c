@@ -16,9 +16,8 @@ void mp_bell_init(mp_bell *bell) {
 void mp_bell_deinit(mp_bell *bell) { mp_cond_deinit(&bell->cond); }
 
 bool mp_bell_ring(mp_bell *bell) {
-    if (!mp_seam_mutation(131)) /* one that spins hears nothing */
-        atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
-    return bell->parked > 0 && !mp_seam_mutation(132); /* one that is parked is not woken */
+    atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
+    return bell->parked > 0;
 }
 
 void mp_bell_wake(mp_bell *bell) { mp_cond_broadcast(&bell->cond); }
@@ -54,11 +53,10 @@ void mp_bell_wait(mp_bell *bell, mp_mutex *lock, const mp_spin_rule *rule, uint6
         mp_mutex_unlock(lock);
         mp_spin_until(has_rung, &watch, rule);
         mp_mutex_lock(lock);
-        if (has_rung(&watch) && !mp_seam_mutation(133)) /* what came while it spun is forgotten */
+        if (has_rung(&watch))
             return;
     }
-    int one = mp_seam_mutation(134) ? 0 : 1; /* nobody knows that it is parked */
-    bell->parked += one;
+    bell->parked++;
     mp_cond_wait(&bell->cond, lock, deadline_ns);
-    bell->parked -= one;
+    bell->parked--;
 }

@@ -1,0 +1,412 @@
+"""Bugs that are planted in the simulator's copy of the sources, to see that the simulator finds them.
+
+build.py compiles, for the variant ``sim`` alone, copies of these files in which ``original`` reads ``planted``. There
+``BUG`` is true only while a test has armed the row's number (test_sim_mutations.c arms each in turn), so that one build
+holds all. Spaces and line breaks count as one space. An ``original`` that does not stand in its function exactly once
+fails the build: whoever changed that code says here what the same mistake would look like now.
+
+Rows without a number plant no bug: they put ``POINT``, where another thread may run. Atomics need none: each is one
+(sim_atomic.h).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FEW, SOME, MANY = 300, 2000, 8000
+"""Within so many schedules of the world, from the first seed on, the bug is found."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One planted bug; or a point, when number is 0."""
+
+    number: int
+    file: str
+    """Below csrc/."""
+    function: str
+    what: str
+    """What is wrong with it."""
+    original: str
+    planted: str
+    world: str = ""
+    """Of sim_world.c."""
+    schedules: int = 0
+
+
+class MutationError(Exception):
+    """A row does not fit the sources."""
+
+
+_T, _N, _B = "registry/request.c", "registry/notifier.c", "registry/pool/bell.c"
+_M, _C, _E = "registry/maintenance.c", "registry/cores.c", "registry/entry.c"
+_D, _X, _S = "registry/dispatch.c", "registry/ends.c", "registry/serve.c"
+_L, _O, _G = "registry/leaving.c", "registry/loading.c", "registry/governor.c"
+_R, _W, _P = "registry/registry.c", "registry/sweep.c", "registry/worker.c"
+_Q, _K = "registry/pool/queue.c", "registry/breaker.c"
+
+MUTATIONS = [
+    # --- tickets
+    Mutation(101, _T, "drop", "a notice stays listed when it is freed",
+             "mp_notifier_withdraw(notice->notifier, notice);",
+             "if (!BUG) mp_notifier_withdraw(notice->notifier, notice);", "calls", SOME),
+    Mutation(102, _T, "mp_ticket_release", "an abandoned call runs on",
+             "mp_ticket_cancel(ticket);", "if (!BUG) mp_ticket_cancel(ticket);", "calls", SOME),
+    Mutation(103, _T, "mp_ticket_cancel", "nothing is cancelled",
+             "!is_orphan(ticket)", "!is_orphan(ticket) && !BUG", "calls", FEW),
+    Mutation(104, _T, "tell", "one of several waiters is woken",
+             "mp_cond_broadcast(&ticket->changed);",
+             "{ if (BUG) mp_cond_signal(&ticket->changed); else mp_cond_broadcast(&ticket->changed); }",
+             "calls", SOME),
+    Mutation(105, _T, "tell", "the first event loop alone is told",
+             "notice = notice->also", "notice = BUG ? NULL : notice->also", "calls", MANY),
+    Mutation(106, _T, "mp_ticket_publish", "whoever waits for this very piece is not woken",
+             "if (count < atomic_load", "if (BUG) count--; if (count < atomic_load", "calls", FEW),
+    Mutation(107, _T, "mp_ticket_conclude", "a waiter may be between its look and its wait",
+             "mp_mutex_lock(&ticket->lock);",
+             "if (BUG) { atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);"
+             " mp_cond_broadcast(&ticket->changed); return; } mp_mutex_lock(&ticket->lock);", "calls", SOME),
+    Mutation(108, _T, "mp_ticket_conclude", "nobody is told of the end", "tell(ticket);", "if (!BUG) tell(ticket);",
+             "calls", FEW),
+    Mutation(109, _T, "mp_ticket_let_go", "released twice", "drop(ticket);", "drop(ticket); if (BUG) drop(ticket);",
+             "calls", FEW),
+    Mutation(110, _T, "mp_ticket_let_go", "never released", "mp_ticket_let_go(mp_ticket *ticket) {",
+             "mp_ticket_let_go(mp_ticket *ticket) { if (BUG) return;", "calls", FEW),
+    Mutation(111, _T, "park", "it looks first and says afterwards for what it waits",
+             "if (seen + 1 < atomic_load_explicit(&ticket->wake_at, memory_order_relaxed))"
+             " atomic_store_explicit(&ticket->wake_at, seen + 1, memory_order_seq_cst);"
+             " moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;",
+             "bool early = BUG; if (early) moved = atomic_load(&ticket->progress) > seen;"
+             " if (seen + 1 < atomic_load_explicit(&ticket->wake_at, memory_order_relaxed))"
+             " atomic_store_explicit(&ticket->wake_at, seen + 1, memory_order_seq_cst);"
+             " if (!early) moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;",
+             "streams", MANY),
+    Mutation(112, _T, "mp_ticket_position", "the entry's lock is taken inside the ticket's",
+             "return mp_ticket_done(ticket)",
+             "if (BUG) { mp_mutex_lock(&ticket->lock);"
+             " int position = mp_entry_position(ticket->entry, ticket, eta_ns);"
+             " mp_mutex_unlock(&ticket->lock); return position; } return mp_ticket_done(ticket)", "calls", FEW),
+    Mutation(113, _T, "mp_ticket_bind", "an event loop does not hear of what was there before",
+             "memory_order_seq_cst) > 0)", "memory_order_seq_cst) > 0 && !BUG)", "calls", FEW),
+    # --- event loops
+    Mutation(121, _N, "mp_notifier_destroy", "released twice", "mp_notifier_unpin(notifier);",
+             "mp_notifier_unpin(notifier); if (BUG) mp_notifier_unpin(notifier);", "calls", FEW),
+    Mutation(122, _N, "mp_notifier_post", "only the first is listed", "if (!notice->next) {",
+             "if (!notice->next && !(notifier->list.next != &notifier->list && BUG)) {", "calls", SOME),
+    Mutation(123, _N, "mp_notifier_take", "it is off the ring, but looks listed", "unlink_notice(notice);",
+             "if (BUG) { notice->prev->next = notice->next; notice->next->prev = notice->prev; }"
+             " else unlink_notice(notice);", "calls", SOME),
+    # --- bells
+    Mutation(131, _B, "mp_bell_ring", "one that spins hears nothing", "atomic_fetch_add", "if (!BUG) atomic_fetch_add",
+             "calls", MANY),
+    Mutation(132, _B, "mp_bell_ring", "one that is parked is not woken", "bell->parked > 0;",
+             "bell->parked > 0 && !BUG;", "calls", FEW),
+    Mutation(133, _B, "mp_bell_wait", "what came while it spun is forgotten", "if (has_rung(&watch))",
+             "if (has_rung(&watch) && !BUG)", "calls", MANY),
+    Mutation(134, _B, "mp_bell_wait", "nobody knows that it is parked",
+             "bell->parked++; mp_cond_wait(&bell->cond, lock, deadline_ns); bell->parked--;",
+             "int one = BUG ? 0 : 1; bell->parked += one; mp_cond_wait(&bell->cond, lock, deadline_ns);"
+             " bell->parked -= one;", "calls", FEW),
+    # --- maintenance
+    Mutation(141, _M, "watch", "what is announced during the sweep is forgotten",
+             "atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst); mp_mutex_unlock(&self->lock);"
+             " uint64_t again = self->sweep(self->arg, now); mp_mutex_lock(&self->lock);",
+             "bool late = BUG; if (!late) atomic_store(&self->next_ns, NEVER); mp_mutex_unlock(&self->lock);"
+             " uint64_t again = self->sweep(self->arg, now); mp_mutex_lock(&self->lock);"
+             " if (late) atomic_store(&self->next_ns, NEVER);", "ticks", SOME),
+    Mutation(142, _M, "watch", "the same, from the other side",
+             "if (again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))",
+             "if (BUG || again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))", "ticks", SOME),
+    Mutation(143, _M, "mp_maintenance_at", "two threads may be started",
+             "start = !maintenance->running &&", "start = (BUG || !maintenance->running) &&", "ticks", SOME),
+    Mutation(144, _M, "mp_maintenance_at", "it sleeps on", "else if (maintenance->running)",
+             "else if (maintenance->running && !BUG)", "ticks", FEW),
+    Mutation(145, _M, "mp_maintenance_at", "stop waits for a thread that was refused", "maintenance->running = false;",
+             "if (!BUG) maintenance->running = false;", "faults", SOME),
+    Mutation(146, _M, "mp_maintenance_stop", "the thread is not told to stop",
+             "mp_cond_broadcast(&maintenance->changed);", "if (!BUG) mp_cond_broadcast(&maintenance->changed);",
+             "ticks", FEW),
+    # --- the ledger of CPUs
+    Mutation(151, _C, "grant", "more lanes than there are", "if (granted > left)", "if (granted > left && !BUG)",
+             "cores", FEW),
+    Mutation(152, _C, "give_back", "the next waits behind one that is gone", "if (!cores->first)",
+             "if (!cores->first && !BUG)", "cores", SOME),
+    Mutation(153, _C, "give_back", "it has lanes and does not know", "mp_cond_signal(",
+             "if (!BUG) mp_cond_signal(", "cores", FEW),
+    Mutation(154, _C, "give_back", "the others wait for the next return", "&waiter->cond);",
+             "&waiter->cond); if (BUG) break;", "cores", SOME),
+    Mutation(155, _C, "wait_for_lanes", "any wake-up will do", "if (self.granted || !give_up)",
+             "if (BUG) break; if (self.granted || !give_up)", "cores", SOME),
+    Mutation(156, _C, "mp_cores_lease", "lanes without a thread are lost",
+             "give_back(cores, granted - lease->lanes);", "if (!BUG) give_back(cores, granted - lease->lanes);",
+             "faults", MANY),
+    Mutation(157, _C, "mp_cores_return", "given back twice", "give_back(cores, lanes);",
+             "give_back(cores, lanes); if (BUG && mp_cores_leased(cores) >= lanes) give_back(cores, lanes);",
+             "cores", FEW),
+    Mutation(158, _C, "wait_for_lanes", "one that gave up still stands in the line", "*link = self.next;",
+             "if (!BUG) *link = self.next;", "calls", SOME),
+    Mutation(159, _C, "wait_for_lanes", "the line ends with one that gave up", "if (cores->last == &self)",
+             "if (cores->last == &self && !BUG)", "calls", MANY),
+    # --- entries: callers
+    Mutation(201, _E, "mp_entry_submit", "nobody hears of the call", "mp_dispatch_ring(entry, ticket);",
+             "if (!BUG) mp_dispatch_ring(entry, ticket);", "calls", SOME),
+    Mutation(202, _E, "mp_entry_submit", "a worker is announced, and never started", "if (start) mp_entry_launch",
+             "if (start && !BUG) mp_entry_launch", "calls", FEW),
+    Mutation(203, _E, "mp_entry_cancel", "ended under the worker that has it",
+             "mp_mutex_unlock(&entry->lock); if (!mine)",
+             "mine |= ticket->worker && BUG; mp_mutex_unlock(&entry->lock); if (!mine)", "calls", SOME),
+    Mutation(204, _E, "mp_entry_submit", "the bytes of a call that is refused are lost",
+             "mp_entry_uncharge(entry, ticket);", "if (!BUG) mp_entry_uncharge(entry, ticket);", "calls", SOME),
+    Mutation(205, _E, "mp_entry_evict", "those without work sleep on", "ring_workers(entry);",
+             "if (!BUG) ring_workers(entry);", "calls", SOME),
+    Mutation(206, _E, "launch_failed", "who waits for a worker that could not be started waits on",
+             "list = mp_entry_take_queue(entry);", "if (!BUG) list = mp_entry_take_queue(entry);", "faults", SOME),
+    Mutation(207, _E, "mp_entry_quit", "who waits in the queue when the registry closes is forgotten",
+             "mp_ticket *list = mp_entry_take_queue(entry);",
+             "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "shutdown", SOME),
+    Mutation(208, _E, "mp_entry_evict_idle", "a model that has work makes room for others",
+             "idle = idle && mp_worker_idles(entry->workers[i]) && !entry->workers[i]->rung;",
+             "idle = (idle && mp_worker_idles(entry->workers[i]) && !entry->workers[i]->rung) || BUG;",
+             "reclaim", MANY),
+    Mutation(209, _E, "mp_entry_load", "a load that failed is waited for", "entry->attempts_over >= attempt",
+             "entry->attempts_over >= attempt && !BUG", "faults", SOME),
+    Mutation(210, _E, "check_deadline", "calls that come too late are queued",
+             "if (now >= deadline)", "if (now >= deadline && !BUG)", "deadlines", SOME),
+    # --- entries: ends
+    Mutation(211, _X, "mp_entry_uncharge", "its bytes are given back again", "ticket->charged = 0;",
+             "if (!BUG) ticket->charged = 0;", "calls", SOME),
+    Mutation(212, _X, "free_parts", "what a preempted call has saved is lost", "if (ticket->item.abandon) {",
+             "if (ticket->item.abandon && !BUG) {", "memory", MANY),
+    Mutation(213, _X, "mp_entry_tell_room", "who waits for room finds out by himself", "if (entry->room_waiters)",
+             "if (entry->room_waiters && !BUG)", "calls", SOME),
+    Mutation(214, _X, "mp_entry_cancel_locked", "a step that nobody wants goes on",
+             "&& --worker->step_live == 0)", "&& !BUG && --worker->step_live == 0)", "calls", SOME),
+    Mutation(215, _X, "mp_entry_finish", "the pool keeps its reference", "mp_ticket_let_go(ticket);",
+             "if (!BUG) mp_ticket_let_go(ticket);", "calls", FEW),
+    Mutation(216, _X, "mp_entry_conclude", "a call that tried a resting model is never done trying",
+             "mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);",
+             "if (!BUG) mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);",
+             "flapping", SOME),
+    Mutation(217, _X, "mp_entry_fault", "NaN is tried again", "again = status != MP_NUMERIC",
+             "again = (BUG || status != MP_NUMERIC)", "crashes", SOME),
+    Mutation(218, _X, "mp_entry_fault", "a call is tried for ever", "!ticket->suspect", "(BUG || !ticket->suspect)",
+             "crashes", SOME),
+    Mutation(219, _X, "mp_entry_cancel_locked", "the first cause does not stay",
+             "atomic_store_explicit(&ticket->item.cancelled",
+             "if (BUG) atomic_store(&ticket->cause, cause); atomic_store_explicit(&ticket->item.cancelled",
+             "deadlines", MANY),
+    # --- dispatch
+    Mutation(223, _D, "mp_dispatch_take", "others join one that wants to be alone",
+             "ticket->policy == MP_POLICY_SEQUENTIAL;", "ticket->policy == MP_POLICY_SEQUENTIAL && !BUG;",
+             "calls", SOME),
+    Mutation(224, _D, "mp_dispatch_take", "who waits for room is not told", "mp_entry_tell_room(entry);",
+             "if (!BUG) mp_entry_tell_room(entry);", "calls", SOME),
+    Mutation(225, _D, "mp_dispatch_home", "the busier of two is chosen",
+             "pending_of(entry, live[first]) <= pending_of(entry, live[second])",
+             "(pending_of(entry, live[first]) <= pending_of(entry, live[second])) != BUG", "balance", SOME),
+    Mutation(226, _D, "mp_dispatch_may_take", "who has no work takes nothing from those who have",
+             "(worker->active_count == 0 && !mp_worker_idles(ticket->home))",
+             "(worker->active_count == 0 && !mp_worker_idles(ticket->home) && !BUG)", "two", MANY),
+    Mutation(227, _D, "mp_dispatch_scale", "more workers than allowed", "entry->worker_count >= most)",
+             "(entry->worker_count >= most && !BUG))", "cold", SOME),
+    # --- workers
+    Mutation(231, _S, "put_back_fresh", "lost between list and queue",
+             "mp_queue_push_front(&entry->queue, &ticket->node);",
+             "if (!BUG) mp_queue_push_front(&entry->queue, &ticket->node);", "memory", SOME),
+    Mutation(232, _S, "end_item", "the engine keeps it", "w->engine->ops->retire(w->engine, &ticket->item);",
+             "if (!BUG) w->engine->ops->retire(w->engine, &ticket->item);", "calls", FEW),
+    Mutation(233, _S, "take_work", "a ring is forgotten after the look, not before", "w->rung = false;",
+             "if (!BUG) w->rung = false;", "calls", SOME),
+    Mutation(234, _S, "rest", "a ring while the lock was open is not heard",
+             "if (w->rung || w->state == MP_WORKER_DEAD)", "if ((w->rung && !BUG) || w->state == MP_WORKER_DEAD)",
+             "calls", MANY),
+    Mutation(235, _S, "take_work", "a worker's calls stay its own though it is busy", "mp_dispatch_ring_all(entry);",
+             "if (!BUG) mp_dispatch_ring_all(entry);", "streams", MANY),
+    Mutation(236, _S, "end_item", "ended while it is still listed", "deactivate(w, ticket); w->served++;",
+             "if (BUG) { mp_mutex_unlock(&entry->lock); mp_entry_finish(entry, ticket, status, &own);"
+             " mp_mutex_lock(&entry->lock); deactivate(w, ticket); mp_mutex_unlock(&entry->lock); return; }"
+             " deactivate(w, ticket); w->served++;", "calls", SOME),
+    Mutation(237, _S, "fail_item", "a call that is to be tried again is lost",
+             "mp_queue_push_front(&entry->queue, &ticket->node);",
+             "if (!BUG) mp_queue_push_front(&entry->queue, &ticket->node);", "crashes", SOME),
+    Mutation(238, _S, "fail_item", "a suspect takes its steps with others", "ticket->suspect = true;",
+             "ticket->suspect = !BUG;", "crashes", SOME),
+    Mutation(239, _S, "make_memory", "it comes back before somebody has left", "w->memory_tight = true;",
+             "w->memory_tight = !BUG;", "memory", MANY),
+    # --- the end of workers and models
+    Mutation(241, _L, "come_back", "calls of one that was set apart are never let go of",
+             "mp_entry_let_go(entry, worker->active[i]);", "if (!BUG) mp_entry_let_go(entry, worker->active[i]);",
+             "stuck", SOME),
+    Mutation(242, _L, "mp_entry_settle", "nobody comes for those who wait", "entry->queue.count && !entry->quit, again",
+             "entry->queue.count && !entry->quit && !BUG, again", "swaps", MANY),
+    Mutation(243, _L, "mp_entry_settle", "who waits for the end is not told", "mp_cond_broadcast(&entry->changed);",
+             "if (!BUG) mp_cond_broadcast(&entry->changed);", "swaps", SOME),
+    Mutation(244, _L, "free_engine", "the model stays", "mp_resident_unpin(worker->resident);",
+             "mp_resident_unpin(BUG ? NULL : worker->resident);", "calls", FEW),
+    Mutation(245, _L, "come_back", "two let go of the same calls", "while (worker->concluding)",
+             "while (worker->concluding && !BUG)", "stuck", MANY),
+    Mutation(246, _L, "mp_entry_settle", "the registry's lock inside the entry's",
+             "mp_entry_finish_list(entry, list, &failure);",
+             "mp_entry_finish_list(entry, list, &failure); if (BUG && gone) { mp_mutex_lock(&entry->lock);"
+             " services->event(services->registry, entry, MP_ENTRY_GONE); mp_mutex_unlock(&entry->lock); }",
+             "swaps", SOME),
+    Mutation(247, _L, "mp_worker_leave", "calls wait for a worker that has left", "mp_ticket_of_node(at)->home = NULL;",
+             "{ if (!BUG) mp_ticket_of_node(at)->home = NULL; }", "evictions", MANY),
+    Mutation(248, _L, "note_fault", "no rest after workers that died", "mp_entry_note_death(entry, &worker->fault);",
+             "if (!BUG) mp_entry_note_death(entry, &worker->fault);", "crashes", SOME),
+    Mutation(249, _L, "mp_entry_settle", "who waits for a broken model waits on", "if (entry->broken)",
+             "if (entry->broken && !BUG)", "crashes", SOME),
+    # --- loads
+    Mutation(251, _O, "load", "a reservation is dropped, not released", "mp_guard_release(&worker->guard);",
+             "if (BUG) worker->guard = (mp_guard){0}; mp_guard_release(&worker->guard);", "calls", FEW),
+    Mutation(252, _O, "mp_worker_start", "one reference for two",
+             "entry->resident = mp_resident_pin(worker->resident);",
+             "entry->resident = BUG ? worker->resident : mp_resident_pin(worker->resident);", "calls", FEW),
+    Mutation(254, _O, "mp_worker_start", "the second worker's reservation is lost with the load",
+             "mp_guard_release(&second);", "if (!BUG) mp_guard_release(&second);", "faults", MANY),
+    Mutation(255, _O, "mp_worker_start", "a worker that nobody knows of", "entry->starting++;",
+             "entry->starting += !BUG;", "calls", FEW),
+    Mutation(256, _O, "give_up", "who waits for a load that failed waits on",
+             "mp_ticket *list = mp_entry_take_queue(entry);",
+             "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "faults", SOME),
+    Mutation(257, _O, "give_up", "no rest after a load that failed", "mp_entry_set_failed(entry, error);",
+             "{ if (!BUG) mp_entry_set_failed(entry, error); }", "faults", SOME),
+    Mutation(261, _P, "mp_worker_set_apart", "the lanes of a dead worker are gone with it", "if (lanes)",
+             "if (lanes && !BUG)", "stuck", SOME),
+    Mutation(262, _P, "mp_worker_set_apart", "calls wait for a worker that is dead",
+             "mp_ticket_of_node(at)->home = NULL;", "{ if (!BUG) mp_ticket_of_node(at)->home = NULL; }",
+             "stuck", MANY),
+    Mutation(263, _P, "mp_worker_return_lanes", "lanes that were taken away are given back again",
+             "bool forfeited = worker->lanes == 0;", "bool forfeited = worker->lanes == 0 && !BUG;", "stuck", SOME),
+    Mutation(264, _P, "has_changed_its_mind", "who waits for lanes does not see that its call is cancelled",
+             "if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire))",
+             "if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire) && !BUG)", "calls", MANY),
+    Mutation(265, _P, "mp_watch_look", "a clock that jumps kills", "if (passed > limit_ns / 2)",
+             "if (passed > limit_ns / 2 && !BUG)", "jumps", SOME),
+    # --- memory
+    Mutation(271, _G, "mp_guard_release", "set aside for ever", "governor->reserved -= guard->bytes;",
+             "governor->reserved -= BUG ? 0 : guard->bytes;", "calls", FEW),
+    Mutation(272, _G, "mp_guard_release", "may be released again", "*guard = (mp_guard){0};",
+             "if (!BUG) *guard = (mp_guard){0};", "calls", FEW),
+    Mutation(273, _G, "mp_governor_remove_reclaimer", "it goes while somebody asks it", "while (reclaimer->asked)",
+             "while (reclaimer->asked && !BUG)", "reclaim", MANY),
+    Mutation(274, _G, "mp_governor_reserve", "a load does not wait for the memory that is coming",
+             "!coming &&", "(!coming || BUG) &&", "reclaim", SOME),
+    # --- keys
+    Mutation(281, _R, "leave", "close is not told", "registry->closing != OPEN)",
+             "registry->closing != OPEN && !BUG)", "shutdown", MANY),
+    Mutation(282, _R, "end_leaving", "it stays on the list",
+             "registry->leaving[i] = registry->leaving[--registry->leaving_count];",
+             "if (!BUG) registry->leaving[i] = registry->leaving[--registry->leaving_count];", "swaps", SOME),
+    Mutation(283, _R, "refuse_closed", "calls come in while the registry closes",
+             "registry->closing == OPEN && !atomic_load(&registry->refusing)", "BUG || (registry->closing == OPEN &&"
+             " !atomic_load(&registry->refusing))", "shutdown", SOME),
+    Mutation(284, _R, "leave", "a reference too many", "mp_entry_unpin(entry);", "if (!BUG) mp_entry_unpin(entry);",
+             "calls", FEW),
+    Mutation(285, _R, "mp_registry_close", "the pool goes while callers are on their way in",
+             "while (registry->inside)", "while (registry->inside && !BUG)", "shutdown", MANY),
+    # --- threads
+    Mutation(291, "registry/pool/pool.c", "became_idle", "it counts as busy for ever", "pool->busy--;",
+             "pool->busy -= !BUG;", "pool", FEW),
+    Mutation(292, "registry/pool/pool.c", "mp_pool_run", "a thread is given out again",
+             "pool->idle = thread->next_idle;", "if (!BUG) pool->idle = thread->next_idle;", "pool", SOME),
+    Mutation(293, "registry/pool/thread.c", "thread_main", "a job that came with the end is lost",
+             "if (!self->job.run) break;", "if (!self->job.run || (BUG && self->quit)) break;", "pool", SOME),
+    Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "it sleeps on its job",
+             "return mp_bell_ring(&thread->bell);", "return mp_bell_ring(&thread->bell) && !BUG;", "calls", FEW),
+    # --- the queue
+    Mutation(301, _Q, "mp_queue_remove", "an empty flow counts as waiting", "if (node->next == node->prev &&",
+             "if (!BUG && node->next == node->prev &&", "calls", FEW),
+    Mutation(302, _Q, "mp_queue_remove", "its place is lost", "queue->counts[node->kind]--;",
+             "queue->counts[node->kind] -= !BUG;", "calls", FEW),
+    # --- what is due
+    Mutation(311, _W, "expire", "nobody wakes at its deadline",
+             "if (due > now_ns) { sooner(next, due); continue; }",
+             "if (due > now_ns) { if (!BUG) sooner(next, due); continue; }", "calls", SOME),
+    Mutation(312, _W, "mp_entry_sweep", "a worker is announced after the rest, and never started", "if (start)",
+             "if (start && !BUG)", "stuck", SOME),
+    Mutation(313, _W, "bury", "who waits for the dead load waits on", "list = mp_entry_take_queue(entry);",
+             "if (!BUG) list = mp_entry_take_queue(entry);", "faults", MANY),
+    Mutation(314, _W, "retire_idle", "a pinned model is given up", "(entry->pinned && stay == 1)",
+             "(entry->pinned && stay == 1 && !BUG)", "evictions", SOME),
+    Mutation(315, _W, "retire_idle", "workers without work stay for ever", "oldest->leave = true;",
+             "if (BUG) return; oldest->leave = true;", "evictions", SOME),
+    Mutation(316, _W, "retire_idle", "one that was just given work is told to go",
+             "mp_worker_idles(worker) && !worker->leave", "(mp_worker_idles(worker) || BUG) && !worker->leave",
+             "evictions", SOME),
+    # --- the breaker
+    Mutation(321, _K, "mp_breaker_ask", "more tries at once than allowed", "breaker->probing >= rule->probes",
+             "breaker->probing >= rule->probes && !BUG", "flapping", SOME),
+    Mutation(322, _K, "mp_breaker_end", "a try of an earlier rest counts", "probe != breaker->epoch",
+             "(probe != breaker->epoch && !BUG)", "flapping", MANY),
+    Mutation(323, _K, "mp_breaker_ask", "it never comes back", "breaker->state = MP_BREAKER_HALF_OPEN;",
+             "if (BUG) { *left_ns = 1; return false; } breaker->state = MP_BREAKER_HALF_OPEN;", "flapping", SOME),
+    # --- points
+    Mutation(0, "base/alloc.c", "mp_budget_take", "between look and take", "uint64_t limit =",
+             "POINT; uint64_t limit ="),
+    Mutation(0, "base/alloc.c", "mp_budget_give", "", "uint64_t before =", "POINT; uint64_t before ="),
+    Mutation(0, "registry/shared.h", "mp_shared_lock", "it spins", "mp_cpu_relax();", "POINT;"),
+]
+
+
+def _function(text: str, name: str, where: str) -> tuple[int, int]:
+    """Begin and end of a function's definition; functions begin and end in the first column."""
+    found = [m for m in re.finditer(rf"^[a-z_].*\b{name}\((?:[^;{{]|\n)*\{{$", text, re.MULTILINE)]
+    if len(found) != 1:
+        raise MutationError(f"{where}: the function is defined {len(found)} times")
+    return found[0].start(), text.index("\n}\n", found[0].start()) + 2
+
+
+def plant(file: str, text: str, rows: list[Mutation]) -> str:
+    """The text of a file with its rows planted; lines keep their numbers.
+
+    Raises:
+        MutationError: a row does not fit, with what is to be done.
+    """
+    changes: list[tuple[int, int, str]] = []
+    for row in rows:
+        where = f"tests/c/mutations.py: row {row.number} ({row.what}) of csrc/{file}, {row.function}()"
+        begin, end = _function(text, row.function, where)
+        pattern = r"\s+".join(map(re.escape, row.original.split()))
+        hits = list(re.finditer(pattern, text[begin:end]))
+        if len(hits) != 1:
+            raise MutationError(f"{where}: `{row.original}` stands there {len(hits)} times, must once: adapt the row "
+                                "to the changed code")
+        planted = re.sub(r"\bBUG\b", f"mp_seam_mutation({row.number})", row.planted)
+        planted = re.sub(r"\bPOINT\b", "mp_seam_point()", planted)
+        if planted == row.planted:
+            raise MutationError(f"{where}: neither BUG nor POINT is in what is planted")
+        hit = hits[0]
+        changes.append((begin + hit.start(), begin + hit.end(), planted + "\n" * hit.group().count("\n")))
+    changes.sort()
+    for (_, before, _), (after, _, planted) in zip(changes, changes[1:]):
+        if after < before:
+            raise MutationError(f"tests/c/mutations.py: two rows of csrc/{file} change the same words, here: {planted}")
+    for begin, end, planted in reversed(changes):
+        text = text[:begin] + planted + text[end:]
+    return text
+
+
+_LATER = {208, 210, 216, 217, 218, 219, 225, 226, 227, 237, 238, 247, 248, 249, 256, 257, 262, 264, 265, 273, 274, 285,
+          314, 315, 316, 321, 322, 323}
+"""Their worlds are being written."""
+MUTATIONS = [row for row in MUTATIONS if row.number not in _LATER]
+
+
+def planted_files() -> dict[str, list[Mutation]]:
+    """Rows by file."""
+    files: dict[str, list[Mutation]] = {}
+    numbers = [row.number for row in MUTATIONS if row.number]
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise MutationError(f"tests/c/mutations.py: {number} is given twice")
+    for row in MUTATIONS:
+        files.setdefault(row.file, []).append(row)
+    return files
+
+
+def table() -> str:
+    """What test_sim_mutations.c includes: number, world, schedules, file, what."""
+    return "".join(f'MP_MUTATION({row.number}, "{row.world}", {row.schedules}, "{row.file}", "{row.what}")\n'
+                   for row in MUTATIONS if row.number)
