@@ -44,6 +44,8 @@ static mp_ticket *note_fault(mp_worker *worker) {
         return NULL;
     }
     entry->evict = true; /* the other workers have the same files */
+    for (int i = 0; i < entry->worker_count; i++)
+        mp_worker_ring(entry->workers[i]);
     mp_breaker_fault(&entry->breaker, &entry->services->breaker, mp_sys_now_ns());
     mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);
