@@ -369,6 +369,11 @@ void fake_until(_Atomic int *value, int least) {
     }
 }
 
+void fake_until_no_calls(void) {
+    for (uint64_t end = fake_in_ms(10000); atomic_load(&fake_calls); mp_sys_sleep_ns(FAKE_MS(1) / 4))
+        MP_CHECK(mp_sys_now_ns() < end);
+}
+
 uint64_t fake_in_ms(uint64_t ms) { return mp_sys_now_ns() + FAKE_MS(ms); }
 
 typedef struct wanted {

@@ -84,6 +84,8 @@ void fake_herd_member(void *herd);
 void fake_run_herd(herd *herd); /* HERD of them at once */
 /* Wait until *value >= least; fails the test after 10 s. */
 void fake_until(_Atomic int *value, int least);
+/* Wait until every call has been freed, by callers and workers. */
+void fake_until_no_calls(void);
 uint64_t fake_in_ms(uint64_t ms);                                            /* deadline */
 void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* state "" when there is none */
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
