@@ -382,12 +382,15 @@ bool mp_entry_in_use(mp_entry *entry) {
 }
 
 /* Under the lock: a caller wants the model in spite of earlier failures. */
-static bool insist(mp_entry *entry) {
-    if (mp_entry_works(entry))
-        return false;
+static void forgive(mp_entry *entry) {
     entry->broken = false;
     entry->spawn_ns = 0;
     entry->deaths = 0;
+}
+static bool insist(mp_entry *entry) {
+    if (mp_entry_works(entry))
+        return false;
+    forgive(entry);
     return mp_entry_begin(entry);
 }
 
@@ -407,6 +410,10 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
+    if (entry->broken) /* some of its workers may serve all the same */
+        forgive(entry);
+    bool pinned = entry->pinned;
+    entry->pinned |= pin; /* now: a short keep-alive may be over before this thread wakes */
     for (;;) {
         if (entry->closed) {
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
@@ -443,8 +450,8 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
         }
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     }
-    if (status == MP_OK && pin)
-        entry->pinned = true;
+    if (pin)
+        entry->pinned = status == MP_OK || (pinned && entry->pinned);
     mp_mutex_unlock(&entry->lock);
     return status;
 }
@@ -484,12 +491,14 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     *value = (mp_eviction){0};
     mp_mutex_lock(&entry->lock);
     mp_resident *resident = entry->resident && entry->worker_count ? mp_resident_pin(entry->resident) : NULL;
-    bool idle = resident && !entry->queue.count && !entry->starting && !entry->pinned && !entry->remove &&
-                entry->answered > 0;
+    /* soon: its workers have nothing to do, but some are not at rest yet */
+    bool soon = resident && !entry->queue.count && !entry->pinned && !entry->remove && entry->answered > 0;
+    bool idle = soon && !entry->starting;
     uint64_t bytes = 0, newest_ns = 0;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
         idle = idle && mp_worker_idles(worker) && !worker->rung;
+        soon = soon && worker->active_count == 0;
         bytes += worker->engine_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
@@ -499,7 +508,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     mp_mutex_unlock(&entry->lock);
     if (resident)
         bytes += resident->model->ops->bytes(resident->model);
-    if (resident && going) /* one that is only being loaded gives nothing back */
+    if (resident && (going || (soon && !idle))) /* one that is only being loaded gives nothing back */
         value->coming = bytes + 1;
     else if (idle)
         *value = (mp_eviction){bytes + 1, 0, mp_sys_now_ns() - newest_ns, resident->load_ns};
@@ -604,9 +613,11 @@ void mp_entry_quit(mp_entry *entry) {
 
 /* Under the lock: one that may be set apart, as its thread is in a step or a load; or NULL. */
 static mp_worker *find_caught(mp_entry *entry) {
-    for (int i = 0; i < entry->worker_count; i++)
-        if (entry->workers[i]->in_step || entry->workers[i]->state == MP_WORKER_LOADING)
-            return entry->workers[i];
+    for (int i = 0; i < entry->worker_count; i++) {
+        mp_worker *worker = entry->workers[i];
+        if ((worker->in_step || worker->state == MP_WORKER_LOADING) && !worker->moving)
+            return worker;
+    }
     return NULL;
 }
 

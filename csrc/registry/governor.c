@@ -112,8 +112,8 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
         mp_mutex_unlock(&governor->lock);
         uint64_t coming = mp_governor_reclaim(governor, needed - free, true);
         mp_mutex_lock(&governor->lock);
-        if (free_of(governor) >= needed)
-            break;
+        if (free_of(governor) > free)
+            continue; /* enough, or less is missing now */
         uint64_t left = left_of(governor);
         /* A load ends whatever happens, and so does an eviction, so this wait does too. */
         if (!coming && (needed > left || governor->loads == 0)) {

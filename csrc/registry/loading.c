@@ -134,6 +134,7 @@ bool mp_worker_start(mp_worker *worker) {
     if (loading)
         entry->attempts++;
     else
+    worker->moving = loading;
         worker->resident = mp_resident_pin(entry->resident);
     if (entry->quit)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
@@ -150,6 +151,7 @@ bool mp_worker_start(mp_worker *worker) {
     bool dead = worker->state == MP_WORKER_DEAD, off = entry->quit;
     mp_ticket *list = NULL;
     if (dead) {
+    worker->moving = false;
         status = MP_SPAWN_TIMEOUT; /* everybody was told */
     } else if (status == MP_OK) {
         if (loading) {

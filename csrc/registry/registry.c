@@ -243,39 +243,40 @@ static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
     mp_mutex_unlock(&registry->lock);
     if (!taken)
         return 0;
-    uint64_t possible = 0;
     int trimming = 0;
-    for (int i = 0; i < copy.count; i++) {
-        mp_eviction value;
-        mp_entry_value(copy.entries[i], &value);
-        coming += value.coming;
-        possible += value.bytes;
+    uint64_t told = 0; /* bytes of those that were told to go here */
+    for (int i = 0; i < copy.count; i++)
         trimming += mp_entry_trim(copy.entries[i]);
-    }
-    if (trimming && coming < bytes) { /* caches and arenas first: whoever asked looks again when they are gone */
-        drop_snapshot(&copy);
-        return coming + 1;
-    }
-    while (coming < bytes && (!whole || coming + possible >= bytes)) {
+    /* Whatever is chosen, others may have been quicker, so all are looked at again. */
+    for (int pass = 0; pass <= copy.count; pass++) {
         mp_entry *best = NULL;
         mp_eviction best_value = {0};
+        uint64_t possible = 0;
+        coming = 0;
         for (int i = 0; i < copy.count; i++) {
             mp_eviction value;
             mp_entry_value(copy.entries[i], &value);
+            coming += value.coming;
+            possible += value.bytes;
             if (!value.bytes)
                 continue;
-            bool covers = value.bytes >= bytes - coming, best_covers = best_value.bytes >= bytes - coming;
+            bool covers = value.bytes >= bytes, best_covers = best_value.bytes >= bytes;
             if (!best || (covers && !best_covers) ||
                 (covers == best_covers && coldness(&value) > coldness(&best_value))) {
                 best = copy.entries[i];
                 best_value = value;
             }
         }
-        if (!best)
+        if (coming < told) /* some have gone meanwhile */
+            coming = told;
+        if (trimming && coming < bytes) { /* caches and arenas first: whoever asked looks again when they are gone */
+            coming++;
             break;
-        possible -= best_value.bytes < possible ? best_value.bytes : possible;
+        }
+        if (!best || coming >= bytes || (whole && coming + possible < bytes))
+            break;
         if (mp_entry_evict_idle(best))
-            coming += best_value.bytes;
+            told += best_value.bytes;
     }
     drop_snapshot(&copy);
     return coming;

@@ -137,6 +137,7 @@ bool mp_worker_lease(mp_worker *worker, int want) {
     mp_mutex_lock(&entry->lock);
     worker->lanes = worker->lease.lanes;
     mp_mutex_unlock(&entry->lock);
+    worker->moving = false;
     return true;
 }
 
@@ -146,6 +147,7 @@ void mp_worker_return_lanes(mp_worker *worker) {
     bool forfeited = worker->lanes == 0;
     worker->lanes = 0;
     mp_mutex_unlock(&entry->lock);
+    worker->moving = !forfeited; /* until the next look under the lock */
     mp_cores_return(entry->services->cores_seen, &worker->lease, forfeited);
 }
 

@@ -16,7 +16,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         break;
     case MP_TIMEOUT:
         fine = (r->deadline_ns && sim_now() >= r->deadline_ns) ||
-               (r->patience_ns && sim_now() >= r->began_ns + r->patience_ns);
+               (r->patience_ns && sim_now() >= r->began_ns + r->patience_ns) ||
+               (r->call && !r->ticket && r->deadline_ns); /* it is predicted to come too late */
         break;
     case MP_CANCELLED:
         fine = r->cancelled || w.shutting_down;
@@ -37,8 +38,13 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = r->call && r->call->numeric;
         break;
     case MP_IO:
-    case MP_MODEL:
         fine = w.load_fails;
+        break;
+    case MP_MODEL: /* or the like of it made workers fail twice */
+        fine = w.load_fails || w.crashes || w.stalls;
+        break;
+    case MP_INTERNAL:
+        fine = w.crashes;
         break;
     case MP_INTEGRITY:
         fine = w.files_change;
@@ -54,7 +60,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         break;
     case MP_CIRCUIT_OPEN:
     case MP_NO_WORKERS:
-        fine = w.load_fails || w.stalls || w.files_change || w.refused_memory || w.refused_threads || w.numeric;
+        fine = w.load_fails || w.stalls || w.files_change || w.refused_memory || w.refused_threads || w.numeric ||
+               w.crashes;
         break;
     case MP_RECV:
         fine = w.stalls;
@@ -195,12 +202,12 @@ static void take_offer(caller *self) {
 
 static void follow(caller *self, record *r) {
     mp_error error;
-    if (!r->endless && !w.offered && percent(30)) { /* another may wait for it, or cancel it, too */
+    if (!r->endless && !w.offered && !w.plain && percent(30)) { /* another may wait for it, or cancel it, too */
         w.offered_record = *r;
         w.offered_record.cancelled = r->cancelled = true;
         w.offered = mp_ticket_pin(r->ticket);
     }
-    switch (w.kind->streams ? 7 : of(r->endless ? 3 : 8)) {
+    switch (w.kind->streams || w.plain ? 7 : of(r->endless ? 3 : 8)) {
     case 0: /* leaves early */
         r->call->destroyed_is_error = false;
         if (w.offered != r->ticket) /* else another wants it */
@@ -234,11 +241,16 @@ static void follow(caller *self, record *r) {
         break;
     }
     wait_to_end(self, r);
+    if (w.plain)
+        SIM_CHECK(mp_ticket_status(r->ticket, &error) == MP_OK);
     let_go(r);
 }
 
+/* It may use the registry. */
 static bool may_give_up(void *arg) {
     (void)arg;
+    mp_registry_stats stats;
+    mp_registry_get_stats(w.registry, &stats);
     return percent(30);
 }
 
@@ -250,7 +262,7 @@ static bool submit(caller *self, record *r) {
     sim_call *call = sim_fakes_call(units[of(5)]);
     if (!call)
         return false;
-    if (percent(5) && !w.kind->streams) {
+    if (percent(5) && !w.kind->streams && !w.plain) {
         call->units = 2000;
         r->endless = true;
     }
@@ -280,20 +292,35 @@ static bool submit(caller *self, record *r) {
     call->alone = options.policy == MP_POLICY_SEQUENTIAL;
 #endif
     const char *key = sim_keys[of(w.key_count)];
+    if (w.plain) {
+        *r = (record){.began_ns = r->began_ns, .call = call};
+        options = (mp_submit_options){.priority = 2};
+        call->bad_argument = call->refused = call->numeric = call->alone = false;
+        call->memory = call->memory_a_step = 0;
+    }
+    if (w.kind->special && w.kind->special->call)
+        w.kind->special->call(r, &options);
+    call->deadline_ns = options.deadline_ns;
     call->destroyed_is_error = false;
     sim_call before = *call;
     self->submitting = options.fail_fast ? NULL : key;
     mp_status status = mp_registry_submit(w.registry, key, &call->base, &options, &r->ticket, &error);
     self->submitting = NULL;
     if (status == MP_OK) {
+        SIM_CHECK(!r->past);
         call->destroyed_is_error = true; /* the caller's reference keeps it */
         return true;
     }
-    SIM_CHECK(!r->ticket);
+    SIM_CHECK(!r->ticket && !w.plain);
     r->call = &before; /* it is gone */
     r->cancelled = options.give_up != NULL;
     sim_check_status(status, &error, r, "submit");
     return false;
+}
+
+static void draw_own(sim_model *model) {
+    if (w.kind->special && w.kind->special->script)
+        w.kind->special->script(model);
 }
 
 static void draw_script(sim_model *model) {
@@ -332,6 +359,7 @@ void sim_add(const char *key, bool replace, record *r) {
     mp_error_clear(&error);
     sim_model *model = sim_fakes_model();
     draw_script(model);
+    draw_own(model);
     mp_loader loader = sim_fakes_loader(model);
     mp_status status = mp_registry_add(w.registry, key, &loader, replace, &error);
     sim_check_status(status, &error, r, "add");
@@ -366,10 +394,10 @@ static void operate(caller *self, record *r) {
         break;
     }
     case 1:
-        /* NOTE: always with a deadline: one that waits over a load that fails may not see the model unloaded */
-        if (!some_deadline(r))
-            r->deadline_ns = sim_now() + SECOND;
-        sim_check_status(mp_registry_evict(w.registry, key, r->deadline_ns, &error), &error, r, "evict");
+        if (w.safe && w.safe >= w.key_count)
+            break;
+        key = sim_keys[w.safe + of(w.key_count - w.safe)];
+        sim_check_status(mp_registry_evict(w.registry, key, some_deadline(r), &error), &error, r, "evict");
         break;
     case 2: {
         mp_registry_stats stats, later; /* each number is of another moment */
@@ -384,6 +412,7 @@ static void operate(caller *self, record *r) {
         if (w.kind->faults && percent(20)) {
             w.stalls = true;
             sim_clock_jump(600 * SECOND);
+            fakes.jumped_ns = sim_now();
         } else if (w.kind->faults && percent(20)) {
             w.files_change = true;
             fakes.models[of(fakes.count)].unhealthy = percent(50);
@@ -419,7 +448,7 @@ void sim_caller_main(void *arg) {
         } else if (submit(self, &r)) {
             mine[waiting++] = r;
         }
-        if (waiting == MINE || percent(50))
+        if (waiting == MINE || w.plain || percent(50))
             while (waiting)
                 follow(self, &mine[--waiting]);
     }

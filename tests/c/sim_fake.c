@@ -9,7 +9,7 @@ static const uint64_t MS = 1000 * 1000;
 /* How late a call may start after its deadline: who looked just before it has to get to the engine. */
 static const uint64_t LATE_NS = 2 * 1000 * 1000;
 
-static const uint64_t UNWANTED_NS = 500ull * 1000 * 1000;
+static const uint64_t UNWANTED_NS = 100ull * 1000 * 1000;
 
 sim_fakes fakes;
 
@@ -61,8 +61,11 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     sim_call *call = (sim_call *)item->call;
     enter(engine);
     mp_status status = MP_OK;
-    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2); /* a fault is tried again once */
-    if (fakes.on_time && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS)
+    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2); /* a fault is tried again once ... */
+    SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again */
+    SIM_CHECK(item->deadline_ns == call->deadline_ns);
+    if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
+        sim_now() > fakes.jumped_ns + LATE_NS)
         sim_fail("a call starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
     if (call->refused) {
         status = mp_fail(error, MP_UNSUPPORTED, "refused");
@@ -132,6 +135,15 @@ static bool compute(mp_lease *lease, uint64_t ns) {
     return !mp_lease_poll(lease);
 }
 
+/* A model whose workers die again and again is given a rest, and then given up. */
+static void crash(sim_model *model) {
+    enum { RING = sizeof(model->crash_ns) / sizeof(model->crash_ns[0]) };
+    uint64_t now = sim_now(), first = model->crash_ns[model->crashes % RING];
+    if (fakes.crashes_most && model->crashes >= RING && now - first < 50000 * MS)
+        sim_fail("a model broke down %d times within %.3f s", RING + 1, (double)(now - first) * 1e-6 / 1000);
+    model->crash_ns[model->crashes++ % RING] = now;
+}
+
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     fake_engine *engine = (fake_engine *)base;
     sim_model *model = engine->model;
@@ -153,12 +165,22 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         sim_call *call = (sim_call *)item->call;
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2);
         SIM_CHECK(!call->alone || engine->admitted == 1);
+        SIM_CHECK(call->failed == 0 || plan->count == 1); /* a suspect */
+        SIM_CHECK(model->models > 0 && "nobody computes on weights that were given up");
         if (fakes.on_time && call->unwanted_ns && sim_now() > call->unwanted_ns + UNWANTED_NS)
             sim_fail("a call that nobody wants since %.3f ms still runs",
                      (double)(sim_now() - call->unwanted_ns) * 1e-6);
         outcomes[i] = MP_OUTCOME_MORE;
         if (!whole)
             continue;
+        if (call->internal > 0) {
+            call->internal--;
+            mp_fail(&item->error, MP_INTERNAL, "the engine broke down");
+            outcomes[i] = MP_OUTCOME_FAILED;
+            call->failed++;
+            crash(model);
+            continue;
+        }
         if (call->numeric) {
             mp_fail(&item->error, MP_NUMERIC, "NaN in the pooled output");
             outcomes[i] = MP_OUTCOME_FAILED;
@@ -258,6 +280,8 @@ static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost
     *cost_ns = *total * MS;
     return MP_OK;
 }
+
+static uint64_t call_fingerprint(const mp_call *call) { return ((const sim_call *)call)->units + 1000003; }
 
 static bool model_healthy(const mp_model *base) { return !((const fake_model *)base)->model->unhealthy; }
 static uint64_t model_bytes(const mp_model *base) { return ((const fake_model *)base)->model->model_bytes; }
@@ -359,6 +383,7 @@ sim_call *sim_fakes_call(uint32_t units) {
     if (!call)
         return NULL;
     call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
+    call->base.fingerprint = call_fingerprint;
     call->units = units;
     fakes.calls++;
     return call;

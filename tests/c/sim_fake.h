@@ -25,6 +25,8 @@ typedef struct sim_model { /* what one loader loads */
     /* counts: what exists */
     int loading, models, engines, loaders;
     int loads, steps, preempted;
+    int crashes;
+    uint64_t crash_ns[8]; /* when steps failed with INTERNAL, a ring */
 } sim_model;
 
 typedef struct sim_call {
@@ -34,6 +36,8 @@ typedef struct sim_call {
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* by an engine now: 0 or 1 */
     bool alone;              /* no other may be in the engine beside it */
+    int internal;            /* the next so many steps of it fail with INTERNAL */
+    uint64_t deadline_ns;    /* that the engine is to be told */
     int saved;               /* states that a preemption has left */
     int finished, failed;    /* times an engine completed it, or made it fail */
     bool destroyed_is_error; /* the caller still reads it */
@@ -44,7 +48,10 @@ typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
     int count, calls; /* calls that exist */
     int lanes, lanes_in_steps;
-    bool on_time; /* the clock of this world never runs ahead of those who could run */
+    bool on_time; /* the clock of this world never runs ahead of those who could run ... */
+    bool no_late; /* ... except when it jumps */
+    uint64_t jumped_ns; /* when it did last */
+    int crashes_most;   /* of a model within 50 s; 0 = any number */
 } sim_fakes;
 extern sim_fakes fakes;
 

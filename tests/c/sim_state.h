@@ -13,7 +13,19 @@ typedef struct record { /* a call that was accepted */
     sim_call *call;
     uint64_t began_ns, deadline_ns, patience_ns;
     bool cancelled, endless; /* endless: it takes longer than anybody wants to wait */
+    bool past;               /* its deadline is over before it is submitted */
 } record;
+
+/* What a world does besides what all do; any may be NULL. */
+typedef struct sim_special {
+    void (*tune)(mp_registry_config *config);
+    void (*script)(sim_model *model);
+    void (*begin)(void); /* the keys are there, the callers are not */
+    void (*call)(record *r, mp_submit_options *options); /* before it is submitted */
+    void (*finish)(void); /* the callers have ended, the registry is open */
+} sim_special;
+extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
+    sim_jumps;
 
 typedef struct caller {
     int number, fibre;
@@ -39,7 +51,8 @@ typedef struct sim_scene {
     record offered_record;
     /* what happened, and so explains how a call may end */
     bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
-    bool numeric;
+    bool numeric, crashes, plain, jumped; /* plain: callers only call, and wait */
+    int safe; /* so many keys, the first ones, are never evicted */
     uint64_t steps;
 } sim_scene;
 extern sim_scene w;
@@ -49,9 +62,8 @@ extern const char *const sim_keys[KEYS];
 static inline int of(int n) { return (int)sim_below((uint64_t)n); }
 static inline bool percent(int n) { return of(100) < n; }
 
-/* A cancelled call, or one that has expired, is over within this; only where the clock waits for those who can run.
- * NOTE: 100 ms is the goal; a worker that waits for lanes while others load or step does not look at its calls. */
-static const uint64_t SIM_PROMPT_NS = 500ull * 1000 * 1000;
+/* A cancelled call, or one that has expired, is over within this; only where the clock waits for those who can run. */
+static const uint64_t SIM_PROMPT_NS = 100ull * 1000 * 1000;
 
 /* sim_callers.c */
 void sim_caller_main(void *caller);

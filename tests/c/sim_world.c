@@ -25,7 +25,7 @@ static void look_at_entry(void *arg, const mp_entry_info *info) {
     /* Where memory is short a worker may wait for it, and looks again soon; after one that died there is a rest. */
     bool tight = w.tight || w.refused_memory;
     bool nobody = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
-    if (info->queued > 0 && ((idle && !tight) || (nobody && !w.stalls)))
+    if (info->queued > 0 && ((idle && !tight) || (nobody && !w.stalls && !w.crashes)))
         sim_fail("%d calls wait for %s, which is %s, and everybody sleeps", info->queued, info->key, info->state);
     for (int i = 0; i < w.caller_count; i++) {
         const caller *c = &w.callers[i];
@@ -109,7 +109,10 @@ static mp_status create(void) {
         config.breaker_rest_ns = 50 * MS;
     }
 #endif
+    fakes.no_late = sim_get_setup()->late == 0;
     fakes.on_time = !w.kind->faults && !w.kind->stuck && sim_get_setup()->late == 0;
+    if (w.kind->special && w.kind->special->tune)
+        w.kind->special->tune(&config);
     return mp_registry_create(&config, &w.registry, &error);
 }
 
@@ -123,6 +126,9 @@ static void check_after_close(void) {
     if ((stats.memory_used && !w.stalls) || stats.lanes_leased) /* what was set apart stays charged */
         sim_fail("after close %llu bytes are charged and %d lanes leased", (unsigned long long)stats.memory_used,
                  stats.lanes_leased);
+    if (stats.workers_dead && !w.stalls)
+        sim_fail("%llu workers were set apart, and none stood still", (unsigned long long)stats.workers_dead);
+    SIM_CHECK(stats.illegal_transitions == 0);
 }
 
 static void registry_world(void *arg) {
@@ -156,6 +162,8 @@ static void registry_world(void *arg) {
     bool started[CALLERS + 2] = {false};
     mp_error error;
     w.caller_count = kind->at_once ? kind->callers : 1 + of(kind->callers);
+    if (kind->special && kind->special->begin)
+        kind->special->begin();
     for (int i = 0; i < w.caller_count; i++)
         w.callers[i] = (caller){.number = i, .fibre = sim_self()};
     for (int i = 0; i < w.caller_count; i++)
@@ -170,6 +178,8 @@ static void registry_world(void *arg) {
         mp_ticket_release(w.offered);
     w.offered = NULL;
     sim_faults(false); /* the end is to be clean: what was refused has been dealt with */
+    if (kind->special && kind->special->finish)
+        kind->special->finish();
     w.shutting_down = true;
     mp_registry_close(w.registry, percent(50) ? 0 : sim_below(SECOND));
     check_after_close();
@@ -211,6 +221,14 @@ static const sim_world worlds[] = {
     {.name = "streams", .body = registry_world, .callers = 3, .keys = 1, .streams = true, .at_once = true},
     {.name = "stuck", .body = registry_world, .callers = 4, .keys = 2, .operations = 25, .stuck = true},
     {.name = "two", .body = registry_world, .callers = 5, .keys = 1, .operations = 10, .at_once = true},
+    {.name = "cold", .body = registry_world, .callers = 5, .keys = 2, .special = &sim_cold},
+    {.name = "evictions", .body = registry_world, .callers = 4, .keys = 3, .operations = 40, .special = &sim_evictions},
+    {.name = "reclaim", .body = registry_world, .callers = 3, .keys = 5, .memory = true, .special = &sim_reclaim},
+    {.name = "deadlines", .body = registry_world, .callers = 5, .keys = 2, .special = &sim_deadlines},
+    {.name = "flapping", .body = registry_world, .callers = 5, .keys = 1, .special = &sim_flapping},
+    {.name = "crashes", .body = registry_world, .callers = 4, .keys = 2, .special = &sim_crashes},
+    {.name = "balance", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_balance},
+    {.name = "jumps", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_jumps},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},
@@ -231,7 +249,7 @@ sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int d
     static const uint32_t rates[] = {0, 0, 60, 600};
     setup.spurious = rates[dice & 3];
     setup.late = rates[dice >> 2 & 3] / 2;
-    if (!world->callers || !world->keys) /* parts look at the clock themselves */
+    if (!world->callers || !world->keys || world->special == &sim_jumps) /* they look at the clock themselves */
         setup.late = 0;
     if (world->faults) {
         static const uint32_t refusals[] = {0, 100, 1000, 6000};

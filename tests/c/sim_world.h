@@ -19,6 +19,7 @@ typedef struct sim_world {
     bool stuck;    /* steps stand still; workers without work are given up soon */
     bool streams;  /* calls give many pieces, and callers look at each */
     bool at_once;  /* every key is loaded by every caller, at the same time */
+    const struct sim_special *special; /* what it does besides (sim_special.c); or NULL */
 } sim_world;
 
 const sim_world *sim_world_find(const char *name); /* NULL: there is none */

@@ -35,6 +35,14 @@ MP_TEST_SECONDS(sim_world_five_models_loaded_at_once, 60) { run("five", 2000); }
 MP_TEST_SECONDS(sim_world_two_workers_of_one_model_loaded_at_once, 60) { run("two", 2000); }
 MP_TEST_SECONDS(sim_world_stuck, 60) { run("stuck", 6000); }
 MP_TEST_SECONDS(sim_world_streams, 60) { run("streams", 3000); }
+MP_TEST_SECONDS(sim_world_cold, 60) { run("cold", 4000); }
+MP_TEST_SECONDS(sim_world_evictions, 60) { run("evictions", 4000); }
+MP_TEST_SECONDS(sim_world_reclaim, 60) { run("reclaim", 4000); }
+MP_TEST_SECONDS(sim_world_deadlines, 60) { run("deadlines", 4000); }
+MP_TEST_SECONDS(sim_world_flapping, 60) { run("flapping", 4000); }
+MP_TEST_SECONDS(sim_world_crashes, 60) { run("crashes", 4000); }
+MP_TEST_SECONDS(sim_world_balance, 60) { run("balance", 1000); }
+MP_TEST_SECONDS(sim_world_jumps, 60) { run("jumps", 4000); }
 MP_TEST_SECONDS(sim_world_pool_alone, 60) { run("pool", 3000); }
 MP_TEST_SECONDS(sim_world_cores_alone, 60) { run("cores", 3000); }
 MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }

@@ -1,0 +1,290 @@
+/* sim_special.c: what single worlds of the registry do besides what all do: see sim_state.h. */
+#include "sim_state.h"
+
+#ifdef MP_SIM
+
+#include <string.h>
+
+static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
+
+/* A call to a model, by the thread that runs the world; waits until it is done. */
+static mp_status call_once(const char *key, mp_error *error) {
+    mp_ticket *ticket;
+    sim_call *call = sim_fakes_call(1);
+    SIM_CHECK(call != NULL);
+    mp_submit_options options = {.priority = 2};
+    mp_error_clear(error);
+    mp_status status = mp_registry_submit(w.registry, key, &call->base, &options, &ticket, error);
+    if (status != MP_OK)
+        return status;
+    SIM_CHECK(mp_ticket_wait(ticket, UINT64_MAX, 0, NULL));
+    status = mp_ticket_status(ticket, error);
+    SIM_CHECK(status != MP_OK || call->finished == 1);
+    mp_ticket_release(ticket);
+    return status;
+}
+
+/* --- cold: calls come to models that nobody has loaded, under every policy: one load each --- */
+
+static void cold_tune(mp_registry_config *config) {
+    config->keep_alive_ns = MP_FOREVER;
+    config->max_workers = 1 + of(4);
+}
+
+static void cold_call(record *r, mp_submit_options *options) {
+    (void)r;
+    options->keep_alive_ns = 0;
+}
+
+static void cold_finish(void) {
+    for (int i = 0; i < fakes.count; i++)
+        if (fakes.models[i].loads > 1)
+            sim_fail("%s was loaded %d times", sim_keys[i], fakes.models[i].loads);
+}
+
+const sim_special sim_cold = {.tune = cold_tune, .call = cold_call, .finish = cold_finish};
+
+/* --- evictions: workers are given up at once when they have no work; the first key is pinned --- */
+
+static void evictions_tune(mp_registry_config *config) {
+    static const uint64_t lives[] = {1, 1, 1000 * 1000, 20 * 1000 * 1000};
+    config->keep_alive_ns = lives[of(4)];
+    config->max_workers = 1 + of(3);
+}
+
+static void evictions_script(sim_model *model) { model->load_ns = MS * (uint64_t)of(6); }
+
+static void evictions_begin(void) {
+    mp_error error;
+    w.safe = 1;
+    SIM_CHECK(mp_registry_load(w.registry, sim_keys[0], true, 0, &error) == MP_OK);
+}
+
+static void must_be_unloaded(void *arg, const mp_entry_info *info) {
+    (void)arg;
+    if (!info->pinned && strcmp(info->state, "cold") != 0)
+        sim_fail("%s has had no work for a second and is still %s", info->key, info->state);
+}
+
+static void evictions_finish(void) {
+    mp_sys_sleep_ns(SECOND);
+    mp_registry_visit(w.registry, must_be_unloaded, NULL);
+    if (fakes.models[0].loads != 1 || fakes.models[0].models != 1)
+        sim_fail("a pinned model was loaded %d times, and %d of it are there", fakes.models[0].loads,
+                 fakes.models[0].models);
+}
+
+const sim_special sim_evictions = {
+    .tune = evictions_tune, .script = evictions_script, .begin = evictions_begin, .finish = evictions_finish};
+
+/* --- reclaim: models that do not fit beside each other, and nothing but need makes them go --- */
+
+static void reclaim_tune(mp_registry_config *config) {
+    config->memory_limit = 60000;
+    config->keep_alive_ns = MP_FOREVER;
+}
+
+static void reclaim_script(sim_model *model) {
+    model->load_ns = 5 * MS * (uint64_t)of(4);
+    model->model_bytes = 20000 + 5000 * (uint64_t)of(7);
+    model->engine_bytes = 1000;
+    model->memory = 0;
+}
+
+/* One caller alone gets every model, whatever was there before. */
+static void reclaim_begin(void) {
+    w.plain = w.caller_count == 1;
+    w.tight = !w.plain;
+}
+
+static void reclaim_call(record *r, mp_submit_options *options) {
+    options->keep_alive_ns = 0;
+    r->call->memory = r->call->memory_a_step = 0;
+}
+
+const sim_special sim_reclaim = {
+    .tune = reclaim_tune, .script = reclaim_script, .begin = reclaim_begin, .call = reclaim_call};
+
+/* --- deadlines: nearly all calls have one, or patience; some come after it --- */
+
+static void deadlines_call(record *r, mp_submit_options *options) {
+    r->deadline_ns = options->deadline_ns = 0;
+    r->patience_ns = options->patience_ns = 0;
+    if (percent(10)) {
+        r->past = true;
+        r->deadline_ns = options->deadline_ns = sim_now() - sim_below(MS);
+    } else if (percent(80)) {
+        r->deadline_ns = options->deadline_ns = sim_now() + 1 + sim_below((percent(50) ? 5 : 100) * MS);
+    }
+    if (percent(50))
+        r->patience_ns = options->patience_ns = MS + sim_below(100 * MS);
+}
+
+const sim_special sim_deadlines = {.call = deadlines_call};
+
+/* --- flapping: every other call makes the model fail; it rests, is tried again, and rests again --- */
+
+static void flapping_tune(mp_registry_config *config) {
+    config->breaker_threshold = 1 + of(3);
+    config->breaker_window_ns = SECOND;
+    config->breaker_rest_ns = MS + sim_below(20 * MS);
+}
+
+static void flapping_call(record *r, mp_submit_options *options) {
+    (void)options;
+    r->call->numeric = percent(50);
+    w.numeric = true;
+    if (percent(50)) /* the rest goes by */
+        mp_sys_sleep_ns(sim_below(20 * MS));
+}
+
+static void must_be_closed(void *arg, const mp_entry_info *info) { *(bool *)arg &= !strcmp(info->breaker, "closed"); }
+
+/* Nothing fails any more: it must come back for good. */
+static void flapping_finish(void) {
+    mp_error error;
+    for (int tries = 0; tries < 20; tries++) {
+        bool closed = true;
+        mp_sys_sleep_ns(30 * MS);
+        mp_status status = call_once(sim_keys[0], &error);
+        if (status != MP_OK && status != MP_CIRCUIT_OPEN)
+            sim_fail("a call without fault ended in %s: %s", mp_status_find(status)->name, error.message);
+        mp_registry_visit(w.registry, must_be_closed, &closed);
+        if (closed)
+            return;
+    }
+    sim_fail("the breaker is not closed after 20 calls without fault");
+}
+
+const sim_special sim_flapping = {.tune = flapping_tune, .call = flapping_call, .finish = flapping_finish};
+
+/* --- crashes: workers die of internal errors, of some calls once, of others each time --- */
+
+static void crashes_tune(mp_registry_config *config) {
+    config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
+    config->breaker_window_ns = SECOND;
+    config->breaker_rest_ns = MS + sim_below(50 * MS);
+    config->keep_alive_ns = MP_FOREVER;
+    config->max_workers = 1 + of(3);
+    fakes.crashes_most = 1;
+}
+
+static void crashes_begin(void) { w.crashes = true; }
+
+static void crashes_call(record *r, mp_submit_options *options) {
+    options->keep_alive_ns = 0;
+    r->call->internal = percent(40) ? 1 + of(2) : 0;
+    r->call->numeric = r->call->numeric && !r->call->internal;
+    if (percent(30))
+        mp_sys_sleep_ns(sim_below(300 * MS));
+}
+
+static void crashes_finish(void) {
+    mp_error error;
+    mp_status status;
+    for (int i = 0; i < w.key_count; i++) {
+        SIM_CHECK(mp_registry_load(w.registry, sim_keys[i], false, 0, &error) == MP_OK);
+        for (int tries = 0; (status = call_once(sim_keys[i], &error)) != MP_OK; tries++) {
+            /* MODEL: the like of it is in quarantine */
+            if (tries > 20 || (status != MP_CIRCUIT_OPEN && status != MP_MODEL && status != MP_NO_WORKERS))
+                sim_fail("a call without fault ended in %s: %s", mp_status_find(status)->name, error.message);
+            if (status == MP_MODEL)
+                break;
+            mp_sys_sleep_ns(60 * MS);
+            if (status == MP_NO_WORKERS) /* a call that nobody waits for any more was the last straw */
+                SIM_CHECK(mp_registry_load(w.registry, sim_keys[i], false, 0, &error) == MP_OK);
+        }
+    }
+}
+
+const sim_special sim_crashes = {
+    .tune = crashes_tune, .begin = crashes_begin, .call = crashes_call, .finish = crashes_finish};
+
+/* --- balance: many calls at once, each to the less loaded of two workers --- */
+
+enum { BALANCED = 48 };
+
+static void balance_tune(mp_registry_config *config) {
+    sim_fakes_begin(4);
+    config->lanes = 4;
+    config->max_workers = 4;
+    config->keep_alive_ns = MP_FOREVER;
+    config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = BALANCED;
+    w.capacity = BALANCED;
+}
+
+static void balance_script(sim_model *model) {
+    model->load_ns = 0;
+    model->step_ns = MS;
+    model->uneven = false;
+    model->step_units = 1;
+    model->plan_items = 1;
+    model->lanes = 1;
+}
+
+static void must_be_even(void *arg, const mp_entry_info *info) {
+    (void)arg;
+    uint64_t all = 0, most = 0;
+    for (int i = 0; i < info->worker_count; i++) {
+        all += info->worker[i].served;
+        if (info->worker[i].served > most)
+            most = info->worker[i].served;
+    }
+    SIM_CHECK(info->worker_count == 4 && all == BALANCED);
+    if (most > BALANCED / 2)
+        sim_fail("of %d calls one worker of four had %d", BALANCED, (int)most);
+}
+
+static void balance_begin(void) {
+    mp_error error;
+    mp_ticket *tickets[BALANCED];
+    for (int i = 0; i < BALANCED; i++) {
+        sim_call *call = sim_fakes_call(1 + (uint32_t)of(8));
+        mp_submit_options options = {.priority = 2, .policy = MP_POLICY_P2C};
+        SIM_CHECK(mp_registry_submit(w.registry, sim_keys[0], &call->base, &options, &tickets[i], &error) == MP_OK);
+        if (percent(50))
+            mp_sys_sleep_ns(sim_below(2 * MS));
+    }
+    for (int i = 0; i < BALANCED; i++) {
+        SIM_CHECK(mp_ticket_wait(tickets[i], UINT64_MAX, 0, NULL) && mp_ticket_status(tickets[i], &error) == MP_OK);
+        mp_ticket_release(tickets[i]);
+    }
+    mp_registry_visit(w.registry, must_be_even, NULL);
+}
+
+static void balance_call(record *r, mp_submit_options *options) {
+    (void)options;
+    r->call->units = 1;
+}
+
+const sim_special sim_balance = {
+    .tune = balance_tune, .script = balance_script, .begin = balance_begin, .call = balance_call};
+
+/* --- jumps: the clock jumps by ten minutes once; steps and loads that are longer than the limits, but move --- */
+
+static void jumps_tune(mp_registry_config *config) {
+    config->stall_timeout_ns = config->load_timeout_ns = 100 * MS;
+    config->load_ceiling_ns = 3600 * SECOND;
+    fakes.on_time = false;
+}
+
+static void jumps_script(sim_model *model) {
+    model->load_ns = 300 * MS * (uint64_t)of(2);
+    model->step_ns = 150 * MS * (uint64_t)of(2);
+}
+
+static void jumps_call(record *r, mp_submit_options *options) {
+    (void)options;
+    if (r->endless)
+        r->call->units = 8;
+    if (w.jumped || percent(70))
+        return;
+    w.jumped = true;
+    mp_sys_sleep_ns(sim_below(200 * MS));
+    sim_clock_jump(600 * SECOND);
+    fakes.jumped_ns = sim_now();
+}
+
+const sim_special sim_jumps = {.tune = jumps_tune, .script = jumps_script, .call = jumps_call};
+
+#endif
