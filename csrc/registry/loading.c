@@ -131,10 +131,10 @@ bool mp_worker_start(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     mp_worker_set_state(worker, MP_WORKER_LOADING);
     bool loading = !entry->resident;
+    worker->moving = loading;
     if (loading)
         entry->attempts++;
     else
-    worker->moving = loading;
         worker->resident = mp_resident_pin(entry->resident);
     if (entry->quit)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
@@ -148,10 +148,10 @@ bool mp_worker_start(mp_worker *worker) {
     const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
 
     mp_mutex_lock(&entry->lock);
+    worker->moving = false;
     bool dead = worker->state == MP_WORKER_DEAD, off = entry->quit;
     mp_ticket *list = NULL;
     if (dead) {
-    worker->moving = false;
         status = MP_SPAWN_TIMEOUT; /* everybody was told */
     } else if (status == MP_OK) {
         if (loading) {

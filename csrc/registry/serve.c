@@ -216,9 +216,9 @@ static void admit_fresh(mp_worker *w) {
         mp_ticket *ticket = w->fresh[i];
         mp_error error;
         mp_error_clear(&error);
-        if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
         if (ticket->item.deadline_ns && mp_sys_now_ns() >= ticket->item.deadline_ns)
             mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* it waited until now, and the sweep is late */
+        if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* ended at the next look */
         mp_status status = mp_entry_check(entry, w->resident, ticket, &error);
         if (status != MP_OK) {
@@ -470,7 +470,7 @@ static bool step(mp_worker *w) {
     if (live) {
         for (int i = 0; i < w->plan.count; i++) {
             mp_ticket *ticket = w->plan.items[i]->ticket;
-            if (!atomic_load_explicit(&ticket->started_ns, memory_order_relaxed)) {
+            if (!atomic_load_explicit(&ticket->started_ns, memory_order_relaxed))
                 atomic_store_explicit(&ticket->started_ns, began_ns, memory_order_relaxed);
             w->outcomes[i] = MP_OUTCOME_MORE;
         }

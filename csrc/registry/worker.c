@@ -136,8 +136,8 @@ bool mp_worker_lease(mp_worker *worker, int want) {
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);
     worker->lanes = worker->lease.lanes;
-    mp_mutex_unlock(&entry->lock);
     worker->moving = false;
+    mp_mutex_unlock(&entry->lock);
     return true;
 }
 
@@ -146,8 +146,8 @@ void mp_worker_return_lanes(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     bool forfeited = worker->lanes == 0;
     worker->lanes = 0;
-    mp_mutex_unlock(&entry->lock);
     worker->moving = !forfeited; /* until the next look under the lock */
+    mp_mutex_unlock(&entry->lock);
     mp_cores_return(entry->services->cores_seen, &worker->lease, forfeited);
 }
 
