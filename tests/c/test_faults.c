@@ -510,8 +510,8 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
     for (uint64_t end = fake_in_ms(10000); info.workers < WORKERS; fake_info(registry, "a", &info)) {
         MP_CHECK(mp_sys_now_ns() < end);
         if (ready < CALLS)
-            MP_CHECK_OK(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &alone, &tickets[ready++], &error),
-                        &error);
+            MP_CHECK_OK(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &alone, &tickets[ready++],
+                                           &error), &error);
         mp_sys_sleep_ns(FAKE_MS(20)); /* each call asks for one worker more */
     }
     atomic_store(&fake.hold, false);

@@ -1,0 +1,168 @@
+"""Faults that need a process of their own: forks, Ctrl-C and exits at any moment. tests/FAULTS.md is the table."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from test_api_process import process, told
+
+
+@pytest.mark.parametrize("times", [pytest.param(50), pytest.param(1000, marks=pytest.mark.slow)])
+def test_forks_in_the_middle_of_work(bert: Path, llama: Path, times: int) -> None:
+    """Row 14: the parent's calls are unaffected; a child works, or refuses, within 5 s, whatever it does first."""
+    script = f"""
+want = mpool.embed("x", bert)
+text = mpool.generate("The", llama, max_tokens=10, temperature=0, ignore_eos=True).token_ids
+over, wrong, calls = threading.Event(), [], [0]
+def busy(number):
+    while not over.is_set():
+        try:
+            if not np.array_equal(mpool.embed("x", bert), want):
+                wrong.append("another vector")
+            if mpool.generate("The", llama, max_tokens=10, temperature=0, ignore_eos=True).token_ids != text:
+                wrong.append("another text")
+            calls[0] += 1
+        except BaseException as error:
+            wrong.append(repr(error))
+def in_child(number):
+    if number % 4 == 0:
+        return np.array_equal(mpool.embed("x", bert), want)
+    if number % 4 == 1:
+        return mpool.generate("The", llama, max_tokens=10, temperature=0, ignore_eos=True).token_ids == text
+    if number % 4 == 2:
+        mpool.unload(bert)
+        return np.array_equal(mpool.embed("x", bert), want)
+    return True  # a child that never calls leaves as well
+threads = [threading.Thread(target=busy, args=(number,)) for number in range(3)]
+for thread in threads:
+    thread.start()
+statuses = {{}}
+for number in range({times}):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)
+        try:
+            good = in_child(number)
+        except mpool.MpoolError:
+            good = True  # it refuses
+        except BaseException:
+            good = False
+        os._exit(0 if good else 3)
+    status = os.waitpid(child, 0)[1]
+    statuses[status] = statuses.get(status, 0) + 1
+over.set()
+for thread in threads:
+    thread.join()
+print(json.dumps([statuses, wrong[:3], calls[0] > 0, np.array_equal(mpool.embed("x", bert), want), idle()]))
+"""
+    environment = {"TOKENIZERS_PARALLELISM": "false"}
+    if times > 100:
+        script = "faulthandler.dump_traceback_later(140, exit=True)\n" + script
+    statuses, wrong, worked, good, idle = told(script, bert, llama, **environment)
+    assert statuses == {"0": times} and wrong == [] and worked and good and idle
+
+
+CALLS = {
+    "embed": "mpool.embed(texts, bert)",
+    "generate": "mpool.generate('The', llama, max_tokens=16000, ignore_eos=True, temperature=0)",
+    "stream": "[None for _ in mpool.generate('The', llama, max_tokens=16000, ignore_eos=True, stream=True)]",
+    "result": "mpool.submit('text_to_text', prompt='The', model=llama, max_tokens=16000, ignore_eos=True).result()",
+    "cold": "(mpool.unload(llama), mpool.generate('The', llama, max_tokens=16000, ignore_eos=True))",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ctrl_c_after_any_delay(bert: Path, llama: Path, call: str) -> None:
+    """Row 15: KeyboardInterrupt within 100 ms of the signal, wherever it finds the call, and the call is cancelled."""
+    script = f"""
+import random
+rng = random.Random({call!r})
+texts = [f"Some text to embed. {{number}} " * 8 for number in range(10_000)]
+mpool.load(bert), mpool.load(llama)
+late, missed, left = [], 0, []
+for attempt in range(12):
+    sent = []
+    def interrupt():
+        time.sleep(rng.uniform(0.001, 0.25))
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    killer = threading.Thread(target=interrupt)
+    try:
+        killer.start()
+        {CALLS[call]}
+        killer.join()
+        time.sleep(0.05)
+        missed += 1
+    except KeyboardInterrupt:
+        late.append(time.monotonic() - sent[0])
+    killer.join()
+    start = time.monotonic()
+    while any(row.running or row.queued for row in mpool.ps()) and time.monotonic() - start < 5:
+        time.sleep(0.002)
+    left.append(time.monotonic() - start)
+print(json.dumps([late, missed, max(left), mpool.embed("x", bert).shape[0]]))
+"""
+    late, missed, left, width = told(script, bert, llama)
+    assert len(late) + missed == 12 and len(late) >= 10
+    # a busy machine may be late now and then
+    assert sorted(late)[len(late) // 2] <= 0.1 and max(late) < 2.0, late
+    assert left < 1.0 and width == 32
+
+
+EXITS = ["sys.exit(7)", "raise SystemExit(7)", "os._exit(7)",
+         "threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGTERM)).start(); time.sleep(20)",
+         "os.kill(os.getpid(), signal.SIGINT); time.sleep(20)", "raise ZeroDivisionError('on purpose')",
+         "del kept, pool; sys.exit(7)"]
+
+
+def exits(times: int, bert: Path, llama: Path) -> None:
+    rng = random.Random(times)
+    for number in range(times):
+        end = EXITS[number % len(EXITS)]
+        script = f"""
+pool = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.3))
+pool.embed("x", bert)
+kept = [pool.generate("The", llama, max_tokens=16000, ignore_eos=True, stream=True) for _ in range(4)]
+def embeds():
+    try:
+        while True:
+            pool.embed([f"Some text {{i}}." for i in range(500)], bert)
+    except mpool.MpoolError:
+        pass
+def reads():
+    try:
+        for _ in pool.generate("The", llama, max_tokens=16000, ignore_eos=True, stream=True):
+            pass
+    except mpool.MpoolError:
+        pass
+for body in (embeds, embeds, reads):
+    threading.Thread(target=body, daemon=True).start()
+job = pool.submit("text_embedding", inputs=["x"] * 5000, model=bert)
+time.sleep({rng.uniform(0, 0.08)})
+sys.stdout.write(repr(time.time()))
+sys.stdout.flush()
+{end}
+"""
+        status, out, err = process(script, bert, llama)
+        took = time.time() - float(out)
+        words = [word for word in ("Fatal Python", "Segmentation", "gilstate", "finaliz", "core dumped") if word in err]
+        assert not words, f"{end}\n{err}"
+        if "SIGTERM" in end:
+            assert status == -15, (end, status, err)
+        elif "SIGINT" in end:
+            assert status in (-2, 130), (end, status, err)
+        elif "ZeroDivision" in end:
+            assert status == 1 and "on purpose" in err, (end, status, err)
+        else:
+            assert (status, err.strip()) == (7, ""), (end, status, err)
+        assert took < 0.3 + 3.0, f"{end}: {took:.1f} s"
+
+
+@pytest.mark.parametrize("times", [pytest.param(20), pytest.param(200, marks=pytest.mark.slow)])
+def test_exits_with_busy_workers(bert: Path, llama: Path, times: int) -> None:
+    """Row 16: within the grace and what ending Python takes; nothing enters an interpreter that finalises."""
+    exits(times, bert, llama)
