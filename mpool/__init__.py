@@ -21,19 +21,31 @@ if TYPE_CHECKING:
     from . import catalog as catalog
     from . import errors as errors
     from . import text as text
+    from ._runtime import begin_shutdown as begin_shutdown
     from ._runtime import chat as chat
+    from ._runtime import check as check
     from ._runtime import count_tokens as count_tokens
     from ._runtime import detokenize as detokenize
     from ._runtime import embed as embed
     from ._runtime import embed_iter as embed_iter
     from ._runtime import generate as generate
     from ._runtime import get as get
+    from ._runtime import health as health
+    from ._runtime import init_maintenance as init_maintenance
     from ._runtime import load as load
+    from ._runtime import metrics as metrics
+    from ._runtime import ping as ping
+    from ._runtime import pools as pools
     from ._runtime import ps as ps
     from ._runtime import register as register
     from ._runtime import submit as submit
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
+    from ._events import PoolEvent as PoolEvent
+    from ._health import CapabilityPool as CapabilityPool
+    from ._health import Health as Health
+    from ._health import ModelHealth as ModelHealth
+    from ._health import Pong as Pong
     from ._options import CallOptions as CallOptions
     from ._similarity import similarity as similarity
     from .config import PoolConfig as PoolConfig
@@ -89,8 +101,11 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_runtime": ("chat", "count_tokens", "detokenize", "embed", "embed_iter", "generate", "get", "load", "ps",
-                 "register", "submit", "tokenize", "unload"),
+    "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "detokenize", "embed", "embed_iter", "generate",
+                 "get", "health", "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "submit",
+                 "tokenize", "unload"),
+    "_events": ("PoolEvent",),
+    "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "_options": ("CallOptions",),
     "config": ("PoolConfig",),
     "embedding": ("EmbedIterator",),

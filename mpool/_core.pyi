@@ -21,8 +21,8 @@ def status_table() -> list[tuple[int, str, str, str, str]]:
 def architectures() -> list[tuple[str, str]]:
     """Rows of archs.def: name, capability."""
 
-def capabilities() -> list[tuple[str, int, str]]:
-    """Rows of capabilities.def: name, queue capacity, policy."""
+def capabilities() -> list[tuple[str, tuple[int, int], str]]:
+    """Rows of capabilities.def: name, calls of one input and calls of many that may wait, policy."""
 
 def options() -> list[tuple[str, str, str, str]]:
     """Rows of options.def: variable, value in use, default, meaning."""
@@ -38,6 +38,25 @@ def drain_log() -> list[tuple[int, str]]:
     """Records of the core's log ring: (logging level, text), oldest first; clears it."""
 
 def set_log_level(level: int) -> None: ...
+
+def metrics() -> list[tuple[str, str]]:
+    """Rows of metrics.def: name, meaning."""
+
+def event_names() -> list[str]:
+    """Kinds of events (csrc/registry/events.h), in the order of their bits."""
+
+def want_events(kinds: int) -> None:
+    """Record events of these kinds (a bit each) from now on."""
+
+def drain_events() -> list[tuple[int, int, str, int, int, str, float]]:
+    """Recorded events, oldest first: registry number, kind, key, worker (0 = none), request (0 = none), name of the
+    status, seconds of time.monotonic(); clears them."""
+
+def events_dropped() -> int:
+    """Events that found no room, since the process began."""
+
+def events_after_fork() -> None:
+    """In a forked child: forget the parent's events."""
 
 @final
 class GgufFile:
@@ -124,14 +143,16 @@ class Registry:
     def evict(self, key: str, timeout: float | None = None) -> None: ...
     def keep_alive(self, key: str, seconds: float) -> None: ...
     def entries(self) -> list[dict[str, Any]]:
-        """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, pinned,
+        """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, waiting and
+        capacity (of the queue: calls of one input, calls of many), pinned,
         model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, worker (one dict a worker: id,
-        state, running, served, idle_seconds, engine_bytes), latency (seconds of answered calls: count, sum, min, max,
+        state, running, served, busy_seconds, idle_seconds, engine_bytes), latency (seconds of answered calls: count,
+        sum, min, max,
         p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
         parameters, weight_bytes) once loaded."""
     def stats(self) -> dict[str, Any]:
-        """The rows of csrc/registry/metrics.def; memory_limit, memory_used, bytes_by_tag (of the process); lanes,
-        lanes_leased; threads_created, threads_joined (of the process)."""
+        """The rows of csrc/registry/metrics.def; memory_limit, memory_used, pressure, bytes_by_tag (of the process);
+        lanes, lanes_leased; threads_created, threads_joined (of the process)."""
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
                      output: int = 0, tolerant: bool = False, timeout: float | None = None, patience: float = -1.0,
@@ -150,6 +171,10 @@ class Registry:
                     prompt_logits: bool = False, timeout: float | None = None, patience: float = -1.0,
                     keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
                     fail_fast: bool = False, policy: str = "default") -> Ticket: ...
+    def number(self) -> int:
+        """Unlike that of any other registry of the process."""
+    def maintain(self) -> None:
+        """Start the maintenance thread now; idempotent."""
     def begin_shutdown(self) -> None: ...
     def close(self) -> None:
         """Drain and join; idempotent; from any thread."""

@@ -10,8 +10,8 @@ import logging
 import os
 import threading
 
-#: Seconds between two looks at the ring.
-PERIOD = 0.25
+#: Seconds between two looks at the ring; while there are callbacks for events.
+PERIOD, HURRIED = 0.25, 0.02
 
 for _name in ("mpool", "mpool.pool", "mpool.catalog"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
@@ -25,7 +25,8 @@ class _Drain:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.thread: threading.Thread | None = None
-        self.level = -1
+        self.level, self.period = -1, PERIOD
+        self.hurried = threading.Event()
 
     def start(self) -> None:
         with self.lock:
@@ -44,9 +45,22 @@ class _Drain:
             self.level = level
 
     def run(self) -> None:
-        while not self.stopping.wait(PERIOD):
+        while not self.stopping.is_set():
+            if self.period == HURRIED:
+                self.stopping.wait(HURRIED)
+            elif self.hurried.wait(PERIOD):
+                self.hurried.clear()
             self.adopt_level()
             self.flush()
+            self.deliver()
+
+    def deliver(self) -> None:
+        from . import _events
+
+        try:
+            _events.deliver()
+        except Exception:
+            pool_log.exception("Events were lost")
 
     def flush(self) -> None:
         from . import _core
@@ -61,6 +75,7 @@ class _Drain:
         with self.lock:
             thread, self.thread = self.thread, None
             self.stopping.set()
+            self.hurried.set()
         if thread is not None:
             thread.join(5.0)
             self.flush()
@@ -73,6 +88,12 @@ def start() -> None:
     """Starts the thread unless it runs."""
     if _drain.thread is None:
         _drain.start()
+
+
+def hurry(on: bool) -> None:
+    """Looks more often from now on, or as usual again."""
+    _drain.period = HURRIED if on else PERIOD
+    _drain.hurried.set()
 
 
 def flush() -> None:

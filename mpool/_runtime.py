@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
 
 from . import _options
+from ._health import CapabilityPools, Health, Pong
 from .config import PoolConfig
 from .pool import Pool, all_pools
 
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 _default: Pool | None = None
 _installed = False
+_ending = False  # begin_shutdown was called: no new pool takes the place of the closed one
 
 
 def default_pool() -> Pool:
     """The pool that the functions of the module use."""
     global _default
-    if _default is None or _default._closed:
+    if _default is None or (_default._closed and not _ending):
         with _lock:
-            if _default is None or _default._closed:
+            if _default is None or (_default._closed and not _ending):
                 _default = Pool(PoolConfig())
     return _default
 
@@ -325,8 +327,9 @@ def get(key: str | os.PathLike[str] | Model, capability: str | None = None) -> M
     return default_pool().get(key, capability)
 
 
-def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False, compute: Compute = "auto",
-         progress: bool | None = None, timeout: float | None = None) -> Model:
+def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+         keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
+         timeout: float | None = None) -> Model:
     """Loads a model now, fetching it first if it is not here, and waits until it serves.
 
     Loading beforehand is never needed; it moves the wait to a time of your choice.
@@ -334,7 +337,9 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
     Args:
         ref: as ``model`` of :func:`embed`.
         alias: a further name for it: 1 to 128 letters, digits and ``. _ + -``.
-        pin: marks it as one to be kept. So far no model is evicted to make room, pinned or not.
+        pin: never unload it to make room for another, nor for want of work.
+        keep_alive: how long it stays without work, instead of what ``PoolConfig.keep_alive`` says: seconds, ``"5m"``;
+            0: not at all; below 0: for ever.
         compute: as for :func:`embed`.
         progress: whether to show a bar for downloads; None: if standard error is a terminal.
         timeout: seconds for loading; the loading goes on when they are over. Downloads are not counted.
@@ -353,7 +358,8 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
         >>> mpool.embed("A sentence.", "mini").shape
         (384,)
     """
-    return default_pool().load(ref, alias=alias, pin=pin, compute=compute, progress=progress, timeout=timeout)
+    return default_pool().load(ref, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute, progress=progress,
+                               timeout=timeout)
 
 
 def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
@@ -413,6 +419,117 @@ def ps() -> ModelTable:
         ['text_embedding']
     """
     return default_pool().ps()
+
+
+@overload
+def metrics(format: Literal["dict"] = "dict") -> dict[str, Any]: ...
+@overload
+def metrics(format: Literal["prometheus"]) -> str: ...
+def metrics(format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
+    """What the pool has counted.
+
+    Args:
+        format: ``"dict"``, or ``"prometheus"``: text for a scrape, with names that begin with ``mpool_``; needs the
+            package prometheus_client (``pip install "mpool[server]"``).
+
+    Returns:
+        a dict: counters by name (``total_requests``, ``errors``, ``timeouts``, ``queue_full_rejections``, ...;
+        ``units_in`` and ``units_out`` are tokens read and written); ``memory_limit``, ``memory_used`` in bytes and
+        ``bytes_by_kind``; ``lanes``, ``lanes_leased``; ``queue_depths`` by capability; ``models``: key -> its state,
+        counts and ``latency`` in seconds, with a histogram of (upper bound, count). Or the text.
+
+    Raises:
+        InvalidArgument: another format.
+        Unsupported: prometheus_client is not installed.
+
+    Example:
+        >>> _ = mpool.embed("A sentence.")
+        >>> mpool.metrics()["total_requests"] > 0
+        True
+    """
+    return default_pool().metrics(format)  # type: ignore[call-overload]
+
+
+def health() -> Health:
+    """How the pool is. Cheap: it waits for no work.
+
+    Returns:
+        a :class:`mpool.Health`: ``"degraded"`` while a queue stays full, a worker is much slower than its mates or does
+        not move, a model has failed or its breaker is not closed, or memory is critical; ``"unhealthy"`` when the pool
+        is closed or shuts down, or all models in use have failed.
+
+    Example:
+        >>> mpool.health().status
+        'healthy'
+    """
+    return default_pool().health()
+
+
+def ping(key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
+    """Whether workers are there. Never waits behind work, loads nothing, and does not count as work.
+
+    Args:
+        key: a model; None: all.
+
+    Returns:
+        a :class:`mpool.Pong` for each worker; none for a model that is not loaded.
+
+    Raises:
+        UnknownModel, InvalidArgument: no model has that name.
+
+    Example:
+        >>> _ = mpool.embed("A sentence.")
+        >>> mpool.ping("all-MiniLM-L6-v2")[0].queue_depth
+        0
+    """
+    return default_pool().ping(key)
+
+
+def check(key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
+    """Has a model compute something, ahead of everything that waits: a text embedded, or one token generated.
+
+    Loads it if need be.
+
+    Args:
+        key: the model.
+        timeout: seconds.
+
+    Returns:
+        seconds that it took.
+
+    Raises:
+        as :func:`embed` and :func:`generate`.
+
+    Example:
+        >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60
+        True
+    """
+    return default_pool().check(key, timeout=timeout)
+
+
+#: Capability -> :class:`mpool.CapabilityPool`: policy, workers, queue and models of it, as they are when asked for.
+#: ``mpool.pools["text_embedding"].queue_depth``
+pools = CapabilityPools(default_pool)
+
+
+def init_maintenance() -> None:
+    """Starts the thread that looks after deadlines, workers without work and memory; it starts by itself with the first
+    load. Idempotent.
+
+    Raises:
+        ShuttingDown: :func:`begin_shutdown` was called.
+    """
+    default_pool().init_maintenance()
+
+
+def begin_shutdown() -> None:
+    """Refuses new calls from now on (ShuttingDown), for the rest of the process; those in flight go on. Idempotent.
+
+    It concerns the functions of the module. A :class:`mpool.Pool` has a method of this name.
+    """
+    global _ending
+    _ending = True
+    default_pool().begin_shutdown()
 
 
 def count_tokens(text: str, model: str | os.PathLike[str] | Model) -> int:

@@ -594,12 +594,12 @@ def _length(content: Any) -> int:
 
 
 async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
-               compute: Compute = "auto", progress: bool | None = None, timeout: float | None = None,
-               pool: Pool | None = None) -> Model:
+               keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
+               timeout: float | None = None, pool: Pool | None = None) -> Model:
     """As :func:`mpool.load`, in a thread."""
     use = pool or default_pool()
-    return await asyncio.to_thread(use.load, ref, alias=alias, pin=pin, compute=compute, progress=progress,
-                                   timeout=timeout)
+    return await asyncio.to_thread(use.load, ref, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute,
+                                   progress=progress, timeout=timeout)
 
 
 async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,

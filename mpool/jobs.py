@@ -82,6 +82,13 @@ class Job:
         """Calls ahead of it in the queue; -1 once it runs or is done."""
         return -1 if self._ticket is None else self._ticket.position()
 
+    def eta(self) -> float | None:
+        """Predicted seconds until it is done; 0.0 when it is; None: nobody knows, as for a model that is not loaded."""
+        if self.done():
+            return 0.0
+        assert self._ticket is not None
+        return self._ticket.eta() or None
+
     def __await__(self) -> Generator[Any, None, Any]:
         from . import aio
 

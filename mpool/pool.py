@@ -7,9 +7,10 @@ import re
 import threading
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Sequence, overload
 
 from . import _logging, _options, _threads, show
+from ._durations import seconds_of
 from ._entry import OVERRIDES, Entry
 from .config import PoolConfig
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from . import _core
+    from ._events import Kind, PoolEvent
+    from ._health import CapabilityPools, Health, Pong
     from ._options import Call, Compute, EmbedOptions, TextOptions
     from .embedding import EmbedIterator
     from .generation import Request
@@ -59,6 +62,8 @@ class Pool:
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
         self._closed = False
+        self._callbacks: tuple[tuple[str, Any], ...] = ()
+        self._full_since: dict[str, float] = {}  # see _health.py
         self._entries: dict[str, Entry] = {}  # by key
         self._names: dict[Any, Entry] = {}    # by everything they were called, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
@@ -223,8 +228,10 @@ class Pool:
         return Model(entry, key._compute if isinstance(key, Model) else "auto")
 
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
-             compute: Compute = "auto", progress: bool | None = None, timeout: float | None = None) -> Model:
+             keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
+             timeout: float | None = None) -> Model:
         """See :func:`mpool.load`."""
+        kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             raise InvalidArgument(f"pin is {pin!r}, allowed: True or False")
         deadline = _threads.deadline_of(timeout)
@@ -240,6 +247,8 @@ class Pool:
             raise
         key = entry.core_key(compute)
         entry.tokenizer()
+        if kept is not None:
+            self.registry.keep_alive(key, kept)
         try:
             self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
         except MemoryExhausted as error:
@@ -285,6 +294,82 @@ class Pool:
     def ps(self) -> show.ModelTable:
         """See :func:`mpool.ps`."""
         return show.table(self._registry.entries() if self._registry is not None else ())
+
+    # ---- how it is -------------------------------------------------------------------------------------------------
+
+    @overload
+    def metrics(self, format: Literal["dict"] = "dict") -> dict[str, Any]: ...
+    @overload
+    def metrics(self, format: Literal["prometheus"]) -> str: ...
+    def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
+        """See :func:`mpool.metrics`."""
+        from . import _metrics
+
+        if not isinstance(format, str) or format not in ("dict", "prometheus"):
+            raise InvalidArgument(f"format is {format!r}, allowed: 'dict', 'prometheus'")
+        return _metrics.collect(self) if format == "dict" else _metrics.prometheus(self)
+
+    def _stats(self) -> dict[str, Any]:
+        from . import _metrics
+
+        return _metrics.stats(self)
+
+    def health(self) -> Health:
+        """See :func:`mpool.health`."""
+        from . import _health
+
+        return _health.health(self)
+
+    def ping(self, key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
+        """See :func:`mpool.ping`."""
+        from . import _health
+
+        return _health.pongs(self, key)
+
+    def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
+        """See :func:`mpool.check`."""
+        from . import _health
+
+        return _health.check(self, key, timeout)
+
+    @property
+    def pools(self) -> CapabilityPools:
+        """See :data:`mpool.pools`."""
+        from ._health import CapabilityPools
+
+        return CapabilityPools(lambda: self)
+
+    def on(self, event: Kind, callback: Callable[[PoolEvent], object]) -> Callable[[], None]:
+        """Calls a function whenever something happens to a worker or a call of this pool.
+
+        One thread of the process calls all of them, one after the other, soon after the event. A callback may use mpool
+        and may raise (the logger ``mpool.pool`` has it then); while it blocks, further events wait, up to a thousand,
+        and those beyond are dropped and counted (``events_dropped`` of :func:`mpool.metrics`). No call ever waits for
+        one.
+
+        Args:
+            event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
+                ``"request_complete"``, ``"request_fail"`` of calls.
+            callback: a function of one :class:`mpool.PoolEvent`.
+
+        Returns:
+            a function that ends it.
+
+        Raises:
+            InvalidArgument: there is no such event, or the callback is none.
+
+        Example:
+            >>> with mpool.Pool() as pool:
+            ...     stop = pool.on("ready", lambda event: print(event.model))
+            ...     stop()
+        """
+        from . import _events
+
+        return _events.subscribe(self, event, callback)
+
+    def init_maintenance(self) -> None:
+        """See :func:`mpool.init_maintenance`."""
+        self.registry.maintain()
 
     def _register(self, key: str, ref: str, overrides: Mapping[str, Any]) -> Model:
         assert set(overrides) <= set(OVERRIDES)

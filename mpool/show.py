@@ -28,7 +28,12 @@ class ModelRow:
         capability: what it is for.
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
         compute: class of arithmetic, once loaded.
-        workers, queued, running: threads that serve it; calls that wait, and that run.
+        workers, busy, dead: that serve it; that have a call; set apart because they did not move.
+        queued, running: calls that wait, and that run.
+        breaker: ``"closed"``, or ``"open"`` or ``"half-open"`` after faults of its workers.
+        policy: which worker takes a call.
+        keep_alive: seconds that it stays without work; inf: for ever.
+        last_error: name of the error of the last call that failed; empty: there was none.
         pinned: asked for by ``load(..., pin=True)``.
         model_bytes: weights, shared by all workers.
         engine_bytes: scratch and caches.
@@ -42,8 +47,14 @@ class ModelRow:
     state: str
     compute: str | None
     workers: int
+    busy: int
+    dead: int
     queued: int
     running: int
+    breaker: str
+    policy: str
+    keep_alive: float
+    last_error: str
     pinned: bool
     model_bytes: int
     engine_bytes: int
@@ -56,7 +67,8 @@ class ModelRow:
 class ModelTable(Sequence[ModelRow]):
     """What :func:`mpool.ps` returns: rows, which show themselves as a table in a terminal and in a notebook."""
 
-    _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "WEIGHTS", "WORKING", "RUNNING", "QUEUED", "CALLS", "IDLE")
+    _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "WEIGHTS", "WORKING", "WORKERS", "RUNNING", "QUEUED", "CALLS",
+             "IDLE")
 
     def __init__(self, rows: Iterable[ModelRow]) -> None:
         self._rows = tuple(rows)
@@ -72,10 +84,9 @@ class ModelTable(Sequence[ModelRow]):
         return ModelTable(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
     def _cells(self) -> list[tuple[str, ...]]:
-        return [(row.key, row.capability, row.state + (", pinned" if row.pinned else ""), row.compute or "-",
-                 megabytes(row.model_bytes), megabytes(row.engine_bytes), str(row.running), str(row.queued),
-                 str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""),
-                 age(row.idle_seconds) if row.state == "ready" else "-") for row in self._rows]
+        return [(row.key, row.capability, _state(row), row.compute or "-", megabytes(row.model_bytes),
+                 megabytes(row.engine_bytes), _workers(row), str(row.running), str(row.queued),
+                 str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""), _idle(row)) for row in self._rows]
 
     def __repr__(self) -> str:
         lines = [self._HEAD, *self._cells()]
@@ -87,6 +98,21 @@ class ModelTable(Sequence[ModelRow]):
         body = "".join("<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in line)
                        + "</tr>" for line in self._cells())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _state(row: ModelRow) -> str:
+    return row.state + (", pinned" if row.pinned else "") \
+        + ("" if row.breaker == "closed" else f", breaker {row.breaker}")
+
+
+def _idle(row: ModelRow) -> str:
+    if row.state != "ready":
+        return "-"
+    return age(row.idle_seconds) + ("" if row.keep_alive == float("inf") else f" of {age(row.keep_alive)}")
+
+
+def _workers(row: ModelRow) -> str:
+    return (f"{row.busy}/{row.workers}" if row.workers else "-") + (f" ({row.dead} dead)" if row.dead else "")
 
 
 def table(entries: Iterable[dict[str, Any]]) -> ModelTable:

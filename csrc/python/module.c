@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "models/model.h"
 #include "python/binding.h"
+#include "registry/events.h"
 
 #define STRING_OF(x) #x
 #define STRING(x)    STRING_OF(x)
@@ -147,7 +148,8 @@ static PyObject *capabilities(PyObject *module, PyObject *none) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < MP_CAPABILITY_COUNT; i++) {
         const mp_capability_row *info = mp_capability_get((mp_capability)i);
-        PyObject *row = Py_BuildValue("(sis)", info->name, info->queue_capacity, info->policy);
+        PyObject *row = Py_BuildValue("(s(ii)s)", info->name, info->queue_capacity[MP_LANE_INTERACTIVE],
+                                      info->queue_capacity[MP_LANE_BULK], info->policy);
         if (!row || PyList_Append(list, row) < 0)
             Py_CLEAR(list);
         Py_XDECREF(row);
@@ -291,6 +293,82 @@ static PyObject *drain_log(PyObject *module, PyObject *none) {
     return list;
 }
 
+/* --- events --- */
+
+static PyObject *event_names(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < MP_EVENT_COUNT; i++) {
+        PyObject *name = PyUnicode_FromString(mp_event_name((mp_event_kind)i));
+        if (!name || PyList_Append(list, name) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *want_events(PyObject *module, PyObject *kinds) {
+    (void)module;
+    unsigned long wanted = PyLong_AsUnsignedLong(kinds);
+    if (wanted == (unsigned long)-1 && PyErr_Occurred())
+        return NULL;
+    mp_events_want((uint32_t)wanted);
+    Py_RETURN_NONE;
+}
+
+static PyObject *drain_events(PyObject *module, PyObject *none) {
+    (void)none;
+    PyObject *list = PyList_New(0);
+    MP_BEGIN_EXCLUSIVE(module); /* one thread at a time may take */
+    (void)module;
+    mp_event event;
+    while (list && mp_events_take(&event)) {
+        PyObject *key = PyUnicode_DecodeUTF8(event.key, (Py_ssize_t)strlen(event.key), "replace");
+        PyObject *row = key ? Py_BuildValue("(KiOIKsd)", (unsigned long long)event.registry, (int)event.kind, key,
+                                            event.worker, (unsigned long long)event.request,
+                                            mp_status_find(event.status)->name, (double)event.time_ns * 1e-9)
+                            : NULL;
+        if (!row || PyList_Append(list, row) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(row);
+        Py_XDECREF(key);
+    }
+    MP_END_EXCLUSIVE();
+    return list;
+}
+
+static PyObject *events_dropped(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    return PyLong_FromUnsignedLongLong(mp_events_dropped());
+}
+
+static PyObject *events_after_fork(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    mp_events_fork_child();
+    Py_RETURN_NONE;
+}
+
+static PyObject *metrics(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    static const char *const rows[][2] = {
+#define MP_METRIC(name, meaning) {#name, meaning},
+#include "registry/metrics.def"
+#undef MP_METRIC
+    };
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < sizeof(rows) / sizeof(rows[0]); i++) {
+        PyObject *row = Py_BuildValue("(ss)", rows[i][0], rows[i][1]);
+        if (!row || PyList_Append(list, row) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
 static PyObject *set_log_level(PyObject *module, PyObject *level) {
     (void)module;
     long value = PyLong_AsLong(level);
@@ -304,12 +382,19 @@ static PyMethodDef functions[] = {
     {"status_table", mp_status_table, METH_NOARGS,
      "Rows of status.def: number, name, text, Python class, built-in base."},
     {"architectures", architectures, METH_NOARGS, "Rows of archs.def: name, capability."},
-    {"capabilities", capabilities, METH_NOARGS, "Rows of capabilities.def: name, queue capacity, policy."},
+    {"capabilities", capabilities, METH_NOARGS, "Rows of capabilities.def: name, queue capacities, policy."},
     {"options", options, METH_NOARGS, "Rows of options.def: variable, value in use, default, meaning."},
     {"config", config, METH_NOARGS, "CPU, kernels, BLAS, lanes and memory in use; how this was built."},
     {"dequantize", MP_METHOD(dequantize), METH_VARARGS | METH_KEYWORDS, "n items of a stored row as float32 (n,)."},
     {"drain_log", drain_log, METH_NOARGS, "Records of the core's log ring, (level, text), oldest first; clears it."},
     {"set_log_level", set_log_level, METH_O, "Record from this level of logging on."},
+    {"metrics", metrics, METH_NOARGS, "Rows of metrics.def: name, meaning."},
+    {"event_names", event_names, METH_NOARGS, "Kinds of events, in the order of their bits."},
+    {"want_events", want_events, METH_O, "Record events of these kinds (a bit each) from now on."},
+    {"drain_events", drain_events, METH_NOARGS,
+     "Recorded events, oldest first: registry number, kind, key, worker, request, status, seconds."},
+    {"events_dropped", events_dropped, METH_NOARGS, "Events that found no room."},
+    {"events_after_fork", events_after_fork, METH_NOARGS, "In a forked child: forget the parent's events."},
     {"read_gguf", mp_read_gguf, METH_O, "Parse the header of a GGUF file and of its splits."},
     {NULL, NULL, 0, NULL},
 };

@@ -320,9 +320,10 @@ static PyObject *facts_of(const mp_model *model) {
 }
 
 static PyObject *worker_row(const mp_worker_info *info) {
-    return Py_BuildValue("{s:I,s:s,s:i,s:K,s:d,s:K}", "id", info->id, "state", info->state, "running", info->running,
-                         "served", (unsigned long long)info->served, "idle_seconds", (double)info->idle_ns * 1e-9,
-                         "engine_bytes", (unsigned long long)info->engine_bytes);
+    return Py_BuildValue("{s:I,s:s,s:i,s:K,s:d,s:d,s:K}", "id", info->id, "state", info->state, "running",
+                         info->running, "served", (unsigned long long)info->served, "busy_seconds",
+                         (double)info->busy_ns * 1e-9, "idle_seconds", (double)info->idle_ns * 1e-9, "engine_bytes",
+                         (unsigned long long)info->engine_bytes);
 }
 
 /* Times of answered calls in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty
@@ -361,10 +362,11 @@ static void append_entry(void *arg, const mp_entry_info *info) {
     PyObject *facts = info->model ? facts_of(info->model) : PyDict_New(), *latency = latency_dict(&info->latency);
     if (workers && facts && latency)
         row = Py_BuildValue(
-            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:O,s:O,s:O}", "key", info->key,
-            "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker", info->breaker,
-            "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead", info->dead,
-            "queued", info->queued, "running", info->running, "pinned", info->pinned ? Py_True : Py_False,
+            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:O,s:O,s:O}",
+            "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
+            info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
+            info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
+            "capacity", info->capacity[0], info->capacity[1], "pinned", info->pinned ? Py_True : Py_False,
             "model_bytes", (unsigned long long)info->model_bytes, "engine_bytes",
             (unsigned long long)info->engine_bytes, "calls", (unsigned long long)info->calls, "errors",
             (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "keep_alive",
@@ -407,12 +409,26 @@ static PyObject *registry_stats(PyObject *self, PyObject *none) {
 #define MP_METRIC(name, meaning) ok = ok && put_number(dict, #name, stats.name);
 #include "registry/metrics.def"
 #undef MP_METRIC
+    PyObject *pressure = ok ? PyUnicode_FromString(stats.pressure) : NULL;
+    ok = pressure && PyDict_SetItemString(dict, "pressure", pressure) == 0;
+    Py_XDECREF(pressure);
     for (int i = 0; ok && i < MP_TAG_COUNT; i++)
         ok = put_number(tags, mp_tag_name((mp_tag)i), stats.bytes_by_tag[i]);
     if (!ok || PyDict_SetItemString(dict, "bytes_by_tag", tags) < 0)
         Py_CLEAR(dict);
     Py_XDECREF(tags);
     return dict;
+}
+
+static PyObject *registry_number(PyObject *self, PyObject *none) {
+    (void)none;
+    return PyLong_FromUnsignedLongLong(mp_registry_number(registry_of(self)));
+}
+
+static PyObject *registry_maintain(PyObject *self, PyObject *none) {
+    (void)none;
+    Py_BEGIN_ALLOW_THREADS mp_registry_maintain(registry_of(self));
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 /* --- calls --- */
@@ -496,6 +512,8 @@ static PyMethodDef methods[] = {
      "Seconds without work after which workers, and at last the model, are given up; inf = never."},
     {"entries", registry_entries, METH_NOARGS, "One dict an entry."},
     {"stats", registry_stats, METH_NOARGS, "Counters, memory and lanes."},
+    {"number", registry_number, METH_NOARGS, "Unlike that of any other registry of the process."},
+    {"maintain", registry_maintain, METH_NOARGS, "Start the maintenance thread now; idempotent."},
     {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS,
      "Queue an embedding call: a Ticket."},
     {"embed", MP_METHOD(registry_embed), METH_VARARGS | METH_KEYWORDS, "Submit, wait and return the vectors."},

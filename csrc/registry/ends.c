@@ -4,6 +4,7 @@
 
 #include "base/trace.h"
 #include "registry/entry.h"
+#include "registry/events.h"
 
 /* --- bytes --- */
 
@@ -105,6 +106,8 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
         entry->last_error = status;
     }
     mp_mutex_unlock(&entry->lock);
+    mp_events_post(status == MP_OK ? MP_EVENT_REQUEST_COMPLETE : MP_EVENT_REQUEST_FAIL, services->number, entry->key, 0,
+                   ticket, status);
     mp_ticket_conclude(ticket, status, error);
 }
 

@@ -676,6 +676,8 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     info->breaker = mp_breaker_name(&entry->breaker);
     info->dead = entry->apart;
     info->queued = entry->queue.count;
+    memcpy(info->waiting, entry->queue.counts, sizeof(info->waiting));
+    memcpy(info->capacity, entry->queue.capacity, sizeof(info->capacity));
     info->running = mp_entry_running(entry);
     info->pinned = entry->pinned;
     info->calls = entry->calls;

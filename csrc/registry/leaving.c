@@ -3,6 +3,7 @@
 
 #include "base/trace.h"
 #include "registry/entry.h"
+#include "registry/events.h"
 
 /* Engine, model and guard of a worker; no lock held. */
 static void free_engine(mp_worker *worker) {
@@ -131,6 +132,8 @@ void mp_worker_leave(mp_worker *worker) {
     if (served) {
         mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, idle ? "idle" : worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);
+        mp_events_post(idle ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL,
+                       worker->fault.code);
     }
     mp_entry_settle(entry, worker);
     mp_worker_destroy(worker);

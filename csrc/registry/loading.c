@@ -7,6 +7,7 @@
 
 #include "base/trace.h"
 #include "registry/entry.h"
+#include "registry/events.h"
 
 static bool is_off(void *arg) {
     mp_worker *worker = arg;
@@ -109,6 +110,7 @@ static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     mp_services *services = entry->services;
     mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
     mp_count(services, MP_METRIC_workers_spawned, 1);
+    mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, NULL, MP_OK);
     if (!loading)
         return;
     mp_count(services, MP_METRIC_loads, 1);
@@ -130,6 +132,7 @@ bool mp_worker_start(mp_worker *worker) {
 
     mp_mutex_lock(&entry->lock);
     mp_worker_set_state(worker, MP_WORKER_LOADING);
+    mp_events_post(MP_EVENT_SPAWN, services->number, entry->key, worker->id, NULL, MP_OK);
     bool loading = !entry->resident;
     worker->moving = loading;
     if (loading)
@@ -182,6 +185,7 @@ bool mp_worker_start(mp_worker *worker) {
     if (dead)
         return false;
     mp_count(services, MP_METRIC_load_failures, 1);
+    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, status);
     if (!off)
         mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);
     mp_entry_finish_list(entry, list, off ? NULL : &error);

@@ -369,6 +369,8 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     if (!services)
         return mp_fail_memory(error, sizeof(*services), "the services of a registry");
     registry->services = services;
+    static _Atomic uint64_t number;
+    services->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     atomic_init(&services->references, 1);
     services->registry = registry;
     services->event = on_event;
@@ -708,6 +710,7 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats) {
         .memory_used = atomic_load(&budget->used),
         .lanes = mp_cores_lanes(services->cores_seen),
         .lanes_leased = mp_cores_leased(services->cores_seen),
+        .pressure = mp_pressure_name(mp_governor_pressure(services->governor)),
     };
     for (int i = 0; i < MP_TAG_COUNT; i++)
         stats->bytes_by_tag[i] = mp_alloc_bytes((mp_tag)i);
@@ -716,6 +719,23 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats) {
 #include "registry/metrics.def"
 #undef MP_METRIC
     mp_thread_counts(&stats->threads_created, &stats->threads_joined);
+}
+
+uint64_t mp_registry_number(const mp_registry *registry) { return registry->services->number; }
+
+void mp_registry_maintain(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_mutex_lock(&registry->lock);
+    bool open = registry->closing == OPEN;
+    registry->inside += open;
+    mp_mutex_unlock(&registry->lock);
+    if (!open)
+        return;
+    mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
+    mp_mutex_lock(&registry->lock);
+    if (--registry->inside == 0 && registry->closing != OPEN)
+        mp_cond_broadcast(&registry->changed);
+    mp_mutex_unlock(&registry->lock);
 }
 
 /* --- calls --- */

@@ -55,6 +55,11 @@ typedef struct mp_registry_config { /* 0 = default */
 } mp_registry_config;
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry, mp_error *error);
+/* Unlike that of any other registry of the process; what events.h calls it by. */
+uint64_t mp_registry_number(const mp_registry *registry);
+/* Have the thread that looks after deadlines, idle workers and memory run from now on; it starts by itself with the
+ * first load. Idempotent. */
+void mp_registry_maintain(mp_registry *registry);
 /* Refuse new calls from now on (SHUTTING_DOWN). Idempotent. */
 void mp_registry_begin_shutdown(mp_registry *registry);
 /* begin_shutdown, drain for the grace (0 here: not at all), end the rest, join every thread. Every ticket gets its
@@ -103,6 +108,7 @@ typedef struct mp_entry_info {
     const char *breaker; /* "closed", "open", "half-open" */
     mp_policy policy;
     int workers, busy, dead, queued, running; /* workers: that serve; dead: set apart, their threads not back yet */
+    int waiting[MP_LANE_COUNT], capacity[MP_LANE_COUNT]; /* of the queue, by kind of call */
     bool pinned;
     uint64_t model_bytes, engine_bytes, calls, errors, idle_ns, keep_alive_ns;
     mp_worker_info worker[MP_WORKERS_MAX];
@@ -117,6 +123,7 @@ void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_
 typedef struct mp_registry_stats {
     uint64_t memory_limit, memory_used, bytes_by_tag[MP_TAG_COUNT];
     int lanes, lanes_leased;
+    const char *pressure; /* "low", "normal", "high", "critical" */
 #define MP_METRIC(name, meaning) uint64_t name;
 #include "registry/metrics.def"
 #undef MP_METRIC

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "registry/entry.h"
+#include "registry/events.h"
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t HEALTH_EVERY_NS = 1000ull * 1000 * 1000;
@@ -470,8 +471,10 @@ static bool step(mp_worker *w) {
     if (live) {
         for (int i = 0; i < w->plan.count; i++) {
             mp_ticket *ticket = w->plan.items[i]->ticket;
-            if (!atomic_load_explicit(&ticket->started_ns, memory_order_relaxed))
+            if (!atomic_load_explicit(&ticket->started_ns, memory_order_relaxed)) {
                 atomic_store_explicit(&ticket->started_ns, began_ns, memory_order_relaxed);
+                mp_events_post(MP_EVENT_REQUEST_START, entry->services->number, entry->key, w->id, ticket, MP_OK);
+            }
             w->outcomes[i] = MP_OUTCOME_MORE;
         }
         mp_maintenance_at(&services->maintenance, services->pool, began_ns + services->stall_timeout_ns / 4);

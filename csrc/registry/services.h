@@ -29,6 +29,7 @@ typedef enum mp_entry_event {
 
 typedef struct mp_services {
     _Atomic int references;
+    uint64_t number; /* of the registry, unlike that of any other of the process */
     /* NULL once the registry is closed; no entry works then */
     mp_cores *cores;
     mp_pool *pool;

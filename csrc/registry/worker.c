@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/trace.h"
 #include "registry/entry.h"
+#include "registry/events.h"
 
 #define BIT(state) (1u << MP_WORKER_##state)
 
@@ -201,6 +202,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
 
     mp_log(MP_LOG_ERROR, "Worker %u for %s is set apart: %s", worker->id, entry->key, error->message);
     mp_count(services, MP_METRIC_workers_dead, 1);
+    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, error->code);
     if (lanes)
         mp_cores_forfeit(services->cores_seen, lanes);
     if (runnable)
