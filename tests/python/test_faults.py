@@ -64,7 +64,7 @@ def quiet(pool: mpool.Pool, seconds: float = 10.0) -> None:
         time.sleep(0.002)
 
 
-# ---- memory -----------------------------------------------------------------------------------------------------------
+# ---- memory ----------------------------------------------------------------------------------------------------------
 
 def test_python_allocations_that_fail(bert: Path) -> None:
     """Row 2: each allocation of the interpreter in a call through the binding fails in turn."""
@@ -120,7 +120,7 @@ print(json.dumps([counts, after - blocks, registry.stats()["bytes_by_tag"]["requ
     assert blocks < 60 and requests <= 0 and good and idle
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 def _fails_until(call: Callable[[], Any], kind: type[BaseException], seconds: float = 10.0, *,
                  seen: tuple[type[BaseException], ...] | type[BaseException] = ()) -> BaseException:
@@ -229,7 +229,7 @@ def test_a_file_that_was_rewritten_while_unloaded(own_bert: Path) -> None:
             pool.embed("A cat sat.", own_bert)
 
 
-# ---- logs -------------------------------------------------------------------------------------------------------------
+# ---- logs ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_logs_on_a_full_disk(bert: Path, llama: Path) -> None:
@@ -267,7 +267,7 @@ os._exit(0)
     assert good and failures > 0 and alive
 
 
-# ---- clocks -----------------------------------------------------------------------------------------------------------
+# ---- clocks ----------------------------------------------------------------------------------------------------------
 
 def test_the_wall_clock_moves_no_deadline(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 11: an hour ahead, an hour behind."""
@@ -298,7 +298,7 @@ def test_nothing_reads_the_wall_clock() -> None:
     assert [place for place in found if not place.startswith(("mpool/text/", "mpool/catalog/store.py"))] == []
 
 
-# ---- callbacks --------------------------------------------------------------------------------------------------------
+# ---- callbacks -------------------------------------------------------------------------------------------------------
 
 class Leave(BaseException):
     """No Exception: nothing that catches too much may swallow it."""
@@ -413,7 +413,7 @@ def test_a_lifecycle_callback_that_blocks(listening: mpool.Pool, bert: Path) -> 
         over.set()
 
 
-# ---- consumers that are slow, or gone ---------------------------------------------------------------------------------
+# ---- consumers that are slow, or gone --------------------------------------------------------------------------------
 
 def test_a_stream_that_nobody_reads(llama: Path) -> None:
     """Row 22: what it may hold is bounded by max_tokens; at its deadline it ends and gives its place to others."""
@@ -485,7 +485,7 @@ def test_asynchronous_streams_that_are_dropped(llama: Path) -> None:
         quiet(pool)
 
 
-# ---- herds ------------------------------------------------------------------------------------------------------------
+# ---- herds -----------------------------------------------------------------------------------------------------------
 
 def test_a_thousand_callers_find_a_cold_model(bert: Path) -> None:
     """Row 24: 500 threads and 500 tasks; one load, at most two workers, one answer for all."""
@@ -517,7 +517,7 @@ def test_a_thousand_callers_find_a_cold_model(bert: Path) -> None:
         assert stats["loads"] == 1 and stats["load_failures"] == 0 and stats["workers_spawned"] <= 2
 
 
-# ---- closing ----------------------------------------------------------------------------------------------------------
+# ---- closing ---------------------------------------------------------------------------------------------------------
 
 def test_closing_again_and_from_the_collector(bert: Path, llama: Path) -> None:
     """Row 31: twice, by several threads, by a finaliser in a cycle while calls run."""
@@ -545,7 +545,7 @@ def test_closing_again_and_from_the_collector(bert: Path, llama: Path) -> None:
         pool.embed("A cat", bert)
 
 
-# ---- weights that are no numbers --------------------------------------------------------------------------------------
+# ---- weights that are no numbers -------------------------------------------------------------------------------------
 
 def _patch(folder: Path, name: str, row: int | None, value: float) -> None:
     """Writes a number into a row of a float32 tensor of a checkpoint, or all over it."""
@@ -602,7 +602,7 @@ def test_no_token_is_drawn_from_nan(llama: Path, tmp_path: Path, value: float, t
         assert len(pool.generate("A cat", llama, max_tokens=5, temperature=0, ignore_eos=True).token_ids) == 5
 
 
-# ---- deadlines in a batch ---------------------------------------------------------------------------------------------
+# ---- deadlines in a batch --------------------------------------------------------------------------------------------
 
 def test_deadlines_in_a_batch_leave_the_mates_alone(bert: Path, llama: Path) -> None:
     """Row 37: calls whose deadline passes beside others; those others get the bits they get alone."""
