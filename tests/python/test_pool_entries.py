@@ -1,0 +1,168 @@
+"""Nothing bypasses the pool: every public entry that computes is counted, its memory charged, and refused by an open
+breaker. Who adds an entry adds its row."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import aio, cli
+from test_pool_calls import WAYS, _awaited
+
+Entry = Callable[[mpool.Pool, str, dict[str, Any]], Any]
+BAD = "z"
+
+
+def _default(call: Callable[..., Any]) -> Entry:
+    """An entry of the module: the pool stands in for the process-wide one."""
+    return lambda pool, model, options: call(model, options)
+
+
+TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
+USER = [{"role": "user", "content": "Hello"}]
+#: Name -> the kind of model, the entry. Those of test_pool_calls.py are methods of a pool and of a model, and of aio.
+ENTRIES: dict[str, tuple[str, Entry]] = {
+    **{f"Pool: {name}" if name[:1].islower() and not name.startswith("aio") else name: way
+       for name, way in WAYS.items()},
+    "mpool.embed": ("bert", _default(lambda model, o: mpool.embed("a", model, **o))),
+    "mpool.embed_iter": ("bert", _default(lambda model, o: list(mpool.embed_iter(["a"], model, **o)))),
+    "mpool.generate": ("llama", _default(lambda model, o: mpool.generate("a", model, **TEXT, **o))),
+    "mpool.chat": ("llama", _default(lambda model, o: mpool.chat(USER, model, **TEXT, **o))),
+    "mpool.submit": ("bert", _default(lambda model, o: mpool.submit("text_embedding", inputs="a", model=model,
+                                                                    **o).result())),
+    "mpool.check": ("bert", _default(lambda model, o: mpool.check(model))),
+    "check of a text model": ("llama", _default(lambda model, o: mpool.check(model))),
+    "await of a job": ("bert", lambda pool, model, o: asyncio.run(_awaited(
+        pool.submit("text_embedding", inputs="a", model=model, **o)))),
+    "mpool embed": ("bert", lambda pool, model, o: _command("embed", "--model", model, "a", "b")),
+    "mpool generate": ("llama", lambda pool, model, o: _command("generate", "--model", model, "--max-tokens", "2",
+                                                                "a")),
+    "mpool generate --json": ("llama", lambda pool, model, o: _command("generate", "--json", "--model", model,
+                                                                       "--max-tokens", "2", "a")),
+    "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
+}
+#: Public functions that compute, by where they are; all others must be among those that do not.
+COMPUTES = {"mpool": {"embed", "embed_iter", "generate", "chat", "submit", "check"},
+            "aio": {"embed", "embed_iter", "generate", "chat"},
+            "Model": {"embed", "batch_embed", "embed_iter", "generate", "chat"}}
+OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
+                    "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown"},
+          "aio": {"load", "unload"},
+          "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
+
+
+#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table.
+OTHER_COMMANDS = {"demo", "models", "pull", "show"}
+
+
+class _Failed(Exception):
+    """A command that failed."""
+
+
+def _command(*arguments: str) -> None:
+    if cli.main(list(arguments)) != 0:
+        raise _Failed
+
+
+def test_the_table_is_complete() -> None:
+    """A new public function has to be put into one of the two lists, and one that computes into the table."""
+    public = {"mpool": {name for name in mpool.__all__ if inspect.isfunction(getattr(mpool, name))},
+              "aio": {name for name in aio.__all__ if not inspect.isclass(getattr(aio, name))},
+              "Model": {name for name, value in vars(mpool.Model).items()
+                        if not name.startswith("_") and inspect.isfunction(value)}}
+    for place, names in public.items():
+        assert names == COMPUTES[place] | OTHERS[place], place
+        for name in COMPUTES[place]:
+            assert any(row.startswith(f"{place}.{name}") for row in ENTRIES), f"{place}.{name} has no row"
+    from mpool.cli.parser import make_parser
+
+    commands = next(iter(make_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
+    assert set(commands) == OTHER_COMMANDS | {"embed", "generate", "chat"}
+    assert all(f"mpool {name}" in ENTRIES for name in set(commands) - OTHER_COMMANDS)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
+    """One pool for whoever asks for one: the process-wide one, and that of a command."""
+    from mpool import _runtime
+    from mpool.cli import embedding, talking
+
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=1)) as made:
+        monkeypatch.setattr(_runtime, "_default", made)
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+
+        class Kept:
+            """The pool, which a command does not close."""
+
+            def __enter__(self) -> mpool.Pool:
+                return made
+
+            def __exit__(self, *error: object) -> None:
+                pass
+
+        for module in (embedding, talking):
+            monkeypatch.setattr(module, "make_pool", lambda arguments: Kept())
+        yield made
+
+
+@pytest.fixture(scope="module")
+def poisoned(bert: Path, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
+    """Models for which one token gives NaN: kind -> folder, token."""
+    from safetensors.numpy import load_file, save_file
+
+    found = {}
+    for kind, source in (("bert", bert), ("llama", llama)):
+        folder = tmp_path_factory.mktemp("poisoned") / kind
+        shutil.copytree(source, folder)
+        weights = load_file(str(folder / "model.safetensors"))
+        name = next(name for name in weights if "word_embeddings" in name or "embed_tokens" in name)
+        with mpool.Pool() as own:
+            token = own.tokenize(BAD, str(folder), add_special=False)[0]
+        weights[name] = weights[name].copy()
+        weights[name][token] = np.nan
+        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        found[kind] = str(folder), token
+    return found
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_it_goes_through_the_pool(name: str, pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    kind, entry = ENTRIES[name]
+    before = pool.metrics()
+    assert before["total_requests"] == 0 and before["memory_used"] == 0
+    entry(pool, str(bert if kind == "bert" else llama), {})
+    after = pool.metrics()
+    assert after["total_requests"] == after["completed"] > 0
+    assert after["memory_used"] > 0 and after["loads"] == 1 and after["workers_spawned"] == 1
+    (model,) = after["models"].values()
+    assert model["calls"] == model["latency"]["count"] == after["completed"]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[str, tuple[str, int]],
+                                    capsys: pytest.CaptureFixture[str]) -> None:
+    kind, entry = ENTRIES[name]
+    folder, token = poisoned[kind]
+    with pytest.raises(mpool.NumericError):
+        if kind == "bert":
+            pool.embed(BAD, folder)
+        else:
+            pool.generate([token], folder, **TEXT)
+    assert pool.ps()[0].breaker == "open"
+    before = pool.metrics()
+    with pytest.raises((mpool.CircuitOpen, _Failed)) as refused:
+        entry(pool, folder, {})
+    after = pool.metrics()
+    assert after["circuit_rejections"] > before["circuit_rejections"] and after["completed"] == before["completed"]
+    said = capsys.readouterr().err if refused.type is _Failed else str(refused.value)
+    assert "rests" in said or "resting" in said or "breaker" in said
+    assert refused.type is _Failed or refused.value.key == folder
