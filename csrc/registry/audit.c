@@ -53,6 +53,13 @@ static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, 
     return MP_OK;
 }
 
+static bool is_listed(const mp_entry *entry, const mp_worker *worker) {
+    for (int i = 0; worker && i < entry->worker_count; i++)
+        if (entry->workers[i] == worker)
+            return true;
+    return !worker;
+}
+
 static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     int count = 0, kinds[MP_QUEUE_KINDS] = {0};
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
@@ -63,6 +70,7 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call waits and is done", entry->key);
         MP_AUDIT(!atomic_load(&ticket->cause), "%s: a call waits and is cancelled", entry->key);
         MP_AUDIT(ticket->entry == entry, "%s: a call waits in the wrong queue", entry->key);
+        MP_AUDIT(is_listed(entry, ticket->home), "%s: a call waits for a worker that is gone", entry->key);
         MP_TRY(audit_dispatch(entry, ticket, error));
     }
     MP_AUDIT(count == entry->queue.count, "%s: %d calls wait and the queue counts %d", entry->key, count,
