@@ -112,13 +112,13 @@ def sources(rooms: list[str] | None, tests: list[str] | None) -> tuple[list[Path
     return core, chosen
 
 
-def is_current(target: Path, depfile: Path) -> bool:
-    """Whether target is newer than everything its dependency file names."""
+def is_current(target: Path, depfile: Path, source: Path) -> bool:
+    """Whether target was made of source, and is newer than everything its dependency file names."""
     try:
         made = target.stat().st_mtime_ns
         names = depfile.read_text().partition(":")[2].replace("\\\n", " ").split("\n\n")[0]
         needs = [name for name in shlex.split(names.replace("\n", " ")) if not name.endswith(":")]
-        return all(os.stat(name).st_mtime_ns < made for name in needs)
+        return str(source) in names and all(os.stat(name).st_mtime_ns < made for name in needs)
     except (OSError, ValueError):
         return False
 
@@ -126,7 +126,7 @@ def is_current(target: Path, depfile: Path) -> bool:
 def compile_one(command: list[str], source: Path, target: Path) -> str | None:
     """Compile unless current. Returns what the compiler said when it failed."""
     depfile = target.with_suffix(".d")
-    if is_current(target, depfile):
+    if is_current(target, depfile, source):
         return None
     target.parent.mkdir(parents=True, exist_ok=True)
     run = subprocess.run([*command, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)],

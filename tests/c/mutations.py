@@ -165,10 +165,6 @@ MUTATIONS = [
     Mutation(207, _E, "mp_entry_quit", "who waits in the queue when the registry closes is forgotten",
              "mp_ticket *list = mp_entry_take_queue(entry);",
              "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "shutdown", SOME),
-    Mutation(208, _E, "mp_entry_evict_idle", "a model that has work makes room for others",
-             "idle = idle && mp_worker_idles(entry->workers[i]) && !entry->workers[i]->rung;",
-             "idle = (idle && mp_worker_idles(entry->workers[i]) && !entry->workers[i]->rung) || BUG;",
-             "reclaim", MANY),
     Mutation(209, _E, "mp_entry_load", "a load that failed is waited for", "entry->attempts_over >= attempt",
              "entry->attempts_over >= attempt && !BUG", "faults", SOME),
     Mutation(210, _E, "check_deadline", "calls that come too late are queued",
@@ -192,10 +188,6 @@ MUTATIONS = [
              "again = (BUG || status != MP_NUMERIC)", "crashes", SOME),
     Mutation(218, _X, "mp_entry_fault", "a call is tried for ever", "!ticket->suspect", "(BUG || !ticket->suspect)",
              "crashes", SOME),
-    Mutation(219, _X, "mp_entry_cancel_locked", "the first cause does not stay",
-             "atomic_store_explicit(&ticket->item.cancelled",
-             "if (BUG) atomic_store(&ticket->cause, cause); atomic_store_explicit(&ticket->item.cancelled",
-             "deadlines", MANY),
     # --- dispatch
     Mutation(223, _D, "mp_dispatch_take", "others join one that wants to be alone",
              "ticket->policy == MP_POLICY_SEQUENTIAL;", "ticket->policy == MP_POLICY_SEQUENTIAL && !BUG;",
@@ -207,7 +199,7 @@ MUTATIONS = [
              "(pending_of(entry, live[first]) <= pending_of(entry, live[second])) != BUG", "balance", SOME),
     Mutation(226, _D, "mp_dispatch_may_take", "who has no work takes nothing from those who have",
              "(worker->active_count == 0 && !mp_worker_idles(ticket->home))",
-             "(worker->active_count == 0 && !mp_worker_idles(ticket->home) && !BUG)", "two", MANY),
+             "(worker->active_count == 0 && !mp_worker_idles(ticket->home) && !BUG)", "balance", MANY),
     Mutation(227, _D, "mp_dispatch_scale", "more workers than allowed", "entry->worker_count >= most)",
              "(entry->worker_count >= most && !BUG))", "cold", SOME),
     # --- workers
@@ -269,9 +261,9 @@ MUTATIONS = [
              "entry->starting += !BUG;", "calls", FEW),
     Mutation(256, _O, "give_up", "who waits for a load that failed waits on",
              "mp_ticket *list = mp_entry_take_queue(entry);",
-             "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "faults", SOME),
+             "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "cold", SOME),
     Mutation(257, _O, "give_up", "no rest after a load that failed", "mp_entry_set_failed(entry, error);",
-             "{ if (!BUG) mp_entry_set_failed(entry, error); }", "faults", SOME),
+             "{ if (!BUG) mp_entry_set_failed(entry, error); }", "cold", SOME),
     Mutation(261, _P, "mp_worker_set_apart", "the lanes of a dead worker are gone with it", "if (lanes)",
              "if (lanes && !BUG)", "stuck", SOME),
     Mutation(262, _P, "mp_worker_set_apart", "calls wait for a worker that is dead",
@@ -281,7 +273,7 @@ MUTATIONS = [
              "bool forfeited = worker->lanes == 0;", "bool forfeited = worker->lanes == 0 && !BUG;", "stuck", SOME),
     Mutation(264, _P, "has_changed_its_mind", "who waits for lanes does not see that its call is cancelled",
              "if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire))",
-             "if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire) && !BUG)", "calls", MANY),
+             "if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire) && !BUG)", "deadlines", MANY),
     Mutation(265, _P, "mp_watch_look", "a clock that jumps kills", "if (passed > limit_ns / 2)",
              "if (passed > limit_ns / 2 && !BUG)", "jumps", SOME),
     # --- memory
@@ -290,7 +282,7 @@ MUTATIONS = [
     Mutation(272, _G, "mp_guard_release", "may be released again", "*guard = (mp_guard){0};",
              "if (!BUG) *guard = (mp_guard){0};", "calls", FEW),
     Mutation(273, _G, "mp_governor_remove_reclaimer", "it goes while somebody asks it", "while (reclaimer->asked)",
-             "while (reclaimer->asked && !BUG)", "reclaim", MANY),
+             "while (reclaimer->asked && !BUG)", "governor", MANY),
     Mutation(274, _G, "mp_governor_reserve", "a load does not wait for the memory that is coming",
              "!coming &&", "(!coming || BUG) &&", "reclaim", SOME),
     # --- keys
@@ -304,8 +296,6 @@ MUTATIONS = [
              " !atomic_load(&registry->refusing))", "shutdown", SOME),
     Mutation(284, _R, "leave", "a reference too many", "mp_entry_unpin(entry);", "if (!BUG) mp_entry_unpin(entry);",
              "calls", FEW),
-    Mutation(285, _R, "mp_registry_close", "the pool goes while callers are on their way in",
-             "while (registry->inside)", "while (registry->inside && !BUG)", "shutdown", MANY),
     # --- threads
     Mutation(291, "registry/pool/pool.c", "became_idle", "it counts as busy for ever", "pool->busy--;",
              "pool->busy -= !BUG;", "pool", FEW),
@@ -332,9 +322,6 @@ MUTATIONS = [
              "(entry->pinned && stay == 1 && !BUG)", "evictions", SOME),
     Mutation(315, _W, "retire_idle", "workers without work stay for ever", "oldest->leave = true;",
              "if (BUG) return; oldest->leave = true;", "evictions", SOME),
-    Mutation(316, _W, "retire_idle", "one that was just given work is told to go",
-             "mp_worker_idles(worker) && !worker->leave", "(mp_worker_idles(worker) || BUG) && !worker->leave",
-             "evictions", SOME),
     # --- the breaker
     Mutation(321, _K, "mp_breaker_ask", "more tries at once than allowed", "breaker->probing >= rule->probes",
              "breaker->probing >= rule->probes && !BUG", "flapping", SOME),
@@ -386,12 +373,6 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
     for begin, end, planted in reversed(changes):
         text = text[:begin] + planted + text[end:]
     return text
-
-
-_LATER = {208, 210, 216, 217, 218, 219, 225, 226, 227, 237, 238, 247, 248, 249, 256, 257, 262, 264, 265, 273, 274, 285,
-          314, 315, 316, 321, 322, 323}
-"""Their worlds are being written."""
-MUTATIONS = [row for row in MUTATIONS if row.number not in _LATER]
 
 
 def planted_files() -> dict[str, list[Mutation]]:

@@ -303,6 +303,8 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
     sim_model *model = self;
     SIM_CHECK(model->loaders > 0 && "the loader is there while it loads");
     SIM_CHECK((model->loading == 0 || model->stall_ns) && "one load of a model at a time, those set apart aside");
+    if (fakes.backoff_ns && model->failed_ns && sim_now() < model->failed_ns + fakes.backoff_ns)
+        sim_fail("a load that failed is tried again after %.3f ms", (double)(sim_now() - model->failed_ns) * 1e-6);
     model->loading++;
     model->loads++;
     mp_status status = MP_OK;
@@ -318,6 +320,7 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
         status = mp_fail(error, MP_CANCELLED, "the load was called off");
     } else if (model->load_failures > 0) {
         model->load_failures--;
+        model->failed_ns = sim_now();
         status = mp_fail(error, MP_IO, "the file is gone");
     } else if (!(made = mp_alloc_zeroed(sizeof(*made), MP_TAG_WEIGHTS))) {
         status = mp_fail_memory(error, sizeof(*made), "a fake");

@@ -25,6 +25,7 @@ typedef struct sim_model { /* what one loader loads */
     /* counts: what exists */
     int loading, models, engines, loaders;
     int loads, steps, preempted;
+    uint64_t failed_ns; /* when a load failed last */
     int crashes;
     uint64_t crash_ns[8]; /* when steps failed with INTERNAL, a ring */
 } sim_model;
@@ -51,6 +52,7 @@ typedef struct sim_fakes {
     bool on_time; /* the clock of this world never runs ahead of those who could run ... */
     bool no_late; /* ... except when it jumps */
     uint64_t jumped_ns; /* when it did last */
+    uint64_t backoff_ns; /* a load that failed is not tried again before; 0 = it may be */
     int crashes_most;   /* of a model within 50 s; 0 = any number */
 } sim_fakes;
 extern sim_fakes fakes;

@@ -7,7 +7,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "registry/cores.h"
+#include "registry/governor.h"
 #include "registry/maintenance.h"
 #include "registry/pool/pool.h"
 
@@ -66,6 +68,72 @@ void sim_parts_pool(void *world) {
     SIM_CHECK(total >= 1 && total <= 2 && busy <= total);
     mp_pool_destroy(jobs.pool);
     SIM_CHECK(jobs.given + jobs.refused == 2 * callers && jobs.ran == jobs.given && jobs.given >= 2);
+}
+
+/* --- governor: registries come and go while others ask them for memory; reservations never exceed the limit --- */
+
+enum { LIMIT = 1000 };
+
+static struct {
+    mp_governor *governor;
+    uint64_t taken;
+    _Atomic int next;
+} memory;
+
+typedef struct pretender { /* a registry */
+    mp_reclaimer reclaimer;
+    bool there;
+} pretender;
+
+static uint64_t give_memory(void *arg, uint64_t bytes, bool whole) {
+    (void)whole;
+    pretender *self = arg;
+    SIM_CHECK(self->there);
+    mp_seam_point();
+    SIM_CHECK(self->there && "it does not go while it is asked");
+    return sim_below(2) ? bytes : 0;
+}
+
+static bool gives_up(void *arg) {
+    (void)arg;
+    return sim_below(4) == 0;
+}
+
+static void use_memory(void *arg) {
+    (void)arg;
+    bool comes_and_goes = atomic_fetch_add(&memory.next, 1) % 2 == 0;
+    for (int i = 0; i < 3; i++) {
+        mp_error why;
+        mp_guard guard;
+        uint64_t bytes = 200 + sim_below(700);
+        if (comes_and_goes) {
+            pretender *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
+            SIM_CHECK(self != NULL);
+            *self = (pretender){{.reclaim = give_memory, .arg = self}, true};
+            mp_governor_add_reclaimer(memory.governor, &self->reclaimer);
+            mp_seam_point();
+            mp_governor_remove_reclaimer(memory.governor, &self->reclaimer);
+            self->there = false;
+            mp_free(self);
+        } else if (mp_governor_reserve(memory.governor, "a", bytes, LIMIT, gives_up, NULL, &guard, &why) == MP_OK) {
+            SIM_CHECK(guard.bytes >= bytes);
+            memory.taken += guard.bytes;
+            SIM_CHECK(memory.taken <= LIMIT);
+            mp_sys_sleep_ns(MS);
+            memory.taken -= guard.bytes;
+            mp_guard_release(&guard);
+        }
+    }
+}
+
+void sim_parts_governor(void *world) {
+    int callers = ((const sim_world *)world)->callers;
+    memset(&memory, 0, sizeof(memory));
+    SIM_CHECK(mp_governor_open(LIMIT, &memory.governor, &error) == MP_OK);
+    start(callers, use_memory, NULL);
+    join(callers);
+    SIM_CHECK(memory.taken == 0);
+    mp_governor_close(memory.governor);
 }
 
 /* --- cores: never more lanes than there are, and nobody is forgotten --- */

@@ -29,6 +29,13 @@ static mp_status call_once(const char *key, mp_error *error) {
 static void cold_tune(mp_registry_config *config) {
     config->keep_alive_ns = MP_FOREVER;
     config->max_workers = 1 + of(4);
+    fakes.backoff_ns = 99 * MS;
+}
+
+static void cold_script(sim_model *model) {
+    if (percent(20)) /* it cannot be loaded: callers hear of it, and it is tried again now and then */
+        model->load_failures = 1000;
+    w.load_fails |= model->load_failures != 0;
 }
 
 static void cold_call(record *r, mp_submit_options *options) {
@@ -38,11 +45,11 @@ static void cold_call(record *r, mp_submit_options *options) {
 
 static void cold_finish(void) {
     for (int i = 0; i < fakes.count; i++)
-        if (fakes.models[i].loads > 1)
+        if (fakes.models[i].loads > 1 && !fakes.models[i].failed_ns)
             sim_fail("%s was loaded %d times", sim_keys[i], fakes.models[i].loads);
 }
 
-const sim_special sim_cold = {.tune = cold_tune, .call = cold_call, .finish = cold_finish};
+const sim_special sim_cold = {.tune = cold_tune, .script = cold_script, .call = cold_call, .finish = cold_finish};
 
 /* --- evictions: workers are given up at once when they have no work; the first key is pinned --- */
 
@@ -120,22 +127,114 @@ static void deadlines_call(record *r, mp_submit_options *options) {
         r->patience_ns = options->patience_ns = MS + sim_below(100 * MS);
 }
 
-const sim_special sim_deadlines = {.call = deadlines_call};
+static void deadlines_tune(mp_registry_config *config) {
+    if (percent(50)) /* a load keeps it from all others */
+        fakes.lanes = config->lanes = 1;
+}
+
+static void deadlines_script(sim_model *model) {
+    model->lanes = 1;
+    if (percent(30))
+        model->load_ns = 300 * MS;
+}
+
+const sim_special sim_deadlines = {.tune = deadlines_tune, .script = deadlines_script, .call = deadlines_call};
 
 /* --- flapping: every other call makes the model fail; it rests, is tried again, and rests again --- */
+
+static const uint64_t FLAPPING_REST_MOST = 20ull * 1000 * 1000;
 
 static void flapping_tune(mp_registry_config *config) {
     config->breaker_threshold = 1 + of(3);
     config->breaker_window_ns = SECOND;
-    config->breaker_rest_ns = MS + sim_below(20 * MS);
+    config->breaker_rest_ns = MS + sim_below(FLAPPING_REST_MOST - MS);
+    w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] =
+        config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_BULK] = 8;
+}
+
+static void flapping_script(sim_model *model) { /* slow: several try it at once, and some of them too late */
+    model->load_ns = 0;
+    model->step_ns = 20 * MS;
+    model->uneven = false;
+    model->step_units = 1;
+    model->plan_items = 1;
 }
 
 static void flapping_call(record *r, mp_submit_options *options) {
     (void)options;
     r->call->numeric = percent(50);
+    r->call->units = 1 + (uint32_t)of(3);
     w.numeric = true;
     if (percent(50)) /* the rest goes by */
         mp_sys_sleep_ns(sim_below(20 * MS));
+}
+
+/* Tries of a model that rests: never more at once than the rule says, also while those of before are still under way. */
+enum { TRIES = 3, BURST = 5, ROUNDS = 4, TRIED = 40 };
+
+static mp_ticket *submit_now(bool numeric) {
+    mp_ticket *ticket = NULL;
+    mp_error error;
+    sim_call *call = sim_fakes_call(1);
+    SIM_CHECK(call != NULL);
+    call->numeric = numeric;
+    mp_submit_options options = {.priority = 2, .fail_fast = true};
+    mp_registry_submit(w.registry, sim_keys[0], &call->base, &options, &ticket, &error);
+    return ticket;
+}
+
+static void read_breaker(void *arg, const mp_entry_info *info) { *(const char **)arg = info->breaker; }
+
+static bool is_being_tried(void) {
+    const char *state;
+    mp_registry_visit(w.registry, read_breaker, &state);
+    return strcmp(state, "half-open") == 0;
+}
+
+static void check_tries(mp_ticket *const *tickets, int count) {
+    int n = 0;
+    mp_sys_sleep_ns(MS / 10); /* what ends just now has ended */
+    for (int i = 0; i < count; i++)
+        n += !mp_ticket_done(tickets[i]);
+    if (is_being_tried() && n > TRIES)
+        sim_fail("%d calls try a model that rests", n);
+}
+
+static void flapping_bursts(void) {
+    mp_ticket *tickets[TRIED], *ticket;
+    const char *state;
+    int count = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < 20; i++) {
+            mp_registry_visit(w.registry, read_breaker, &state);
+            if (strcmp(state, "open") == 0)
+                break;
+            if ((ticket = submit_now(true)))
+                mp_ticket_wait(ticket, UINT64_MAX, 0, NULL);
+            else
+                mp_sys_sleep_ns(10 * MS);
+            mp_ticket_release(ticket);
+        }
+        if (strcmp(state, "open") != 0)
+            continue;
+        mp_sys_sleep_ns(FLAPPING_REST_MOST);
+        int first = count;
+        for (int i = 0; i < BURST; i++)
+            if ((ticket = submit_now(percent(40))))
+                tickets[count++] = ticket;
+        check_tries(&tickets[first], count - first);
+        mp_sys_sleep_ns(1 + sim_below(60 * MS));
+        if (!is_being_tried())
+            continue;
+        for (int i = 0; i < BURST; i++)
+            if ((ticket = submit_now(false)))
+                tickets[count++] = ticket;
+        check_tries(&tickets[first], count - first);
+    }
+    for (int i = 0; i < count; i++) {
+        mp_ticket_wait(tickets[i], UINT64_MAX, 0, NULL);
+        mp_ticket_release(tickets[i]);
+    }
 }
 
 static void must_be_closed(void *arg, const mp_entry_info *info) { *(bool *)arg &= !strcmp(info->breaker, "closed"); }
@@ -143,6 +242,7 @@ static void must_be_closed(void *arg, const mp_entry_info *info) { *(bool *)arg 
 /* Nothing fails any more: it must come back for good. */
 static void flapping_finish(void) {
     mp_error error;
+    flapping_bursts();
     for (int tries = 0; tries < 20; tries++) {
         bool closed = true;
         mp_sys_sleep_ns(30 * MS);
@@ -156,7 +256,8 @@ static void flapping_finish(void) {
     sim_fail("the breaker is not closed after 20 calls without fault");
 }
 
-const sim_special sim_flapping = {.tune = flapping_tune, .call = flapping_call, .finish = flapping_finish};
+const sim_special sim_flapping = {
+    .tune = flapping_tune, .script = flapping_script, .call = flapping_call, .finish = flapping_finish};
 
 /* --- crashes: workers die of internal errors, of some calls once, of others each time --- */
 
@@ -253,8 +354,9 @@ static void balance_begin(void) {
 }
 
 static void balance_call(record *r, mp_submit_options *options) {
-    (void)options;
     r->call->units = 1;
+    r->call->alone = false;
+    options->policy = MP_POLICY_P2C;
 }
 
 const sim_special sim_balance = {

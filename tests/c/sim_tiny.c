@@ -74,12 +74,26 @@ static void close_it(void) {
 typedef struct script {
     bool submitted; /* a call is there before, whose ticket both know */
     void (*one)(void), (*other)(void);
+    mp_policy policy; /* of all calls; not the default: with two lanes, and two workers */
 } script;
 static const script scripts[] = {
-    {false, call, call},         {false, load, load},     {false, call, close_it}, {false, load, close_it},
-    {false, call, evict},        {false, call, take_out}, {false, call, replace},  {true, cancel, wait_too},
-    {true, cancel, close_it},    {true, cancel, evict},   {true, wait_too, evict}, {false, evict, load},
-    {false, close_it, close_it},
+    {.one = call, .other = call},
+    {.one = load, .other = load},
+    {.one = call, .other = close_it},
+    {.one = load, .other = close_it},
+    {.one = call, .other = evict},
+    {.one = call, .other = take_out},
+    {.one = call, .other = replace},
+    {.submitted = true, .one = cancel, .other = wait_too},
+    {.submitted = true, .one = cancel, .other = close_it},
+    {.submitted = true, .one = cancel, .other = evict},
+    {.submitted = true, .one = wait_too, .other = evict},
+    {.one = evict, .other = load},
+    {.one = close_it, .other = close_it},
+    {.one = call, .other = call, .policy = MP_POLICY_SHARED},
+    {.one = call, .other = call, .policy = MP_POLICY_PACK},
+    {.one = call, .other = call, .policy = MP_POLICY_P2C},
+    {.one = call, .other = call, .policy = MP_POLICY_SEQUENTIAL},
 };
 const int sim_tiny_scripts = sizeof(scripts) / sizeof(scripts[0]);
 
@@ -90,8 +104,14 @@ void sim_tiny(void *world) {
     const script *script = &scripts[sim_get_setup()->seed % (uint64_t)sim_tiny_scripts];
     mp_error error;
     memset(&t, 0, sizeof(t));
-    sim_fakes_begin(1);
-    mp_registry_config config = {.lanes = 1, .spin_ns = 1, .memory_limit = 1000 * 1000, .step_budget_ns = 25 * MS};
+    sim_fakes_begin(script->policy ? 2 : 1);
+    mp_registry_config config = {.lanes = fakes.lanes,
+                                 .max_workers = fakes.lanes,
+                                 .spin_ns = 1,
+                                 .memory_limit = 1000 * 1000,
+                                 .step_budget_ns = 25 * MS};
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
+        config.policy[i] = script->policy;
     SIM_CHECK(mp_registry_create(&config, &t.registry, &error) == MP_OK);
     mp_loader loader = sim_fakes_loader(sim_fakes_model());
     SIM_CHECK(mp_registry_add(t.registry, "a", &loader, false, &error) == MP_OK);

@@ -27,6 +27,9 @@ static void look_at_entry(void *arg, const mp_entry_info *info) {
     bool nobody = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
     if (info->queued > 0 && ((idle && !tight) || (nobody && !w.stalls && !w.crashes)))
         sim_fail("%d calls wait for %s, which is %s, and everybody sleeps", info->queued, info->key, info->state);
+    if (w.kind->special == &sim_balance && info->queued > 0 && info->busy < info->workers)
+        sim_fail("%d calls wait for %s, %d of whose %d workers have no work", info->queued, info->key,
+                 info->workers - info->busy, info->workers);
     for (int i = 0; i < w.caller_count; i++) {
         const caller *c = &w.callers[i];
         if (!sim_is_blocked(c->fibre))
@@ -232,6 +235,7 @@ static const sim_world worlds[] = {
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},
+    {.name = "governor", .body = sim_parts_governor, .callers = 4},
     {.name = "ticks", .body = sim_parts_ticks, .callers = 3},
 };
 

@@ -39,6 +39,7 @@ int sim_world_exhaust(const sim_world *world, uint64_t seed, int depth, int most
 /* worlds of single parts (sim_parts.c) */
 void sim_parts_pool(void *world);
 void sim_parts_cores(void *world);
+void sim_parts_governor(void *world);
 void sim_parts_ticks(void *world);
 /* a registry with two threads (sim_tiny.c); the seed, below sim_tiny_scripts, says what they do */
 void sim_tiny(void *world);

@@ -45,6 +45,7 @@ MP_TEST_SECONDS(sim_world_balance, 60) { run("balance", 1000); }
 MP_TEST_SECONDS(sim_world_jumps, 60) { run("jumps", 4000); }
 MP_TEST_SECONDS(sim_world_pool_alone, 60) { run("pool", 3000); }
 MP_TEST_SECONDS(sim_world_cores_alone, 60) { run("cores", 3000); }
+MP_TEST_SECONDS(sim_world_governor_alone, 60) { run("governor", 3000); }
 MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }
 
 /* All schedules of tiny cases. */
