@@ -1,0 +1,323 @@
+"""Each option of PoolConfig changes behaviour: a row each, and no option without a row."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+import tinymodels
+from mpool import _core
+from test_pool_state import LONG, TEXT, broken as broken, until
+
+ALONE: dict[str, Any] = dict(threads=1, max_workers_per_model=1)
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer so wide that one of its tensors takes tens of milliseconds to pack and to multiply by."""
+    folder = tinymodels.bert(tmp_path_factory.mktemp("wide") / "bert")
+    import transformers
+
+    config = json.loads((folder / "config.json").read_text())
+    transformers.BertModel(transformers.BertConfig(
+        vocab_size=config["vocab_size"], max_position_embeddings=64, hidden_size=512, num_hidden_layers=1,
+        num_attention_heads=8, intermediate_size=32768)).eval().save_pretrained(folder)
+    pooling = folder / "1_Pooling/config.json"
+    pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "word_embedding_dimension": 512}))
+    return folder
+
+
+def texts(name: object, count: int = 256) -> list[str]:
+    """Texts of 64 tokens that no other call has."""
+    return [f"{name} {number} " + "one two " * 40 for number in range(count)]
+
+
+def raised(error: type[mpool.MpoolError], tries: int, call: Callable[[], Any]) -> mpool.MpoolError:
+    """The error that a call raises at one of several tries: how long a machine takes is not ours to say."""
+    for _ in range(tries):
+        try:
+            call()
+        except error as found:
+            return found
+    raise AssertionError(f"no {error.__name__}")
+
+
+def load_once(model: Path, **options: Any) -> None:
+    with mpool.Pool(mpool.PoolConfig(**{**ALONE, **options})) as pool:
+        pool.load(model, compute="float32")
+
+
+def held(pool: mpool.Pool, llama: Path) -> mpool.Job:
+    """A call that runs for a long time."""
+    job = pool.submit("text_to_text", model=pool.load(llama), **LONG)
+    until(lambda: job.position() == -1)
+    return job
+
+
+class Models:
+    """What a row needs."""
+
+    def __init__(self, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
+                 caplog: pytest.LogCaptureFixture) -> None:
+        self.bert, self.llama, self.wide, self.broken, self.caplog = bert, llama, wide, broken, caplog
+
+
+def pool_of(**options: Any) -> mpool.Pool:
+    return mpool.Pool(mpool.PoolConfig(**{**ALONE, **options}))
+
+
+def threads(m: Models) -> None:
+    for count in (1, 2):
+        with pool_of(threads=count) as pool:
+            assert pool.metrics()["lanes"] == count
+
+
+def memory_bytes(m: Models) -> None:
+    with pool_of(memory_bytes=1) as pool, pytest.raises(mpool.MemoryExhausted):
+        pool.embed("a", m.bert)
+    with pool_of(memory_bytes=300_000_000) as pool:
+        assert pool.embed("a", m.bert).shape == (32,) and pool.health().memory.limit == 300_000_000
+
+
+def step_budget(m: Models) -> None:
+    steps = []
+    for budget in (0.001, 10.0):
+        with pool_of(step_budget=budget) as pool:
+            pool.embed(texts(0), m.wide)
+            steps.append(pool.metrics()["steps"])
+    assert steps[0] > 2 * steps[1]
+
+
+def load_timeout(m: Models) -> None:
+    error = raised(mpool.SpawnTimeout, 10, lambda: load_once(m.wide, load_timeout=0.01))
+    assert "no progress" in str(error)
+    load_once(m.wide)
+
+
+def load_ceiling(m: Models) -> None:
+    error = raised(mpool.SpawnTimeout, 20, lambda: load_once(m.wide, load_timeout=0.02, load_ceiling=0.01))
+    assert "not over after" in str(error)
+
+
+def stall_timeout(m: Models) -> None:
+    def run() -> None:
+        with pool_of(stall_timeout=0.01) as pool:
+            pool.embed(texts(time.monotonic()), m.wide)
+
+    assert "no sign of life" in str(raised(mpool.RecvError, 5, run))
+
+
+def shutdown_grace(m: Models) -> None:
+    pool = pool_of(shutdown_grace=0.0)
+    job = held(pool, m.llama)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 2
+    with pytest.raises(mpool.ShuttingDown):
+        job.result()
+    pool = pool_of(shutdown_grace=60.0)
+    short = pool.submit("text_to_text", model=pool.load(m.llama), prompt="a", max_tokens=300, ignore_eos=True)
+    pool.close()
+    assert short.result().usage.completion_tokens == 300
+
+
+def request_timeout(m: Models) -> None:
+    with pool_of(request_timeout=0.2, policy="sequential") as pool:
+        job = held(pool, m.llama)
+        began = time.monotonic()
+        with pytest.raises(mpool.Timeout):
+            pool.generate("a", m.llama, **TEXT)
+        assert 0.1 < time.monotonic() - began < 5
+        assert not job.done()  # it gets on, and so it may take any time
+        job.cancel()
+    with pool_of(request_timeout=None, policy="sequential") as pool:
+        job = held(pool, m.llama)
+        waiting = pool.submit("text_to_text", model=m.llama, prompt="a", **TEXT)
+        time.sleep(0.6)
+        assert not waiting.done()
+        job.cancel()
+
+
+def keep_alive(m: Models) -> None:
+    for value, state in ((0.05, "cold"), ("50ms", "cold"), (-1, "ready")):
+        with pool_of(keep_alive=value) as pool:
+            pool.embed("a", m.bert)
+            if state == "cold":
+                until(lambda: pool.ps()[0].state == "cold")
+            else:
+                time.sleep(0.3)
+                assert pool.ps()[0].state == "ready"
+
+
+def maintenance_interval(m: Models) -> None:
+    said = []
+    with m.caplog.at_level(logging.INFO, logger="mpool.pool"):
+        for seconds in (0.02, 60.0):
+            m.caplog.clear()
+            with pool_of(maintenance_interval=seconds) as pool:
+                pool.embed("a", m.bert)
+                pool.init_maintenance()  # looks now, and from now on once in the interval
+                time.sleep(0.6)
+            said.append(sum(record.message.startswith("Memory:") for record in m.caplog.records))
+    assert said[0] >= 3 * max(1, said[1]) and said[1] <= 1
+
+
+def max_workers_per_model(m: Models) -> None:
+    for most in (1, 2):
+        with pool_of(threads=2, max_workers_per_model=most) as pool:
+            pool.embed("a", m.bert)
+            until(lambda: pool.ps()[0].workers == most)
+
+
+def policy(m: Models) -> None:
+    for name in ("shared", "pack", "p2c", "sequential"):
+        with pool_of(policy=name) as pool:
+            pool.embed("a", m.bert)
+            assert pool.ps()[0].policy == pool.pools["text_embedding"].policy == pool.pools["vision"].policy == name
+    with pool_of(policy={"text_embedding": "p2c"}) as pool:
+        pool.embed("a", m.bert), pool.generate("a", m.llama, **TEXT)
+        assert {row.capability: row.policy for row in pool.ps()} == {"text_embedding": "p2c", "text_to_text": "pack"}
+    for name, runs in (("sequential", 1), ("pack", 2)):  # two calls on one worker: one after the other, or at once
+        with pool_of(policy=name) as pool:
+            jobs = [held(pool, m.llama), pool.submit("text_to_text", model=m.llama, **LONG)]
+            if runs == 2:
+                until(lambda: pool.ps()[0].running == 2)
+            else:
+                time.sleep(0.2)
+                assert (pool.ps()[0].running, pool.ps()[0].queued) == (1, 1)
+            for job in jobs:
+                job.cancel()
+
+
+def batch_wait(m: Models) -> None:
+    least = []
+    for seconds in (0.002, 0.0):
+        with pool_of(batch_wait=seconds) as pool:
+            for number in range(30):
+                pool.embed(f"{number}", m.bert)
+            (model,) = pool.metrics()["models"].values()
+            least.append(model["latency"]["min"])
+    assert least[0] >= 0.002 > least[1]
+
+
+def _capacity(field: str, lane: int, capability: str) -> Callable[[Models], None]:
+    def row(m: Models) -> None:
+        with pool_of(policy="sequential", **{field: 3}) as pool:
+            found = pool.pools[capability].queue_capacity
+            assert found[lane] == 3
+            if capability == "text_to_text":
+                job = held(pool, m.llama)
+                waiting = [pool.submit("text_to_text", model=m.llama, **LONG) for _ in range(3)]
+                with pytest.raises(mpool.Overloaded, match=field):
+                    pool.submit("text_to_text", model=m.llama, **LONG)
+                for one in (job, *waiting):
+                    one.cancel()
+            elif capability == "text_embedding":
+                model, jobs = pool.load(m.wide), []  # type: mpool.Model, list[mpool.Job]
+                inputs = (lambda: texts(len(jobs))) if lane else (lambda: texts(len(jobs), 1)[0])
+                with pytest.raises(mpool.Overloaded, match=field):
+                    while len(jobs) < 5000:
+                        jobs.append(pool.submit("text_embedding", inputs=inputs(), model=model))
+                assert pool.registry.entries()[0]["capacity"][lane] == 3
+                for one in jobs:
+                    one.cancel()
+            else:  # no model of it exists: the core has it, as what it refuses shows
+                assert pool.config._registry_options()["queue_capacity"][capability] == 3
+                _core.Registry(queue_capacity={capability: 3})
+                with pytest.raises(mpool.InvalidArgument, match=f"queue_capacity of {capability} is 0"):
+                    _core.Registry(queue_capacity={capability: 0})
+
+    return row
+
+
+def _fault(pool: mpool.Pool, m: Models) -> None:
+    with pytest.raises(mpool.NumericError):
+        pool.embed(m.broken[1], m.broken[0])
+
+
+def breaker_threshold(m: Models) -> None:
+    with pool_of(breaker_threshold=2) as pool:
+        for _ in range(2):
+            _fault(pool, m)
+        with pytest.raises(mpool.CircuitOpen):
+            pool.embed("a", m.broken[0])
+    with pool_of(breaker_threshold=0) as pool:
+        for _ in range(10):
+            _fault(pool, m)
+        assert pool.embed("a", m.broken[0]).shape == (32,)
+
+
+def breaker_window(m: Models) -> None:
+    for window, state in ((0.05, "closed"), (60.0, "open")):
+        with pool_of(breaker_threshold=2, breaker_window=window) as pool:
+            _fault(pool, m)
+            time.sleep(0.15)
+            _fault(pool, m)
+            assert pool.ps()[0].breaker == state
+
+
+def breaker_rest(m: Models) -> None:
+    with pool_of(breaker_threshold=1, breaker_rest=0.3) as pool:
+        _fault(pool, m)
+        with pytest.raises(mpool.CircuitOpen):
+            pool.embed("a", m.broken[0])
+        time.sleep(0.4)
+        assert pool.embed("a", m.broken[0]).shape == (32,)
+    with pool_of(breaker_threshold=1, breaker_rest=60.0) as pool:
+        _fault(pool, m)
+        time.sleep(0.4)
+        with pytest.raises(mpool.CircuitOpen):
+            pool.embed("a", m.broken[0])
+
+
+def fail_fast(m: Models) -> None:
+    for fast, error in ((True, mpool.Overloaded), (False, mpool.Timeout)):
+        with pool_of(fail_fast=fast, policy="sequential", prompt_queue_capacity=1) as pool:
+            jobs = [held(pool, m.llama), pool.submit("text_to_text", model=m.llama, **LONG)]
+            with pytest.raises(error):
+                pool.generate("a", m.llama, timeout=0.3, **TEXT)
+            for job in jobs:
+                job.cancel()
+
+
+def max_embed_inputs(m: Models) -> None:
+    with pool_of(max_embed_inputs=2) as pool:
+        assert pool.embed(["a", "b"], m.bert).shape == (2, 32)
+        with pytest.raises(mpool.LimitError, match="at most 2"):
+            pool.embed(["a", "b", "c"], m.bert)
+
+
+def offline(m: Models) -> None:
+    with pool_of(offline=True) as pool, pytest.raises(mpool.OfflineError):
+        pool.embed("a", "nobody-at-all/no-such-model")
+
+
+ROWS: dict[str, Callable[[Models], None]] = {
+    **{row.__name__: row for row in (
+        threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
+        keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
+        breaker_rest, fail_fast, max_embed_inputs, offline)},
+    "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
+    "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
+    "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),
+    "image_gen_queue_capacity": _capacity("image_gen_queue_capacity", 0, "text_to_image"),
+    "vision_queue_capacity": _capacity("vision_queue_capacity", 0, "vision"),
+    "image_embed_queue_capacity": _capacity("image_embed_queue_capacity", 0, "image_embedding")}
+
+
+def test_every_option_has_a_row() -> None:
+    assert set(ROWS) == {field.name for field in fields(mpool.PoolConfig)}
+
+
+@pytest.mark.parametrize("option", ROWS)
+def test_an_option_changes_behaviour(option: str, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
+                                     caplog: pytest.LogCaptureFixture) -> None:
+    ROWS[option](Models(bert, llama, wide, broken, caplog))
