@@ -9,7 +9,7 @@
 #include "base/sys.h"
 
 void sim_atomic_point(void);
-#define SIM_ATOMIC(object) (MP_SEAM_AT(#object), sim_atomic_point())
+#define SIM_ATOMIC(object)            (MP_SEAM_AT(#object), sim_atomic_point())
 #define SIM_ATOMIC_ADD(object, order) ((order) == memory_order_relaxed ? (void)0 : SIM_ATOMIC(object))
 
 #undef atomic_load
@@ -20,9 +20,9 @@ void sim_atomic_point(void);
 #undef atomic_fetch_add_explicit
 #undef atomic_fetch_sub_explicit
 #undef atomic_compare_exchange_strong_explicit
-#define atomic_load(object) (SIM_ATOMIC(object), __atomic_load_n(object, __ATOMIC_SEQ_CST))
-#define atomic_load_explicit(object, order) atomic_load(object)
-#define atomic_store(object, value) (SIM_ATOMIC(object), __atomic_store_n(object, value, __ATOMIC_SEQ_CST))
+#define atomic_load(object)                         (SIM_ATOMIC(object), __atomic_load_n(object, __ATOMIC_SEQ_CST))
+#define atomic_load_explicit(object, order)         atomic_load(object)
+#define atomic_store(object, value)                 (SIM_ATOMIC(object), __atomic_store_n(object, value, __ATOMIC_SEQ_CST))
 #define atomic_store_explicit(object, value, order) atomic_store(object, value)
 #define atomic_exchange_explicit(object, value, order) \
     (SIM_ATOMIC(object), __atomic_exchange_n(object, value, __ATOMIC_SEQ_CST))
@@ -31,7 +31,7 @@ void sim_atomic_point(void);
 #define atomic_fetch_sub_explicit(object, value, order) \
     (SIM_ATOMIC_ADD(object, order), __atomic_fetch_sub(object, value, __ATOMIC_SEQ_CST))
 #define atomic_compare_exchange_strong_explicit(object, expected, value, success, failure) \
-    (SIM_ATOMIC(object), \
+    (SIM_ATOMIC(object),                                                                   \
      __atomic_compare_exchange_n(object, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 
 #endif

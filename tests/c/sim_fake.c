@@ -152,7 +152,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         model->stuck_steps--;
         mp_sys_sleep_ns(model->stuck_ns);
     }
-    bool whole = !mp_lease_poll(lease); /* one that was set apart meanwhile has no lanes any more */
+    bool broken = false, whole = !mp_lease_poll(lease); /* one that was set apart meanwhile has no lanes any more */
     if (whole) {
         int lanes = lease->lanes;
         fakes.lanes_in_steps += lanes;
@@ -178,7 +178,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             mp_fail(&item->error, MP_INTERNAL, "the engine broke down");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
-            crash(model);
+            broken = true;
             continue;
         }
         if (call->numeric) {
@@ -201,6 +201,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_DONE;
         }
     }
+    if (broken)
+        crash(model);
     model->steps++;
     leave(engine);
 }

@@ -49,11 +49,11 @@ typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
     int count, calls; /* calls that exist */
     int lanes, lanes_in_steps;
-    bool on_time; /* the clock of this world never runs ahead of those who could run ... */
-    bool no_late; /* ... except when it jumps */
-    uint64_t jumped_ns; /* when it did last */
+    bool on_time;        /* the clock of this world never runs ahead of those who could run ... */
+    bool no_late;        /* ... except when it jumps */
+    uint64_t jumped_ns;  /* when it did last */
     uint64_t backoff_ns; /* a load that failed is not tried again before; 0 = it may be */
-    int crashes_most;   /* of a model within 50 s; 0 = any number */
+    int crashes_most;    /* of a model within 50 s; 0 = any number */
 } sim_fakes;
 extern sim_fakes fakes;
 

@@ -20,9 +20,9 @@ typedef struct record { /* a call that was accepted */
 typedef struct sim_special {
     void (*tune)(mp_registry_config *config);
     void (*script)(sim_model *model);
-    void (*begin)(void); /* the keys are there, the callers are not */
+    void (*begin)(void);                                 /* the keys are there, the callers are not */
     void (*call)(record *r, mp_submit_options *options); /* before it is submitted */
-    void (*finish)(void); /* the callers have ended, the registry is open */
+    void (*finish)(void);                                /* the callers have ended, the registry is open */
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
     sim_jumps;
@@ -52,7 +52,7 @@ typedef struct sim_scene {
     /* what happened, and so explains how a call may end */
     bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
     bool numeric, crashes, plain, jumped; /* plain: callers only call, and wait */
-    int safe; /* so many keys, the first ones, are never evicted */
+    int safe;                             /* so many keys, the first ones, are never evicted */
     uint64_t steps;
 } sim_scene;
 extern sim_scene w;

@@ -80,8 +80,27 @@ def test_gcc_simulator(out: Path) -> None:
     """The registry under the simulator: tens of thousands of schedules, all of tiny cases, and planted bugs."""
     runner = _build("sim", out)
     listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
-    assert {"sim_world_shutdown", "sim_mutations_are_found"} <= set(listed.split())
+    assert {"sim_world_shutdown", "sim_world_reclaim", "sim_mutations_are_found"} <= set(listed.split())
     _run("sim", runner, "--slow", "5")
+
+
+def test_planted_bugs_fit_the_sources() -> None:
+    """A row that does not fit is told with its place; what is planted keeps the numbers of the lines."""
+    mutations = _load("mutations")
+    for file, rows in mutations.planted_files().items():
+        text = (ROOT / "csrc" / file).read_text()
+        planted = mutations.plant(file, text, rows)
+        assert planted.count("\n") == text.count("\n")
+        for row in rows:
+            assert (f"mp_seam_mutation({row.number})" if row.number else "mp_seam_point()") in planted
+    source = "static int twice(int a) {\n    return a +\n           a;\n}\n"
+    row = mutations.Mutation(7, "x.c", "twice", "once", "return a + a;", "return BUG ? a : a + a;")
+    assert mutations.plant("x.c", source, [row]) == (
+        "static int twice(int a) {\n    return mp_seam_mutation(7) ? a : a + a;\n\n}\n")
+    with pytest.raises(mutations.MutationError, match="row 7 .* stands there 0 times"):
+        mutations.plant("x.c", source.replace("a +", "2 *"), [row])
+    with pytest.raises(mutations.MutationError, match="defined 0 times"):
+        mutations.plant("x.c", source.replace("twice", "thrice"), [row])
 
 
 @pytest.mark.parametrize("name", ["clang", "clang-debug"])
