@@ -1,0 +1,285 @@
+"""``python -m benchmarks.pool``: what the pool itself costs, and what it gives.
+
+Submit-to-start and refusal times at the C boundary and from Python, generation through the pool against a bare loop
+over the same engine, one-text embeddings of 8 and 64 threads, 8 chats at once against one, memory of the second worker,
+a cold start with 1,000 callers waiting. Prints a table. Needs gcc for the C part (``--no-c`` leaves it out). Figures of
+a machine that others use say nothing: the load is printed beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import build_kernels
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = "the quick brown fox jumps over a lazy dog and barks twice at its own shadow in the rain".split()
+
+
+# ---- at the C boundary -----------------------------------------------------------------------------------------------
+
+def build(out: Path) -> Path:
+    """Build ``bench_pool.c`` with the core, by the flags of a release.
+
+    Raises:
+        RuntimeError: a compiler failed; the message is what it printed.
+    """
+    builder = build_kernels.test_builder()
+    variant = builder.VARIANTS["release"]
+    compiler = builder.compiler_of(variant)
+    if compiler is None:
+        raise RuntimeError("no gcc is installed: set CC to a C compiler")
+    command = [compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
+    core, _ = builder.sources(None, [])
+    objects: list[Path] = []
+    for source in [*core, ROOT / "benchmarks" / "bench_pool.c"]:
+        target = out / Path(compiler).name / source.relative_to(ROOT).with_suffix(".o")
+        said = builder.compile_one(command, source, target)
+        if said:
+            raise RuntimeError(said)
+        objects.append(target)
+    program = out / Path(compiler).name / "bench_pool"
+    run = subprocess.run([*command, *map(str, objects), "-lm", "-ldl", "-o", str(program)], capture_output=True,
+                         text=True)
+    if run.returncode != 0:
+        raise RuntimeError(run.stderr)
+    return program
+
+
+def measured_in_c(program: Path, *arguments: str) -> dict[str, float]:
+    """Figures by name that a run of the C program printed."""
+    run = subprocess.run([str(program), *arguments], capture_output=True, text=True)
+    if run.returncode != 0:
+        raise RuntimeError(run.stderr)
+    return {name: float(value) for name, value in map(str.split, run.stdout.splitlines())}
+
+
+# ---- from Python: each part in a process of its own ------------------------------------------------------------------
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which that share of the values lies."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def texts(count: int, start: int = 0) -> list[str]:
+    """Texts of some ten words that all differ, so that nothing is answered from what was computed before."""
+    return [f"{number} " + " ".join(WORDS[(number * 7 + word * 3) % len(WORDS)] for word in range(9))
+            for number in range(start, start + count)]
+
+
+def together(count: int, body: Callable[[int], None]) -> float:
+    """Seconds that so many threads take together."""
+    gate = threading.Barrier(count + 1)
+
+    def run(number: int) -> None:
+        gate.wait()
+        body(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - begin
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def part_calls(embedding: str, text: str, threads: int) -> dict[str, float]:
+    """Latency of calls one after the other, and of refusals."""
+    import mpool
+
+    found: dict[str, float] = {}
+    with mpool.Pool(mpool.PoolConfig(threads=threads, embed_queue_capacity=4)) as pool:
+        pool.embed("warm", embedding)
+        for name, pause in (("spinning", 0.0), ("parked", 0.005)):
+            starts, answers = [], []
+            for number, one in enumerate(texts(400)):
+                time.sleep(pause)
+                begin = time.perf_counter()
+                job = pool.submit("text_embedding", inputs=f"{name} {one}", model=embedding)
+                job.result()
+                answers.append(time.perf_counter() - begin)
+                submitted, started, _ = job._ticket.times()  # type: ignore[union-attr]
+                starts.append(started - submitted)
+            found[f"Python: submit to start, {name}, p50 us"] = percentile(starts, 0.5) * 1e6
+            found[f"Python: one-text embed, {name}, p50 us"] = percentile(answers, 0.5) * 1e6
+    with mpool.Pool(mpool.PoolConfig(threads=threads, prompt_queue_capacity=2, policy="sequential",
+                                     max_workers_per_model=1)) as pool:
+        pool.generate("warm", text, max_tokens=1)
+        jobs, refused = [], 0
+        while refused < 20:  # the worker takes the first in the meantime
+            try:
+                jobs.append(pool.submit("text_to_text", prompt="The", model=text, max_tokens=1500, ignore_eos=True))
+            except mpool.Overloaded:
+                refused += 1
+                time.sleep(0.005)
+        took = []
+        for _ in range(2000):
+            begin = time.perf_counter()
+            try:
+                pool.submit("text_to_text", prompt="The", model=text, max_tokens=1500, ignore_eos=True)
+            except mpool.Overloaded:
+                took.append(time.perf_counter() - begin)
+        for job in jobs:
+            job.cancel()
+        found["Python: refusal when full, p50 us"] = percentile(took, 0.5) * 1e6
+        found["Python: refusal when full, p99 us"] = percentile(took, 0.99) * 1e6
+        found["Python: refusals measured"] = len(took)
+    return found
+
+
+def part_threads(embedding: str, text: str, threads: int) -> dict[str, float]:
+    """One-text embeddings of many threads, and chats at once."""
+    import mpool
+
+    found: dict[str, float] = {}
+    with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
+        pool.embed(texts(64), embedding)
+        at = 1000
+        for count in (1, 8, 64):
+            each = 256 // count
+            work = [texts(each, at + number * each) for number in range(count)]
+            at += 256
+            seconds = together(count, lambda number: [pool.embed(one, embedding) for one in work[number]] and None)
+            found[f"Python: one-text embeds of {count} threads, texts/s"] = count * each / seconds
+        options: dict[str, Any] = dict(max_tokens=48, temperature=0, ignore_eos=True)
+        pool.generate("Once upon a time", text, **options)
+        begin = time.perf_counter()
+        pool.generate("A story of number 100:", text, **options)
+        alone = 48 / (time.perf_counter() - begin)
+        seconds = together(8, lambda number: pool.generate(f"A story of number {number}:", text, **options) and None)
+        found["Python: one chat, tokens/s"] = alone
+        found["Python: eight chats at once, tokens/s"] = 8 * 48 / seconds
+        found["Python: eight to one"] = 8 * 48 / seconds / alone
+    return found
+
+
+def part_memory(embedding: str, text: str, threads: int) -> dict[str, float]:
+    """What the second worker takes, in bytes as they are counted and as the system sees them."""
+    import mpool
+
+    found: dict[str, float] = {}
+    for kind, model in (("embedding", embedding), ("text", text)):
+        figures = []
+        for workers in (1, 2):
+            code = f"""
+import os, sys, time, json
+sys.path.append({str(ROOT)!r})
+import mpool
+from benchmarks.pool import resident
+pool = mpool.Pool(mpool.PoolConfig(threads={threads}, max_workers_per_model={workers}))
+pool.load({model!r})
+end = time.monotonic() + 10
+while sum(row["workers"] for row in pool.registry.entries()) < {workers} and time.monotonic() < end:
+    time.sleep(0.01)
+time.sleep(0.2)
+row = pool.registry.entries()[0]
+stats = pool.registry.stats()
+print(json.dumps([row["workers"], row["model_bytes"], stats["bytes_by_tag"], resident()]))
+"""
+            run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=True)
+            figures.append(json.loads(run.stdout.splitlines()[-1]))
+        (one, model_bytes, before, rss_before), (two, _, after, rss_after) = figures
+        if (one, two) != (1, 2):
+            raise RuntimeError(f"{kind}: {two} workers where two were asked for")
+        found[f"second {kind} worker: bytes counted, MB"] = (sum(after.values()) - sum(before.values())) / 1e6
+        for tag in after:
+            if abs(after[tag] - before[tag]) >= 1000:
+                found[f"second {kind} worker: of kind {tag}, MB"] = (after[tag] - before[tag]) / 1e6
+        found[f"second {kind} worker: resident, MB"] = (rss_after - rss_before) / 1e6
+        found[f"second {kind} worker: of the first's model, %"] = (
+            100 * (sum(after.values()) - sum(before.values())) / max(1, model_bytes))
+    return found
+
+
+def part_cold(embedding: str, text: str, threads: int) -> dict[str, float]:
+    """A thousand callers find nothing loaded."""
+    import mpool
+
+    with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
+        begin = time.perf_counter()
+        pool.embed("alone", embedding)
+        alone = time.perf_counter() - begin
+    with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
+        firsts: list[float] = []
+        begin = time.perf_counter()
+
+        def one(number: int) -> None:
+            pool.embed(f"caller {number}", embedding)
+            firsts.append(time.perf_counter())
+
+        seconds = together(1000, one)
+        stats = pool.registry.stats()
+        return {"cold start: one caller, s": alone, "cold start: 1,000 callers, first answer, s": min(firsts) - begin,
+                "cold start: 1,000 callers, all answers, s": seconds, "cold start: loads": stats["loads"],
+                "cold start: workers spawned": stats["workers_spawned"]}
+
+
+PARTS: dict[str, Callable[[str, str, int], dict[str, float]]] = {
+    "calls": part_calls, "threads": part_threads, "memory": part_memory, "cold": part_cold}
+
+
+def main() -> int:
+    """Command line: see the module's text."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--embedding-model", help="key or path; default: the catalogue's")
+    parser.add_argument("--text-model", help="key or path, of a GGUF file for the C part; default: the catalogue's")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer of the C part")
+    parser.add_argument("--rounds", type=int, default=5, help="of the C part")
+    parser.add_argument("--no-c", action="store_true", help="without the C part")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of Python")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the C program is built")
+    args = parser.parse_args()
+    if args.part:
+        print(json.dumps(PARTS[args.part](args.embedding_model, args.text_model, args.threads)))
+        return 0
+    from .__main__ import weights
+
+    models = (weights(args.embedding_model, "text_embedding"), weights(args.text_model, "text_to_text"))
+    before = os.getloadavg()[0]
+    found: dict[str, float] = {}
+    if not args.no_c:
+        program = build(args.out.resolve())
+        found |= {f"C: {name}": value for name, value in measured_in_c(program, "calls").items()}
+        if models[1].endswith(".gguf"):
+            found |= {f"C: {name}": value for name, value in measured_in_c(
+                program, "text", models[1], str(args.threads), str(args.tokens), str(args.rounds)).items()}
+        else:
+            print("The C part of generation is left out: --text-model is no GGUF file.", file=sys.stderr)
+    for part in args.parts:
+        command = [sys.executable, "-m", "benchmarks.pool", "--part", part, "--embedding-model", models[0],
+                   "--text-model", models[1], "--threads", str(args.threads)]
+        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
+        run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd="/")
+        if run.returncode != 0:
+            print(f"{part} failed:\n{run.stderr}", file=sys.stderr)
+            return 1
+        found |= json.loads(run.stdout.splitlines()[-1])
+    print("| what | value |\n|---|---|")
+    for name, value in found.items():
+        print(f"| {name} | {value:,.4g} |" if abs(value) < 1000 else f"| {name} | {value:,.0f} |")
+    print(f"\nThreads {args.threads}; load average {before:.2f} before, {os.getloadavg()[0]:.2f} after.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
