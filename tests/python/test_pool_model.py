@@ -1,8 +1,8 @@
 """The pool as a state machine against a model of it: whatever the order of calls, each does what it says.
 
 The model knows, for each of three checkpoints, whether it must be loaded, may be, or must not; the answer of every call
-(by computing each once alone); and which jobs are open. Hypothesis looks for an order of steps that breaks it; the search
-is the same in every run unless ``MPOOL_HYPOTHESIS_SEED`` is given.
+(by computing each once alone); and which jobs are open. Hypothesis looks for an order of steps that breaks it; the
+search is the same in every run unless ``MPOOL_HYPOTHESIS_SEED`` is given.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
 """Everything at once for a while: 16 threads and 200 tasks, many kinds of calls, cancellations, deadlines, evictions.
 
-Ten seconds by default, a minute with ``--slow``, and any length by hand: ``MPOOL_SOAK=3600 pytest test_soak.py``. Nothing
-may be lost, answered twice or hang, every answer is the one that the call gets alone, and memory stays flat.
+Ten seconds by default, a minute with ``--slow``, and any length by hand: ``MPOOL_SOAK=3600 pytest test_soak.py``.
+Nothing may be lost, answered twice or hang, every answer is the one that the call gets alone, and memory stays flat.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tinymodels
+from test_api_process import HEAD
 
 SCRIPT = r"""
 import asyncio, collections, gc, inspect, random
@@ -207,7 +210,7 @@ for t in threads:
 for t in threads:
     t.join(seconds + 60)
 hung = sum(t.is_alive() for t in threads)
-still = idle_pool = 0
+still = 0
 for _ in range(1000):
     rows = pool.registry.entries()
     still = sum(row["running"] + row["queued"] for row in rows)
@@ -244,12 +247,7 @@ def lengths() -> list[object]:
 def test_soak(bert: Path, llama: Path, tmp_path: Path, seconds: float) -> None:
     other = tinymodels.bert(tmp_path / "other", normalize=False)
     script = tmp_path / "soak.py"
-    from test_api_process import HEAD
-
     script.write_text(HEAD + SCRIPT, encoding="utf-8")
-    import subprocess
-    import sys
-
     run = subprocess.run([sys.executable, str(script), str(bert), str(llama), str(seconds), str(other)],
                          capture_output=True, text=True, timeout=seconds + 150, cwd=tmp_path)
     assert run.returncode == 0, f"{run.stdout[-2000:]}\n{run.stderr[-6000:]}"
