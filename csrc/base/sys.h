@@ -15,6 +15,10 @@
 /* --- time: nanoseconds of CLOCK_MONOTONIC; deadlines are absolute in it; 0 = none --- */
 uint64_t mp_sys_now_ns(void);
 void mp_sys_sleep_ns(uint64_t ns);
+/* So much later; UINT64_MAX is never, and stays. */
+static inline uint64_t mp_sys_after(uint64_t now_ns, uint64_t ns) {
+    return ns < UINT64_MAX - now_ns ? now_ns + ns : UINT64_MAX;
+}
 
 /* How often the system has taken the CPU away from the calling thread so far; 0 where it does not tell. */
 uint64_t mp_sys_taken_away(void);

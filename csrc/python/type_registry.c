@@ -245,19 +245,25 @@ static mp_status wait_remove(mp_registry *registry, const char *key, bool flag, 
     return mp_registry_remove(registry, key, deadline_ns, error);
 }
 
+static mp_status wait_removed(mp_registry *registry, const char *key, bool flag, uint64_t deadline_ns,
+                              mp_error *error) {
+    (void)flag;
+    return mp_registry_wait_removed(registry, key, deadline_ns, error);
+}
+
 static PyObject *wait_entry(PyObject *self, entry_wait *wait, const char *key, bool flag, PyObject *timeout) {
     mp_state *state = mp_state_of(self);
     uint64_t deadline_ns;
     if (!mp_deadline(state, timeout, &deadline_ns))
         return NULL;
-    for (bool again = false;; again = true) {
+    for (;;) {
         mp_error error;
         mp_status status;
         uint64_t slice = mp_wait_slice(state, deadline_ns);
         Py_BEGIN_ALLOW_THREADS status = wait(registry_of(self), key, flag, slice, &error);
-        Py_END_ALLOW_THREADS
-            /* remove: the key is gone since the first slice, the entry drains by itself */
-            if (status == MP_OK || (again && wait == wait_remove && status == MP_UNKNOWN_MODEL)) Py_RETURN_NONE;
+        Py_END_ALLOW_THREADS if (status == MP_OK) Py_RETURN_NONE;
+        if (wait == wait_remove) /* the key is free since the first slice, and may be another's by now */
+            wait = wait_removed;
         if (status != MP_TIMEOUT || slice == deadline_ns)
             return mp_raise(state, &error, key);
         if (PyErr_CheckSignals() < 0)

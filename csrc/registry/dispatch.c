@@ -16,7 +16,7 @@ static bool has_room(const mp_worker *worker) {
 static uint64_t pending_of(const mp_entry *entry, const mp_worker *worker) {
     uint64_t cost = 0;
     for (int i = 0; i < worker->active_count; i++)
-        cost += worker->active[i]->item.cost_ns + 1;
+        cost += worker->active[i]->node.cost + 1;
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
         if (ticket->home == worker)
@@ -52,7 +52,7 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
         return true;
     case MP_POLICY_P2C: /* who has no work takes from those who have */
         return !ticket->home || ticket->home == worker ||
-               (worker->active_count == 0 && !mp_worker_idles(ticket->home));
+               (worker->active_count == 0 && (!mp_worker_idles(ticket->home) || !has_room(ticket->home)));
     default:
         return true;
     }
@@ -87,11 +87,27 @@ void mp_dispatch_ring_all(mp_entry *entry) {
     }
 }
 
+/* Under the lock, when an item has given its memory back: all workers of the model may try again. */
+void mp_dispatch_memory_free(mp_entry *entry) {
+    bool any = false;
+    for (int i = 0; i < entry->worker_count; i++) {
+        any |= entry->workers[i]->memory_tight;
+        entry->workers[i]->memory_tight = false;
+    }
+    if (any)
+        mp_dispatch_ring_all(entry);
+}
+
 /* Who is next for this worker: the best of all if its policy lets the worker have it, else the first that does. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
-    mp_queue_node *node = mp_queue_best(&entry->queue, mp_sys_now_ns());
+    uint64_t now = mp_sys_now_ns();
+    mp_queue_node *node = mp_queue_best(&entry->queue, now);
     if (!node || mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
         return node ? mp_ticket_of_node(node) : NULL;
+    /* One that wants a worker to itself and has waited long: this one takes nothing more until it is free. */
+    if (mp_ticket_of_node(node)->policy == MP_POLICY_SEQUENTIAL && worker->active_count &&
+        now > node->since_ns + MP_QUEUE_AGEING_NS)
+        return NULL;
     for (node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node))
         if (mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
             return mp_ticket_of_node(node);
@@ -151,11 +167,11 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
     return true;
 }
 
-uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead) {
-    if (entry->pace <= 0)
+uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace) {
+    if (pace <= 0)
         return 0;
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
-            cost_ahead += entry->workers[i]->active[j]->item.cost_ns / 2; /* half of it is done, for all we know */
-    return (uint64_t)((double)cost_ahead * entry->pace);
+            cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* half of it is done, for all we know */
+    return (uint64_t)((double)cost_ahead * pace);
 }

@@ -51,9 +51,6 @@ bool mp_status_is_fault(mp_status status) {
            status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
 }
 
-/* After these the worker is gone, or may be broken. */
-static bool kills(mp_status status) { return status == MP_INTERNAL || status == MP_RECV; }
-
 void mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket) {
     mp_services *services = entry->services;
     const mp_call *call = ticket->item.call;
@@ -68,7 +65,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
     if (!mp_status_is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
     mp_count(services, MP_METRIC_worker_faults, 1);
-    if (kills(status))
+    if (status == MP_INTERNAL) /* the worker goes; one that stood still is noted when it is set apart */
         mp_entry_note_kill(entry, ticket);
     mp_mutex_lock(&entry->lock);
     if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))

@@ -211,7 +211,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
                                mp_error *error) {
     int waiting = entry->queue.count, kind = ticket->node.kind;
     if (options->fail_fast) {
-        double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost) * 1e-9;
+        double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost, entry->pace) * 1e-9;
         return mp_fail(error, MP_OVERLOADED, "%s: the queue is full, %d calls wait; try again in %.1f s", entry->key,
                        waiting, eta > 0.1 ? eta : 0.1);
     }
@@ -244,7 +244,8 @@ static mp_status check_deadline(mp_entry *entry, const mp_submit_options *option
     if (now >= deadline)
         return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
     /* Predictions err: only what is hopeless by a wide margin is refused, and only behind others. */
-    uint64_t wait_ns = entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost) : 0;
+    uint64_t wait_ns =
+        entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
     if (wait_ns / 4 <= deadline - now)
         return MP_OK;
     return mp_fail(error, MP_TIMEOUT, "%s: %d calls wait, about %.1f s of work; the deadline is in %.1f s", entry->key,
@@ -306,7 +307,8 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     /* From here on the ticket may be answered at any moment; the caller's reference keeps it. */
     uint64_t due = ticket->item.deadline_ns;
     if (ticket->patience_ns) {
-        uint64_t patience = mp_sys_now_ns() + ticket->patience_ns;
+        uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);
+        uint64_t patience = mp_sys_after(moved, ticket->patience_ns);
         due = due && due < patience ? due : patience;
     }
     uint64_t spawn_ns = entry->spawn_ns; /* a rest: somebody is to look when it is over */
@@ -345,10 +347,10 @@ int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
     mp_mutex_lock(&entry->lock);
     if (mp_queue_holds(&ticket->node)) {
         position = mp_queue_position(&entry->queue, &ticket->node, &cost);
-        *eta_ns = mp_dispatch_wait_ns(entry, cost + ticket->item.cost_ns);
+        *eta_ns = mp_dispatch_wait_ns(entry, cost + ticket->node.cost, entry->pace);
     } else if (ticket->worker && entry->pace > 0) { /* what is left of it */
         uint64_t started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed), now = mp_sys_now_ns();
-        uint64_t whole = (uint64_t)((double)ticket->item.cost_ns * entry->pace);
+        uint64_t whole = (uint64_t)((double)ticket->node.cost * entry->pace);
         uint64_t had = started && now > started ? now - started : 0;
         *eta_ns = whole > had ? whole - had : 1;
     }
@@ -419,7 +421,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
             break;
         }
-        if (mp_entry_serves(entry) || (attempt && entry->loads > loads))
+        if ((mp_entry_serves(entry) && !entry->evict) || (attempt && entry->loads > loads))
             break;
         if (attempt && entry->attempts_over >= attempt && entry->failed) {
             status = entry->failure.code;
@@ -565,9 +567,10 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    while (mp_entry_works(entry) && in_time)
+    /* Calls may wait for the end of a rest, with nobody at work. */
+    while ((mp_entry_works(entry) || (entry->queue.count && !entry->quit)) && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    if (mp_entry_works(entry))
+    if (mp_entry_works(entry) || (entry->queue.count && !entry->quit))
         status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; removing goes on", entry->key,
                          mp_entry_running(entry) + entry->queue.count);
     mp_mutex_unlock(&entry->lock);
@@ -658,6 +661,8 @@ static const char *state_of(const mp_entry *entry) {
         loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
         leaving |= state == MP_WORKER_EVICTING || state == MP_WORKER_FAILED;
     }
+    if (serves && entry->evict)
+        return "evicting"; /* who wants it loaded waits for the next load */
     if (serves)
         return busy ? "busy" : "ready";
     if (loading)

@@ -63,7 +63,8 @@ struct mp_entry {
     uint64_t keep_alive_ns;
     uint64_t calls;    /* accepted; numbers their order of arrival */
     uint64_t answered; /* since the model was loaded */
-    double pace;       /* time that steps took in relation to their predicted cost, a running mean; 0 = unknown */
+    /* time that steps took in relation to their predicted cost, running means; 0 = unknown */
+    double pace, full_pace; /* of all; of those that left somebody out, so that more could not have shared them */
     mp_histogram latency; /* of calls that were answered, from submit to end */
     mp_status last_error;
     struct mp_entry *close_next; /* by the thread that closes the registry */
@@ -156,14 +157,16 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
 void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket);
 /* Everybody without work who may take something that waits is rung: room or eligibility has changed. */
 void mp_dispatch_ring_all(mp_entry *entry);
+/* An item, or a worker, has given memory back: all workers of the model may try again. */
+void mp_dispatch_memory_free(mp_entry *entry);
 /* For a call about to be queued: the worker that MP_POLICY_P2C chooses. */
 mp_worker *mp_dispatch_home(const mp_entry *entry);
 /* Take calls off the queue until the worker has no room or nothing waits for it. */
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker);
 /* All are busy and something waits: one more is to be started. True: as with begin; *guard has its bytes. */
 bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
-/* Predicted time until a call would start, behind so much cost; 0 = unknown. */
-uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead);
+/* Predicted time until a call would start, behind so much cost, at one of the entry's paces; 0 = unknown. */
+uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace);
 
 /* --- ends.c --- */
 

@@ -30,6 +30,7 @@ static void come_back(mp_worker *worker) {
     free_engine(worker);
     mp_mutex_lock(&entry->lock);
     entry->apart--;
+    mp_dispatch_memory_free(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
     mp_worker_destroy(worker);
@@ -60,8 +61,10 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
     mp_mutex_lock(&entry->lock);
     if (leaving) /* under the same lock as what follows: nobody sees a model without workers */
         mp_entry_unlist_worker(entry, leaving);
+    mp_dispatch_memory_free(entry);
     if (!mp_entry_works(entry)) {
-        bool keep = entry->queue.count && !entry->evict && !entry->quit; /* who comes next needs no load */
+        /* who comes next needs no load */
+        bool keep = entry->queue.count && !entry->evict && !entry->quit && !entry->broken;
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
             entry->resident = NULL;

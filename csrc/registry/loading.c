@@ -53,6 +53,9 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     uint64_t began_ns = mp_sys_now_ns();
     mp_status status = loader.ops->load(loader.self, &worker->lease, budget, &worker->progress, &model, error);
     mp_worker_return_lanes(worker);
+    mp_mutex_lock(&entry->lock);
+    worker->moving = false; /* what follows holds no lanes, and is watched */
+    mp_mutex_unlock(&entry->lock);
     worker->guard = guard;
     if (status != MP_OK) {
         mp_free(resident);
@@ -70,7 +73,11 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
 /* A model and an engine, or the cause. *second: for a second worker's engine. */
 static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_error *error) {
     uint64_t model_bytes = 0;
-    loader.ops->footprint(loader.self, &model_bytes, &worker->engine_bytes);
+    uint64_t engine_bytes = 0;
+    loader.ops->footprint(loader.self, &model_bytes, &engine_bytes);
+    mp_mutex_lock(&worker->entry->lock);
+    worker->engine_bytes = engine_bytes;
+    mp_mutex_unlock(&worker->entry->lock);
     mp_status status = worker->resident ? MP_OK : load_model(worker, loader, model_bytes, second, error);
     if (status == MP_OK) {
         mp_progress_set(&worker->progress, "making an engine", 99);

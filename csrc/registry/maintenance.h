@@ -1,8 +1,6 @@
 /* maintenance.h: one thread a registry that looks after what nobody else is awake for: deadlines of calls that wait or
  * run, and loads that make no progress. It starts when the first of them is announced, sleeps until the nearest is
- * due, and then asks for a sweep.
- *
- * NOTE: keep-alive, replacement of the failed and pressure belong here next; they are further reasons to wake. */
+ * due, and then asks for a sweep. */
 #ifndef MP_REGISTRY_MAINTENANCE_H
 #define MP_REGISTRY_MAINTENANCE_H
 

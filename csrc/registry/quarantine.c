@@ -13,7 +13,8 @@ void mp_quarantine_deinit(mp_quarantine *quarantine) { mp_mutex_deinit(&quaranti
 static int find(const mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     int used = atomic_load_explicit(&quarantine->used, memory_order_relaxed);
     for (int i = 0; i < used; i++)
-        if (quarantine->rows[i].fingerprint == fingerprint && now_ns - quarantine->rows[i].last_ns < FORGET_NS)
+        if (quarantine->rows[i].fingerprint == fingerprint &&
+            now_ns < mp_sys_after(quarantine->rows[i].last_ns, FORGET_NS))
             return i;
     return -1;
 }

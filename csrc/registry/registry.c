@@ -284,6 +284,13 @@ static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
 
 /* --- maintenance --- */
 
+static int resident_count(const snapshot *copy) {
+    int count = 0;
+    for (int i = 0; i < copy->count; i++)
+        count += mp_entry_in_use(copy->entries[i]);
+    return count;
+}
+
 static void tick(mp_registry *registry, const snapshot *copy, uint64_t now_ns, mp_pressure pressure) {
     mp_services *services = registry->services;
     mp_budget *budget = mp_governor_budget(services->governor);
@@ -296,7 +303,8 @@ static void tick(mp_registry *registry, const snapshot *copy, uint64_t now_ns, m
     }
     for (int i = 0; pressure == MP_PRESSURE_CRITICAL && i < copy->count; i++)
         mp_entry_trim(copy->entries[i]); /* caches and arenas first */
-    if (pressure == MP_PRESSURE_CRITICAL)
+    /* A model that is alone keeps its memory: nobody else wants it. */
+    if (pressure == MP_PRESSURE_CRITICAL && resident_count(copy) > 1)
         mp_governor_reclaim(services->governor, limit / 10, false);
 }
 
@@ -324,8 +332,9 @@ static uint64_t sweep(void *arg, uint64_t now_ns) {
     }
     drop_snapshot(&copy);
     /* Nobody works: it sleeps until somebody announces something. */
-    if (atomic_load(&registry->services->resident) && registry->tick_ns + every_ns < next)
-        next = registry->tick_ns + every_ns;
+    uint64_t tick_ns = mp_sys_after(registry->tick_ns, every_ns);
+    if (atomic_load(&registry->services->resident) && tick_ns < next)
+        next = tick_ns;
     return next;
 }
 
@@ -383,12 +392,17 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
 }
 
-/* Nobody works any more. */
-static void let_go(mp_services *services) {
-    mp_pool_destroy(services->pool);
+/* Nobody works any more. A fork beside this sees threads and lanes whole, or gone. */
+static void let_go(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_mutex_lock(&registry->lock);
+    mp_pool *pool = services->pool;
+    mp_cores *cores = services->cores;
     services->pool = NULL;
-    mp_cores_close(services->cores);
     services->cores = NULL;
+    mp_mutex_unlock(&registry->lock);
+    mp_pool_destroy(pool);
+    mp_cores_close(cores);
 }
 
 static mp_status check_config(const mp_registry_config *config, mp_error *error) {
@@ -432,7 +446,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         status = mp_fork_join(registry, error);
     if (status != MP_OK) {
         if (registry->services) {
-            let_go(registry->services);
+            let_go(registry);
             mp_services_unpin(registry->services);
         }
         mp_cond_deinit(&registry->changed);
@@ -468,7 +482,7 @@ static mp_entry *chain_entries(mp_registry *registry) {
 static void close_entries(mp_registry *registry, uint64_t grace_ns) {
     mp_entry *chain = chain_entries(registry);
     mp_mutex_unlock(&registry->lock);
-    uint64_t deadline_ns = mp_sys_now_ns() + grace_ns;
+    uint64_t deadline_ns = mp_sys_after(mp_sys_now_ns(), grace_ns);
     for (mp_entry *entry = chain; entry; entry = entry->close_next)
         mp_entry_close(entry);
     for (mp_entry *entry = chain; grace_ns && entry; entry = entry->close_next)
@@ -507,7 +521,7 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
     mp_mutex_unlock(&registry->lock);
 
     mp_maintenance_stop(&registry->services->maintenance);
-    let_go(registry->services);
+    let_go(registry);
 
     mp_mutex_lock(&registry->lock);
     for (int i = 0; i < registry->slot_count; i++) {
@@ -615,6 +629,18 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
     return status;
 }
 
+/* For one that was told to go. */
+static mp_status wait_gone(mp_registry *registry, mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
+    mp_status status = mp_entry_wait_gone(entry, deadline_ns, error);
+    if (status != MP_OK)
+        return status;
+    mp_mutex_lock(&registry->lock); /* the entry reports it too, but perhaps only after this returned */
+    mp_entry *gone = end_leaving(registry, entry);
+    mp_mutex_unlock(&registry->lock);
+    mp_entry_unpin(gone);
+    return MP_OK;
+}
+
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error) {
     mp_entry *current = NULL, *incoming = NULL;
     mp_mutex_lock(&registry->lock);
@@ -645,15 +671,24 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
     mp_entry_remove(current);
     if (incoming)
         mp_entry_remove(incoming);
-    status = mp_entry_wait_gone(current, deadline_ns, error);
-    if (status == MP_OK) { /* the entry reports it too, but perhaps only after this returned */
-        mp_mutex_lock(&registry->lock);
-        mp_entry *gone = end_leaving(registry, current);
-        mp_mutex_unlock(&registry->lock);
-        mp_entry_unpin(gone);
-    }
+    status = wait_gone(registry, current, deadline_ns, error);
     mp_entry_unpin(incoming);
     leave(registry, current);
+    return status;
+}
+
+mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error) {
+    mp_mutex_lock(&registry->lock);
+    mp_entry *entry = find_leaving(registry, key);
+    if (entry) {
+        mp_entry_pin(entry);
+        registry->inside++;
+    }
+    mp_mutex_unlock(&registry->lock);
+    if (!entry)
+        return MP_OK;
+    mp_status status = wait_gone(registry, entry, deadline_ns, error);
+    leave(registry, entry);
     return status;
 }
 

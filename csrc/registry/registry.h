@@ -82,6 +82,8 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
 /* Refuse new calls to the key, let the running ones finish, free everything. UNKNOWN_MODEL. Returns when gone from
  * memory or at the deadline (TIMEOUT; it goes on in the background; called again, it waits on). */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
+/* Wait on for one that remove has taken from its key: whoever has the key by now is left alone. MP_OK when it is gone. */
+mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 /* Load now, wait until a worker is ready; single flight; ignores the backoff of an earlier failure. pin: never evicted
  * by the registry itself. Of a key that is being replaced: waits for the replacement. TIMEOUT: it goes on in the
  * background. */
@@ -147,8 +149,8 @@ typedef struct mp_submit_options {
     void *give_up_arg;
 } mp_submit_options;
 
-/* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by the
- * entry's own thread, and a load that fails ends the ticket with its cause. */
+/* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by its
+ * first worker's thread, and a load that fails ends the ticket with its cause. */
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
                              mp_ticket **ticket, mp_error *error);
 

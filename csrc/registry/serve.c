@@ -37,17 +37,6 @@ static void deactivate(mp_worker *w, mp_ticket *ticket) {
     assert(!"an active ticket is on the list");
 }
 
-/* Under the lock, when an item has given its memory back: all workers of the model may try again. */
-static void memory_is_free(mp_entry *entry) {
-    bool any = false;
-    for (int i = 0; i < entry->worker_count; i++) {
-        any |= entry->workers[i]->memory_tight;
-        entry->workers[i]->memory_tight = false;
-    }
-    if (any)
-        mp_dispatch_ring_all(entry);
-}
-
 /* No lock held. error: unused with MP_OK. */
 static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp_error *error) {
     mp_entry *entry = w->entry;
@@ -59,7 +48,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
-    memory_is_free(entry);
+    mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish(entry, ticket, status, &own);
 }
@@ -146,7 +135,7 @@ static void rest(mp_worker *w, uint64_t until_ns) {
         mp_mutex_lock(&entry->lock);
         return;
     }
-    uint64_t due = entry->keep_alive_ns == MP_FOREVER ? MP_FOREVER : w->idle_since_ns + entry->keep_alive_ns;
+    uint64_t due = mp_sys_after(w->idle_since_ns, entry->keep_alive_ns);
     mp_spin_rule rule = mp_entry_spin_rule(entry);
     bool critical = mp_governor_pressure(services->governor) == MP_PRESSURE_CRITICAL;
     if (critical && due > w->idle_since_ns + CRITICAL_LOOK_NS)
@@ -210,6 +199,46 @@ static bool take_work(mp_worker *w) {
     return false;
 }
 
+/* One was admitted: neither its flow nor it has a claim on time that it did not use. */
+static void join(mp_worker *w, mp_ticket *ticket) {
+    int flow = ticket->node.flow;
+    bool away = true;
+    for (int i = 0; i < w->active_count; i++)
+        away = away && (w->active[i] == ticket || !w->active[i]->admitted || w->active[i]->node.flow != flow);
+    if (away && w->flow_ns[flow] < w->virtual_ns)
+        w->flow_ns[flow] = w->virtual_ns;
+    ticket->virtual_ns = w->clock_ns[flow];
+}
+
+/* The clocks of a step: what an equal share of it was, by weight, for each flow, and within each. */
+static void tick_clocks(mp_worker *w, int n, uint64_t took_ns) {
+    int calls[MP_QUEUE_FLOWS] = {0};
+    uint64_t weights = 0;
+    for (int i = 0; i < n; i++) {
+        const mp_ticket *ticket = w->order[i]->ticket;
+        if (calls[ticket->node.flow]++ == 0)
+            weights += ticket->item.lane == MP_LANE_BULK ? 1 : BULK_WEIGHT;
+    }
+    w->virtual_ns += took_ns * BULK_WEIGHT / weights;
+    double amount = 0;
+    for (int i = 0; i < w->plan.count; i++)
+        amount += w->plan.amount[i];
+    for (int i = 0; i < w->plan.count; i++) {
+        int flow = ((mp_ticket *)w->plan.items[i]->ticket)->node.flow;
+        double share = amount > 0 ? w->plan.amount[i] / amount : 1.0 / w->plan.count;
+        w->clock_ns[flow] += (uint64_t)((double)took_ns * share) / (uint64_t)(calls[flow] ? calls[flow] : 1);
+    }
+}
+
+/* Of a call that was queued before anybody knew what it costs. */
+static void note_cost(mp_worker *w, mp_ticket *ticket) {
+    if (ticket->node.cost == ticket->item.cost_ns)
+        return;
+    mp_mutex_lock(&w->entry->lock);
+    ticket->node.cost = ticket->item.cost_ns;
+    mp_mutex_unlock(&w->entry->lock);
+}
+
 static void admit_fresh(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_governor *governor = entry->services->governor;
@@ -234,8 +263,8 @@ static void admit_fresh(mp_worker *w) {
         }
         if (status == MP_OK) {
             ticket->admitted = true;
-            if (ticket->virtual_ns < w->virtual_ns)
-                ticket->virtual_ns = w->virtual_ns;
+            join(w, ticket);
+            note_cost(w, ticket);
             continue;
         }
         if (status != MP_MEMORY_EXHAUSTED) {
@@ -267,10 +296,15 @@ static void admit_fresh(mp_worker *w) {
 
 /* --- steps --- */
 
-static bool comes_before(const mp_item *a, const mp_item *b) {
+static bool comes_before(const mp_worker *w, const mp_item *a, const mp_item *b) {
     if (a->priority != b->priority)
         return a->priority < b->priority;
-    uint64_t a_had = ((const mp_ticket *)a->ticket)->virtual_ns, b_had = ((const mp_ticket *)b->ticket)->virtual_ns;
+    const mp_ticket *x = a->ticket, *y = b->ticket;
+    uint64_t a_had = w->flow_ns[x->node.flow], b_had = w->flow_ns[y->node.flow];
+    if (a_had != b_had)
+        return a_had < b_had;
+    a_had = x->virtual_ns;
+    b_had = y->virtual_ns;
     if (a_had != b_had)
         return a_had < b_had;
     return a->sequence < b->sequence;
@@ -285,15 +319,22 @@ static int order_items(mp_worker *w) {
         if (!ticket->admitted || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         int at = n++;
-        for (; at > 0 && comes_before(item, w->order[at - 1]); at--)
+        for (; at > 0 && comes_before(w, item, w->order[at - 1]); at--)
             w->order[at] = w->order[at - 1];
         w->order[at] = item;
     }
     if (n < 2)
         return n;
-    /* A suspect takes its steps alone: should it fail again, nobody else was there. */
-    if (((mp_ticket *)w->order[0]->ticket)->suspect)
+    /* A suspect takes its steps alone: should it fail again, nobody else was there. Those left out are next. */
+    int first = 0;
+    while (first < n && !((mp_ticket *)w->order[first]->ticket)->suspect)
+        first++;
+    if (first < n && (first == 0 || w->suspects_next)) {
+        w->order[0] = w->order[first];
+        w->suspects_next = false;
         return 1;
+    }
+    w->suspects_next = first < n;
     int kept = 0;
     for (int i = 0; i < n; i++)
         if (!((mp_ticket *)w->order[i]->ticket)->suspect)
@@ -320,8 +361,15 @@ static bool enter_step(mp_worker *w, uint64_t now_ns) {
     return live > 0;
 }
 
-/* True: the worker was set apart meanwhile. */
-static bool leave_step(mp_worker *w, uint64_t took_ns) {
+/* One step that was held up is not the rule. */
+static void run_mean(double *mean, double sample) {
+    if (*mean <= 0)
+        *mean = sample;
+    *mean += ((sample < 4 * *mean ? sample : 4 * *mean) - *mean) / 16;
+}
+
+/* After a step that was offered n items. True: the worker was set apart meanwhile. */
+static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     mp_entry *entry = w->entry;
     mp_mutex_lock(&entry->lock);
     bool dead = w->state == MP_WORKER_DEAD;
@@ -332,7 +380,9 @@ static bool leave_step(mp_worker *w, uint64_t took_ns) {
     w->step_ns += took_ns;
     if (!dead && w->plan.cost_ns) {
         double pace = (double)took_ns / (double)w->plan.cost_ns;
-        entry->pace = entry->pace > 0 ? entry->pace + (pace - entry->pace) / 16 : pace;
+        run_mean(&entry->pace, pace);
+        if (w->plan.count < n)
+            run_mean(&entry->full_pace, pace);
     }
     mp_mutex_unlock(&entry->lock);
     return dead;
@@ -403,7 +453,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket) {
         mp_queue_push_front(&entry->queue, &ticket->node);
         mp_dispatch_ring_all(entry);
     }
-    memory_is_free(entry);
+    mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
     if (!cancelled)
         return;
@@ -420,8 +470,9 @@ static void hand_out(mp_worker *w, uint64_t now_ns, uint64_t took_ns) {
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
         double share = amount ? (double)w->plan.amount[i] / (double)amount : 1.0 / w->plan.count;
-        ticket->virtual_ns +=
-            (uint64_t)((double)took_ns * share) * (ticket->item.lane == MP_LANE_BULK ? BULK_WEIGHT : 1);
+        uint64_t had = (uint64_t)((double)took_ns * share);
+        ticket->virtual_ns += had;
+        w->flow_ns[ticket->node.flow] += had * (ticket->item.lane == MP_LANE_BULK ? BULK_WEIGHT : 1);
         atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
         switch (w->outcomes[i]) {
         case MP_OUTCOME_DONE:
@@ -482,14 +533,14 @@ static bool step(mp_worker *w) {
     }
     uint64_t now_ns = mp_sys_now_ns(), took_ns = now_ns - began_ns;
     mp_worker_return_lanes(w);
-    if (leave_step(w, live ? took_ns : 0))
+    if (leave_step(w, n, live ? took_ns : 0))
         return false;
     if (!live)
         return true;
     mp_count(services, MP_METRIC_steps, 1);
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
-    w->virtual_ns += took_ns / (uint64_t)n;
+    tick_clocks(w, n, took_ns);
     hand_out(w, now_ns, took_ns);
     return true;
 }

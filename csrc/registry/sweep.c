@@ -5,6 +5,7 @@
 #include "registry/entry.h"
 
 static const uint64_t NEVER = UINT64_MAX;
+static const uint64_t LOOK_AGAIN_NS = 1000ull * 1000 * 1000;
 
 static void sooner(uint64_t *next, uint64_t due) {
     if (due < *next)
@@ -15,7 +16,7 @@ static void sooner(uint64_t *next, uint64_t due) {
 static uint64_t due_of(const mp_ticket *ticket) {
     uint64_t due = ticket->item.deadline_ns ? ticket->item.deadline_ns : NEVER;
     if (ticket->patience_ns)
-        sooner(&due, atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed) + ticket->patience_ns);
+        sooner(&due, mp_sys_after(atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed), ticket->patience_ns));
     return due;
 }
 
@@ -101,6 +102,10 @@ static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
         mp_entry_set_failed(entry, error);
         list = mp_entry_take_queue(entry);
     }
+    if (worker->in_step) {
+        mp_count(entry->services, MP_METRIC_worker_faults, 1);
+        mp_breaker_fault(&entry->breaker, &entry->services->breaker, mp_sys_now_ns());
+    }
     mp_entry_note_death(entry, error);
     mp_worker_set_apart(worker, error);
     mp_mutex_unlock(&entry->lock);
@@ -115,8 +120,12 @@ static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
 
 /* Under the lock: those that have had no work for long enough are told to go. */
 static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
-    if (entry->keep_alive_ns == MP_FOREVER || entry->queue.count)
+    if (entry->keep_alive_ns == MP_FOREVER)
         return;
+    if (entry->queue.count) {
+        sooner(next, now_ns + LOOK_AGAIN_NS);
+        return;
+    }
     int stay = 0;
     for (int i = 0; i < entry->worker_count; i++)
         stay += mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave;
@@ -130,7 +139,7 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
         }
         if (!oldest || (entry->pinned && stay == 1))
             return;
-        uint64_t due = oldest->idle_since_ns + entry->keep_alive_ns;
+        uint64_t due = mp_sys_after(oldest->idle_since_ns, entry->keep_alive_ns);
         if (due > now_ns) {
             sooner(next, due);
             return;
@@ -156,9 +165,14 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
         else
             start = mp_entry_begin(entry);
     }
+    /* Those that waited for the end of a rest have left: nobody comes who would give the model up. */
+    bool idle = !entry->queue.count && !entry->quit && !mp_entry_works(entry) &&
+                ((entry->resident && entry->spawn_ns) || (entry->remove && !entry->gone));
     mp_mutex_unlock(&entry->lock);
     if (start)
         mp_entry_launch(entry, (mp_guard){0});
     mp_entry_finish_list(entry, expired, NULL);
+    if (idle)
+        mp_entry_settle(entry, NULL);
     return next;
 }

@@ -189,12 +189,12 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
         if (mp_ticket_of_node(at)->home == worker)
             mp_ticket_of_node(at)->home = NULL;
+    mp_dispatch_memory_free(entry); /* nobody waits for its items any more */
     mp_dispatch_ring_all(entry);
     worker->concluding = true; /* its thread, should it come back just now, waits until we have let go of its tickets */
     entry->apart++;
     for (int i = 0; i < count; i++) {
         worker->active[i]->worker = NULL;
-        worker->active[i]->in_step = false;
     }
     worker->step_live = 0;
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
@@ -209,7 +209,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
         mp_cores_leave(services->cores_seen);
     mp_pool_disown(services->pool, worker);
     for (int i = 0; i < count; i++) {
-        if (in_step && error->code == MP_RECV)
+        if (in_step && worker->active[i]->in_step && error->code == MP_RECV)
             mp_entry_note_kill(entry, worker->active[i]);
         mp_entry_conclude(entry, worker->active[i], error->code, error);
     }

@@ -95,7 +95,10 @@ typedef struct mp_worker {
     mp_item *order[MP_ACTIVE_MAX];   /* active items in order of preference */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* just taken from the queue, to be admitted */
     int fresh_count;
-    uint64_t virtual_ns; /* an equal share of every step so far */
+    uint64_t virtual_ns;                /* an equal share, by weight, of every step so far */
+    uint64_t flow_ns[MP_QUEUE_FLOWS];   /* service each flow has had, by weight */
+    uint64_t clock_ns[MP_QUEUE_FLOWS];  /* an equal share of what each flow has had */
+    bool suspects_next;                 /* the last step left a suspect out */
     uint64_t healthy_ns; /* when the model's files were looked at last */
     uint64_t retry_ns;   /* when to ask again for memory that others are giving up; 0 = no need */
     bool trimmed;        /* the engine was trimmed, and nobody has left since */

@@ -289,6 +289,7 @@ MP_TEST(workers_make_room_for_another_model) {
     MP_CHECK_INT(fake_finish(fake_submit(registry, "pinned", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "old", fake_call_create(1), NULL)), MP_OK);
     fake_until_state(registry, "old", "ready");
+    mp_sys_sleep_ns(FAKE_MS(20));
     MP_CHECK_INT(fake_finish(fake_submit(registry, "new", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fakes[0].models, 0);
     MP_CHECK(fakes[0].trims >= 1 && fakes[1].trims >= 1); /* caches and arenas first */
@@ -553,10 +554,12 @@ MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
     config.queue_capacity[MP_TEXT_EMBEDDING][0] = 400;
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
-    for (int i = 0; i < 4; i++) /* learns its pace: 1 ms was predicted, 20 it takes */
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    atomic_store(&fake.hold, true);
     mp_ticket *tickets[300];
+    for (int i = 0; i < 8; i++) /* learns its pace while it is full: 1 ms was predicted, 20 it takes */
+        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
+    for (int i = 0; i < 8; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    atomic_store(&fake.hold, true);
     for (int i = 0; i < 300; i++)
         tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
     mp_submit_options options = {.priority = 2, .deadline_ns = fake_in_ms(200)};

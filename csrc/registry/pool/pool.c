@@ -78,7 +78,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
         mp_mutex_unlock(&pool->lock);
         return mp_fail(error, MP_SPAWN_FAILED, "all %d threads of the pool are taken", threads);
     }
-    /* Listed before it exists, so that the limit holds while the lock is open and its job may be disowned at once. */
+    /* Listed before it exists: its job may be disowned at once. */
     thread = mp_alloc_zeroed(sizeof(*thread), MP_TAG_POOL);
     if (!thread) {
         mp_mutex_unlock(&pool->lock);
@@ -133,9 +133,13 @@ void mp_pool_destroy(mp_pool *pool) {
         if (mp_pool_thread_quit(thread))
             mp_bell_wake(&thread->bell);
     mp_mutex_unlock(&pool->lock);
+    /* All are joined before any is freed: a job that is about to return may just be waking another's thread. */
+    for (mp_pool_thread *thread = threads; thread; thread = thread->next)
+        mp_thread_join(&thread->os);
     while (threads) {
         mp_pool_thread *next = threads->next;
-        mp_pool_thread_destroy(threads);
+        mp_bell_deinit(&threads->bell);
+        mp_free(threads);
         threads = next;
     }
     assert(pool->busy == 0);
