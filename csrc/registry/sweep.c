@@ -156,7 +156,11 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
         else
             start = mp_entry_begin(entry);
     }
+    /* Removed, and the calls that waited for the end of a rest were cancelled. */
+    bool over = entry->remove && !entry->gone && !entry->quit && !entry->queue.count && !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);
+    if (over)
+        mp_entry_settle(entry, NULL);
     if (start)
         mp_entry_launch(entry, (mp_guard){0});
     mp_entry_finish_list(entry, expired, NULL);
