@@ -157,12 +157,12 @@ class Registry:
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
                      output: int = 0, tolerant: bool = False, timeout: float | None = None, patience: float = -1.0,
                      keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
-                     fail_fast: bool = False, policy: str = "default") -> Ticket: ...
+                     fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket: ...
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
               tolerant: bool = False, timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
               lane: int = 0, tenant: int = 0, fail_fast: bool = False,
-              policy: str = "default") -> NDArray[np.float32]:
+              uncounted: bool = False, policy: str = "default") -> NDArray[np.float32]:
         """submit_embed, wait and vectors() in one call: the GIL is released once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
@@ -170,7 +170,7 @@ class Registry:
                     stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
                     prompt_logits: bool = False, timeout: float | None = None, patience: float = -1.0,
                     keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
-                    fail_fast: bool = False, policy: str = "default") -> Ticket: ...
+                    fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket: ...
     def number(self) -> int:
         """Unlike that of any other registry of the process."""
     def maintain(self) -> None:

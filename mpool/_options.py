@@ -148,14 +148,22 @@ class Call:
     fail_fast: bool
     core: Mapping[str, Any]
 
-    def keywords(self, key: str, fail_fast: bool | None = None) -> dict[str, Any]:
+    def keywords(self, key: str, fail_fast: bool | None = None, again: bool = False) -> dict[str, Any]:
         """Keywords of the core's submit functions, but for the lane.
+
+        Args:
+            key: of the model, for the error.
+            fail_fast: instead of the call's.
+            again: who finds the queue full will come again: it does not count as a call that was refused.
 
         Raises:
             Timeout: its time is over.
         """
-        return {**self.core, "timeout": _threads.remaining(self.deadline, key),
-                "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
+        found = {**self.core, "timeout": _threads.remaining(self.deadline, key),
+                 "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
+        if again:
+            found["uncounted"] = True
+        return found
 
 
 PLAIN = Call(None, False, {})

@@ -217,8 +217,9 @@ async def _pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = Fal
 
 
 async def _submit(plan: Plan, pack: Pack, call: Call, lane: int) -> _core.Ticket | None:
-    return await _watcher().enter(f"{plan.core_key}\n{lane}", lambda: embedding.submit(plan, pack, call, lane, True),
-                                  not call.fail_fast)
+    wait = not call.fail_fast
+    return await _watcher().enter(f"{plan.core_key}\n{lane}",
+                                  lambda: embedding.submit(plan, pack, call, lane, True, wait), wait)
 
 
 async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, call: Call) -> NDArray[Any]:
@@ -425,7 +426,8 @@ class AsyncStream:
             if self._left:
                 return
             call = self._call or _options.PLAIN
-            ticket = await _watcher().enter(request.core_key, lambda: request.submit(call, True), not call.fail_fast)
+            wait = not call.fail_fast
+            ticket = await _watcher().enter(request.core_key, lambda: request.submit(call, True, wait), wait)
         except Exception as error:
             self._error, self._over, self._make = error, True, None
             return

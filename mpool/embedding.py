@@ -339,14 +339,15 @@ def run(plan: Plan, pack: Pack, call: Call, lane: int) -> NDArray[np.float32]:
         raise
 
 
-def submit(plan: Plan, pack: Pack, call: Call | None, lane: int, fail_fast: bool | None = None) -> _core.Ticket | None:
-    """Starts a call for the good texts; None if there are none. ``fail_fast``: instead of the call's."""
+def submit(plan: Plan, pack: Pack, call: Call | None, lane: int, fail_fast: bool | None = None,
+           again: bool = False) -> _core.Ticket | None:
+    """Starts a call for the good texts; None if there are none. ``fail_fast``, ``again``: as of Call.keywords."""
     if len(pack.offsets) == 1:
         return None
     try:
         return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
                                           normalize=plan.normalize, tolerant=plan.null, lane=lane,
-                                          **(call or _options.PLAIN).keywords(plan.entry.key, fail_fast))
+                                          **(call or _options.PLAIN).keywords(plan.entry.key, fail_fast, again))
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise

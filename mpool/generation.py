@@ -39,9 +39,9 @@ class Request:
     sampling: Sampling
     max_tokens: int
 
-    def submit(self, call: Call | None, fail_fast: bool | None = None) -> _core.Ticket:
-        """Starts it. ``fail_fast``: instead of the call's."""
-        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast)
+    def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
+        """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
+        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast, again)
         try:
             return self.registry.submit_text(
                 self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,

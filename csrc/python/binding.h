@@ -95,16 +95,17 @@ typedef struct mp_submit_args {
     double patience, keep_alive; /* seconds; < 0 = none, as it is */
     unsigned char priority, lane;
     unsigned int tenant;
-    int fail_fast;
+    int fail_fast, uncounted;
     const char *policy;
 } mp_submit_args;
 #define MP_SUBMIT_DEFAULTS \
     { .timeout = Py_None, .patience = -1, .keep_alive = -1, .priority = 2, .policy = "default" }
-#define MP_SUBMIT_NAMES "timeout", "patience", "keep_alive", "priority", "lane", "tenant", "fail_fast", "policy"
-#define MP_SUBMIT_FORMAT "OddbbIps"
+#define MP_SUBMIT_NAMES "timeout", "patience", "keep_alive", "priority", "lane", "tenant", "fail_fast", "uncounted", \
+                        "policy"
+#define MP_SUBMIT_FORMAT "OddbbIpps"
 #define MP_SUBMIT_TARGETS(s) \
     &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->lane, &(s)->tenant, &(s)->fail_fast, \
-        &(s)->policy
+        &(s)->uncounted, &(s)->policy
 /* Check them and fill in `options`. False with an exception. */
 bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
 /* Seconds as nanoseconds, infinite as MP_FOREVER; 0 s as 1 ns, as 0 means the default. False with an exception. */

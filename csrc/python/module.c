@@ -70,6 +70,7 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
     options->priority = submit->priority;
     options->lane = submit->lane;
     options->tenant = submit->tenant;
+    options->uncounted = submit->uncounted;
     options->fail_fast = submit->fail_fast;
     return true;
 }

@@ -563,14 +563,18 @@ void mp_entry_remove(mp_entry *entry) {
         mp_entry_settle(entry, NULL);
 }
 
+/* Under the lock: somebody works, or calls wait for the end of a rest. */
+static bool is_there(const mp_entry *entry) {
+    return mp_entry_works(entry) || (entry->queue.count && !entry->quit);
+}
+
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    /* Calls may wait for the end of a rest, with nobody at work. */
-    while ((mp_entry_works(entry) || (entry->queue.count && !entry->quit)) && in_time)
+    while (is_there(entry) && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    if (mp_entry_works(entry) || (entry->queue.count && !entry->quit))
+    if (is_there(entry))
         status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; removing goes on", entry->key,
                          mp_entry_running(entry) + entry->queue.count);
     mp_mutex_unlock(&entry->lock);

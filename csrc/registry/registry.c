@@ -810,7 +810,10 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
         *ticket_out = ticket;
         return MP_OK;
     }
-    mp_count_end(services, status);
+    if (status == MP_OVERLOADED && options->uncounted)
+        mp_count(services, MP_METRIC_total_requests, (uint64_t)-1);
+    else
+        mp_count_end(services, status);
     if (ticket)
         mp_ticket_discard(ticket);
     else

@@ -144,6 +144,7 @@ typedef struct mp_submit_options {
     mp_policy policy;       /* default: the model's */
     uint32_t tenant;        /* callers that share a fair share; 0 = those that name none */
     bool fail_fast; /* a full queue is OVERLOADED at once; else submit waits until the deadline */
+    bool uncounted; /* whoever finds the queue full comes again: no metric counts that it was OVERLOADED */
     bool (*give_up)(
         void *arg); /* asked every 50 ms while submit waits for room, no lock held; true ends it: CANCELLED */
     void *give_up_arg;

@@ -389,4 +389,33 @@ static void jumps_call(record *r, mp_submit_options *options) {
 
 const sim_special sim_jumps = {.tune = jumps_tune, .script = jumps_script, .call = jumps_call};
 
+/* --- cut: closed while loads and steps are on their way to lanes or back, and the time for it is over at once --- */
+
+static void cut_tune(mp_registry_config *config) {
+    config->shutdown_grace_ns = 1;
+    config->spin_ns = 1;
+    fakes.on_time = false;
+}
+
+static void cut_begin(void) { w.stalls = true; }
+
+static void cut_script(sim_model *model) {
+    model->load_ns = MS * (uint64_t)of(2);
+    model->step_ns = MS * (uint64_t)of(2);
+    model->lanes = fakes.lanes;
+}
+
+static void cut_call(record *r, mp_submit_options *options) {
+    (void)options;
+    if (r->endless)
+        r->call->units = 8;
+    if (w.shutting_down || percent(20)) {
+        mp_sys_sleep_ns(1 + sim_below(2 * MS));
+        sim_clock_jump(3 * SECOND);
+        fakes.jumped_ns = sim_now();
+    }
+}
+
+const sim_special sim_cut = {.tune = cut_tune, .begin = cut_begin, .script = cut_script, .call = cut_call};
+
 #endif

@@ -161,11 +161,16 @@ def test_a_tenant_is_the_same_in_every_process() -> None:
 
 
 def _fill(pool: mpool.Pool, model: Any) -> list[Any]:
-    """Long calls until no more are taken."""
-    jobs = []
+    """Long calls, one that runs and others until no more are taken."""
+    def start() -> mpool.Job:
+        return pool.submit("text_to_text", prompt="a", model=model, max_tokens=1900, n=64, ignore_eos=True)
+
+    jobs = [start()]
+    while jobs[0].position() >= 0:
+        time.sleep(0.001)
     with pytest.raises(mpool.Overloaded):
         while len(jobs) < 500:
-            jobs.append(pool.submit("text_to_text", prompt="a", model=model, max_tokens=1900, n=64, ignore_eos=True))
+            jobs.append(start())
     return jobs
 
 
@@ -187,10 +192,14 @@ def test_fail_fast_or_wait(llama: Path) -> None:
             """The loop goes on while a call waits for room."""
             call = asyncio.ensure_future(_awaited(aio.generate("a", model, pool=pool, fail_fast=False, **TEXT)))
             count = 0
+            before = pool.metrics()
             while count < 20:
                 await asyncio.sleep(0.005)
                 count += 1
             assert not call.done()
+            after = pool.metrics()  # it asks again and again, which is no call and no refusal
+            assert after["total_requests"] == before["total_requests"]
+            assert after["queue_full_rejections"] == before["queue_full_rejections"]
             for job in jobs:
                 job.cancel()
             await asyncio.wait_for(call, 60)
