@@ -50,6 +50,7 @@ class Entry:
     def renew_lock(self) -> None:
         """In the child of a fork: whoever held the lock is not there."""
         self._lock = threading.RLock()
+        self.plans = {}  # the next call asks the pool for its registry, which starts what the child has to have anew
 
     def ready(self, compute: str, chat: bool = False) -> bool:
         """Whether a call needs nothing more of the files than what was read."""

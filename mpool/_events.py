@@ -25,7 +25,7 @@ class PoolEvent:
     Attributes:
         event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was given up), ``"fail"`` (it could
             not be started, failed, or was set apart); ``"request_start"`` (the first step of a call),
-            ``"request_complete"``, ``"request_fail"``.
+            ``"request_complete"``, ``"request_fail"``, of calls that were not refused at once.
         model: key of the model.
         worker_id: the worker's number; None where there is none or it does not matter.
         request: a number that start and end of a call share; None for workers.
@@ -100,7 +100,7 @@ def deliver() -> None:
             if event == found.event:
                 try:
                     callback(found)
-                except Exception:
+                except BaseException:  # SystemExit too: it would end the thread, and the log with it
                     _logging.pool_log.exception("A callback for %s raised", event)
 
 

@@ -82,7 +82,7 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
 /* Refuse new calls to the key, let the running ones finish, free everything. UNKNOWN_MODEL. Returns when gone from
  * memory or at the deadline (TIMEOUT; it goes on in the background; called again, it waits on). */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
-/* Wait on for one that remove has taken from its key: whoever has the key by now is left alone. MP_OK when it is gone. */
+/* Wait on for one that remove has taken from its key, whoever has the key by now. MP_OK when it is gone. */
 mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 /* Load now, wait until a worker is ready; single flight; ignores the backoff of an earlier failure. pin: never evicted
  * by the registry itself. Of a key that is being replaced: waits for the replacement. TIMEOUT: it goes on in the

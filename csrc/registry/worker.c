@@ -158,11 +158,12 @@ void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
     bool changes = worker->state != MP_WORKER_DEAD && worker->runnable != runnable;
     if (changes)
         worker->runnable = runnable;
-    mp_mutex_unlock(&entry->lock);
+    /* Under the lock: who sets it apart just now leaves for it. */
     if (changes && runnable)
         mp_cores_enter(entry->services->cores_seen);
     else if (changes)
         mp_cores_leave(entry->services->cores_seen);
+    mp_mutex_unlock(&entry->lock);
 }
 
 /* --- the job --- */

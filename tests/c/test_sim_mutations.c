@@ -33,6 +33,9 @@ static bool seek(const mutation *m, int *schedules, char *said, int size) {
     mp_seam_armed = m->number;
     bool found = sim_world_finds(world, 1, m->schedules, schedules, said, size);
     mp_seam_armed = 0;
+    for (char *c = said; *c; c++) /* it may tell what stands in freed memory */
+        if ((*c < ' ' || *c > '~') && *c != '\n')
+            *c = '?';
     return found;
 }
 

@@ -353,12 +353,38 @@ def test_a_failed_load_is_told(bert: Path) -> None:
         assert event.status == "MEMORY_EXHAUSTED" and event.request is None
 
 
+FORKING = """
+import os, sys, time
+import mpool
+pool = mpool.Pool(mpool.PoolConfig(threads=1))
+seen = []
+pool.on("request_complete", seen.append)
+pool.embed("a", sys.argv[1])
+child = os.fork()
+if child == 0:
+    seen.clear()
+    pool.embed("b", sys.argv[1])
+    end = time.monotonic() + 30
+    while not seen and time.monotonic() < end:
+        time.sleep(0.01)
+    os._exit(0 if len(seen) == 1 else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(seen) <= 1)
+pool.on("evict", lambda event: sys.exit("on purpose"))
+pool.close()
+"""
+
+
+def test_events_in_a_forked_child(bert: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING, str(bert)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
+
+
 def test_callbacks_harm_nobody(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
     threads: set[str] = set()
     done, gate, called = threading.Event(), threading.Event(), []  # type: threading.Event, threading.Event, list[Any]
 
     def raises(event: mpool.PoolEvent) -> None:
-        raise RuntimeError("on purpose")
+        raise (RuntimeError if called else SystemExit)("on purpose")
 
     def enters(event: mpool.PoolEvent) -> None:
         threads.add(threading.current_thread().name)

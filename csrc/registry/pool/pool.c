@@ -70,7 +70,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
         bool wake = mp_pool_thread_give(thread, job);
         mp_mutex_unlock(&pool->lock);
         if (wake)
-            mp_bell_wake(&thread->bell); /* only destroy ends a thread, and that may not run beside this call */
+            mp_bell_wake(&thread->bell); /* its record is there until all threads have ended */
         return MP_OK;
     }
     if (pool->threads >= pool->max_threads) {
@@ -78,7 +78,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
         mp_mutex_unlock(&pool->lock);
         return mp_fail(error, MP_SPAWN_FAILED, "all %d threads of the pool are taken", threads);
     }
-    /* Listed before it exists: its job may be disowned at once. */
+    /* Listed before it exists, so that the limit holds while the lock is open and its job may be disowned at once. */
     thread = mp_alloc_zeroed(sizeof(*thread), MP_TAG_POOL);
     if (!thread) {
         mp_mutex_unlock(&pool->lock);
@@ -133,13 +133,12 @@ void mp_pool_destroy(mp_pool *pool) {
         if (mp_pool_thread_quit(thread))
             mp_bell_wake(&thread->bell);
     mp_mutex_unlock(&pool->lock);
-    /* All are joined before any is freed: a job that is about to return may just be waking another's thread. */
+    /* All, before any record goes: one of them may just be about to wake another. */
     for (mp_pool_thread *thread = threads; thread; thread = thread->next)
         mp_thread_join(&thread->os);
     while (threads) {
         mp_pool_thread *next = threads->next;
-        mp_bell_deinit(&threads->bell);
-        mp_free(threads);
+        mp_pool_thread_destroy(threads);
         threads = next;
     }
     assert(pool->busy == 0);
