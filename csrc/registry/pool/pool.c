@@ -67,10 +67,9 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     if (thread) {
         pool->idle = thread->next_idle;
         pool->busy++;
-        bool wake = mp_pool_thread_give(thread, job);
+        if (mp_pool_thread_give(thread, job))
+            mp_bell_wake(&thread->bell); /* under the lock: its record may be gone as soon as its job is done */
         mp_mutex_unlock(&pool->lock);
-        if (wake)
-            mp_bell_wake(&thread->bell); /* its record is there until all threads have ended */
         return MP_OK;
     }
     if (pool->threads >= pool->max_threads) {
@@ -133,9 +132,6 @@ void mp_pool_destroy(mp_pool *pool) {
         if (mp_pool_thread_quit(thread))
             mp_bell_wake(&thread->bell);
     mp_mutex_unlock(&pool->lock);
-    /* All, before any record goes: one of them may just be about to wake another. */
-    for (mp_pool_thread *thread = threads; thread; thread = thread->next)
-        mp_thread_join(&thread->os);
     while (threads) {
         mp_pool_thread *next = threads->next;
         mp_pool_thread_destroy(threads);
