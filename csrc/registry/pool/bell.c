@@ -26,7 +26,7 @@ bool mp_spin_until(bool (*done)(void *arg), void *arg, const mp_spin_rule *rule)
     if (!rule->spin_ns || !rule->begin(rule->arg))
         return done(arg);
     bool is_done = false;
-    uint64_t end = mp_sys_after(mp_sys_now_ns(), rule->spin_ns);
+    uint64_t end = mp_sys_now_ns() + rule->spin_ns;
     do {
         for (int i = 0; i < RELAXES_BETWEEN_LOOKS && !is_done; i++) {
             mp_cpu_relax();

@@ -77,7 +77,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
         mp_mutex_unlock(&pool->lock);
         return mp_fail(error, MP_SPAWN_FAILED, "all %d threads of the pool are taken", threads);
     }
-    /* Listed before it exists, so that the limit holds while the lock is open and its job may be disowned at once. */
+    /* Listed before it exists: its job may be disowned at once. */
     thread = mp_alloc_zeroed(sizeof(*thread), MP_TAG_POOL);
     if (!thread) {
         mp_mutex_unlock(&pool->lock);

@@ -3,6 +3,8 @@
 
 #include <assert.h>
 
+#include "base/alloc.h"
+
 static void thread_main(void *arg) {
     mp_pool_thread *self = arg;
     mp_mutex_lock(self->lock);
@@ -43,4 +45,10 @@ bool mp_pool_thread_give(mp_pool_thread *thread, mp_job job) {
 bool mp_pool_thread_quit(mp_pool_thread *thread) {
     thread->quit = true;
     return mp_bell_ring(&thread->bell);
+}
+
+void mp_pool_thread_destroy(mp_pool_thread *thread) {
+    mp_thread_join(&thread->os);
+    mp_bell_deinit(&thread->bell);
+    mp_free(thread);
 }

@@ -27,10 +27,11 @@ typedef struct mp_pool_thread {
     void *pool;
 } mp_pool_thread;
 
-/* Caller's storage, filled in but for os and bell; the lock is held. Its first job starts once that is released. */
+/* Caller's storage, filled in but for os and bell; its first job starts at once. The lock is not held. */
 mp_status mp_pool_thread_start(mp_pool_thread *thread, const char *name, mp_error *error);
 /* With the lock held, to an idle thread. True: call mp_bell_wake(&thread->bell) after releasing it. */
 bool mp_pool_thread_give(mp_pool_thread *thread, mp_job job);
 bool mp_pool_thread_quit(mp_pool_thread *thread);
+void mp_pool_thread_destroy(mp_pool_thread *thread); /* joins; it was told to quit */
 
 #endif
