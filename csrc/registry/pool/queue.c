@@ -72,7 +72,8 @@ void mp_queue_remove(mp_queue *queue, mp_queue_node *node) {
 void mp_queue_take(mp_queue *queue, mp_queue_node *node) {
     mp_queue_level *level = &queue->levels[node->priority];
     mp_queue_remove(queue, node);
-    level->now = level->start[node->flow];
+    if (level->start[node->flow] > level->now) /* it never runs backwards, whoever is taken */
+        level->now = level->start[node->flow];
     level->start[node->flow] += node->cost + 1; /* 1: calls of unknown cost take turns too */
 }
 
