@@ -56,6 +56,7 @@ def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
     entry = (event, callback)
     with _lock:
         pool._callbacks = (*pool._callbacks, entry)
+    _logging.deliver = deliver
     _adopt()
     _logging.start()
 

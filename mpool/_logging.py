@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 #: Seconds between two looks at the ring; while there are callbacks for events.
 PERIOD, HURRIED = 0.25, 0.02
@@ -18,6 +19,10 @@ for _name in ("mpool", "mpool.pool", "mpool.catalog"):
 
 log = logging.getLogger("mpool")
 pool_log = logging.getLogger("mpool.pool")
+
+
+#: Hands over events to their callbacks; set with the first callback.
+deliver: Callable[[], None] | None = None
 
 
 class _Drain:
@@ -55,12 +60,12 @@ class _Drain:
             self.deliver()
 
     def deliver(self) -> None:
-        from . import _events
-
-        try:
-            _events.deliver()
-        except Exception:
-            pool_log.exception("Events were lost")
+        # nothing is imported here: a dataclass that is made while the interpreter exits has it forget a Ctrl-C
+        if deliver is not None:
+            try:
+                deliver()
+            except Exception:
+                pool_log.exception("Events were lost")
 
     def flush(self) -> None:
         from . import _core
