@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 from .errors import Unsupported
 
@@ -65,63 +65,14 @@ def _model(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def prometheus(pool: Pool) -> str:
-    """Prometheus' text format, by ``prometheus_client``.
+    """Prometheus' text format.
 
     Raises:
-        Unsupported: that package is not installed.
+        Unsupported: prometheus_client is not installed.
     """
     try:
-        from prometheus_client import CollectorRegistry, generate_latest
+        from .server.prometheus import text
     except ImportError:
         raise Unsupported("metrics for Prometheus need the package prometheus_client",
                           hint='pip install "mpool[server]" installs it') from None
-
-    class Source:
-        """Collects when asked."""
-
-        def collect(self) -> Iterator[Any]:
-            """Families."""
-            return _families(collect(pool))
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Source())
-    text: str = generate_latest(registry).decode()
-    return text
-
-
-def _families(found: dict[str, Any]) -> Iterator[Any]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-    from . import _core
-
-    for name, meaning in _core.metrics():
-        yield CounterMetricFamily(f"mpool_{name}", meaning, value=found[name])
-    for name, meaning in GAUGES.items():
-        yield GaugeMetricFamily(f"mpool_{name}", meaning, value=found[name])
-    kinds = GaugeMetricFamily("mpool_bytes", "bytes of the process by kind", labels=["kind"])
-    for kind, count in found["bytes_by_kind"].items():
-        kinds.add_metric([kind], count)
-    yield kinds
-    depths = GaugeMetricFamily("mpool_queue_depth", "calls that wait, by capability", labels=["capability"])
-    for capability, count in found["queue_depths"].items():
-        depths.add_metric([capability], count)
-    yield depths
-    for name, meaning in MODEL_GAUGES.items():
-        family = GaugeMetricFamily(f"mpool_model_{name}", meaning, labels=["model", "capability"])
-        for key, model in found["models"].items():
-            family.add_metric([key, model["capability"]], model[name])
-        yield family
-    latency = HistogramMetricFamily("mpool_latency_seconds", "from submit to answer", labels=["model", "capability"])
-    for key, model in found["models"].items():
-        total, buckets = 0, []
-        for bound, count in model["latency"]["histogram"]:
-            total += count
-            buckets.append(("+Inf" if math.isinf(bound) else repr(bound), total))
-        latency.add_metric([key, model["capability"]], buckets, model["latency"]["sum"])
-    yield latency
-    for name in ("min", "max", "p50", "p99"):
-        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds", f"{name} of the time from submit to answer",
-                                   labels=["model", "capability"])
-        for key, model in found["models"].items():
-            family.add_metric([key, model["capability"]], model["latency"][name])
-        yield family
+    return text(collect(pool))

@@ -1,0 +1,1 @@
+"""What needs the packages of the extra ``server``."""

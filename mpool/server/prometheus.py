@@ -1,0 +1,64 @@
+"""Metrics in Prometheus' text format, by ``prometheus_client``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from .. import _core
+from .._metrics import GAUGES, MODEL_GAUGES
+
+
+class _Source:
+    """What the package collects from."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.found = found
+
+    def collect(self) -> Iterator[Any]:
+        """Families of metrics."""
+        return _families(self.found)
+
+
+def text(found: dict[str, Any]) -> str:
+    """What :func:`mpool._metrics.collect` found, as text for a scrape."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Source(found))  # type: ignore[arg-type]
+    return generate_latest(registry).decode()
+
+
+def _families(found: dict[str, Any]) -> Iterator[Any]:
+    for name, meaning in _core.metrics():
+        yield CounterMetricFamily(f"mpool_{name}", meaning, value=found[name])
+    for name, meaning in GAUGES.items():
+        yield GaugeMetricFamily(f"mpool_{name}", meaning, value=found[name])
+    kinds = GaugeMetricFamily("mpool_bytes", "bytes of the process by kind", labels=["kind"])
+    for kind, count in found["bytes_by_kind"].items():
+        kinds.add_metric([kind], count)
+    yield kinds
+    depths = GaugeMetricFamily("mpool_queue_depth", "calls that wait, by capability", labels=["capability"])
+    for capability, count in found["queue_depths"].items():
+        depths.add_metric([capability], count)
+    yield depths
+    for name, meaning in MODEL_GAUGES.items():
+        family = GaugeMetricFamily(f"mpool_model_{name}", meaning, labels=["model", "capability"])
+        for key, model in found["models"].items():
+            family.add_metric([key, model["capability"]], model[name])
+        yield family
+    latency = HistogramMetricFamily("mpool_latency_seconds", "from submit to answer", labels=["model", "capability"])
+    for key, model in found["models"].items():
+        total, buckets = 0, []
+        for bound, count in model["latency"]["histogram"]:
+            total += count
+            buckets.append(("+Inf" if math.isinf(bound) else repr(bound), total))
+        latency.add_metric([key, model["capability"]], buckets, model["latency"]["sum"])
+    yield latency
+    for name in ("min", "max", "p50", "p99"):
+        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds", f"{name} of the time from submit to answer",
+                                   labels=["model", "capability"])
+        for key, model in found["models"].items():
+            family.add_metric([key, model["capability"]], model["latency"][name])
+        yield family
