@@ -20,10 +20,13 @@ void sim_atomic_point(void);
 #undef atomic_fetch_add_explicit
 #undef atomic_fetch_sub_explicit
 #undef atomic_compare_exchange_strong_explicit
-#define atomic_load(object)                         (SIM_ATOMIC(object), __atomic_load_n(object, __ATOMIC_SEQ_CST))
-#define atomic_load_explicit(object, order)         atomic_load(object)
-#define atomic_store(object, value)                 (SIM_ATOMIC(object), __atomic_store_n(object, value, __ATOMIC_SEQ_CST))
+/* clang-format off */
+#define atomic_load(object) (SIM_ATOMIC(object), __atomic_load_n(object, __ATOMIC_SEQ_CST))
+#define atomic_load_explicit(object, order) atomic_load(object)
+#define atomic_store(object, value) \
+    (SIM_ATOMIC(object), __atomic_store_n(object, value, __ATOMIC_SEQ_CST))
 #define atomic_store_explicit(object, value, order) atomic_store(object, value)
+/* clang-format on */
 #define atomic_exchange_explicit(object, value, order) \
     (SIM_ATOMIC(object), __atomic_exchange_n(object, value, __ATOMIC_SEQ_CST))
 #define atomic_fetch_add_explicit(object, value, order) \

@@ -169,7 +169,7 @@ static void flapping_call(record *r, mp_submit_options *options) {
         mp_sys_sleep_ns(sim_below(20 * MS));
 }
 
-/* Tries of a model that rests: never more at once than the rule says, also while those of before are still under way. */
+/* Tries of a model that rests: never more at once than the rule says, also while those of before are under way. */
 enum { TRIES = 3, BURST = 5, ROUNDS = 4, TRIED = 40 };
 
 static mp_ticket *submit_now(bool numeric) {
@@ -310,8 +310,8 @@ static void balance_tune(mp_registry_config *config) {
     config->lanes = 4;
     config->max_workers = 4;
     config->keep_alive_ns = MP_FOREVER;
-    config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = BALANCED;
-    w.capacity = BALANCED;
+    w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] =
+        config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_BULK] = BALANCED;
 }
 
 static void balance_script(sim_model *model) {
