@@ -55,9 +55,12 @@ class _Drain:
                 self.stopping.wait(HURRIED)
             elif self.hurried.wait(PERIOD):
                 self.hurried.clear()
-            self.adopt_level()
-            self.flush()
-            self.deliver()
+            try:
+                self.adopt_level()
+                self.flush()
+                self.deliver()
+            except MemoryError:  # what was in hand is lost; the next round may have memory again
+                continue
 
     def deliver(self) -> None:
         # nothing is imported here: a dataclass that is made while the interpreter exits has it forget a Ctrl-C

@@ -115,6 +115,7 @@ static mp_ticket *give_up(mp_worker *worker, bool loading, const mp_error *error
 static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
+    mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns()); /* it looks on from here */
     mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
     mp_count(services, MP_METRIC_workers_spawned, 1);
     mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, NULL, MP_OK);

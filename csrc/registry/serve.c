@@ -183,7 +183,11 @@ static bool take_work(mp_worker *w) {
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
             mp_dispatch_ring_all(entry); /* its own that it could not take are anybody's now */
+            mp_guard guard = {0};
+            bool scale = mp_dispatch_scale(entry, &guard); /* all may be busy now, and something still wait */
             mp_mutex_unlock(&entry->lock);
+            if (scale)
+                mp_entry_launch(entry, guard);
             mp_worker_set_runnable(w, true);
             return true;
         }

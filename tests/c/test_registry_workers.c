@@ -181,6 +181,27 @@ MP_TEST(workers_scale_while_all_are_busy) {
     fake_end(registry);
 }
 
+/* Also when all calls came at once, before there was anybody to be busy. */
+MP_TEST(workers_scale_for_what_came_before_they_were_busy) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 4;
+    fake.hold = true;
+    mp_registry_config config = {.lanes = 4, .max_workers = 4};
+    config.queue_capacity[MP_TEXT_EMBEDDING][0] = 20;
+    mp_registry *registry = fake_registry_of(config);
+    fake_add(registry, "a", &fake, false);
+    mp_submit_options options = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
+    mp_ticket *tickets[8];
+    for (int i = 0; i < 8; i++)
+        tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
+    wait_for_workers(registry, "a", 4);
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 8; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    fake_end(registry);
+}
+
 MP_TEST(workers_pack_fills_the_first) {
     fake fake;
     fake_init(&fake);

@@ -126,7 +126,6 @@ print(json.dumps([counts, [row[0] for row in seen], [row[1] for row in seen], go
     assert good and idle
 
 
-@pytest.mark.xfail(reason="_Drain.run lets a MemoryError of its own end the thread", strict=False)
 def test_the_log_thread_outlives_refused_memory(bert: Path) -> None:
     """Row 2: the thread that drains the log and calls callbacks goes on after an allocation of its own failed."""
     script = """
