@@ -15,14 +15,12 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/options.h"
 #include "base/trace.h"
 #include "registry/audit.h"
 #include "registry/entry.h"
 
 enum { MAX_THREADS = 1024 }; /* of the pool: one a worker, and maintenance */
 static const uint64_t MS = 1000 * 1000;
-static const uint64_t BATCH_WAIT_MOST_NS = 2 * 1000 * 1000;
 /* After the grace everything was told to end; steps and loads that have not by then are set apart. */
 static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
 static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* between evictions while memory is short */
@@ -54,21 +52,6 @@ struct mp_registry {
     int inside;
     closing closing;
 };
-
-/* --- policies --- */
-
-static const char *const policy_names[MP_POLICY_COUNT] = {"default", "shared", "pack", "p2c", "sequential"};
-
-bool mp_policy_from_name(const char *name, mp_policy *policy) {
-    for (int i = 1; i < MP_POLICY_COUNT; i++)
-        if (strcmp(policy_names[i], name) == 0) {
-            *policy = (mp_policy)i;
-            return true;
-        }
-    return false;
-}
-
-const char *mp_policy_name(mp_policy policy) { return policy_names[policy]; }
 
 /* --- lookup; under the lock --- */
 
@@ -340,39 +323,6 @@ static uint64_t sweep(void *arg, uint64_t now_ns) {
 
 /* --- life --- */
 
-static uint64_t or_default(uint64_t value, uint64_t otherwise) { return value ? value : otherwise; }
-
-static void configure(mp_services *services, const mp_registry_config *config) {
-    const mp_options *options = mp_options_get();
-    services->step_budget_ns = or_default(config->step_budget_ns, (uint64_t)options->step_budget_ms * MS);
-    services->spin_ns = or_default(config->spin_ns, (uint64_t)options->spin_us * 1000);
-    if (services->spin_ns == 1)
-        services->spin_ns = 0;
-    services->load_timeout_ns = or_default(config->load_timeout_ns, 30000 * MS);
-    services->load_ceiling_ns = or_default(config->load_ceiling_ns, 600000 * MS);
-    services->stall_timeout_ns = or_default(config->stall_timeout_ns, 30000 * MS);
-    services->keep_alive_ns = or_default(config->keep_alive_ns, 300000 * MS);
-    services->batch_wait_ns = config->batch_wait_ns;
-    services->patience_ns = config->patience_ns;
-    services->max_workers = config->max_workers ? config->max_workers : 4;
-    services->breaker = (mp_breaker_rule){
-        .threshold = config->breaker_threshold ? config->breaker_threshold : 5,
-        .probes = 3,
-        .successes = 3,
-        .window_ns = or_default(config->breaker_window_ns, 60000 * MS),
-        .rest_ns = or_default(config->breaker_rest_ns, 60000 * MS),
-    };
-    for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
-        const mp_capability_row *row = mp_capability_get((mp_capability)i);
-        services->policy[i] = config->policy[i];
-        if (services->policy[i] == MP_POLICY_DEFAULT)
-            mp_policy_from_name(row->policy, &services->policy[i]);
-        for (int j = 0; j < MP_LANE_COUNT; j++)
-            services->queue_capacity[i][j] =
-                config->queue_capacity[i][j] ? config->queue_capacity[i][j] : row->queue_capacity[j];
-    }
-}
-
 static mp_status create_services(mp_registry *registry, const mp_registry_config *config, mp_error *error) {
     mp_services *services = mp_alloc_zeroed(sizeof(*services), MP_TAG_POOL);
     if (!services)
@@ -383,7 +333,7 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     atomic_init(&services->references, 1);
     services->registry = registry;
     services->event = on_event;
-    configure(services, config);
+    mp_services_configure(services, config);
     mp_quarantine_init(&services->quarantine);
     mp_maintenance_init(&services->maintenance, sweep, registry);
     MP_TRY(mp_cores_open(config->lanes, &services->cores, error));
@@ -405,40 +355,16 @@ static void let_go(mp_registry *registry) {
     mp_cores_close(cores);
 }
 
-static mp_status check_config(const mp_registry_config *config, mp_error *error) {
-    for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
-        const mp_capability_row *row = mp_capability_get((mp_capability)i);
-        for (int j = 0; j < MP_LANE_COUNT; j++)
-            if (config->queue_capacity[i][j] < 0)
-                return mp_fail(error, MP_INVALID_ARGUMENT,
-                               "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d", row->name,
-                               config->queue_capacity[i][j], row->queue_capacity[j]);
-        if (config->policy[i] < 0 || config->policy[i] >= MP_POLICY_COUNT)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "the policy of %s is %d, allowed: 0 to %d", row->name,
-                           (int)config->policy[i], MP_POLICY_COUNT - 1);
-    }
-    if (config->max_workers < 0 || config->max_workers > MP_WORKERS_MAX)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "max_workers is %d, allowed: 1 to %d, or 0 for 4",
-                       config->max_workers, MP_WORKERS_MAX);
-    if (config->batch_wait_ns > BATCH_WAIT_MOST_NS)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the batch wait is %.3f ms, allowed: up to %.0f ms",
-                       (double)config->batch_wait_ns * 1e-6, (double)BATCH_WAIT_MOST_NS * 1e-6);
-    if (config->breaker_threshold < -1 || config->breaker_threshold > MP_BREAKER_FAULTS_MAX)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the breaker's threshold is %d, allowed: 1 to %d, -1, or 0 for 5",
-                       config->breaker_threshold, MP_BREAKER_FAULTS_MAX);
-    return MP_OK;
-}
-
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry_out, mp_error *error) {
     *registry_out = NULL;
-    MP_TRY(check_config(config, error));
+    MP_TRY(mp_services_check(config, error));
     mp_registry *registry = mp_alloc_zeroed(sizeof(*registry), MP_TAG_POOL);
     if (!registry)
         return mp_fail_memory(error, sizeof(*registry), "a registry");
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);
-    registry->grace_ns = or_default(config->shutdown_grace_ns, 5000 * MS);
-    registry->maintenance_every_ns = or_default(config->maintenance_every_ns, 60000 * MS);
+    registry->grace_ns = mp_or_default(config->shutdown_grace_ns, 5000 * MS);
+    registry->maintenance_every_ns = mp_or_default(config->maintenance_every_ns, 60000 * MS);
     registry->tick_ns = mp_sys_now_ns();
     registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .arg = registry};
     mp_status status = create_services(registry, config, error);
@@ -791,6 +717,9 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
     do { /* again when the entry was replaced between lookup and queue */
         gone = false;
         status = enter(registry, key, false, &entry, error);
+        if (status == MP_UNKNOWN_MODEL && ticket) /* it was there when the call came */
+            status = mp_fail(error, MP_SEND, "%s: its queue was closed before the call was in it, as it was removed",
+                             key);
         if (status != MP_OK)
             break;
         if (call->capability != entry->capability) {

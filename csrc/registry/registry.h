@@ -150,8 +150,9 @@ typedef struct mp_submit_options {
     void *give_up_arg;
 } mp_submit_options;
 
-/* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by its
- * first worker's thread, and a load that fails ends the ticket with its cause. */
+/* Takes the call in every case (also on failure). Returns as soon as it is queued: a cold model is loaded by its first
+ * worker's thread, and a load that fails ends the ticket with its cause. SEND: the model was removed while the call
+ * waited for room in its queue. */
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
                              mp_ticket **ticket, mp_error *error);
 

@@ -1,7 +1,85 @@
 /* services.c: see services.h. */
 #include "registry/services.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
+#include "base/options.h"
+
+static const uint64_t MS = 1000 * 1000;
+static const uint64_t BATCH_WAIT_MOST_NS = 2 * 1000 * 1000;
+
+/* --- what a registry was told --- */
+
+static const char *const policy_names[MP_POLICY_COUNT] = {"default", "shared", "pack", "p2c", "sequential"};
+
+bool mp_policy_from_name(const char *name, mp_policy *policy) {
+    for (int i = 1; i < MP_POLICY_COUNT; i++)
+        if (strcmp(policy_names[i], name) == 0) {
+            *policy = (mp_policy)i;
+            return true;
+        }
+    return false;
+}
+
+const char *mp_policy_name(mp_policy policy) { return policy_names[policy]; }
+
+mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
+        const mp_capability_row *row = mp_capability_get((mp_capability)i);
+        for (int j = 0; j < MP_LANE_COUNT; j++)
+            if (config->queue_capacity[i][j] < 0)
+                return mp_fail(error, MP_INVALID_ARGUMENT,
+                               "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d", row->name,
+                               config->queue_capacity[i][j], row->queue_capacity[j]);
+        if (config->policy[i] < 0 || config->policy[i] >= MP_POLICY_COUNT)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "the policy of %s is %d, allowed: 0 to %d", row->name,
+                           (int)config->policy[i], MP_POLICY_COUNT - 1);
+    }
+    if (config->max_workers < 0 || config->max_workers > MP_WORKERS_MAX)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "max_workers is %d, allowed: 1 to %d, or 0 for 4",
+                       config->max_workers, MP_WORKERS_MAX);
+    if (config->batch_wait_ns > BATCH_WAIT_MOST_NS)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the batch wait is %.3f ms, allowed: up to %.0f ms",
+                       (double)config->batch_wait_ns * 1e-6, (double)BATCH_WAIT_MOST_NS * 1e-6);
+    if (config->breaker_threshold < -1 || config->breaker_threshold > MP_BREAKER_FAULTS_MAX)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the breaker's threshold is %d, allowed: 1 to %d, -1, or 0 for 5",
+                       config->breaker_threshold, MP_BREAKER_FAULTS_MAX);
+    return MP_OK;
+}
+
+void mp_services_configure(mp_services *services, const mp_registry_config *config) {
+    const mp_options *options = mp_options_get();
+    services->step_budget_ns = mp_or_default(config->step_budget_ns, (uint64_t)options->step_budget_ms * MS);
+    services->spin_ns = mp_or_default(config->spin_ns, (uint64_t)options->spin_us * 1000);
+    if (services->spin_ns == 1)
+        services->spin_ns = 0;
+    services->load_timeout_ns = mp_or_default(config->load_timeout_ns, 30000 * MS);
+    services->load_ceiling_ns = mp_or_default(config->load_ceiling_ns, 600000 * MS);
+    services->stall_timeout_ns = mp_or_default(config->stall_timeout_ns, 30000 * MS);
+    services->keep_alive_ns = mp_or_default(config->keep_alive_ns, 300000 * MS);
+    services->batch_wait_ns = config->batch_wait_ns;
+    services->patience_ns = config->patience_ns;
+    services->max_workers = config->max_workers ? config->max_workers : 4;
+    services->breaker = (mp_breaker_rule){
+        .threshold = config->breaker_threshold ? config->breaker_threshold : 5,
+        .probes = 3,
+        .successes = 3,
+        .window_ns = mp_or_default(config->breaker_window_ns, 60000 * MS),
+        .rest_ns = mp_or_default(config->breaker_rest_ns, 60000 * MS),
+    };
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
+        const mp_capability_row *row = mp_capability_get((mp_capability)i);
+        services->policy[i] = config->policy[i];
+        if (services->policy[i] == MP_POLICY_DEFAULT)
+            mp_policy_from_name(row->policy, &services->policy[i]);
+        for (int j = 0; j < MP_LANE_COUNT; j++)
+            services->queue_capacity[i][j] =
+                config->queue_capacity[i][j] ? config->queue_capacity[i][j] : row->queue_capacity[j];
+    }
+}
+
+/* --- life --- */
 
 mp_services *mp_services_pin(mp_services *services) {
     atomic_fetch_add_explicit(&services->references, 1, memory_order_relaxed);
@@ -17,6 +95,8 @@ void mp_services_unpin(mp_services *services) {
     mp_quarantine_deinit(&services->quarantine);
     mp_free(services);
 }
+
+/* --- counting --- */
 
 void mp_count_end(mp_services *services, mp_status status) {
     mp_metric metric = status == MP_OK           ? MP_METRIC_completed

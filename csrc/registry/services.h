@@ -52,6 +52,12 @@ typedef struct mp_services {
     mp_registry *registry; /* valid while an entry works */
 } mp_services;
 
+static inline uint64_t mp_or_default(uint64_t value, uint64_t otherwise) { return value ? value : otherwise; }
+/* INVALID_ARGUMENT for what is out of range. */
+mp_status mp_services_check(const mp_registry_config *config, mp_error *error);
+/* The constant part, with defaults filled in. */
+void mp_services_configure(mp_services *services, const mp_registry_config *config);
+
 mp_services *mp_services_pin(mp_services *services);
 void mp_services_unpin(mp_services *services);
 

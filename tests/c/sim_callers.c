@@ -25,6 +25,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_SHUTTING_DOWN:
         fine = w.shutting_down;
         break;
+    case MP_SEND:
     case MP_UNKNOWN_MODEL:
         fine = w.removed;
         break;

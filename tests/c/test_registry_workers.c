@@ -655,3 +655,43 @@ MP_TEST(workers_serve_every_capability) {
         fake_end(registry);
     }
 }
+
+/* --- a queue that closes under its callers --- */
+
+static void submit_and_keep(void *arg) {
+    herd *herd = arg;
+    mp_submit_options options = {.priority = 2};
+    mp_ticket *ticket = NULL;
+    mp_error error;
+    mp_status status =
+        mp_registry_submit(herd->registry, herd->key, &fake_call_create(1)->base, &options, &ticket, &error);
+    atomic_store(&herd->other, status);
+    mp_ticket_release(ticket);
+}
+
+MP_TEST(workers_removed_model_closes_its_queue) {
+    fake fake;
+    fake_init(&fake);
+    fake.hold = true;
+    mp_registry_config config = {.lanes = 1, .max_workers = 1};
+    config.queue_capacity[MP_TEXT_EMBEDDING][0] = 1;
+    mp_registry *registry = fake_registry_of(config);
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *running = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_steps, 1);
+    mp_ticket *queued = fake_submit(registry, "a", fake_call_create(1), NULL);
+    herd herd = {.registry = registry, .key = "a"};
+    atomic_store(&herd.other, -1);
+    mp_thread thread;
+    mp_error error;
+    MP_CHECK_OK(mp_thread_start(&thread, "caller", submit_and_keep, &herd, &error), &error);
+    mp_sys_sleep_ns(FAKE_MS(20)); /* it waits for room */
+    MP_CHECK_INT(herd.other, -1);
+    MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
+    mp_thread_join(&thread);
+    MP_CHECK_INT(herd.other, MP_SEND);
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_finish(running), MP_OK); /* what was accepted is served */
+    MP_CHECK_INT(fake_finish(queued), MP_OK);
+    fake_end(registry);
+}

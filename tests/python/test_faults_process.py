@@ -127,13 +127,13 @@ def exits(times: int, bert: Path, llama: Path) -> None:
 pool = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.3))
 pool.embed("x", bert)
 kept = [pool.generate("The", llama, max_tokens=16000, ignore_eos=True, stream=True) for _ in range(4)]
-def embeds():
+def embeds(pool=pool):
     try:
         while True:
             pool.embed([f"Some text {{i}}." for i in range(500)], bert)
     except mpool.MpoolError:
         pass
-def reads():
+def reads(pool=pool):
     try:
         for _ in pool.generate("The", llama, max_tokens=16000, ignore_eos=True, stream=True):
             pass

@@ -96,7 +96,9 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
     from mpool import _runtime
     from mpool.cli import embedding, talking
 
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=1)) as made:
+    # a limit of its own, so that it shares its count of bytes with nobody
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=1,
+                                     memory_bytes=2**31)) as made:
         monkeypatch.setattr(_runtime, "_default", made)
         monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
 
