@@ -53,6 +53,11 @@ _RETRY = 0.02
 
 # ---- one watcher an event loop --------------------------------------------------------------------------------------
 
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class _Line:
     """Coroutines that wait for room in one queue; the first in line tries."""
 
@@ -88,8 +93,7 @@ class _Watcher:
             if followed is not None:
                 parked, followed.parked = followed.parked, []
                 for future in parked:
-                    if not future.done():
-                        future.set_result(None)
+                    _wake(future)
 
     async def follow(self, ticket: _core.Ticket, ready: Callable[[], T | None]) -> T:
         """Asks ``ready()`` whenever the ticket moves, until it gives something.
@@ -154,19 +158,24 @@ class _Watcher:
                 del self._lines[key]
 
     async def _some_room(self) -> None:
-        future = asyncio.get_running_loop().create_future()
+        """Until a call of this loop has ended, or a little time is over.
+
+        By a timer, not :func:`asyncio.wait_for`: before Python 3.12 that one loses a cancellation that comes when its
+        future is done already.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         self._room.add(future)
+        timer = loop.call_later(_RETRY, _wake, future)
         try:
-            await asyncio.wait_for(future, _RETRY)
-        except (asyncio.TimeoutError, TimeoutError):
-            pass
+            await future
         finally:
+            timer.cancel()
             self._room.discard(future)
 
     def _wake_line(self) -> None:
         for future in self._room:
-            if not future.done():
-                future.set_result(None)
+            _wake(future)
 
 
 _watchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = weakref.WeakKeyDictionary()

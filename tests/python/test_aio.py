@@ -482,3 +482,17 @@ def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) ->
     finally:
         del pool._chat_request
     assert threads[0] == "MainThread" and threads[1].startswith("mpool-text")
+
+
+def test_a_cancellation_is_not_lost_to_room_that_comes_with_it() -> None:
+    async def work() -> None:
+        watcher = aio._watcher()
+        waiting = asyncio.ensure_future(watcher._some_room())
+        await asyncio.sleep(0)
+        watcher._wake_line()
+        assert waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not watcher._room
+
+    run(work())

@@ -112,10 +112,10 @@ def call(rng):
             job = pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True, **given)
             if rng.random() < 0.5:
                 time.sleep(rng.uniform(0, 0.01))
-            job.cancel()
+            in_time = job.cancel()  # False on a slow machine, where it may be done by now
             try:
                 job.result(60)
-                expect(kind, False, "a cancelled job has a result")
+                expect(kind, not in_time, "a cancelled job has a result")
             except mpool.Cancelled:
                 pass
         else:
@@ -158,10 +158,10 @@ async def acall(rng):
             task = asyncio.ensure_future(mpool.aio.generate("The", llama, pool=pool, max_tokens=16000,
                                                             ignore_eos=True, **given))
             await asyncio.sleep(rng.uniform(0, 0.02))
-            task.cancel()
+            in_time = task.cancel()
             try:
                 await task
-                expect(kind, False, "a cancelled task has a result")
+                expect(kind, not in_time, "a cancelled task has a result")
             except asyncio.CancelledError:
                 pass
         over("async " + kind, "answered")
