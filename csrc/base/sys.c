@@ -468,57 +468,15 @@ bool mp_seam_reach(void) {
 
 static void real_point(void) {}
 
-const mp_sys_calls mp_sys_real = {
-    .alloc = real_alloc,
-    .free = real_free,
-    .thread_create = real_thread_create,
-    .now_ns = real_now_ns,
-    .random = real_random,
-    .taken_away = real_taken_away,
-    .mutex_init = real_mutex_init,
-    .mutex_deinit = real_mutex_deinit,
-    .cond_init = real_cond_init,
-    .cond_deinit = real_cond_deinit,
-    .park = real_park,
-    .unpark_all = real_unpark_all,
-    .point = real_point,
-    .open = real_open,
-    .pread = real_pread,
-    .mmap = real_mmap,
-    .madvise = real_madvise,
-    .cond_wait = real_cond_wait,
-    .cond_wake = real_cond_wake,
-    .mutex_lock = real_mutex_lock,
-    .mutex_unlock = real_mutex_unlock,
-    .thread_join = real_thread_join,
-    .thread_detach = real_thread_detach,
-    .sleep_ns = real_sleep_ns,
-};
+#define REAL_CALLS \
+    {.alloc = real_alloc, .free = real_free, .thread_create = real_thread_create, .now_ns = real_now_ns, \
+     .random = real_random, .taken_away = real_taken_away, .mutex_init = real_mutex_init, \
+     .mutex_deinit = real_mutex_deinit, .cond_init = real_cond_init, .cond_deinit = real_cond_deinit, \
+     .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .open = real_open, \
+     .pread = real_pread, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait, \
+     .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock, \
+     .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns}
 
-mp_sys_calls mp_sys_table = {
-    .alloc = real_alloc,
-    .free = real_free,
-    .thread_create = real_thread_create,
-    .now_ns = real_now_ns,
-    .random = real_random,
-    .taken_away = real_taken_away,
-    .mutex_init = real_mutex_init,
-    .mutex_deinit = real_mutex_deinit,
-    .cond_init = real_cond_init,
-    .cond_deinit = real_cond_deinit,
-    .park = real_park,
-    .unpark_all = real_unpark_all,
-    .point = real_point,
-    .open = real_open,
-    .pread = real_pread,
-    .mmap = real_mmap,
-    .madvise = real_madvise,
-    .cond_wait = real_cond_wait,
-    .cond_wake = real_cond_wake,
-    .mutex_lock = real_mutex_lock,
-    .mutex_unlock = real_mutex_unlock,
-    .thread_join = real_thread_join,
-    .thread_detach = real_thread_detach,
-    .sleep_ns = real_sleep_ns,
-};
+const mp_sys_calls mp_sys_real = REAL_CALLS;
+mp_sys_calls mp_sys_table = REAL_CALLS;
 #endif
