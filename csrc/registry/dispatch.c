@@ -87,6 +87,13 @@ void mp_dispatch_ring_all(mp_entry *entry) {
     }
 }
 
+void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
+    for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
+        if (mp_ticket_of_node(at)->home == worker)
+            mp_ticket_of_node(at)->home = NULL;
+    mp_dispatch_ring_all(entry);
+}
+
 /* Under the lock, when an item has given its memory back: all workers of the model may try again. */
 void mp_dispatch_memory_free(mp_entry *entry) {
     bool any = false;
@@ -132,7 +139,6 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
         return;
     worker->lean = false;
     mp_entry_tell_room(entry);
-    mp_dispatch_ring_all(entry); /* what it left may be for others */
 }
 
 static bool is_busy(const mp_worker *worker, mp_policy policy) {

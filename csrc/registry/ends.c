@@ -46,7 +46,8 @@ mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *tick
 
 /* --- faults --- */
 
-bool mp_status_is_fault(mp_status status) {
+/* A fault of a worker, not a caller's mistake. */
+static bool is_fault(mp_status status) {
     return status == MP_NUMERIC || status == MP_INTERNAL || status == MP_INTEGRITY || status == MP_MODEL ||
            status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
 }
@@ -59,18 +60,22 @@ void mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket) {
         mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed twice is refused from now on", entry->key);
 }
 
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
+void mp_entry_note_fault(mp_entry *entry) {
     mp_services *services = entry->services;
-    const mp_call *call = ticket->item.call;
-    if (!mp_status_is_fault(status) || (status == MP_NUMERIC && call->tolerant))
-        return false;
     mp_count(services, MP_METRIC_worker_faults, 1);
-    if (status == MP_INTERNAL) /* the worker goes; one that stood still is noted when it is set apart */
-        mp_entry_note_kill(entry, ticket);
-    mp_mutex_lock(&entry->lock);
     if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s rests for %.0f s after %d faults", entry->key,
                (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
+}
+
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
+    const mp_call *call = ticket->item.call;
+    if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
+        return false;
+    if (status == MP_INTERNAL) /* the worker goes; one that stood still is noted when it is set apart */
+        mp_entry_note_kill(entry, ticket);
+    mp_mutex_lock(&entry->lock);
+    mp_entry_note_fault(entry);
     /* By the numeric contract NaN would come again. */
     bool again = status != MP_NUMERIC && !ticket->suspect && !entry->quit &&
                  atomic_load_explicit(&ticket->progress, memory_order_relaxed) == 0 &&
@@ -143,8 +148,8 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 void mp_entry_tell_room(mp_entry *entry) {
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
-    for (int i = 0; entry->remove && !entry->queue.count && i < entry->worker_count; i++)
-        mp_worker_ring(entry->workers[i]); /* they stayed for what waited */
+    if (entry->remove && !entry->queue.count)
+        mp_entry_ring_workers(entry); /* they stayed for what waited */
 }
 
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {

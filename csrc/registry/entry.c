@@ -98,6 +98,11 @@ void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker) {
     memmove(&entry->workers[at], &entry->workers[at + 1], (size_t)(entry->worker_count - at) * sizeof(worker));
 }
 
+void mp_entry_ring_workers(mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        mp_worker_ring(entry->workers[i]);
+}
+
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
     entry->failure = *error;
     entry->failed = true;
@@ -458,11 +463,6 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     return status;
 }
 
-static void ring_workers(mp_entry *entry) {
-    for (int i = 0; i < entry->worker_count; i++)
-        mp_worker_ring(entry->workers[i]);
-}
-
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     bool in_time = true;
     mp_status status = MP_OK;
@@ -472,7 +472,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     if (mp_entry_works(entry)) {
         uint64_t unloads = entry->unloads;
         entry->evict = true;
-        ring_workers(entry);
+        mp_entry_ring_workers(entry);
         while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
             in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
         if (mp_entry_works(entry) && entry->unloads == unloads)
@@ -525,7 +525,7 @@ bool mp_entry_evict_idle(mp_entry *entry) {
         idle = idle && mp_worker_idles(entry->workers[i]) && !entry->workers[i]->rung;
     if (idle) {
         entry->evict = true;
-        ring_workers(entry);
+        mp_entry_ring_workers(entry);
     }
     mp_mutex_unlock(&entry->lock);
     if (idle)
@@ -555,7 +555,7 @@ void mp_entry_remove(mp_entry *entry) {
     entry->remove = true;
     bool works = mp_entry_works(entry);
     if (works)
-        ring_workers(entry);
+        mp_entry_ring_workers(entry);
     mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);

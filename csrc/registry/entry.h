@@ -136,6 +136,7 @@ bool mp_entry_serves(const mp_entry *entry); /* some worker takes calls */
 int mp_entry_running(const mp_entry *entry); /* active items of all workers */
 void mp_entry_list_worker(mp_entry *entry, mp_worker *worker);
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
+void mp_entry_ring_workers(mp_entry *entry); /* all of them look */
 /* The first worker, unless there is one or it is too early. True: the caller calls mp_entry_launch once the lock is
  * released. */
 bool mp_entry_begin(mp_entry *entry);
@@ -157,11 +158,14 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
 void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket);
 /* Everybody without work who may take something that waits is rung: room or eligibility has changed. */
 void mp_dispatch_ring_all(mp_entry *entry);
+/* A worker goes: what waited for it alone is anybody's. */
+void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 /* An item, or a worker, has given memory back: all workers of the model may try again. */
 void mp_dispatch_memory_free(mp_entry *entry);
 /* For a call about to be queued: the worker that MP_POLICY_P2C chooses. */
 mp_worker *mp_dispatch_home(const mp_entry *entry);
-/* Take calls off the queue until the worker has no room or nothing waits for it. */
+/* Take calls off the queue until the worker has no room or nothing waits for it. What it leaves may be for others, whom
+ * the caller rings once the worker's state says that it is at work. */
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker);
 /* All are busy and something waits: one more is to be started. True: as with begin; *guard has its bytes. */
 bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
@@ -182,12 +186,12 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
 void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 /* No lock held: finish tickets of such a list with one error (NULL: each with its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
+/* Under the lock: a worker had a fault; metric and breaker. */
+void mp_entry_note_fault(mp_entry *entry);
 /* No lock held: a worker's fault in a step of this call. False: it has had its second try, or may have none. */
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status);
 /* No lock held: a worker is lost after a step with this call. Twice, and the like of it is refused. */
 void mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket);
-/* A fault of a worker, not a caller's mistake. */
-bool mp_status_is_fault(mp_status status);
 /* No lock held: check a call against the model, unless that was done, and charge its bytes. The ticket's holder
  * calls. */
 mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);

@@ -46,9 +46,8 @@ static mp_ticket *note_fault(mp_worker *worker) {
         return NULL;
     }
     entry->evict = true; /* the other workers have the same files */
-    for (int i = 0; i < entry->worker_count; i++)
-        mp_worker_ring(entry->workers[i]);
-    mp_breaker_fault(&entry->breaker, &entry->services->breaker, mp_sys_now_ns());
+    mp_entry_ring_workers(entry);
+    mp_entry_note_fault(entry);
     mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);
 }
@@ -123,10 +122,7 @@ void mp_worker_leave(mp_worker *worker) {
         mp_worker_set_state(worker, idle ? MP_WORKER_EVICTING : MP_WORKER_FAILED);
         list = note_fault(worker);
     }
-    for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
-        if (mp_ticket_of_node(at)->home == worker)
-            mp_ticket_of_node(at)->home = NULL;
-    mp_dispatch_ring_all(entry);
+    mp_dispatch_forget(entry, worker);
     mp_mutex_unlock(&entry->lock);
 
     mp_entry_finish_list(entry, list, &worker->fault);

@@ -72,8 +72,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
 
 /* A model and an engine, or the cause. *second: for a second worker's engine. */
 static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_error *error) {
-    uint64_t model_bytes = 0;
-    uint64_t engine_bytes = 0;
+    uint64_t model_bytes = 0, engine_bytes = 0;
     loader.ops->footprint(loader.self, &model_bytes, &engine_bytes);
     mp_mutex_lock(&worker->entry->lock);
     worker->engine_bytes = engine_bytes;

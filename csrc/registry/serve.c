@@ -1,8 +1,10 @@
 /* serve.c: a worker's work, from ready to leaving. See entry.h, worker.h and models/engine.h.
  *
- * Fairness: items are offered to plan() by priority, then by how much service they have had. One that joins is taken to
- * have had as much as an equal share of every step so far would have given it (virtual time, as in weighted fair
- * queueing), so that a call with 10,000 texts and calls with one share the steps, and neither starves. */
+ * Fairness: items are offered to plan() by priority, then by how much service their flow has had (a tenant's work of one
+ * kind, as in the queue; bulk work counts for more than it had), then by how much they have had within it. A flow that
+ * comes, and a call that joins its flow, is taken to have had as much as an equal share of every step so far would have
+ * given it (virtual time, as in weighted fair queueing). So tenants share the steps however many calls each has, a call
+ * with 10,000 texts shares them with calls of one, and nobody starves. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -74,21 +76,27 @@ static void end_all(mp_worker *w, const mp_error *error) {
         end_item(w, w->active[w->active_count - 1], error->code, error);
 }
 
-/* Active items, off the list and to the front of the queue: those from number `from` of the fresh ones on, which were
- * not admitted. */
+/* Under the lock: off the active list and to the front of the queue. False: it was cancelled, and is the caller's to
+ * finish. Others are to be rung. */
+static bool requeue(mp_worker *w, mp_ticket *ticket) {
+    deactivate(w, ticket);
+    if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
+        return false;
+    mp_queue_push_front(&w->entry->queue, &ticket->node);
+    return true;
+}
+
+/* The fresh ones from number `from` on, which were not admitted, wait again. */
 static void put_back_fresh(mp_worker *w, int from) {
     mp_entry *entry = w->entry;
     mp_ticket *cancelled = NULL;
     mp_mutex_lock(&entry->lock);
     for (int i = w->fresh_count - 1; i >= from; i--) {
         mp_ticket *ticket = w->fresh[i];
-        deactivate(w, ticket);
-        if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
-            ticket->next = cancelled;
-            cancelled = ticket;
-        } else {
-            mp_queue_push_front(&entry->queue, &ticket->node);
-        }
+        if (requeue(w, ticket))
+            continue;
+        ticket->next = cancelled;
+        cancelled = ticket;
     }
     mp_dispatch_ring_all(entry);
     mp_mutex_unlock(&entry->lock);
@@ -103,14 +111,10 @@ static void preempt(mp_worker *w, mp_ticket *ticket) {
         w->engine->ops->preempt(w->engine, &ticket->item);
     ticket->admitted = false;
     mp_mutex_lock(&entry->lock);
-    bool cancelled = atomic_load_explicit(&ticket->cause, memory_order_acquire) != 0;
-    deactivate(w, ticket);
-    if (!cancelled) {
-        mp_queue_push_front(&entry->queue, &ticket->node);
-        mp_dispatch_ring_all(entry);
-    }
+    bool waits = requeue(w, ticket);
+    mp_dispatch_ring_all(entry);
     mp_mutex_unlock(&entry->lock);
-    if (!cancelled)
+    if (waits)
         return;
     mp_error error;
     mp_status status = mp_ticket_cause(ticket, &error);
@@ -214,8 +218,9 @@ static void join(mp_worker *w, mp_ticket *ticket) {
     ticket->virtual_ns = w->clock_ns[flow];
 }
 
-/* The clocks of a step: what an equal share of it was, by weight, for each flow, and within each. */
-static void tick_clocks(mp_worker *w, int n, uint64_t took_ns) {
+/* After a step that was offered n items: what an equal share of it was, by weight, for each flow, and within each; and
+ * what everybody has had. */
+static void charge(mp_worker *w, int n, uint64_t took_ns) {
     int calls[MP_QUEUE_FLOWS] = {0};
     uint64_t weights = 0;
     for (int i = 0; i < n; i++) {
@@ -228,9 +233,13 @@ static void tick_clocks(mp_worker *w, int n, uint64_t took_ns) {
     for (int i = 0; i < w->plan.count; i++)
         amount += w->plan.amount[i];
     for (int i = 0; i < w->plan.count; i++) {
-        int flow = ((mp_ticket *)w->plan.items[i]->ticket)->node.flow;
+        mp_ticket *ticket = w->plan.items[i]->ticket;
+        int flow = ticket->node.flow;
         double share = amount > 0 ? w->plan.amount[i] / amount : 1.0 / w->plan.count;
-        w->clock_ns[flow] += (uint64_t)((double)took_ns * share) / (uint64_t)(calls[flow] ? calls[flow] : 1);
+        uint64_t had = (uint64_t)((double)took_ns * share);
+        w->clock_ns[flow] += had / (uint64_t)(calls[flow] ? calls[flow] : 1);
+        w->flow_ns[flow] += had * (ticket->item.lane == MP_LANE_BULK ? BULK_WEIGHT : 1);
+        ticket->virtual_ns += had;
     }
 }
 
@@ -243,9 +252,23 @@ static void note_cost(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_unlock(&w->entry->lock);
 }
 
+/* Memory was refused: other models may hold some without need. True: it is on its way. */
+static bool ask_others(mp_worker *w) {
+    mp_governor *governor = w->entry->services->governor;
+    uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
+    return mp_governor_reclaim(governor, limit / 16, false) > 0;
+}
+
+/* Under the lock: what is put back must not return before somebody has left, or for a while if memory is `coming`. */
+static void close_door(mp_worker *w, bool coming) {
+    w->memory_tight = true;
+    w->lean = true; /* it was trimmed; else workers that hand a call to and fro ask each other for ever */
+    w->retry_ns = coming ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
+    mp_dispatch_ring_all(w->entry); /* what waited for this one may go to the next */
+}
+
 static void admit_fresh(mp_worker *w) {
     mp_entry *entry = w->entry;
-    mp_governor *governor = entry->services->governor;
     for (int i = 0; i < w->fresh_count; i++) {
         mp_ticket *ticket = w->fresh[i];
         mp_error error;
@@ -280,17 +303,13 @@ static void admit_fresh(mp_worker *w) {
         mp_mutex_lock(&entry->lock);
         bool others = mp_entry_running(entry) > w->fresh_count - i;
         mp_mutex_unlock(&entry->lock);
-        uint64_t wanted = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed) / 16;
-        bool coming = !others && mp_governor_reclaim(governor, wanted, false) > 0;
+        bool coming = !others && ask_others(w);
         if (!others && !coming) {
             end_item(w, ticket, status, &error);
             continue;
         }
         mp_mutex_lock(&entry->lock);
-        w->memory_tight = true;
-        w->lean = true; /* trimmed above; else workers that hand a call to and fro ask each other for ever */
-        w->retry_ns = coming ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
-        mp_dispatch_ring_all(entry);
+        close_door(w, coming);
         mp_mutex_unlock(&entry->lock);
         put_back_fresh(w, i);
         break;
@@ -396,7 +415,6 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
  * the queue. With nobody else to take from, it is the item's end. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
-    mp_governor *governor = entry->services->governor;
     if (!w->trimmed) {
         w->trimmed = true;
         if (w->engine->ops->trim(w->engine))
@@ -411,18 +429,13 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
             (ticket->item.priority == victim->item.priority && ticket->item.sequence > victim->item.sequence))
             victim = ticket;
     }
-    uint64_t wanted = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed) / 16;
-    bool alone = w->active_count == 1, coming = alone && mp_governor_reclaim(governor, wanted, false) > 0;
+    bool alone = w->active_count == 1, coming = alone && ask_others(w);
     mp_mutex_lock(&entry->lock);
-    bool others = mp_entry_running(entry) > w->active_count;
-    if (!alone || coming || others) {
-        w->memory_tight = true; /* it must not come back before somebody has left */
-        w->lean = true;         /* as in admit_fresh */
-        w->retry_ns = !alone && !others ? 0 : mp_sys_now_ns() + MEMORY_AGAIN_MS * MS;
-        mp_dispatch_ring_all(entry); /* what waited for it may go to the next */
-    }
+    bool others = mp_entry_running(entry) > w->active_count, waits = !alone || coming || others;
+    if (waits)
+        close_door(w, alone || others);
     mp_mutex_unlock(&entry->lock);
-    if (!alone || coming || others) {
+    if (waits) {
         preempt(w, victim);
         return;
     }
@@ -451,32 +464,21 @@ static void fail_item(mp_worker *w, mp_ticket *ticket) {
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);
-    deactivate(w, ticket);
-    bool cancelled = atomic_load_explicit(&ticket->cause, memory_order_acquire) != 0;
-    if (!cancelled) {
-        mp_queue_push_front(&entry->queue, &ticket->node);
-        mp_dispatch_ring_all(entry);
-    }
+    bool waits = requeue(w, ticket);
+    mp_dispatch_ring_all(entry);
     mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
-    if (!cancelled)
+    if (waits)
         return;
     mp_status status = mp_ticket_cause(ticket, &error);
     mp_entry_finish(entry, ticket, status, &error);
 }
 
-static void hand_out(mp_worker *w, uint64_t now_ns, uint64_t took_ns) {
-    uint64_t amount = 0;
+static void hand_out(mp_worker *w, uint64_t now_ns) {
     mp_ticket *waiting = NULL;
     bool somebody_left = false;
-    for (int i = 0; i < w->plan.count; i++)
-        amount += w->plan.amount[i];
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        double share = amount ? (double)w->plan.amount[i] / (double)amount : 1.0 / w->plan.count;
-        uint64_t had = (uint64_t)((double)took_ns * share);
-        ticket->virtual_ns += had;
-        w->flow_ns[ticket->node.flow] += had * (ticket->item.lane == MP_LANE_BULK ? BULK_WEIGHT : 1);
         atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
         switch (w->outcomes[i]) {
         case MP_OUTCOME_DONE:
@@ -544,8 +546,8 @@ static bool step(mp_worker *w) {
     mp_count(services, MP_METRIC_steps, 1);
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
-    tick_clocks(w, n, took_ns);
-    hand_out(w, now_ns, took_ns);
+    charge(w, n, took_ns);
+    hand_out(w, now_ns);
     return true;
 }
 

@@ -102,10 +102,8 @@ static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
         mp_entry_set_failed(entry, error);
         list = mp_entry_take_queue(entry);
     }
-    if (worker->in_step) {
-        mp_count(entry->services, MP_METRIC_worker_faults, 1);
-        mp_breaker_fault(&entry->breaker, &entry->services->breaker, mp_sys_now_ns());
-    }
+    if (worker->in_step)
+        mp_entry_note_fault(entry);
     mp_entry_note_death(entry, error);
     mp_worker_set_apart(worker, error);
     mp_mutex_unlock(&entry->lock);

@@ -98,8 +98,8 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     worker->entry = mp_entry_pin(entry);
     worker->id = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     worker->state = MP_WORKER_SPAWNING;
-    worker->healthy_ns = worker->born_ns = worker->idle_since_ns = mp_sys_now_ns();
-    mp_watch_reset(&worker->watch, worker->born_ns);
+    worker->healthy_ns = worker->idle_since_ns = mp_sys_now_ns();
+    mp_watch_reset(&worker->watch, worker->healthy_ns);
     mp_progress_set(&worker->progress, "starting", 0);
     mp_bell_init(&worker->bell);
     *worker_out = worker;
@@ -187,16 +187,12 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
-    for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
-        if (mp_ticket_of_node(at)->home == worker)
-            mp_ticket_of_node(at)->home = NULL;
     mp_dispatch_memory_free(entry); /* nobody waits for its items any more */
-    mp_dispatch_ring_all(entry);
+    mp_dispatch_forget(entry, worker);
     worker->concluding = true; /* its thread, should it come back just now, waits until we have let go of its tickets */
     entry->apart++;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         worker->active[i]->worker = NULL;
-    }
     worker->step_live = 0;
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_mutex_unlock(&entry->lock);

@@ -76,7 +76,7 @@ typedef struct mp_worker {
     int lanes;     /* leased, as the ledger counts them; 0 = none, or taken away from a dead one */
     bool moving;   /* it may have lanes that `lanes` does not tell: soon over, and not to be set apart before */
     bool runnable; /* counted among those that share the lanes */
-    uint64_t idle_since_ns, born_ns;
+    uint64_t idle_since_ns;
     uint64_t served, step_ns; /* calls ended; time in steps: for comparison with its mates */
     uint64_t engine_bytes;
     mp_watch watch;

@@ -6,9 +6,9 @@ holds all. Spaces and line breaks count as one space. An ``original`` that does 
 fails the build: whoever changed that code says here what the same mistake would look like now.
 
 Mistakes that were tried and have no row: what changes nothing that can be seen (an eviction of a model that has work
-waits for it; close waits for callers inside, whom the entries refuse anyway; take_work rings again for calls that other
-rings cover), and what one schedule in 10,000 or fewer shows (mp_governor_reserve that does not look again at what was
-freed meanwhile, mp_worker_set_runnable that counts outside the lock, mp_pool_run that wakes outside it).
+waits for it; close waits for callers inside, whom the entries refuse anyway), and what one schedule in 10,000 or fewer
+shows (mp_governor_reserve that does not look again at what was freed meanwhile, mp_worker_set_runnable that counts
+outside the lock, mp_pool_run that wakes outside it).
 
 Rows without a number plant no bug: they put ``POINT``, where another thread may run. Atomics need none: each is one
 (sim_atomic.h).
@@ -163,8 +163,8 @@ MUTATIONS = [
              "mine |= ticket->worker && BUG; mp_mutex_unlock(&entry->lock); if (!mine)", "calls", SOME),
     Mutation(204, _E, "mp_entry_submit", "the bytes of a call that is refused are lost",
              "mp_entry_uncharge(entry, ticket);", "if (!BUG) mp_entry_uncharge(entry, ticket);", "calls", SOME),
-    Mutation(205, _E, "mp_entry_evict", "those without work sleep on", "ring_workers(entry);",
-             "if (!BUG) ring_workers(entry);", "calls", SOME),
+    Mutation(205, _E, "mp_entry_evict", "those without work sleep on", "mp_entry_ring_workers(entry);",
+             "if (!BUG) mp_entry_ring_workers(entry);", "calls", SOME),
     Mutation(206, _E, "launch_failed", "who waits for a worker that could not be started waits on",
              "list = mp_entry_take_queue(entry);", "if (!BUG) list = mp_entry_take_queue(entry);", "faults", SOME),
     Mutation(207, _E, "mp_entry_quit", "who waits in the queue when the registry closes is forgotten",
@@ -218,9 +218,12 @@ MUTATIONS = [
     Mutation(227, _D, "mp_dispatch_scale", "more workers than allowed", "entry->worker_count >= most)",
              "(entry->worker_count >= most && !BUG))", "cold", SOME),
     # --- workers
-    Mutation(231, _S, "put_back_fresh", "lost between list and queue",
-             "mp_queue_push_front(&entry->queue, &ticket->node);",
-             "if (!BUG) mp_queue_push_front(&entry->queue, &ticket->node);", "memory", SOME),
+    Mutation(230, _S, "take_work", "nobody hears of what it left",
+             "mp_dispatch_ring_all(entry); /* its own", "if (!BUG) mp_dispatch_ring_all(entry); /* its own",
+             "calls", SOME),
+    Mutation(231, _S, "requeue", "lost between list and queue",
+             "mp_queue_push_front(&w->entry->queue, &ticket->node);",
+             "if (!BUG) mp_queue_push_front(&w->entry->queue, &ticket->node);", "memory", SOME),
     Mutation(232, _S, "end_item", "the engine keeps it", "w->engine->ops->retire(w->engine, &ticket->item);",
              "if (!BUG) w->engine->ops->retire(w->engine, &ticket->item);", "calls", FEW),
     Mutation(233, _S, "take_work", "a ring is forgotten after the look, not before", "w->rung = false;",
@@ -233,13 +236,13 @@ MUTATIONS = [
              " mp_mutex_lock(&entry->lock); deactivate(w, ticket); mp_mutex_unlock(&entry->lock); return; }"
              " deactivate(w, ticket); w->served++;", "calls", SOME),
     Mutation(237, _S, "fail_item", "a call that is to be tried again is lost",
-             "mp_queue_push_front(&entry->queue, &ticket->node);",
-             "if (!BUG) mp_queue_push_front(&entry->queue, &ticket->node);", "crashes", SOME),
+             "bool waits = requeue(w, ticket);",
+             "bool waits = BUG; if (waits) deactivate(w, ticket); else waits = requeue(w, ticket);", "crashes", SOME),
     Mutation(238, _S, "fail_item", "a suspect takes its steps with others", "ticket->suspect = true;",
              "ticket->suspect = !BUG;", "crashes", SOME),
-    Mutation(239, _S, "make_memory", "it comes back before somebody has left", "w->memory_tight = true;",
+    Mutation(239, _S, "close_door", "it comes back before somebody has left", "w->memory_tight = true;",
              "w->memory_tight = !BUG;", "memory", MANY),
-    Mutation(240, _S, "make_memory", "two workers hand a call to and fro for ever", "w->lean = true;",
+    Mutation(240, _S, "close_door", "two workers hand a call to and fro for ever", "w->lean = true;",
              "w->lean = !BUG;", "memory", MANY),
     Mutation(250, _S, "admit_fresh", "a call starts after its deadline",
              "if (ticket->item.deadline_ns && mp_sys_now_ns()",
@@ -261,8 +264,8 @@ MUTATIONS = [
              "mp_entry_finish_list(entry, list, &failure); if (BUG && gone) { mp_mutex_lock(&entry->lock);"
              " services->event(services->registry, entry, MP_ENTRY_GONE); mp_mutex_unlock(&entry->lock); }",
              "swaps", SOME),
-    Mutation(247, _L, "mp_worker_leave", "calls wait for a worker that has left", "mp_ticket_of_node(at)->home = NULL;",
-             "{ if (!BUG) mp_ticket_of_node(at)->home = NULL; }", "evictions", MANY),
+    Mutation(247, _L, "mp_worker_leave", "calls wait for a worker that has left", "mp_dispatch_forget(entry, worker);",
+             "if (!BUG) mp_dispatch_forget(entry, worker);", "evictions", MANY),
     Mutation(248, _L, "note_fault", "no rest after workers that died", "mp_entry_note_death(entry, &worker->fault);",
              "if (!BUG) mp_entry_note_death(entry, &worker->fault);", "crashes", SOME),
     Mutation(249, _L, "mp_entry_settle", "who waits for a broken model waits on", "if (entry->broken)",
@@ -285,8 +288,7 @@ MUTATIONS = [
     Mutation(261, _P, "mp_worker_set_apart", "the lanes of a dead worker are gone with it", "if (lanes)",
              "if (lanes && !BUG)", "stuck", SOME),
     Mutation(262, _P, "mp_worker_set_apart", "calls wait for a worker that is dead",
-             "mp_ticket_of_node(at)->home = NULL;", "{ if (!BUG) mp_ticket_of_node(at)->home = NULL; }",
-             "stuck", MANY),
+             "mp_dispatch_forget(entry, worker);", "if (!BUG) mp_dispatch_forget(entry, worker);", "stuck", MANY),
     Mutation(263, _P, "mp_worker_return_lanes", "lanes that were taken away are given back again",
              "bool forfeited = worker->lanes == 0;", "bool forfeited = worker->lanes == 0 && !BUG;", "stuck", SOME),
     Mutation(264, _P, "has_changed_its_mind", "who waits for lanes does not see that its call is cancelled",
