@@ -29,6 +29,7 @@ Policy = Literal["shared", "pack", "p2c", "sequential"]
 
 PRIORITIES = ("critical", "high", "normal", "low", "batch")
 POLICIES = ("shared", "pack", "p2c", "sequential")
+CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 
 
 # ---- of every call -------------------------------------------------------------------------------------------------

@@ -348,8 +348,9 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
         InvalidArgument: the alias is no name or is taken, or the reference has no known form.
         UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: it cannot be
             found, fetched or read.
-        MemoryExhausted: it does not fit into the pool's memory beside the models that are loaded; :func:`unload` one
-            of them. The hint names those that are idle.
+        MemoryExhausted: it does not fit into the pool's memory beside what cannot be unloaded for it: models that have
+            calls, are pinned, are being loaded or have not served yet (all others are, by themselves). The hint names
+            those that are pinned and idle, so that :func:`unload` would make room.
         SpawnFailed, SpawnTimeout, Timeout: it could not be loaded.
 
     Example:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ._durations import seconds_of
+from ._options import CAPABILITIES, POLICIES
 from .errors import InvalidArgument
 
 #: Field -> (kinds, lowest, highest). 0 leaves a value to the environment variable or rule that the field names.
@@ -32,8 +33,6 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
-_POLICIES = ("shared", "pack", "p2c", "sequential")
-_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 
 
 @dataclass(frozen=True)
@@ -134,13 +133,13 @@ class PoolConfig:
         given = self.policy
         if given is None:
             return {}
-        found = dict.fromkeys(_CAPABILITIES, given) if isinstance(given, str) else given
+        found = dict.fromkeys(CAPABILITIES, given) if isinstance(given, str) else given
         if not isinstance(found, Mapping):
             raise InvalidArgument(f"PoolConfig.policy is {given!r}, allowed: a name, or a dict of capability and name")
         for capability, policy in found.items():
-            if capability not in _CAPABILITIES or policy not in _POLICIES:
+            if capability not in CAPABILITIES or policy not in POLICIES:
                 raise InvalidArgument(f"PoolConfig.policy has {capability!r}: {policy!r}, allowed: "
-                                      f"{', '.join(_CAPABILITIES)}; {', '.join(_POLICIES)}")
+                                      f"{', '.join(CAPABILITIES)}; {', '.join(POLICIES)}")
         return dict(found)
 
     def _registry_options(self) -> dict[str, Any]:

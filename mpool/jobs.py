@@ -214,12 +214,12 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
         if given[0] == "prompt":
             return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), call, True))
         return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), call, True))
-    from .catalog.catalogue import CAPABILITIES, nearest
+    from .catalog.catalogue import nearest
     from .sampling import _short
 
     allowed = ("text_embedding", "text_to_text")
     near = nearest(str(capability), list(allowed), 1)
-    known = isinstance(capability, str) and capability in CAPABILITIES
+    known = isinstance(capability, str) and capability in _options.CAPABILITIES
     raise InvalidArgument(f"capability is {_short(capability)}" + (f"; the nearest is {near[0]}" if near else "")
                           + ", allowed: " + ", ".join(allowed),
                           hint="Models for the others are not there yet" if known else None)

@@ -215,15 +215,15 @@ class Pool:
     def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
         """See :func:`mpool.get`."""
         if capability is not None:
-            from .catalog.catalogue import CAPABILITIES, nearest
+            from .catalog.catalogue import nearest
 
-            if not isinstance(capability, str) or capability not in CAPABILITIES:
+            if not isinstance(capability, str) or capability not in _options.CAPABILITIES:
                 from .sampling import _short
 
-                near = nearest(capability, list(CAPABILITIES), 1) if isinstance(capability, str) else []
+                near = nearest(capability, list(_options.CAPABILITIES), 1) if isinstance(capability, str) else []
                 raise InvalidArgument(f"capability is {_short(capability)}"
                                       + (f"; the nearest is {near[0]}" if near else "")
-                                      + ", allowed: " + ", ".join(CAPABILITIES))
+                                      + ", allowed: " + ", ".join(_options.CAPABILITIES))
         entry = self._find(key, capability)
         return Model(entry, key._compute if isinstance(key, Model) else "auto")
 

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Mapping
 
+from .._options import CAPABILITIES
 from ..errors import UnknownModel
 from .fields import Fields
 from .files import check_relative, read_small
@@ -21,7 +22,6 @@ from .json_strict import loads, shorten
 from .references import HubRef, PipRef, Reference, parse
 from .sources import FileFact, Part
 
-CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

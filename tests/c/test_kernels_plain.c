@@ -1,0 +1,151 @@
+/* Unpacked fp32: our own kernels, and OpenBLAS where it is, against the definition. */
+#include "base/sys.h"
+#include "kernel_test.h"
+#include "kernels/blas.h"
+
+static const float GUARD = 123456.75f;
+
+/* The definition, element by element. */
+static float chain(const float *x, const float *w, int K) {
+    float sum = 0;
+    for (int k = 0; k < K; k += MP_K_CHUNK) {
+        const int end = K - k < MP_K_CHUNK ? K : k + MP_K_CHUNK;
+        float f = 0;
+        for (int i = k; i < end; i++)
+            f = fmaf(x[i], w[i], f);
+        sum = k == 0 ? f : sum + f;
+    }
+    return sum;
+}
+
+static void check_plain(int M, int N, int K, int stride, mp_test_random *random) {
+    const int ldx = K + 3, ldw = K + 1, ldy = N + 2;
+    float *x = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldx),
+          *w = kt_alloc(sizeof(float) * (size_t)N * (size_t)ldw);
+    float *y = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldy);
+    kt_random(random, x, (int64_t)M * ldx);
+    kt_random(random, w, (int64_t)N * ldw);
+    for (int64_t i = 0; i < (int64_t)M * ldy; i++)
+        y[i] = GUARD;
+    mp_gemm_f32_plain(M, N, K, x, ldx, w, ldw, y, ldy);
+    for (int m = 0; m < M; m++) {
+        MP_CHECK(y[m * ldy + N] == GUARD && y[m * ldy + N + 1] == GUARD);
+        for (int n = m % stride; n < N; n += stride) {
+            const float e = chain(x + (int64_t)m * ldx, w + (int64_t)n * ldw, K);
+            if (!kt_equal(e, y[m * ldy + n]))
+                MP_FAIL("plain M=%d N=%d K=%d [%d, %d]: got %.9g, expected %.9g", M, N, K, m, n, (double)y[m * ldy + n],
+                        (double)e);
+        }
+    }
+    kt_free(x);
+    kt_free(w);
+    kt_free(y);
+}
+
+MP_TEST_SECONDS(kernels_plain_is_the_definition, 60) {
+    mp_test_random random = {600};
+    mp_blas_set_path("none");
+    for (int i = 0; i < KT_MASKS; i++) {
+        if (!kt_use(kt_masks[i]))
+            continue;
+        check_plain(1, 1, 1, 1, &random);
+        check_plain(5, 33, 385, 1, &random);
+        check_plain(40, 65, 800, 3, &random);
+        check_plain(13, 7, 29, 1, &random);
+    }
+    float y[6] = {1, 1, 1, 1, 1, 1};
+    mp_gemm_f32_plain(2, 3, 0, y, 1, y, 1, y, 3);
+    for (int i = 0; i < 6; i++)
+        MP_CHECK(y[i] == 0.0f);
+    const char *why;
+    MP_CHECK_STR(mp_blas_core(&why), "");
+    MP_CHECK_HAS(why, "own kernels");
+}
+
+MP_TEST(kernels_blas_that_is_not_there) {
+    mp_test_random random = {700};
+    const char *why;
+    kt_use("");
+    mp_blas_set_path("/nowhere/libopenblas.so");
+    MP_CHECK_STR(mp_blas_core(&why), "");
+    MP_CHECK_HAS(why, "did not open");
+    check_plain(64, 70, 384, 5, &random);
+    mp_blas_set_path("libm.so.6"); /* a library, but not that one */
+    MP_CHECK_STR(mp_blas_core(&why), "");
+    MP_CHECK_HAS(why, "not an OpenBLAS");
+    check_plain(64, 70, 384, 5, &random);
+}
+
+/* With the library: the same bits, whatever it answers, and the environment as it was. */
+MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
+    const char *path = getenv("MPOOL_BLAS"), *why;
+    mp_test_random random = {800};
+    if (!path || !*path || strcmp(path, "none") == 0)
+        MP_SKIP("no OpenBLAS: set MPOOL_BLAS to the path of one");
+    kt_use("");
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    unsetenv("OPENBLAS_NUM_THREADS");
+    mp_blas_set_path(path);
+    const char *core = mp_blas_core(&why);
+    fprintf(stderr, "%s: %s\n", core, why);
+    MP_CHECK_STR(getenv("OPENBLAS_CORETYPE"), "Prescott");
+    MP_CHECK(!getenv("OPENBLAS_NUM_THREADS"));
+    if (mp_cpu_features() & MP_CPU_AVX512 && strstr(path, "scipy_openblas"))
+        MP_CHECK_STR(core, "SkylakeX"); /* the vendored build must serve here, or the speed is lost silently */
+    uint64_t created, joined;
+    mp_thread_counts(&created, &joined);
+    MP_CHECK_INT(created, 0);
+    const int Ms[] = {3, 4, 5, 7, 8, 13, 16, 31, 48, 100, 257};
+    for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++) {
+        const int least = 1000000 / (Ms[i] * 384) + 1;
+        for (int j = 0; j < 4; j++) {
+            const int more = (int)(mp_test_random_u64(&random) % 60);
+            check_plain(Ms[i], least + more, 384, 17, &random);
+            check_plain(Ms[i], least + more, 1000 + j, 29, &random);
+        }
+        check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for its large kernels: ours must serve */
+        check_plain(Ms[i], least / 20 + 1, 200, 7, &random);
+        check_plain(Ms[i], 1000000 / (Ms[i] * 20) + 3, 20, 29, &random);
+        check_plain(Ms[i], 1000000 / Ms[i] + 5 > 30000 ? 30000 : 1000000 / Ms[i] + 5, 7, 101, &random);
+    }
+    check_plain(1, 2700, 384, 7, &random); /* one row or one column: it may take gemv */
+    check_plain(2700, 1, 384, 1, &random);
+    check_plain(2, 1400, 384, 7, &random);
+}
+
+MP_TEST(kernels_blas_under_avx2) {
+    const char *path = getenv("MPOOL_BLAS"), *why;
+    mp_test_random random = {900};
+    if (!path || !*path || strcmp(path, "none") == 0)
+        MP_SKIP("no OpenBLAS: set MPOOL_BLAS to the path of one");
+    if (!kt_use("avx2"))
+        MP_SKIP("no AVX2 here");
+    mp_blas_set_path(path);
+    mp_blas_core(&why);
+    fprintf(stderr, "%s\n", why);
+    check_plain(37, 201, 500, 7, &random);
+    check_plain(100, 99, 384, 7, &random);
+}
+
+static void plain_in_thread(void *arg) {
+    mp_test_random random = {*(const uint64_t *)arg};
+    for (int i = 0; i < 3; i++)
+        check_plain(40 + i, 71, 384, 13, &random);
+}
+
+/* The first use comes from four threads at once: it loads once, and every answer is right. */
+MP_TEST_SECONDS(kernels_blas_from_many_threads, 60) {
+    enum { THREADS = 4 };
+    const char *path = getenv("MPOOL_BLAS");
+    mp_thread threads[THREADS];
+    uint64_t seeds[THREADS];
+    mp_error error;
+    kt_use("");
+    mp_blas_set_path(path ? path : "none");
+    for (int i = 0; i < THREADS; i++) {
+        seeds[i] = 1000 + (uint64_t)i;
+        MP_CHECK_OK(mp_thread_start(&threads[i], "plain", plain_in_thread, &seeds[i], &error), &error);
+    }
+    for (int i = 0; i < THREADS; i++)
+        mp_thread_join(&threads[i]);
+}
