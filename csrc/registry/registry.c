@@ -18,12 +18,12 @@
 #include "base/trace.h"
 #include "registry/audit.h"
 #include "registry/entry.h"
+#include "registry/upkeep.h"
 
 enum { MAX_THREADS = 1024 }; /* of the pool: one a worker, and maintenance */
 static const uint64_t MS = 1000 * 1000;
 /* After the grace everything was told to end; steps and loads that have not by then are set apart. */
 static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
-static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* between evictions while memory is short */
 
 typedef struct slot { /* a key; both references are the slot's */
     mp_entry *current;
@@ -34,11 +34,8 @@ typedef enum closing { OPEN, CLOSING, CLOSED } closing;
 
 struct mp_registry {
     mp_services *services;
-    uint64_t grace_ns, maintenance_every_ns;
-    /* by the maintenance thread */
-    uint64_t tick_ns, logged_ns; /* when it looked at memory last, and said so */
-    mp_pressure pressure;        /* that it said */
-
+    uint64_t grace_ns;
+    mp_upkeep upkeep; /* the maintenance thread's */
     mp_reclaimer reclaimer;
     mp_registry *fork_next;
     _Atomic bool refusing;
@@ -209,115 +206,31 @@ static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
     mp_entry_unpin(gone);
 }
 
-/* --- memory --- */
-
-/* The coldest first, weighted by what it costs to load it again; of those that cover the need alone, the coldest of
- * them. */
-static double coldness(const mp_eviction *value) {
-    return (double)value->idle_ns / ((double)value->load_ns + 1e6);
-}
+/* --- what is done for all entries; no lock held --- */
 
 static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
     mp_registry *registry = arg;
     snapshot copy;
-    uint64_t coming = 0;
     mp_mutex_lock(&registry->lock);
     bool taken = registry->closing == OPEN && take_snapshot(registry, true, &copy);
     mp_mutex_unlock(&registry->lock);
     if (!taken)
         return 0;
-    int trimming = 0;
-    uint64_t told = 0; /* bytes of those that were told to go here */
-    for (int i = 0; i < copy.count; i++)
-        trimming += mp_entry_trim(copy.entries[i]);
-    /* Whatever is chosen, others may have been quicker, so all are looked at again. */
-    for (int pass = 0; pass <= copy.count; pass++) {
-        mp_entry *best = NULL;
-        mp_eviction best_value = {0};
-        uint64_t possible = 0;
-        coming = 0;
-        for (int i = 0; i < copy.count; i++) {
-            mp_eviction value;
-            mp_entry_value(copy.entries[i], &value);
-            coming += value.coming;
-            possible += value.bytes;
-            if (!value.bytes)
-                continue;
-            bool covers = value.bytes >= bytes, best_covers = best_value.bytes >= bytes;
-            if (!best || (covers && !best_covers) ||
-                (covers == best_covers && coldness(&value) > coldness(&best_value))) {
-                best = copy.entries[i];
-                best_value = value;
-            }
-        }
-        if (coming < told) /* some have gone meanwhile */
-            coming = told;
-        if (trimming && coming < bytes) { /* caches and arenas first: whoever asked looks again when they are gone */
-            coming++;
-            break;
-        }
-        if (!best || coming >= bytes || (whole && coming + possible < bytes))
-            break;
-        if (mp_entry_evict_idle(best))
-            told += best_value.bytes;
-    }
+    uint64_t coming = mp_upkeep_reclaim(copy.entries, copy.count, bytes, whole);
     drop_snapshot(&copy);
     return coming;
-}
-
-/* --- maintenance --- */
-
-static int resident_count(const snapshot *copy) {
-    int count = 0;
-    for (int i = 0; i < copy->count; i++)
-        count += mp_entry_in_use(copy->entries[i]);
-    return count;
-}
-
-static void tick(mp_registry *registry, const snapshot *copy, uint64_t now_ns, mp_pressure pressure) {
-    mp_services *services = registry->services;
-    mp_budget *budget = mp_governor_budget(services->governor);
-    uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
-    if (used && (pressure != registry->pressure || now_ns - registry->logged_ns >= registry->maintenance_every_ns)) {
-        registry->pressure = pressure;
-        registry->logged_ns = now_ns;
-        mp_log(pressure >= MP_PRESSURE_HIGH ? MP_LOG_WARNING : MP_LOG_INFO, "Memory: %.0f of %.0f MB in use (%s)",
-               (double)used / 1e6, (double)limit / 1e6, mp_pressure_name(pressure));
-    }
-    for (int i = 0; pressure == MP_PRESSURE_CRITICAL && i < copy->count; i++)
-        mp_entry_trim(copy->entries[i]); /* caches and arenas first */
-    /* A model that is alone keeps its memory: nobody else wants it. */
-    if (pressure == MP_PRESSURE_CRITICAL && resident_count(copy) > 1)
-        mp_governor_reclaim(services->governor, limit / 10, false);
 }
 
 static uint64_t sweep(void *arg, uint64_t now_ns) {
     mp_registry *registry = arg;
     snapshot copy;
-    uint64_t next = UINT64_MAX;
     mp_mutex_lock(&registry->lock);
     bool taken = take_snapshot(registry, true, &copy);
     mp_mutex_unlock(&registry->lock);
     if (!taken)
         return now_ns + 100 * MS;
-    for (int i = 0; i < copy.count; i++) {
-        uint64_t due = mp_entry_sweep(copy.entries[i], now_ns);
-        if (due < next)
-            next = due;
-    }
-    mp_pressure pressure = mp_governor_pressure(registry->services->governor);
-    uint64_t every_ns = registry->maintenance_every_ns;
-    if (pressure == MP_PRESSURE_CRITICAL && every_ns > CRITICAL_EVERY_NS)
-        every_ns = CRITICAL_EVERY_NS;
-    if (now_ns - registry->tick_ns >= every_ns) {
-        registry->tick_ns = now_ns;
-        tick(registry, &copy, now_ns, pressure);
-    }
+    uint64_t next = mp_upkeep_sweep(&registry->upkeep, registry->services, copy.entries, copy.count, now_ns);
     drop_snapshot(&copy);
-    /* Nobody works: it sleeps until somebody announces something. */
-    uint64_t tick_ns = mp_sys_after(registry->tick_ns, every_ns);
-    if (atomic_load(&registry->services->resident) && tick_ns < next)
-        next = tick_ns;
     return next;
 }
 
@@ -364,8 +277,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);
     registry->grace_ns = mp_or_default(config->shutdown_grace_ns, 5000 * MS);
-    registry->maintenance_every_ns = mp_or_default(config->maintenance_every_ns, 60000 * MS);
-    registry->tick_ns = mp_sys_now_ns();
+    mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
     registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .arg = registry};
     mp_status status = create_services(registry, config, error);
     if (status == MP_OK)

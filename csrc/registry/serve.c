@@ -1,10 +1,10 @@
 /* serve.c: a worker's work, from ready to leaving. See entry.h, worker.h and models/engine.h.
  *
- * Fairness: items are offered to plan() by priority, then by how much service their flow has had (a tenant's work of one
- * kind, as in the queue; bulk work counts for more than it had), then by how much they have had within it. A flow that
- * comes, and a call that joins its flow, is taken to have had as much as an equal share of every step so far would have
- * given it (virtual time, as in weighted fair queueing). So tenants share the steps however many calls each has, a call
- * with 10,000 texts shares them with calls of one, and nobody starves. */
+ * Fairness: items are offered to plan() by priority, then by how much service their flow has had (a tenant's work of
+ * one kind, as in the queue; bulk work counts for more than it had), then by how much they have had within it. A flow
+ * that comes, and a call that joins its flow, is taken to have had as much as an equal share of every step so far would
+ * have given it (virtual time, as in weighted fair queueing). So tenants share the steps however many calls each has, a
+ * call with 10,000 texts shares them with calls of one, and nobody starves. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>

@@ -1,0 +1,112 @@
+/* upkeep.c: see upkeep.h. */
+#include "registry/upkeep.h"
+
+#include <stdatomic.h>
+
+#include "base/trace.h"
+
+static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* between evictions while memory is short */
+
+/* --- memory --- */
+
+/* The coldest first, weighted by what it costs to load it again. */
+static double coldness(const mp_eviction *value) {
+    return (double)value->idle_ns / ((double)value->load_ns + 1e6);
+}
+
+/* Of those that cover the need alone, the coldest; else the coldest. */
+static bool goes_before(const mp_eviction *a, const mp_eviction *b, uint64_t bytes) {
+    bool a_covers = a->bytes >= bytes, b_covers = b->bytes >= bytes;
+    return a_covers != b_covers ? a_covers : coldness(a) > coldness(b);
+}
+
+static int trim(mp_entry **entries, int count) {
+    int told = 0;
+    for (int i = 0; i < count; i++)
+        told += mp_entry_trim(entries[i]);
+    return told;
+}
+
+uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole) {
+    int trimming = trim(entries, count);
+    uint64_t coming = 0, told = 0; /* told: bytes of those that were told to go here */
+    /* Whatever is chosen, others may have been quicker, so all are looked at again. */
+    for (int pass = 0; pass <= count; pass++) {
+        mp_entry *best = NULL;
+        mp_eviction best_value = {0};
+        uint64_t possible = 0;
+        coming = 0;
+        for (int i = 0; i < count; i++) {
+            mp_eviction value;
+            mp_entry_value(entries[i], &value);
+            coming += value.coming;
+            possible += value.bytes;
+            if (!value.bytes || (best && !goes_before(&value, &best_value, bytes)))
+                continue;
+            best = entries[i];
+            best_value = value;
+        }
+        if (coming < told) /* some have gone meanwhile */
+            coming = told;
+        if (trimming && coming < bytes) /* whoever asked looks again when caches and arenas are gone */
+            return coming + 1;
+        if (!best || coming >= bytes || (whole && coming + possible < bytes))
+            break;
+        if (mp_entry_evict_idle(best))
+            told += best_value.bytes;
+    }
+    return coming;
+}
+
+/* --- maintenance --- */
+
+static int in_use(mp_entry **entries, int count) {
+    int used = 0;
+    for (int i = 0; i < count; i++)
+        used += mp_entry_in_use(entries[i]);
+    return used;
+}
+
+static void look_at_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns,
+                           mp_pressure pressure) {
+    mp_budget *budget = mp_governor_budget(services->governor);
+    uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
+    if (used && (pressure != upkeep->pressure || now_ns - upkeep->logged_ns >= upkeep->every_ns)) {
+        upkeep->pressure = pressure;
+        upkeep->logged_ns = now_ns;
+        mp_log(pressure >= MP_PRESSURE_HIGH ? MP_LOG_WARNING : MP_LOG_INFO, "Memory: %.0f of %.0f MB in use (%s)",
+               (double)used / 1e6, (double)limit / 1e6, mp_pressure_name(pressure));
+    }
+    if (pressure != MP_PRESSURE_CRITICAL)
+        return;
+    if (in_use(entries, count) > 1)
+        mp_governor_reclaim(services->governor, limit / 10, false);
+    else /* a model that is alone keeps its memory: nobody else wants it */
+        trim(entries, count);
+}
+
+void mp_upkeep_init(mp_upkeep *upkeep, uint64_t every_ns) {
+    *upkeep = (mp_upkeep){.every_ns = every_ns, .tick_ns = mp_sys_now_ns()};
+}
+
+uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns) {
+    uint64_t next = UINT64_MAX;
+    for (int i = 0; i < count; i++) {
+        uint64_t due = mp_entry_sweep(entries[i], now_ns);
+        if (due < next)
+            next = due;
+    }
+    mp_pressure pressure = mp_governor_pressure(services->governor);
+    uint64_t every_ns = upkeep->every_ns;
+    if (pressure == MP_PRESSURE_CRITICAL && every_ns > CRITICAL_EVERY_NS)
+        every_ns = CRITICAL_EVERY_NS;
+    if (now_ns - upkeep->tick_ns >= every_ns) {
+        upkeep->tick_ns = now_ns;
+        look_at_memory(upkeep, services, entries, count, now_ns, pressure);
+    }
+    /* Nobody works: it sleeps until somebody announces something. */
+    uint64_t tick_ns = mp_sys_after(upkeep->tick_ns, every_ns);
+    if (atomic_load(&services->resident) && tick_ns < next)
+        next = tick_ns;
+    return next;
+}
