@@ -489,18 +489,28 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
+/* Under the lock: the registry may evict it, now or, unless `now`, as soon as its workers, which have nothing to do,
+ * are at rest. */
+static bool may_go(const mp_entry *entry, bool now) {
+    if (!entry->resident || entry->queue.count || entry->pinned || entry->remove || !entry->answered ||
+        (now && (entry->starting || entry->evict)))
+        return false;
+    for (int i = 0; i < entry->worker_count; i++) {
+        const mp_worker *worker = entry->workers[i];
+        if (now ? !mp_worker_idles(worker) || worker->rung : worker->active_count > 0)
+            return false;
+    }
+    return true;
+}
+
 void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     *value = (mp_eviction){0};
     mp_mutex_lock(&entry->lock);
-    mp_resident *resident = entry->resident && entry->worker_count ? mp_resident_pin(entry->resident) : NULL;
-    /* soon: its workers have nothing to do, but some are not at rest yet */
-    bool soon = resident && !entry->queue.count && !entry->pinned && !entry->remove && entry->answered > 0;
-    bool idle = soon && !entry->starting;
+    mp_resident *resident = entry->resident ? mp_resident_pin(entry->resident) : NULL;
+    bool soon = may_go(entry, false), idle = may_go(entry, true);
     uint64_t bytes = 0, newest_ns = 0;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
-        idle = idle && mp_worker_idles(worker) && !worker->rung;
-        soon = soon && worker->active_count == 0;
         bytes += worker->engine_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
@@ -519,18 +529,18 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
 
 bool mp_entry_evict_idle(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool idle = entry->resident && entry->worker_count && !entry->queue.count && !entry->starting && !entry->pinned &&
-                !entry->evict;
-    for (int i = 0; i < entry->worker_count; i++)
-        idle = idle && mp_worker_idles(entry->workers[i]) && !entry->workers[i]->rung;
-    if (idle) {
+    bool idle = may_go(entry, true), works = mp_entry_works(entry);
+    if (idle && works) {
         entry->evict = true;
         mp_entry_ring_workers(entry);
     }
     mp_mutex_unlock(&entry->lock);
-    if (idle)
-        mp_log(MP_LOG_INFO, "%s makes room for others", entry->key);
-    return idle;
+    if (!idle)
+        return false;
+    mp_log(MP_LOG_INFO, "%s makes room for others", entry->key);
+    if (!works) /* as after a fork: it is done here */
+        mp_entry_settle(entry, NULL);
+    return true;
 }
 
 int mp_entry_trim(mp_entry *entry) {
@@ -734,7 +744,9 @@ void mp_entry_fork_child(mp_entry *entry) {
         for (int j = 0; j < entry->workers[i]->active_count; j++)
             mp_budget_give(budget, entry->workers[i]->active[j]->charged);
     /* The parent's engines may have been in the middle of a step: their memory is left alone, new ones are made over
-     * the same model. A load in progress is the parent's. */
+     * the same model, and the model goes without them. A load in progress is the parent's. */
+    if (entry->resident)
+        atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->apart = entry->room_waiters = 0;
     entry->evict = entry->unloading = false;
     entry->attempts_over = entry->attempts;

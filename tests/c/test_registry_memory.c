@@ -1,0 +1,126 @@
+/* Memory that is asked back: who gives, who keeps, and that whoever waits for it gets it. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "test_registry_fake.h"
+
+/* --- models that always have a little to do do not keep others from giving up theirs --- */
+
+enum { BUSY = 8 };
+
+typedef struct visitor {
+    mp_registry *registry;
+    const char *key;
+    _Atomic bool *over;
+} visitor;
+
+static void visit_often(void *arg) {
+    visitor *visitor = arg;
+    while (!atomic_load(visitor->over)) {
+        MP_CHECK_INT(fake_finish(fake_submit(visitor->registry, visitor->key, fake_call_create(1), NULL)), MP_OK);
+        mp_sys_sleep_ns(FAKE_MS(2));
+    }
+}
+
+MP_TEST(registry_memory_comes_from_the_idle_beside_models_in_use) {
+    static const char *const keys[] = {"a", "b", "c", "d", "e", "f", "g", "h", "idle", "new"};
+    fake fakes[BUSY + 2];
+    visitor visitors[BUSY];
+    mp_thread threads[BUSY];
+    _Atomic bool over = false;
+    mp_registry *registry = fake_registry(2, (BUSY + 1) * 110000 + 70000);
+    mp_error error;
+    for (int i = 0; i < BUSY + 2; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].model_bytes = 110000;
+        fakes[i].load_ns = i < BUSY ? FAKE_MS(20) : 0; /* dear to load again */
+        fake_add(registry, keys[i], &fakes[i], false);
+        if (i <= BUSY)
+            MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
+    }
+    for (int i = 0; i < BUSY; i++) {
+        visitors[i] = (visitor){registry, keys[i], &over};
+        MP_CHECK_OK(mp_thread_start(&threads[i], "visitor", visit_often, &visitors[i], &error), &error);
+    }
+    mp_sys_sleep_ns(FAKE_MS(50));
+    mp_status status = mp_registry_load(registry, "new", false, fake_in_ms(3000), &error);
+    atomic_store(&over, true);
+    for (int i = 0; i < BUSY; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_OK(status, &error);
+    MP_CHECK_INT(fakes[BUSY].models, 0);
+    fake_end(registry);
+}
+
+/* --- a call that has no chance costs nobody his model --- */
+
+MP_TEST(registry_memory_of_a_call_that_cannot_fit_is_not_asked_of_others) {
+    fake fakes[2];
+    mp_registry *registry = fake_registry(2, 300000);
+    mp_error error;
+    for (int i = 0; i < 2; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].model_bytes = 110000;
+        fake_add(registry, i ? "b" : "a", &fakes[i], false);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, i ? "b" : "a", fake_call_create(1), NULL)), MP_OK);
+    }
+    mp_submit_options options = {.priority = 2};
+    mp_ticket *ticket;
+    for (int i = 0; i < 10; i++) {
+        fake_call *call = fake_call_create(1);
+        call->base.bytes = 1000000;
+        MP_CHECK_STATUS(mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error),
+                        MP_MEMORY_EXHAUSTED, &error);
+        mp_sys_sleep_ns(FAKE_MS(5));
+    }
+    MP_CHECK_INT(fakes[0].models, 1);
+    MP_CHECK_INT(fakes[1].models, 1);
+    /* One that fits once the idle model is gone gets its memory. */
+    mp_status status = MP_MEMORY_EXHAUSTED;
+    for (int i = 0; i < 200 && status == MP_MEMORY_EXHAUSTED; i++) {
+        fake_call *call = fake_call_create(1);
+        call->base.bytes = 150000;
+        status = mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error);
+        mp_sys_sleep_ns(FAKE_MS(5));
+    }
+    MP_CHECK_OK(status, &error);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    fake_end(registry);
+}
+
+/* --- after a fork a model without workers is nobody's, and goes when its memory is wanted --- */
+
+MP_TEST(registry_memory_of_a_forked_model_is_given_up) {
+#if defined(__SANITIZE_THREAD__)
+    MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
+#endif
+    fake fakes[2];
+    mp_registry *registry = fake_registry(2, 200000);
+    mp_error error;
+    for (int i = 0; i < 2; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].model_bytes = 110000;
+        fake_add(registry, i ? "b" : "a", &fakes[i], false);
+    }
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_until_state(registry, "a", "ready");
+    pid_t child = fork();
+    MP_CHECK(child >= 0);
+    if (!child) {
+        alarm(10);
+        mp_status status = mp_registry_load(registry, "b", false, fake_in_ms(5000), &error);
+        _exit(status == MP_OK && atomic_load(&fakes[0].models) == 0 ? 0 : 1 + (int)status);
+    }
+    int status;
+    MP_CHECK_INT(waitpid(child, &status, 0), child);
+    MP_CHECK(WIFEXITED(status));
+    MP_CHECK_INT(WEXITSTATUS(status), 0);
+    MP_CHECK_INT(fakes[0].models, 1); /* the parent's is its own */
+    fake_end(registry);
+}
