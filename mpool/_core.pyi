@@ -29,7 +29,7 @@ def options() -> list[tuple[str, str, str, str]]:
 
 def config() -> dict[str, Any]:
     """What show_config prints: cpu (name, level, features), kernels {slot: variant}, blas (core, why), lanes,
-    memory_bytes, compiler, version, sanitizer."""
+    nodes [{number, cpus}], memory_bytes, compiler, version, sanitizer."""
 
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:
     """n items of a stored row as float32 (n,)."""

@@ -173,6 +173,8 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
     yield f"CPU       {cpu['name']}"
     yield f"features  {' '.join(cpu['features']) or 'none'}; in use: {cpu['level']}"
     yield f"lanes     {found['lanes']}"
+    for node in found["nodes"] if len(found["nodes"]) > 1 else ():
+        yield f"node      {node['number']}: CPUs {node['cpus']}"
     yield f"memory    {found['memory_bytes'] / 1e6:,.0f} MB offered to this process"
     yield f"BLAS      {blas['core'] or 'none'}" + (f" ({blas['why']})" if blas["why"] else "")
     by_variant: dict[str, list[str]] = {}

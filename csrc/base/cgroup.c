@@ -9,35 +9,14 @@
 #endif
 #include "base/cgroup.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/sys.h"
 
 enum { PATH_BYTES = 4096, SMALL_BYTES = 256, LISTING_BYTES = 1 << 20 };
-
-/* Read at most size - 1 bytes of a file that has no size (procfs). False when there is none. */
-static bool read_small(const char *path, char *to, size_t size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    size_t done = 0;
-    while (done < size - 1) {
-        ssize_t got = read(fd, to + done, size - 1 - done);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            break;
-        done += (size_t)got;
-    }
-    close(fd);
-    to[done] = 0;
-    return done > 0;
-}
 
 static bool is_directory(const char *path) {
     struct stat info;
@@ -62,7 +41,7 @@ static bool take_number(const char **text, uint64_t *value) {
 static bool read_number(const char *directory, const char *file, uint64_t *value) {
     char path[PATH_BYTES], text[SMALL_BYTES];
     if (snprintf(path, sizeof(path), "%s/%s", directory, file) >= (int)sizeof(path) ||
-        !read_small(path, text, sizeof(text)))
+        !mp_sys_read_text(path, text, sizeof(text)))
         return false;
     const char *at = text;
     return take_number(&at, value);
@@ -85,7 +64,7 @@ static void read_directory(const char *directory, mp_cgroup *limits) {
         limits->memory_bytes = value; /* v1 writes "none" as a number near 2^63: above any machine, so harmless */
     char path[PATH_BYTES], text[SMALL_BYTES];
     if (snprintf(path, sizeof(path), "%s/cpu.max", directory) < (int)sizeof(path) &&
-        read_small(path, text, sizeof(text))) {
+        mp_sys_read_text(path, text, sizeof(text))) {
         const char *at = text;
         if (take_number(&at, &quota) && *at++ == ' ' && take_number(&at, &period))
             limit_cpus(limits, quota, period);
@@ -195,9 +174,9 @@ mp_cgroup mp_cgroup_read(const char *root) {
     char path[PATH_BYTES];
     char *groups = mp_alloc(LISTING_BYTES, MP_TAG_MISC), *mounts = mp_alloc(LISTING_BYTES, MP_TAG_MISC);
     if (groups && mounts && snprintf(path, sizeof(path), "%s/proc/self/cgroup", root) < (int)sizeof(path) &&
-        read_small(path, groups, LISTING_BYTES) &&
+        mp_sys_read_text(path, groups, LISTING_BYTES) &&
         snprintf(path, sizeof(path), "%s/proc/self/mountinfo", root) < (int)sizeof(path) &&
-        read_small(path, mounts, LISTING_BYTES)) {
+        mp_sys_read_text(path, mounts, LISTING_BYTES)) {
         for (char *rest = mounts, *line; (line = strsep(&rest, "\n"));)
             read_mount_line(root, line, groups, &limits);
     }

@@ -23,6 +23,7 @@
 #if defined(__linux__)
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
 #endif
@@ -264,6 +265,29 @@ static void real_unpark_all(_Atomic uint32_t *word) {
 void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) { SYS(park)(word, expected, timeout_ns); }
 void mp_unpark_all(_Atomic uint32_t *word) { SYS(unpark_all)(word); }
 
+/* --- CPUs and memory nodes --- */
+
+static bool real_get_affinity(mp_cpu_set *cpus) {
+    memset(cpus, 0, sizeof(*cpus));
+#if defined(__linux__)
+    return sched_getaffinity(0, sizeof(*cpus), (cpu_set_t *)(void *)cpus) == 0;
+#else
+    return false;
+#endif
+}
+
+static bool real_set_affinity(const mp_cpu_set *cpus) {
+#if defined(__linux__)
+    return sched_setaffinity(0, sizeof(*cpus), (const cpu_set_t *)(const void *)cpus) == 0;
+#else
+    (void)cpus;
+    return false;
+#endif
+}
+
+bool mp_sys_get_affinity(mp_cpu_set *cpus) { return SYS(get_affinity)(cpus); }
+bool mp_sys_set_affinity(const mp_cpu_set *cpus) { return SYS(set_affinity)(cpus); }
+
 /* --- raw memory --- */
 
 /* From this size a block is a mapping of its own, so that freeing it returns its pages to the system: malloc raises its
@@ -310,6 +334,25 @@ static void real_free(void *memory, size_t bytes) {
         return;
     }
     free(memory);
+}
+
+static void real_prefer_node(void *memory, size_t bytes, int node) {
+#if defined(__linux__) && defined(SYS_mbind)
+    enum { PREFERRED = 1, BITS = 8 * sizeof(unsigned long), WORDS = 1024 / BITS }; /* of <numaif.h>, libnuma's */
+    unsigned long nodes[WORDS] = {0};
+    if (!is_mapped(bytes) || node < 0 || node >= WORDS * BITS)
+        return;
+    nodes[node / BITS] = 1ul << node % BITS;
+    size_t page = page_size();
+    syscall(SYS_mbind, memory, (bytes + page - 1) & ~(page - 1), PREFERRED, nodes, (unsigned long)(WORDS * BITS), 0);
+#else
+    (void)memory, (void)bytes, (void)node;
+#endif
+}
+
+void mp_sys_prefer_node(void *memory, size_t bytes, int node) {
+    if (bytes >= MAPPED_FROM)
+        SYS(prefer_node)(memory, bytes, node);
 }
 
 void *mp_sys_alloc(size_t bytes, size_t alignment) { return SYS(alloc)(bytes, alignment); }
@@ -414,6 +457,27 @@ mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const cha
     return MP_OK;
 }
 
+bool mp_sys_read_text(const char *path, char *to, size_t size) {
+    int fd;
+    do {
+        fd = SYS(open)(path, O_RDONLY | O_CLOEXEC);
+    } while (fd < 0 && errno == EINTR);
+    if (fd < 0)
+        return false;
+    size_t done = 0;
+    while (done < size - 1) {
+        int64_t got = SYS(pread)(fd, to + done, size - 1 - done, (int64_t)done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            break;
+        done += (size_t)got;
+    }
+    close(fd);
+    to[done] = 0;
+    return done > 0;
+}
+
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error) {
     *data = NULL;
     if (bytes == 0)
@@ -472,7 +536,8 @@ static void real_point(void) {}
     {.alloc = real_alloc, .free = real_free, .thread_create = real_thread_create, .now_ns = real_now_ns, \
      .random = real_random, .taken_away = real_taken_away, .mutex_init = real_mutex_init, \
      .mutex_deinit = real_mutex_deinit, .cond_init = real_cond_init, .cond_deinit = real_cond_deinit, \
-     .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .open = real_open, \
+     .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .get_affinity = real_get_affinity, \
+     .set_affinity = real_set_affinity, .prefer_node = real_prefer_node, .open = real_open, \
      .pread = real_pread, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait, \
      .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock, \
      .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns}

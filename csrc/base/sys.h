@@ -57,6 +57,17 @@ void mp_thread_counts(uint64_t *created, uint64_t *joined);
  * child's only one. MEMORY_EXHAUSTED when refused. */
 mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error);
 
+/* --- CPUs and memory nodes; base/topology.h says which CPUs lie where --- */
+enum { MP_CPUS_MAX = 1024 };
+typedef struct mp_cpu_set { uint64_t words[MP_CPUS_MAX / 64]; } mp_cpu_set; /* CPU i: bit i % 64 of word i / 64 */
+/* CPUs that the calling thread may use, of the first MP_CPUS_MAX. False where the system does not tell. */
+bool mp_sys_get_affinity(mp_cpu_set *cpus);
+/* The calling thread runs on these from now on. False when refused: it runs where it did. */
+bool mp_sys_set_affinity(const mp_cpu_set *cpus);
+/* Pages of a block of mp_sys_alloc that are touched from now on come from this memory node (the system's number) while
+ * it has some. Best effort, and for large blocks only: a small one shares its pages with others. */
+void mp_sys_prefer_node(void *memory, size_t bytes, int node);
+
 /* --- parking on a word, used by team.c only: futex on Linux, a short sleep elsewhere --- */
 void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void mp_unpark_all(_Atomic uint32_t *word);
@@ -77,6 +88,9 @@ mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error
 void mp_sys_close(int fd);
 /* Read exactly bytes at offset, through EINTR and short reads. IO when the file ends first. */
 mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const char *path, mp_error *error);
+/* Read what there is, at most size - 1 bytes, of a file of procfs or sysfs, which have no size; zero-terminated. False
+ * when there is nothing. */
+bool mp_sys_read_text(const char *path, char *to, size_t size);
 /* Map read-only and shared. FORMAT when bytes is 0. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
@@ -100,6 +114,9 @@ typedef struct mp_sys_calls {
     void (*park)(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
     void (*unpark_all)(_Atomic uint32_t *word);
     void (*point)(void);
+    bool (*get_affinity)(mp_cpu_set *cpus);
+    bool (*set_affinity)(const mp_cpu_set *cpus);
+    void (*prefer_node)(void *memory, size_t bytes, int node);
     int (*open)(const char *path, int flags);
     int64_t (*pread)(int fd, void *to, size_t bytes, int64_t offset);
     void *(*mmap)(size_t bytes, int fd);

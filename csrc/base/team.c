@@ -41,6 +41,7 @@ struct helper {
     _Atomic uint32_t parked;
     _Atomic uint32_t held; /* 1 while a lease has it */
     _Alignas(APART) _Atomic uint32_t pending; /* 1 from lane 0's order until the helper takes it */
+    _Atomic(const mp_cpu_set *) cpus; /* where it is to run, NULL = anywhere; written by the holder of the lease */
     /* written by the holder of the lease before it sets pending */
     mp_region *region;
     int lane;
@@ -118,14 +119,25 @@ void mp_lane_sync(const mp_lane *lane) {
 
 /* --- helpers --- */
 
+/* By the helper: bind itself to where it is to run, which is where it last was unless the machine is full. */
+static void settle(struct helper *self, const mp_cpu_set **settled) {
+    const mp_cpu_set *cpus = atomic_load_explicit(&self->cpus, memory_order_relaxed);
+    if (cpus != *settled && cpus)
+        mp_sys_set_affinity(cpus); /* refused when the last of them was just taken offline: then it runs anywhere */
+    *settled = cpus;
+}
+
 static void helper_main(void *arg) {
     struct helper *self = arg;
     mp_team *team = self->team;
+    const mp_cpu_set *settled = NULL;
     mp_cpu_flush_denormals();
     for (;;) {
         uint32_t seen = atomic_load_explicit(&self->signal, memory_order_acquire);
+        settle(self, &settled);
         if (atomic_load_explicit(&self->pending, memory_order_acquire)) {
             mp_region *region = self->region;
+            settle(self, &settled);
             mp_lane lane = {self->lane, region->count, region};
             atomic_store_explicit(&self->pending, 0, memory_order_relaxed);
             region->body(&lane, region->arg);
@@ -189,27 +201,50 @@ int mp_team_size(const mp_team *team) { return team ? team->count + 1 : 1; }
 
 /* --- leases --- */
 
-void mp_team_lease(mp_team *team, int want, mp_lease *lease) {
-    lease->team = team;
-    lease->lanes = 1;
-    lease->cancelled = NULL;
-    atomic_store_explicit(&lease->heartbeat, mp_sys_now_ns(), memory_order_relaxed);
-    for (int i = 0; team && i < team->count && lease->lanes < want; i++) {
+/* Take helpers that are free until the lease has `want` lanes; near: only those that worked on these CPUs last. */
+static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool near, int want, mp_lease *lease) {
+    for (int i = 0; i < team->count && lease->lanes < want; i++) {
         struct helper *helper = &team->helpers[i];
         uint32_t expected = 0;
-        if (atomic_load_explicit(&helper->held, memory_order_relaxed))
+        if (atomic_load_explicit(&helper->held, memory_order_relaxed) ||
+            (near && atomic_load_explicit(&helper->cpus, memory_order_relaxed) != cpus))
             continue;
         /* acquire: what the previous holder's region wrote to the helper's fields is settled */
         if (!atomic_compare_exchange_strong_explicit(&helper->held, &expected, 1, memory_order_acquire,
                                                      memory_order_relaxed))
             continue;
+        atomic_store_explicit(&helper->cpus, cpus, memory_order_relaxed);
         lease->helpers[lease->lanes - 1] = i;
         lease->lanes++;
         advance(&helper->signal, &helper->parked); /* awake and spinning by the time the region starts */
     }
 }
 
+void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease *lease) {
+    lease->team = team;
+    lease->lanes = 1;
+    lease->cancelled = NULL;
+    lease->bound = false;
+    atomic_store_explicit(&lease->heartbeat, mp_sys_now_ns(), memory_order_relaxed);
+    int want = 0;
+    for (int i = 0; team && i < count; i++) {
+        want += places[i].lanes;
+        if (places[i].cpus)
+            take_helpers(team, places[i].cpus, true, want, lease);
+        take_helpers(team, places[i].cpus, false, want, lease);
+    }
+    if (places[0].cpus)
+        lease->bound = mp_sys_get_affinity(&lease->before) && mp_sys_set_affinity(places[0].cpus);
+}
+
+void mp_team_lease(mp_team *team, int want, mp_lease *lease) {
+    mp_team_lease_at(team, &(mp_place){.lanes = want}, 1, lease);
+}
+
 void mp_team_return(mp_lease *lease) {
+    if (lease->bound)
+        mp_sys_set_affinity(&lease->before);
+    lease->bound = false;
     for (int i = 0; i < lease->lanes - 1; i++)
         atomic_store_explicit(&lease->team->helpers[lease->helpers[i]].held, 0, memory_order_release);
     lease->lanes = 1;

@@ -6,6 +6,11 @@
  *
  *   worker --lease--> [lane 0 = worker][lane 1 = helper]...  body(lane, arg) runs on each; run returns when all have.
  *
+ * On a machine with several memory nodes (base/topology.h) a lease may say where its lanes are to run: then each is
+ * bound to the CPUs of its node while it works for the lease, so that what it touches first lies there and stays near.
+ * On one node nothing is bound: all memory is equally near, and the system must be free to move a lane away from a CPU
+ * that somebody else needs.
+ *
  * Compute threads never take the GIL, never allocate inside a layer and run with FTZ/DAZ set (set on entry to a region,
  * restored on lane 0 afterwards). */
 #ifndef MP_BASE_TEAM_H
@@ -21,6 +26,12 @@ typedef struct mp_lane {
     mp_region *region;
 } mp_lane;
 
+/* Lanes of a lease that share CPUs. */
+typedef struct mp_place {
+    const mp_cpu_set *cpus; /* outlives team and lease; NULL: not bound */
+    int lanes;              /* at least 1 */
+} mp_place;
+
 /* Cores that a worker holds for a step. Plain data, the worker's storage. */
 typedef struct mp_lease {
     mp_team *team;
@@ -28,6 +39,8 @@ typedef struct mp_lease {
     const _Atomic int *cancelled; /* raised when every item of the step was cancelled, or NULL */
     _Atomic uint64_t heartbeat;   /* ns of the last poll; the watchdog reads it */
     int helpers[255];             /* team-internal: indices of the helpers held */
+    bool bound;                   /* lane 0 is, and where it was before: */
+    mp_cpu_set before;
 } mp_lease;
 
 mp_status mp_team_create(int helpers, mp_team **team, mp_error *error);
@@ -36,6 +49,9 @@ int mp_team_size(const mp_team *team); /* helpers + 1 */
 
 /* Lease up to `want` lanes (>= 1): takes the helpers that are free now, never waits. lease->lanes says how many. */
 void mp_team_lease(mp_team *team, int want, mp_lease *lease);
+/* Likewise, so many lanes at each place, lane 0 at the first; helpers that worked there last come first. */
+void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease *lease);
+/* By the thread that leased. */
 void mp_team_return(mp_lease *lease);
 
 /* Run body on all lanes of the lease. */

@@ -6,8 +6,10 @@
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 
+#include "base/alloc.h"
 #include "base/cpu.h"
 #include "base/options.h"
+#include "base/topology.h"
 #include "base/trace.h"
 #include "files/file_map.h"
 #include "kernels/kernels.h"
@@ -211,8 +213,30 @@ static PyObject *kernel_variants(void) {
     return variants;
 }
 
+/* [{"number", "cpus"}]: the memory nodes whose CPUs this process may use. */
+static PyObject *memory_nodes(mp_state *state) {
+    mp_error error;
+    mp_topology *topology = mp_alloc(sizeof(*topology), MP_TAG_MISC);
+    if (!topology)
+        return PyErr_NoMemory();
+    if (mp_topology_read(topology, &error) != MP_OK) {
+        mp_free(topology);
+        return mp_raise(state, &error, NULL);
+    }
+    PyObject *nodes = PyList_New(0);
+    for (int i = 0; nodes && i < topology->node_count; i++) {
+        char cpus[1024];
+        mp_cpu_set_text(&topology->nodes[i].cpus, cpus, sizeof(cpus));
+        PyObject *node = Py_BuildValue("{s:i,s:s}", "number", topology->nodes[i].number, "cpus", cpus);
+        if (!node || PyList_Append(nodes, node) < 0)
+            Py_CLEAR(nodes);
+        Py_XDECREF(node);
+    }
+    mp_free(topology);
+    return nodes;
+}
+
 static PyObject *config(PyObject *module, PyObject *none) {
-    (void)module;
     (void)none;
 #if defined(__clang__)
     const char *compiler = "clang " __clang_version__;
@@ -230,15 +254,17 @@ static PyObject *config(PyObject *module, PyObject *none) {
     Py_BEGIN_ALLOW_THREADS /* opens and tests the library on first need */
         core = mp_blas_core(&why);
     Py_END_ALLOW_THREADS PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
-    if (features && kernels)
+    PyObject *nodes = memory_nodes(mp_state_of_module(module));
+    if (features && kernels && nodes)
         result = Py_BuildValue(
-            "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
+            "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:O,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
             mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why", why, "lanes",
-            mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_lanes(), "memory_bytes",
-            (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version", STRING(MPOOL_VERSION),
-            "sanitizer", sanitizer, "numpy_abi", "numpy C API " STRING(NPY_API_VERSION));
+            mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_lanes(), "nodes", nodes,
+            "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
+            STRING(MPOOL_VERSION), "sanitizer", sanitizer, "numpy_abi", "numpy C API " STRING(NPY_API_VERSION));
     Py_XDECREF(features);
     Py_XDECREF(kernels);
+    Py_XDECREF(nodes);
     return result;
 }
 
@@ -432,6 +458,7 @@ static bool init_core(mp_state *state, PyObject *module) {
         return true;
     mp_error error;
     if (mp_options_init(&error) != MP_OK || mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK ||
+        mp_topology_check(mp_options_get()->nodes, &error) != MP_OK ||
         mp_trace_init(mp_options_get()->trace, &error) != MP_OK) {
         atomic_store(&initialised, 0);
         mp_raise(state, &error, NULL);

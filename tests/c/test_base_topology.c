@@ -1,0 +1,312 @@
+/* test_base_topology.c: base/topology.h, and lanes on its nodes (base/team.h). Machines are folders of a fake /sys. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/options.h"
+#include "base/team.h"
+#include "base/topology.h"
+#include "mp_test.h"
+
+static mp_error error;
+
+static void put(const char *root, const char *name, const char *text) {
+    char path[512];
+    snprintf(path, sizeof(path), "%s/%s", root, name);
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        mkdir(path, 0777);
+        *slash = '/';
+    }
+    FILE *file = fopen(path, "w");
+    MP_CHECK(file != NULL);
+    fputs(text, file);
+    fclose(file);
+}
+
+/* A machine with these nodes online; lists[i] is the CPU list of node i, NULL = there is no such folder. */
+static char *machine(const char *online, const char *const *lists, int count) {
+    static char root[64];
+    snprintf(root, sizeof(root), "/tmp/mpool-nodes-XXXXXX");
+    MP_CHECK(mkdtemp(root) != NULL);
+    put(root, "sys/devices/system/node/online", online);
+    for (int i = 0; i < count; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "sys/devices/system/node/node%d/cpulist", i);
+        if (lists[i])
+            put(root, name, lists[i]);
+    }
+    return root;
+}
+
+static void clear(const char *root) {
+    char command[128];
+    snprintf(command, sizeof(command), "rm -r %s", root);
+    MP_CHECK_INT(system(command), 0);
+}
+
+static mp_cpu_set cpus(int first, int last) {
+    mp_cpu_set set = {0};
+    for (int i = first; i <= last; i++)
+        mp_cpu_set_add(&set, i);
+    return set;
+}
+
+/* "number:memory:cpus ..." of what is read. */
+static const char *read_from(const char *root, const char *table, mp_cpu_set allowed) {
+    static char text[4096];
+    mp_topology topology;
+    MP_CHECK_OK(mp_topology_read_from(root, table, &allowed, &topology, &error), &error);
+    MP_CHECK(topology.node_count >= 1 && topology.node_count <= MP_NODES_MAX);
+    size_t used = 0;
+    int total = 0;
+    for (int i = 0; i < topology.node_count; i++) {
+        const mp_node *node = &topology.nodes[i];
+        char list[256];
+        mp_cpu_set_text(&node->cpus, list, sizeof(list));
+        MP_CHECK_INT(node->cpu_count, mp_cpu_set_count(&node->cpus));
+        total += node->cpu_count;
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d:%d:%s", i ? " " : "", node->number,
+                                 node->memory, list);
+    }
+    MP_CHECK_INT(total, mp_cpu_set_count(&allowed)); /* none is lost, none is twice */
+    return text;
+}
+
+MP_TEST(base_topology_of_machines) {
+    const char *const one[] = {"0-3\n"}, *const two[] = {"0-3,8-11\n", "4-7,12-15\n"};
+    const char *const four[] = {"0-1\n", "2-3\n", "4-5\n", "6-7\n"};
+    char *root = machine("0\n", one, 1);
+    MP_CHECK_STR(read_from(root, "", cpus(0, 3)), "0:0:0-3");
+    clear(root);
+    root = machine("0-1\n", two, 2);
+    MP_CHECK_STR(read_from(root, "", cpus(0, 15)), "0:0:0-3,8-11 1:1:4-7,12-15");
+    clear(root);
+    root = machine("0-3\n", four, 4);
+    MP_CHECK_STR(read_from(root, "", cpus(0, 7)), "0:0:0-1 1:1:2-3 2:2:4-5 3:3:6-7");
+    clear(root);
+}
+
+MP_TEST(base_topology_odd_machines) {
+    /* Node 1 is memory alone, 2 is not there, 3 has a list that nobody understands, 5 went while we looked. */
+    const char *const odd[] = {"0-1\n", "\n", NULL, "0x3\n", "2-3\n", NULL};
+    char *root = machine("0-1,3-5\n", odd, 6);
+    MP_CHECK_STR(read_from(root, "", cpus(0, 3)), "0:0:0-1 4:4:2-3");
+    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-1 4:4:2-3 5:-1:4-5"); /* CPUs that no node names */
+    MP_CHECK_STR(read_from(root, "", cpus(2, 3)), "4:4:2-3");                  /* affinity leaves one node */
+    MP_CHECK_STR(read_from(root, "", cpus(1, 2)), "0:0:1 4:4:2");              /* CPU 3 was unplugged */
+    MP_CHECK_STR(read_from(root, "", cpus(0, -1)), "0:-1:");                   /* nothing is known */
+    clear(root);
+    MP_CHECK_STR(read_from("/nowhere", "", cpus(0, 5)), "0:-1:0-5");
+    const char *const none[] = {"\n", "\n"};
+    root = machine("0-1\n", none, 2);
+    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:-1:0-5");
+    clear(root);
+    root = machine("0-2000\n", none, 2);
+    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:-1:0-5");
+    clear(root);
+    const char *const twice[] = {"0-3\n", "2-5\n"}; /* the first has it */
+    root = machine("0-1\n", twice, 2);
+    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-3 1:1:4-5");
+    clear(root);
+    char lists[MP_NODES_MAX + 1][16];
+    const char *many[MP_NODES_MAX + 1];
+    for (int i = 0; i <= MP_NODES_MAX; i++) {
+        snprintf(lists[i], sizeof(lists[i]), "%d\n", i);
+        many[i] = lists[i];
+    }
+    root = machine("0-32\n", many, MP_NODES_MAX + 1);
+    MP_CHECK_STR(read_from(root, "", cpus(0, MP_NODES_MAX)), "0:-1:0-32"); /* too many: all are one */
+    MP_CHECK_HAS(read_from(root, "", cpus(0, MP_NODES_MAX - 1)), "30:30:30 31:31:31");
+    clear(root);
+}
+
+MP_TEST(base_topology_of_a_table) {
+    const char *const two[] = {"0-3\n", "4-7\n"};
+    char *root = machine("0-1\n", two, 2);
+    MP_CHECK_STR(read_from(root, "0-1;2-3;4-7", cpus(0, 7)), "0:0:0-1 1:0:2-3 2:1:4-7");
+    MP_CHECK_STR(read_from(root, " 4 - 7 ; 0 , 2-3 ", cpus(0, 7)), "0:1:4-7 1:0:0,2-3 2:-1:1");
+    MP_CHECK_STR(read_from(root, "0-3;4-7;100-200", cpus(2, 5)), "0:0:2-3 1:1:4-5");
+    MP_CHECK_STR(read_from(root, "100;200", cpus(2, 5)), "2:-1:2-5");
+    MP_CHECK_STR(read_from(root, "0-1023", cpus(0, 7)), "0:0:0-7");
+    MP_CHECK_STR(read_from(root, "off", cpus(0, 7)), "0:-1:0-7");
+    clear(root);
+    MP_CHECK_STR(read_from("/nowhere", "0;1", cpus(0, 1)), "0:-1:0 1:-1:1");
+
+    static const char *const wrong[] = {"x",      ";",   "0;",    "0;;1",        "0-",      "-1",  "3-1",   "0,",    "1024",
+                                        "0-1024", "0 1", "0;off", "99999999999", "0-3;3-5", "0;0", "off;0", "0-3:2", " "};
+    mp_cpu_set allowed = cpus(0, 7);
+    mp_topology topology;
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        MP_CHECK_STATUS(mp_topology_check(wrong[i], &error), MP_INVALID_ARGUMENT, &error);
+        MP_CHECK_HAS(error.message, "MPOOL_NODES");
+        MP_CHECK_HAS(error.message, "allowed: the CPUs of each node");
+        MP_CHECK_STATUS(mp_topology_read_from("/nowhere", wrong[i], &allowed, &topology, &error), MP_INVALID_ARGUMENT,
+                        &error);
+    }
+    MP_CHECK_OK(mp_topology_check("", &error), &error);
+    MP_CHECK_OK(mp_topology_check("off", &error), &error);
+    MP_CHECK_OK(mp_topology_check("0-7;8-15", &error), &error);
+}
+
+MP_TEST(base_topology_text_is_cut_where_it_ends) {
+    char text[8];
+    mp_cpu_set some = cpus(10, 12), gone = {0};
+    mp_cpu_set_add(&some, 100);
+    mp_cpu_set_add(&some, MP_CPUS_MAX - 1);
+    mp_cpu_set_text(&some, text, sizeof(text));
+    MP_CHECK_STR(text, "10-12,1");
+    mp_cpu_set_text(&gone, text, sizeof(text));
+    MP_CHECK_STR(text, "");
+    MP_CHECK_INT(mp_cpu_set_count(&some), 5);
+}
+
+/* --- the machine that this runs on --- */
+
+MP_TEST(base_topology_of_this_machine) {
+    mp_cpu_set allowed;
+    if (!mp_sys_get_affinity(&allowed))
+        MP_SKIP("the system does not tell");
+    cpu_set_t known;
+    MP_CHECK_INT(sched_getaffinity(0, sizeof(known), &known), 0);
+    MP_CHECK_INT(mp_cpu_set_count(&allowed), CPU_COUNT(&known));
+    for (int i = 0; i < MP_CPUS_MAX; i++)
+        MP_CHECK_INT(mp_cpu_set_has(&allowed, i), CPU_ISSET(i, &known) != 0);
+    mp_topology topology;
+    MP_CHECK_OK(mp_topology_read(&topology, &error), &error);
+    int total = 0;
+    for (int i = 0; i < topology.node_count; i++)
+        total += topology.nodes[i].cpu_count;
+    MP_CHECK_INT(total, CPU_COUNT(&known));
+    setenv("MPOOL_NODES", "off", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    MP_CHECK_OK(mp_topology_read(&topology, &error), &error);
+    MP_CHECK_INT(topology.node_count, 1);
+}
+
+/* --- lanes on nodes --- */
+
+typedef struct seen {
+    mp_cpu_set lanes[8];
+    int cpu[8];
+} seen;
+
+static void look(const mp_lane *lane, void *arg) {
+    seen *s = arg;
+    mp_sys_get_affinity(&s->lanes[lane->index]);
+    s->cpu[lane->index] = sched_getcpu();
+}
+
+static bool same(const mp_cpu_set *a, const mp_cpu_set *b) { return memcmp(a, b, sizeof(*a)) == 0; }
+
+/* Two CPUs of this machine as two nodes; false when there is only one. */
+static bool two_nodes(mp_cpu_set *before, mp_cpu_set *first, mp_cpu_set *second) {
+    int found = 0;
+    *first = *second = (mp_cpu_set){0};
+    if (!mp_sys_get_affinity(before))
+        return false;
+    for (int i = 0; i < MP_CPUS_MAX && found < 2; i++)
+        if (mp_cpu_set_has(before, i))
+            mp_cpu_set_add(found++ ? second : first, i);
+    return found == 2;
+}
+
+static mp_team *make_team(int helpers) {
+    mp_team *team;
+    MP_CHECK_OK(mp_team_create(helpers, &team, &error), &error);
+    return team;
+}
+
+MP_TEST(base_team_lanes_run_on_their_node) {
+    mp_cpu_set before, now, a, b;
+    if (!two_nodes(&before, &a, &b))
+        MP_SKIP("one CPU");
+    mp_team *team = make_team(3);
+    mp_lease lease;
+    for (int round = 0; round < 20; round++) {
+        const mp_cpu_set *first = round % 2 ? &a : &b, *other = round % 2 ? &b : &a;
+        seen s = {0};
+        mp_team_lease_at(team, (mp_place[]){{first, 2}, {other, 2}}, 2, &lease);
+        MP_CHECK_INT(lease.lanes, 4);
+        mp_lease_run(&lease, look, &s);
+        for (int i = 0; i < 4; i++) {
+            MP_CHECK(same(&s.lanes[i], i < 2 ? first : other));
+            MP_CHECK(mp_cpu_set_has(i < 2 ? first : other, s.cpu[i]));
+        }
+        mp_team_return(&lease);
+        MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before)); /* only while it works */
+        mp_team_lease_at(team, &(mp_place){first, 1}, 1, &lease);
+        MP_CHECK(mp_sys_get_affinity(&now) && same(&now, first));
+        mp_team_return(&lease);
+        MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
+    }
+    mp_team_destroy(team);
+    mp_team_lease_at(NULL, &(mp_place){&b, 1}, 1, &lease); /* without a team too */
+    MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &b));
+    mp_team_return(&lease);
+    MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
+}
+
+MP_TEST(base_team_without_nodes_binds_nothing) {
+    mp_cpu_set before, now;
+    if (!mp_sys_get_affinity(&before))
+        MP_SKIP("the system does not tell");
+    mp_team *team = make_team(2);
+    mp_lease lease;
+    seen s = {0};
+    mp_team_lease(team, 3, &lease);
+    mp_lease_run(&lease, look, &s);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK(same(&s.lanes[i], &before));
+    mp_team_return(&lease);
+    MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
+    mp_team_destroy(team);
+}
+
+/* Who worked on a node last works there again, so that hardly anybody has to move. */
+MP_TEST(base_team_helpers_stay_on_their_node) {
+    mp_cpu_set before, a, b;
+    if (!two_nodes(&before, &a, &b))
+        MP_SKIP("one CPU");
+    mp_team *team = make_team(4);
+    mp_lease first, second;
+    mp_team_lease_at(team, &(mp_place){&a, 3}, 1, &first);
+    mp_team_lease_at(team, &(mp_place){&b, 3}, 1, &second);
+    MP_CHECK(first.lanes == 3 && second.lanes == 3);
+    int on_b[2] = {second.helpers[0], second.helpers[1]};
+    mp_team_return(&second);
+    mp_team_return(&first);
+    mp_team_lease_at(team, &(mp_place){&b, 3}, 1, &second);
+    MP_CHECK(second.helpers[0] == on_b[0] && second.helpers[1] == on_b[1]);
+    mp_team_return(&second);
+    mp_team_lease_at(team, &(mp_place){&b, 5}, 1, &second); /* the others come when they are needed */
+    MP_CHECK_INT(second.lanes, 5);
+    seen s = {0};
+    mp_lease_run(&second, look, &s);
+    for (int i = 0; i < 5; i++)
+        MP_CHECK(same(&s.lanes[i], &b));
+    mp_team_return(&second);
+    mp_team_destroy(team);
+}
+
+/* CPUs that are not there any more: the lanes run all the same, where the system lets them. */
+MP_TEST(base_team_node_that_went) {
+    mp_cpu_set before, now, gone = cpus(MP_CPUS_MAX - 2, MP_CPUS_MAX - 1);
+    if (!mp_sys_get_affinity(&before))
+        MP_SKIP("the system does not tell");
+    mp_team *team = make_team(2);
+    mp_lease lease;
+    seen s = {0};
+    mp_team_lease_at(team, &(mp_place){&gone, 3}, 1, &lease);
+    MP_CHECK_INT(lease.lanes, 3);
+    mp_lease_run(&lease, look, &s);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK(same(&s.lanes[i], &before));
+    mp_team_return(&lease);
+    MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
+    mp_team_destroy(team);
+}
