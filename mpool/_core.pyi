@@ -146,7 +146,7 @@ class Registry:
         """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, waiting and
         capacity (of the queue: calls of one input, calls of many), pinned,
         model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, worker (one dict a worker: id,
-        state, running, served, busy_seconds, idle_seconds, engine_bytes), latency (seconds of answered calls: count,
+        node (memory node, -1: there is one), state, running, served, busy_seconds, idle_seconds, engine_bytes), latency (seconds of answered calls: count,
         sum, min, max,
         p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
         parameters, weight_bytes) once loaded."""

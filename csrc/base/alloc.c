@@ -25,6 +25,8 @@ static struct {
     _Alignas(128) _Atomic uint64_t bytes;
 } live[MP_TAG_COUNT];
 
+static _Thread_local int preferred_node = -1;
+
 static const char *const tag_names[MP_TAG_COUNT] = {
     [MP_TAG_MISC] = "misc",       [MP_TAG_SPEC] = "spec",       [MP_TAG_WEIGHTS] = "weights", [MP_TAG_KV] = "kv",
     [MP_TAG_SCRATCH] = "scratch", [MP_TAG_REQUEST] = "request", [MP_TAG_POOL] = "pool",
@@ -44,6 +46,8 @@ static header *header_of(void *memory) {
     return head;
 }
 
+void mp_alloc_prefer_node(int node) { preferred_node = node; }
+
 void *mp_alloc(size_t bytes, mp_tag tag) {
     assert((unsigned)tag < MP_TAG_COUNT);
     size_t total;
@@ -52,6 +56,8 @@ void *mp_alloc(size_t bytes, mp_tag tag) {
     header *head = mp_sys_alloc(total, ALIGNMENT);
     if (!head)
         return NULL;
+    if (preferred_node >= 0 && (tag == MP_TAG_KV || tag == MP_TAG_SCRATCH)) /* before its first page is touched */
+        mp_sys_prefer_node(head, total, preferred_node);
     *head = (header){.bytes = bytes, .tag = (uint32_t)tag, .mark = LIVE};
     MP_GUARD(head, HEADER);
     atomic_fetch_add_explicit(&live[tag].bytes, bytes, memory_order_relaxed);

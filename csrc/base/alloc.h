@@ -29,6 +29,10 @@ void mp_free(void *memory); /* NULL is legal */
 uint64_t mp_alloc_bytes(mp_tag tag);
 const char *mp_tag_name(mp_tag tag);
 
+/* Large blocks of KV and scratch that the calling thread allocates lie on this memory node (base/sys.h) from now on,
+ * whoever touches them first; -1: where they are touched. */
+void mp_alloc_prefer_node(int node);
+
 /* MP_MEMORY_EXHAUSTED for `bytes` of `what`. */
 mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what);
 

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/cpu.h"
@@ -15,13 +16,16 @@ enum { LOOK_NS = 20 * 1000 * 1000 }; /* how often one that waits for lanes asks 
 /* One that waits for lanes, on its own stack. */
 typedef struct lane_waiter {
     struct lane_waiter *next;
-    int want, granted; /* granted > 0: these lanes are yours */
+    int home, want, granted; /* granted > 0: these lanes are yours */
+    mp_lanes *lanes;
     mp_cond cond;
 } lane_waiter;
 
 struct mp_cores {
     int lanes;
     bool process_wide;
+    mp_topology topology;
+    int capacity[MP_NODES_MAX]; /* lanes of each node: its CPUs; all together at least `lanes` */
     _Atomic int references; /* pins, and one of all users together */
     mp_mutex lock;
     /* guarded by: lock */
@@ -30,6 +34,8 @@ struct mp_cores {
     bool team_refused; /* the system refused threads */
     bool closed;
     int forfeited;     /* leases whose holders have not returned them */
+    int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; all together `used` */
+    int workers[MP_NODES_MAX]; /* whose home it is */
     bool forking; /* a fork holds the lock; several registries may share the ledger, the first one's hook counts */
     /* written under lock, read without it as a hint */
     _Atomic int used;    /* lanes leased; 0 <= used <= lanes */
@@ -46,7 +52,20 @@ static int default_lanes(void) {
     return asked > 0 ? (int)asked : mp_cpu_lanes();
 }
 
+/* Lanes beyond the CPUs, when more were asked for, are dealt out. */
+static void share_out(mp_cores *cores) {
+    int nodes = cores->topology.node_count, total = 0;
+    for (int i = 0; i < nodes; i++)
+        total += cores->capacity[i] = cores->topology.nodes[i].cpu_count;
+    for (int i = 0; total < cores->lanes; i = (i + 1) % nodes, total++)
+        cores->capacity[i]++;
+}
+
 mp_status mp_cores_open(int lanes, mp_cores **cores_out, mp_error *error) {
+    return mp_cores_open_on(lanes, NULL, cores_out, error);
+}
+
+mp_status mp_cores_open_on(int lanes, const mp_topology *topology, mp_cores **cores_out, mp_error *error) {
     *cores_out = NULL;
     enum { MOST = 256 };
     if (lanes < 0 || lanes > MOST)
@@ -57,9 +76,19 @@ mp_status mp_cores_open(int lanes, mp_cores **cores_out, mp_error *error) {
     mp_cores *cores = mp_alloc_zeroed(sizeof(*cores), MP_TAG_POOL);
     if (!cores)
         return mp_fail_memory(error, sizeof(*cores), "the ledger of CPUs");
+    mp_status status = MP_OK;
+    if (topology)
+        cores->topology = *topology;
+    else
+        status = mp_topology_read(&cores->topology, error);
+    if (status != MP_OK) {
+        mp_free(cores);
+        return status;
+    }
     cores->lanes = lanes ? lanes : default_lanes();
     if (cores->lanes > MOST)
         cores->lanes = MOST;
+    share_out(cores);
     atomic_init(&cores->references, 1);
     mp_mutex_init(&cores->lock);
     cores->process_wide = lanes == 0;
@@ -99,6 +128,50 @@ int mp_cores_lanes(const mp_cores *cores) { return cores->lanes; }
 
 int mp_cores_leased(mp_cores *cores) { return atomic_load_explicit(&cores->used, memory_order_relaxed); }
 
+/* --- nodes --- */
+
+int mp_cores_nodes(mp_cores *cores, int *lanes, int *leased) {
+    mp_mutex_lock(&cores->lock);
+    for (int i = 0; i < cores->topology.node_count; i++) {
+        lanes[i] = cores->capacity[i];
+        leased[i] = cores->leased[i];
+    }
+    mp_mutex_unlock(&cores->lock);
+    return cores->topology.node_count;
+}
+
+static int free_on(const mp_cores *cores, int node) { return cores->capacity[node] - cores->leased[node]; }
+
+int mp_cores_settle(mp_cores *cores) {
+    int home = 0;
+    mp_mutex_lock(&cores->lock);
+    for (int i = 1; i < cores->topology.node_count; i++) {
+        int more = free_on(cores, i) - free_on(cores, home);
+        if (more > 0 || (more == 0 && cores->workers[i] < cores->workers[home]))
+            home = i;
+    }
+    cores->workers[home]++;
+    mp_mutex_unlock(&cores->lock);
+    return home;
+}
+
+void mp_cores_unsettle(mp_cores *cores, int home) {
+    mp_mutex_lock(&cores->lock);
+    assert(cores->workers[home] > 0);
+    cores->workers[home]--;
+    mp_mutex_unlock(&cores->lock);
+}
+
+int mp_cores_node_number(const mp_cores *cores, int home) {
+    return cores->topology.node_count > 1 ? cores->topology.nodes[home].number : -1;
+}
+
+int mp_cores_node_memory(const mp_cores *cores, int home) {
+    return cores->topology.node_count > 1 ? cores->topology.nodes[home].memory : -1;
+}
+
+/* --- shares --- */
+
 void mp_cores_enter(mp_cores *cores) { atomic_fetch_add_explicit(&cores->runnable, 1, memory_order_relaxed); }
 
 void mp_cores_leave(mp_cores *cores) {
@@ -114,8 +187,33 @@ bool mp_cores_contended(mp_cores *cores) {
 
 /* --- leases --- */
 
+/* Which `count` lanes: so many are free. Under the lock. */
+static void place(mp_cores *cores, int home, int count, mp_lanes *lanes) {
+    int nodes = cores->topology.node_count, first = home;
+    *lanes = (mp_lanes){0};
+    for (int i = 0; i < nodes && free_on(cores, home) < count; i++) {
+        /* All on one other node, the one that then has fewest left, so that whoever wants many finds them together. */
+        bool fits = free_on(cores, i) >= count;
+        if (fits && (first == home || free_on(cores, i) < free_on(cores, first)))
+            first = i;
+    }
+    for (int i = 0; i < nodes && !free_on(cores, first); i++)
+        if (free_on(cores, i))
+            first = i;
+    lanes->first = first;
+    for (int node = first; count > 0;) {
+        int some = free_on(cores, node) < count ? free_on(cores, node) : count;
+        lanes->on[node] = (int16_t)(lanes->on[node] + some);
+        cores->leased[node] += some;
+        count -= some;
+        for (int i = 0; i < nodes; i++)
+            if (free_on(cores, i) > free_on(cores, node))
+                node = i;
+    }
+}
+
 /* Lanes to grant now, 0 when none is free. Under the lock. */
-static int grant(mp_cores *cores, int want) {
+static int grant(mp_cores *cores, int home, int want, mp_lanes *lanes) {
     int used = atomic_load_explicit(&cores->used, memory_order_relaxed), left = cores->lanes - used;
     int runnable = atomic_load_explicit(&cores->runnable, memory_order_relaxed);
     int share = runnable > 1 ? cores->lanes / runnable : cores->lanes;
@@ -127,6 +225,7 @@ static int grant(mp_cores *cores, int want) {
     if (granted > left)
         granted = left;
     atomic_store_explicit(&cores->used, used + granted, memory_order_relaxed);
+    place(cores, home, granted, lanes);
     return granted;
 }
 
@@ -144,19 +243,31 @@ static mp_team *team_for(mp_cores *cores, int lanes) {
     return lanes > 1 ? cores->team : NULL;
 }
 
-static void give_back(mp_cores *cores, int lanes) {
-    if (!lanes)
+static int count_lanes(const mp_cores *cores, const mp_lanes *lanes) {
+    int count = 0;
+    for (int i = 0; i < cores->topology.node_count; i++)
+        count += lanes->on[i];
+    return count;
+}
+
+static void give_back(mp_cores *cores, const mp_lanes *lanes) {
+    int count = count_lanes(cores, lanes);
+    if (!count)
         return;
     mp_mutex_lock(&cores->lock);
-    assert(atomic_load_explicit(&cores->used, memory_order_relaxed) >= lanes);
-    atomic_fetch_sub_explicit(&cores->used, lanes, memory_order_relaxed);
+    assert(atomic_load_explicit(&cores->used, memory_order_relaxed) >= count);
+    atomic_fetch_sub_explicit(&cores->used, count, memory_order_relaxed);
+    for (int i = 0; i < cores->topology.node_count; i++) {
+        assert(cores->leased[i] >= lanes->on[i]);
+        cores->leased[i] -= lanes->on[i];
+    }
     while (cores->first && atomic_load_explicit(&cores->used, memory_order_relaxed) < cores->lanes) {
         lane_waiter *waiter = cores->first;
         cores->first = waiter->next;
         if (!cores->first)
             cores->last = NULL;
         atomic_fetch_sub_explicit(&cores->waiting, 1, memory_order_relaxed);
-        waiter->granted = grant(cores, waiter->want);
+        waiter->granted = grant(cores, waiter->home, waiter->want, waiter->lanes);
         /* Under the lock: the waiter's storage is gone as soon as it sees `granted`. */
         mp_cond_signal(&waiter->cond);
     }
@@ -164,8 +275,9 @@ static void give_back(mp_cores *cores, int lanes) {
 }
 
 /* Under the lock, which is given up meanwhile: lanes for one who waits, 0 when it gave up. */
-static int wait_for_lanes(mp_cores *cores, int want, bool (*give_up)(void *arg), void *arg) {
-    lane_waiter self = {.want = want}, **link;
+static int wait_for_lanes(mp_cores *cores, int home, int want, mp_lanes *lanes, bool (*give_up)(void *arg),
+                          void *arg) {
+    lane_waiter self = {.home = home, .want = want, .lanes = lanes}, **link;
     mp_cond_init(&self.cond);
     if (cores->last)
         cores->last->next = &self;
@@ -195,13 +307,39 @@ static int wait_for_lanes(mp_cores *cores, int want, bool (*give_up)(void *arg),
     return self.granted;
 }
 
-bool mp_cores_lease(mp_cores *cores, int want, mp_lease *lease, bool (*give_up)(void *arg), void *arg) {
+/* The lanes that a lease has, lane 0 at the first place. */
+static int places_of(const mp_cores *cores, const mp_lanes *lanes, mp_place *places) {
+    int nodes = cores->topology.node_count, count = 0;
+    for (int i = 0; i < nodes; i++) {
+        int node = (lanes->first + i) % nodes;
+        if (lanes->on[node])
+            places[count++] = (mp_place){nodes > 1 ? &cores->topology.nodes[node].cpus : NULL, lanes->on[node]};
+    }
+    return count;
+}
+
+/* Cut down to the first `keep`; returns the others. */
+static mp_lanes split_off(const mp_cores *cores, mp_lanes *lanes, int keep) {
+    int nodes = cores->topology.node_count;
+    mp_lanes rest = {.first = lanes->first};
+    for (int i = 0; i < nodes; i++) {
+        int node = (lanes->first + i) % nodes, kept = lanes->on[node] < keep ? lanes->on[node] : keep;
+        rest.on[node] = (int16_t)(lanes->on[node] - kept);
+        lanes->on[node] = (int16_t)kept;
+        keep -= kept;
+    }
+    return rest;
+}
+
+bool mp_cores_lease(mp_cores *cores, int home, int want, mp_lease *lease, mp_lanes *lanes,
+                    bool (*give_up)(void *arg), void *arg) {
+    assert(home >= 0 && home < cores->topology.node_count);
     if (want > cores->lanes)
         want = cores->lanes;
     mp_mutex_lock(&cores->lock);
-    int granted = cores->first ? 0 : grant(cores, want);
+    int granted = cores->first ? 0 : grant(cores, home, want, lanes);
     if (!granted)
-        granted = wait_for_lanes(cores, want, give_up, arg);
+        granted = wait_for_lanes(cores, home, want, lanes, give_up, arg);
     if (!granted) {
         mp_mutex_unlock(&cores->lock);
         return false;
@@ -209,14 +347,15 @@ bool mp_cores_lease(mp_cores *cores, int want, mp_lease *lease, bool (*give_up)(
     mp_team *team = team_for(cores, granted);
     mp_mutex_unlock(&cores->lock);
 
-    mp_team_lease(team, granted, lease);
+    mp_place places[MP_NODES_MAX];
+    mp_team_lease_at(team, places, places_of(cores, lanes, places), lease);
     /* Without a team (the system refused threads) the lease is one lane. */
-    give_back(cores, granted - lease->lanes);
+    mp_lanes surplus = split_off(cores, lanes, lease->lanes);
+    give_back(cores, &surplus);
     return true;
 }
 
-void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited) {
-    int lanes = lease->lanes;
+void mp_cores_return(mp_cores *cores, mp_lease *lease, const mp_lanes *lanes, bool forfeited) {
     mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
     if (!forfeited) {
         give_back(cores, lanes);
@@ -231,7 +370,7 @@ void mp_cores_return(mp_cores *cores, mp_lease *lease, bool forfeited) {
     mp_team_destroy(team);
 }
 
-void mp_cores_forfeit(mp_cores *cores, int lanes) {
+void mp_cores_forfeit(mp_cores *cores, const mp_lanes *lanes) {
     mp_mutex_lock(&cores->lock);
     cores->forfeited++;
     mp_mutex_unlock(&cores->lock);
@@ -309,6 +448,8 @@ void mp_cores_fork_child(mp_cores *cores) {
     cores->team = NULL; /* its threads are the parent's; its memory is left alone */
     cores->team_refused = false;
     cores->forfeited = 0;
+    memset(cores->leased, 0, sizeof(cores->leased));
+    memset(cores->workers, 0, sizeof(cores->workers));
     atomic_store(&cores->used, 0);
     atomic_store(&cores->waiting, 0);
     atomic_store(&cores->runnable, 0);

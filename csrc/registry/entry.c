@@ -708,6 +708,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
         bool serves = mp_worker_serves(worker) || worker->state == MP_WORKER_EVICTING;
         info->worker[info->worker_count++] = (mp_worker_info){
             .id = worker->id,
+            .node = mp_cores_node_number(entry->services->cores_seen, worker->home),
             .state = mp_worker_state_name(worker->state),
             .running = worker->active_count,
             .served = worker->served,

@@ -98,6 +98,7 @@ mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_
 enum { MP_WORKERS_MAX = 16 };
 typedef struct mp_worker_info {
     uint32_t id;
+    int node;          /* of the machine's memory nodes, the one that it is on; -1: there is one */
     const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
     int running;
     uint64_t served, busy_ns, idle_ns, engine_bytes; /* calls ended; time in steps; without work since */

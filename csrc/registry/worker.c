@@ -96,6 +96,7 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     if (!worker)
         return mp_fail_memory(error, sizeof(*worker), "a worker");
     worker->entry = mp_entry_pin(entry);
+    worker->home = mp_cores_settle(entry->services->cores_seen);
     worker->id = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     worker->state = MP_WORKER_SPAWNING;
     worker->healthy_ns = worker->idle_since_ns = mp_sys_now_ns();
@@ -109,6 +110,7 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
 void mp_worker_destroy(mp_worker *worker) {
     assert(!worker->engine && !worker->resident && !worker->guard.governor && !worker->lanes);
     mp_bell_deinit(&worker->bell);
+    mp_cores_unsettle(worker->entry->services->cores_seen, worker->home);
     mp_entry_unpin(worker->entry);
     mp_free(worker);
 }
@@ -132,7 +134,8 @@ static bool has_changed_its_mind(void *arg) {
 
 bool mp_worker_lease(mp_worker *worker, int want) {
     mp_entry *entry = worker->entry;
-    if (!mp_cores_lease(entry->services->cores_seen, want, &worker->lease, has_changed_its_mind, worker))
+    mp_cores *cores = entry->services->cores_seen;
+    if (!mp_cores_lease(cores, worker->home, want, &worker->lease, &worker->at, has_changed_its_mind, worker))
         return false;
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);
@@ -149,7 +152,7 @@ void mp_worker_return_lanes(mp_worker *worker) {
     worker->lanes = 0;
     worker->moving = !forfeited; /* until the next look under the lock */
     mp_mutex_unlock(&entry->lock);
-    mp_cores_return(entry->services->cores_seen, &worker->lease, forfeited);
+    mp_cores_return(entry->services->cores_seen, &worker->lease, &worker->at, forfeited);
 }
 
 void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
@@ -171,11 +174,13 @@ void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
 void mp_worker_run(void *arg) {
     mp_worker *worker = arg;
     mp_services *services = worker->entry->services;
+    mp_alloc_prefer_node(mp_cores_node_memory(services->cores_seen, worker->home));
     atomic_fetch_add_explicit(&services->resident, 1, memory_order_relaxed);
     if (mp_worker_start(worker))
         mp_worker_serve(worker);
     atomic_fetch_sub_explicit(&services->resident, 1, memory_order_relaxed);
     mp_worker_leave(worker);
+    mp_alloc_prefer_node(-1);
 }
 
 void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
@@ -183,6 +188,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     mp_services *services = entry->services;
     int lanes = worker->lanes, count = worker->active_count;
     bool runnable = worker->runnable, in_step = worker->in_step;
+    mp_lanes at = lanes ? worker->at : (mp_lanes){0};
     worker->lanes = 0;
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
@@ -201,7 +207,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     mp_count(services, MP_METRIC_workers_dead, 1);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, error->code);
     if (lanes)
-        mp_cores_forfeit(services->cores_seen, lanes);
+        mp_cores_forfeit(services->cores_seen, &at);
     if (runnable)
         mp_cores_leave(services->cores_seen);
     mp_pool_disown(services->pool, worker);

@@ -58,6 +58,7 @@ bool mp_watch_look(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t lim
 typedef struct mp_worker {
     mp_entry *entry; /* a reference */
     uint32_t id;     /* unlike that of any other worker of the process */
+    int home;        /* its memory node, see cores.h */
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
@@ -74,6 +75,7 @@ typedef struct mp_worker {
     int step_live;     /* items of the running step that are not cancelled */
     bool in_step;
     int lanes;     /* leased, as the ledger counts them; 0 = none, or taken away from a dead one */
+    mp_lanes at;   /* where they are; written before `lanes`, and then left alone while it has them */
     bool moving;   /* it may have lanes that `lanes` does not tell: soon over, and not to be set apart before */
     bool runnable; /* counted among those that share the lanes */
     uint64_t idle_since_ns;

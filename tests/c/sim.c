@@ -224,6 +224,17 @@ static void row_unpark_all(_Atomic uint32_t *word) {
 static uint64_t row_random(void) { return sim_random(); }
 static uint64_t row_taken_away(void) { return 0; }
 
+/* Four CPUs on two nodes (sim_run.c names them), of which a process may use one or both. */
+static bool row_get_affinity(mp_cpu_set *cpus) {
+    *cpus = (mp_cpu_set){{sim.setup->seed & 1 ? 0xF : 0x3}};
+    return true;
+}
+static bool row_set_affinity(const mp_cpu_set *cpus) {
+    (void)cpus;
+    return true;
+}
+static void row_prefer_node(void *memory, size_t bytes, int node) { (void)memory, (void)bytes, (void)node; }
+
 /* --- threads --- */
 
 static void fibre_main(void) {
@@ -331,6 +342,9 @@ static void install(void) {
     mp_sys_table.sleep_ns = row_sleep_ns;
     mp_sys_table.random = row_random;
     mp_sys_table.taken_away = row_taken_away;
+    mp_sys_table.get_affinity = row_get_affinity;
+    mp_sys_table.set_affinity = row_set_affinity;
+    mp_sys_table.prefer_node = row_prefer_node;
     mp_sys_table.mutex_init = sim_lock_init;
     mp_sys_table.mutex_deinit = sim_lock_deinit;
     mp_sys_table.mutex_lock = sim_lock;

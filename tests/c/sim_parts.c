@@ -148,6 +148,17 @@ static struct {
     _Atomic int next;
 } ledger;
 
+/* Each node's lanes are enough, and together they are those of the whole. */
+static void look_at_nodes(const mp_lanes *own, int count) {
+    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX], sum = 0, nodes = mp_cores_nodes(ledger.cores, lanes, leased);
+    for (int i = 0; i < nodes; i++) {
+        SIM_CHECK(own->on[i] <= leased[i] && leased[i] <= lanes[i]);
+        sum += leased[i];
+        count -= own->on[i];
+    }
+    SIM_CHECK(sum <= ledger.lanes && count == 0 && own->on[own->first] > 0);
+}
+
 /* While all sleep nobody waits for lanes that are free. */
 static void look_at_ledger(void *arg) {
     (void)arg;
@@ -161,29 +172,33 @@ static void look_at_ledger(void *arg) {
 static void lease_lanes(void *arg) {
     (void)arg;
     mp_lease lease;
+    mp_lanes lanes;
     int self = atomic_fetch_add(&ledger.next, 1);
     ledger.users[self].fibre = sim_self();
+    int home = mp_cores_settle(ledger.cores);
     mp_cores_enter(ledger.cores);
     for (int i = 0; i < 2; i++) {
         ledger.users[self].wants = true;
-        mp_cores_lease(ledger.cores, i + 1, &lease, NULL, NULL);
+        mp_cores_lease(ledger.cores, home, i + 1, &lease, &lanes, NULL, NULL);
         ledger.users[self].wants = false;
         ledger.in_use += lease.lanes;
         SIM_CHECK(lease.lanes >= 1 && ledger.in_use <= ledger.lanes);
+        look_at_nodes(&lanes, lease.lanes);
         if (sim_below(2))
             mp_sys_sleep_ns(MS);
         else
             mp_seam_point();
         ledger.in_use -= lease.lanes;
-        mp_cores_return(ledger.cores, &lease, false);
+        mp_cores_return(ledger.cores, &lease, &lanes, false);
     }
     mp_cores_leave(ledger.cores);
+    mp_cores_unsettle(ledger.cores, home);
 }
 
 void sim_parts_cores(void *world) {
     int callers = ((const sim_world *)world)->callers;
     memset(&ledger, 0, sizeof(ledger));
-    ledger.lanes = 2;
+    ledger.lanes = 2 + (int)sim_below(3);
     SIM_CHECK(mp_cores_open(ledger.lanes, &ledger.cores, &error) == MP_OK);
     sim_watch(NULL, look_at_ledger, NULL);
     start(callers, lease_lanes, NULL);

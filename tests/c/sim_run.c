@@ -25,6 +25,7 @@ uint64_t __wrap_mp_cpu_memory_bytes(void) { return 8ull << 30; }
 static void prepare(void) {
     mp_log_set_level(1000);
     setenv("MPOOL_SPIN_US", "1", 1);
+    setenv("MPOOL_NODES", "0-1;2-3", 1);
     mp_error error;
     if (mp_options_init(&error) != MP_OK)
         sim_fail("%s", error.message);

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/alloc.h"
 #include "base/options.h"
 #include "base/team.h"
 #include "base/topology.h"
@@ -310,3 +311,61 @@ MP_TEST(base_team_node_that_went) {
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
     mp_team_destroy(team);
 }
+
+/* --- memory --- */
+
+enum { LARGE = 1 << 20 };
+
+#ifdef MP_SEAM
+static int preferred, preferred_on;
+
+static void note_prefer(void *memory, size_t bytes, int node) {
+    MP_CHECK(memory != NULL && bytes >= LARGE);
+    preferred++;
+    preferred_on = node;
+}
+
+MP_TEST(base_alloc_large_scratch_is_near) {
+    mp_sys_table.prefer_node = note_prefer;
+    static const struct {
+        mp_tag tag;
+        int bytes, node;
+        bool is_placed;
+    } rows[] = {{MP_TAG_KV, LARGE, 3, true},       {MP_TAG_SCRATCH, LARGE, 0, true}, {MP_TAG_WEIGHTS, LARGE, 3, false},
+                {MP_TAG_REQUEST, LARGE, 3, false}, {MP_TAG_KV, 1000, 3, false},      {MP_TAG_KV, LARGE, -1, false}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        preferred = 0;
+        mp_alloc_prefer_node(rows[i].node);
+        mp_free(mp_alloc(rows[i].bytes, rows[i].tag));
+        MP_CHECK_INT(preferred, rows[i].is_placed);
+        MP_CHECK(!preferred || preferred_on == rows[i].node);
+    }
+}
+#elif defined(__linux__)
+#include <sys/syscall.h>
+
+/* What the system says of a page's policy, or -1. */
+static int policy_at(void *at) {
+    int mode = -1;
+    unsigned long nodes[16] = {0}, by_address = 2;
+    return syscall(SYS_get_mempolicy, &mode, nodes, (unsigned long)(8 * sizeof(nodes)), at, by_address) == 0 ? mode : -1;
+}
+
+MP_TEST(base_alloc_large_scratch_is_near) {
+    mp_topology topology;
+    enum { DEFAULT = 0, PREFERRED = 1 };
+    MP_CHECK_OK(mp_topology_read(&topology, &error), &error);
+    int node = topology.nodes[0].memory;
+    uint8_t *anywhere = mp_alloc(LARGE, MP_TAG_KV), *page = anywhere - (uintptr_t)anywhere % 4096;
+    if (node < 0 || policy_at(anywhere) != DEFAULT || syscall(SYS_mbind, page, 4096, DEFAULT, NULL, 0, 0) != 0)
+        MP_SKIP("the system has no nodes, or a sandbox forbids to ask for them");
+    mp_alloc_prefer_node(node);
+    uint8_t *near = mp_alloc(LARGE, MP_TAG_KV), *weights = mp_alloc(LARGE, MP_TAG_WEIGHTS);
+    MP_CHECK_INT(policy_at(near), PREFERRED);
+    MP_CHECK_INT(policy_at(weights), DEFAULT);
+    memset(near, 1, LARGE);
+    mp_free(near);
+    mp_free(weights);
+    mp_free(anywhere);
+}
+#endif

@@ -1,0 +1,293 @@
+/* Lanes on machines with several memory nodes: the ledger on faked ones, and a registry on this one cut in two. */
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/options.h"
+#include "mp_test.h"
+#include "registry/cores.h"
+#include "test_registry_fake.h"
+
+static mp_error error;
+
+/* Nodes with so many CPUs each, and numbers with holes: 0, 2, 4, ... CPUs that this machine hardly has: whoever is to
+ * be bound to them runs where the system lets it. */
+static mp_cores *ledger(int lanes, const int *cpus, int nodes) {
+    mp_topology topology = {.node_count = nodes};
+    int next = 512;
+    for (int i = 0; i < nodes; i++) {
+        topology.nodes[i] = (mp_node){.number = 2 * i, .memory = 2 * i, .cpu_count = cpus[i]};
+        for (int k = 0; k < cpus[i]; k++)
+            mp_cpu_set_add(&topology.nodes[i].cpus, next++);
+    }
+    mp_cores *cores;
+    MP_CHECK_OK(mp_cores_open_on(lanes, &topology, &cores, &error), &error);
+    return cores;
+}
+
+typedef struct holder {
+    int home;
+    mp_lease lease;
+    mp_lanes lanes;
+} holder;
+
+static void take(mp_cores *cores, holder *h, int want) {
+    MP_CHECK(mp_cores_lease(cores, h->home, want, &h->lease, &h->lanes, NULL, NULL));
+    int sum = 0;
+    for (int i = 0; i < MP_NODES_MAX; i++)
+        sum += h->lanes.on[i];
+    MP_CHECK_INT(sum, h->lease.lanes);
+    MP_CHECK(h->lanes.on[h->lanes.first] > 0);
+}
+
+static void give(mp_cores *cores, holder *h) { mp_cores_return(cores, &h->lease, &h->lanes, false); }
+
+/* "first:lanes,lanes,..." of a holder. */
+static const char *where(const holder *h, int nodes) {
+    static char text[256];
+    int used = snprintf(text, sizeof(text), "%d:", h->lanes.first);
+    for (int i = 0; i < nodes; i++)
+        used += snprintf(text + used, sizeof(text) - (size_t)used, i ? ",%d" : "%d", h->lanes.on[i]);
+    return text;
+}
+
+MP_TEST(registry_nodes_one_is_as_ever) {
+    mp_cpu_set before, now;
+    bool known = mp_sys_get_affinity(&before);
+    mp_cores *cores = ledger(4, (int[]){4}, 1);
+    holder a = {.home = mp_cores_settle(cores)}, b = {.home = mp_cores_settle(cores)};
+    MP_CHECK(a.home == 0 && b.home == 0);
+    MP_CHECK_INT(mp_cores_node_number(cores, 0), -1);
+    MP_CHECK_INT(mp_cores_node_memory(cores, 0), -1);
+    take(cores, &a, 3);
+    MP_CHECK_STR(where(&a, 1), "0:3");
+    MP_CHECK(!a.lease.bound);
+    take(cores, &b, 4);
+    MP_CHECK_STR(where(&b, 1), "0:1");
+    MP_CHECK(!known || (mp_sys_get_affinity(&now) && memcmp(&now, &before, sizeof(now)) == 0));
+    give(cores, &b);
+    give(cores, &a);
+    mp_cores_unsettle(cores, a.home);
+    mp_cores_unsettle(cores, b.home);
+    mp_cores_close(cores);
+}
+
+MP_TEST(registry_nodes_each_worker_has_its_own) {
+    mp_cores *cores = ledger(8, (int[]){4, 4}, 2);
+    holder a = {.home = mp_cores_settle(cores)}, b = {.home = mp_cores_settle(cores)};
+    MP_CHECK(a.home == 0 && b.home == 1);
+    MP_CHECK_INT(mp_cores_node_number(cores, 1), 2);
+    MP_CHECK_INT(mp_cores_node_memory(cores, 1), 2);
+    take(cores, &b, 99); /* alone: all of them, its own first */
+    MP_CHECK_STR(where(&b, 2), "1:4,4");
+    give(cores, &b);
+    take(cores, &b, 6);
+    MP_CHECK_STR(where(&b, 2), "1:2,4");
+    give(cores, &b);
+    mp_cores_enter(cores);
+    mp_cores_enter(cores);
+    for (int i = 0; i < 3; i++) { /* in either order, each on its own */
+        take(cores, i % 2 ? &a : &b, 99);
+        take(cores, i % 2 ? &b : &a, 99);
+        MP_CHECK_STR(where(&a, 2), "0:4,0");
+        MP_CHECK_STR(where(&b, 2), "1:0,4");
+        give(cores, &a);
+        give(cores, &b);
+    }
+    mp_cores_leave(cores);
+    mp_cores_leave(cores);
+    mp_cores_close(cores);
+}
+
+MP_TEST(registry_nodes_home_is_where_most_is_free) {
+    mp_cores *cores = ledger(0 + 10, (int[]){2, 4, 4}, 3);
+    holder a = {.home = mp_cores_settle(cores)};
+    MP_CHECK_INT(a.home, 1); /* of two that are as free, the first */
+    take(cores, &a, 3);
+    MP_CHECK_INT(mp_cores_settle(cores), 2);
+    give(cores, &a);
+    MP_CHECK_INT(mp_cores_settle(cores), 1); /* as many workers on both */
+    MP_CHECK_INT(mp_cores_settle(cores), 2);
+    mp_cores_unsettle(cores, 1);
+    MP_CHECK_INT(mp_cores_settle(cores), 1);
+    mp_cores_close(cores);
+}
+
+MP_TEST(registry_nodes_full_home) {
+    mp_cores *cores = ledger(16, (int[]){4, 4, 6, 2}, 4);
+    holder a = {.home = 0}, b = {.home = 0}, c = {.home = 0}, d = {.home = 0};
+    take(cores, &a, 3);
+    MP_CHECK_STR(where(&a, 4), "0:3,0,0,0");
+    take(cores, &b, 2); /* not one here and one there; and not from where many are together */
+    MP_CHECK_STR(where(&b, 4), "3:0,0,0,2");
+    take(cores, &c, 5);
+    MP_CHECK_STR(where(&c, 4), "2:0,0,5,0");
+    take(cores, &d, 6); /* nowhere are so many: its home's, then others' */
+    MP_CHECK_STR(where(&d, 4), "0:1,4,1,0");
+    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
+    MP_CHECK_INT(mp_cores_nodes(cores, lanes, leased), 4);
+    for (int i = 0; i < 4; i++)
+        MP_CHECK_INT(leased[i], lanes[i]);
+    give(cores, &a);
+    give(cores, &b);
+    b.home = 1; /* which has none left: the fullest of the others */
+    take(cores, &b, 5);
+    MP_CHECK_STR(where(&b, 4), "0:3,0,0,2");
+    give(cores, &b);
+    give(cores, &c);
+    give(cores, &d);
+    mp_cores_nodes(cores, lanes, leased);
+    for (int i = 0; i < 4; i++)
+        MP_CHECK_INT(leased[i], 0);
+    mp_cores_close(cores);
+}
+
+/* A quota of three CPUs on a machine with 16; and more threads than there are CPUs. */
+MP_TEST(registry_nodes_fewer_and_more_lanes_than_cpus) {
+    mp_cores *few = ledger(3, (int[]){8, 8}, 2);
+    holder a = {.home = mp_cores_settle(few)}, b = {.home = mp_cores_settle(few)};
+    MP_CHECK(a.home == 0 && b.home == 1);
+    take(few, &b, 99);
+    MP_CHECK_STR(where(&b, 2), "1:0,3");
+    MP_CHECK_INT(mp_cores_leased(few), 3);
+    give(few, &b);
+    take(few, &a, 2);
+    take(few, &b, 2);
+    MP_CHECK_STR(where(&a, 2), "0:2,0");
+    MP_CHECK_STR(where(&b, 2), "1:0,1");
+    give(few, &a);
+    give(few, &b);
+    mp_cores_close(few);
+
+    mp_cores *many = ledger(7, (int[]){1, 2}, 2);
+    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
+    mp_cores_nodes(many, lanes, leased);
+    MP_CHECK(lanes[0] == 3 && lanes[1] == 4);
+    take(many, &a, 99);
+    MP_CHECK_STR(where(&a, 2), "0:3,4");
+    give(many, &a);
+    mp_cores_close(many);
+
+    mp_cores *unknown = ledger(2, (int[]){0}, 1); /* the system tells nothing of its CPUs */
+    take(unknown, &a, 99);
+    MP_CHECK_STR(where(&a, 1), "0:2");
+    give(unknown, &a);
+    mp_cores_close(unknown);
+}
+
+/* A worker that stands still: its lanes are free again, each on its node. */
+MP_TEST(registry_nodes_forfeited) {
+    mp_cores *cores = ledger(6, (int[]){3, 3}, 2);
+    holder a = {.home = 1}, b = {.home = 0};
+    take(cores, &a, 4);
+    MP_CHECK_STR(where(&a, 2), "1:1,3");
+    mp_cores_forfeit(cores, &a.lanes);
+    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
+    mp_cores_nodes(cores, lanes, leased);
+    MP_CHECK(leased[0] == 0 && leased[1] == 0);
+    take(cores, &b, 6); /* as many lanes as there are helpers that do not stand still; the others are given back */
+    MP_CHECK_STR(where(&b, 2), "0:3,0");
+    MP_CHECK_INT(mp_cores_leased(cores), 3);
+    mp_cores_return(cores, &a.lease, &a.lanes, true);
+    give(cores, &b);
+    MP_CHECK_INT(mp_cores_leased(cores), 0);
+    take(cores, &b, 6);
+    MP_CHECK_STR(where(&b, 2), "0:3,3");
+    give(cores, &b);
+    mp_cores_close(cores);
+}
+
+/* Whatever is leased and given back: no node has more lanes out than it has, and all come back. */
+MP_TEST(registry_nodes_always_balance) {
+    enum { HOLDERS = 6, ROUNDS = 4000 };
+    static const int shapes[][5] = {{1, 8}, {2, 4, 4}, {3, 1, 2, 5}, {4, 2, 2, 2, 2}};
+    mp_test_random random = {77};
+    for (int s = 0; s < 4; s++) {
+        int nodes = shapes[s][0], lanes[MP_NODES_MAX], leased[MP_NODES_MAX], held[MP_NODES_MAX];
+        mp_cores *cores = ledger(5 + 2 * s, shapes[s] + 1, nodes);
+        holder holders[HOLDERS] = {0};
+        bool has[HOLDERS] = {false};
+        for (int i = 0; i < HOLDERS; i++)
+            holders[i].home = mp_cores_settle(cores);
+        for (int round = 0; round < ROUNDS; round++) {
+            int i = (int)(mp_test_random_u64(&random) % HOLDERS);
+            if (has[i])
+                give(cores, &holders[i]);
+            else if (mp_cores_leased(cores) < mp_cores_lanes(cores))
+                take(cores, &holders[i], 1 + (int)(mp_test_random_u64(&random) % 9));
+            else
+                continue;
+            has[i] = !has[i];
+            memset(held, 0, sizeof(held));
+            for (int k = 0; k < HOLDERS; k++)
+                for (int node = 0; has[k] && node < nodes; node++)
+                    held[node] += holders[k].lanes.on[node];
+            MP_CHECK_INT(mp_cores_nodes(cores, lanes, leased), nodes);
+            for (int node = 0; node < nodes; node++)
+                MP_CHECK(held[node] == leased[node] && leased[node] <= lanes[node]);
+        }
+        for (int i = 0; i < HOLDERS; i++)
+            if (has[i])
+                give(cores, &holders[i]);
+        MP_CHECK_INT(mp_cores_leased(cores), 0);
+        mp_cores_close(cores);
+    }
+}
+
+/* --- a registry on two nodes of this machine --- */
+
+static void look_at_workers(mp_registry *registry, const char *key, int count, bool *on) {
+    mp_entry_info info;
+    uint64_t end = fake_in_ms(10000);
+    do {
+        fake_info(registry, key, &info);
+        MP_CHECK(mp_sys_now_ns() < end);
+    } while (info.workers < count);
+    for (int i = 0; i < info.worker_count; i++) {
+        MP_CHECK(info.worker[i].node >= -1 && info.worker[i].node < 8);
+        on[info.worker[i].node + 1] = true;
+    }
+}
+
+MP_TEST(registry_nodes_workers_are_spread_and_say_where) {
+    mp_cpu_set allowed, first = {0}, second = {0};
+    if (!mp_sys_get_affinity(&allowed) || mp_cpu_set_count(&allowed) < 2)
+        MP_SKIP("one CPU");
+    int seen = 0;
+    for (int i = 0; i < MP_CPUS_MAX; i++)
+        if (mp_cpu_set_has(&allowed, i))
+            mp_cpu_set_add(seen++ ? &second : &first, i);
+    char table[256] = "";
+    mp_cpu_set_text(&first, table, sizeof(table));
+    strcat(table, ";");
+    mp_cpu_set_text(&second, table + strlen(table), sizeof(table) - strlen(table));
+    setenv("MPOOL_NODES", table, 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 2;
+    fake.lanes = fake.lane_limit = 2;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 2});
+    fake_add(registry, "a", &fake, false);
+    for (int i = 0; i < 20; i++)
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(3), NULL)), MP_OK);
+    bool on[9] = {false};
+    look_at_workers(registry, "a", 2, on);
+    MP_CHECK(!on[0] && on[1] && on[2]);
+    fake_end(registry);
+
+    setenv("MPOOL_NODES", "off", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    registry = fake_registry(2, 0);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(3), NULL)), MP_OK);
+    memset(on, 0, sizeof(on));
+    look_at_workers(registry, "a", 1, on);
+    MP_CHECK(on[0] && !on[1]);
+    fake_end(registry);
+
+    setenv("MPOOL_NODES", "0;;", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    mp_registry_config config = {.lanes = 1};
+    MP_CHECK_STATUS(mp_registry_create(&config, &registry, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_HAS(error.message, "MPOOL_NODES");
+}
