@@ -327,8 +327,9 @@ static PyObject *facts_of(const mp_model *model) {
 
 static PyObject *worker_row(const mp_worker_info *info) {
     return Py_BuildValue("{s:I,s:i,s:s,s:i,s:K,s:d,s:d,s:K}", "id", info->id, "node", info->node, "state",
-                         info->state, "running", info->running, "served", (unsigned long long)info->served, "busy_seconds",
-                         (double)info->busy_ns * 1e-9, "idle_seconds", (double)info->idle_ns * 1e-9, "engine_bytes",
+                         info->state, "running", info->running, "served",
+                         (unsigned long long)info->served, "busy_seconds", (double)info->busy_ns * 1e-9,
+                         "idle_seconds", (double)info->idle_ns * 1e-9, "engine_bytes",
                          (unsigned long long)info->engine_bytes);
 }
 

@@ -138,8 +138,8 @@ MP_TEST(base_topology_of_a_table) {
     clear(root);
     MP_CHECK_STR(read_from("/nowhere", "0;1", cpus(0, 1)), "0:-1:0 1:-1:1");
 
-    static const char *const wrong[] = {"x",      ";",   "0;",    "0;;1",        "0-",      "-1",  "3-1",   "0,",    "1024",
-                                        "0-1024", "0 1", "0;off", "99999999999", "0-3;3-5", "0;0", "off;0", "0-3:2", " "};
+    static const char *const wrong[] = {"x",   ";",     "0;",          "0;;1",    "0-",  "-1",    "3-1",   "0,", "1024",
+                                        "0 1", "0;off", "99999999999", "0-3;3-5", "0;0", "off;0", "0-3:2", " "};
     mp_cpu_set allowed = cpus(0, 7);
     mp_topology topology;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
@@ -348,7 +348,8 @@ MP_TEST(base_alloc_large_scratch_is_near) {
 static int policy_at(void *at) {
     int mode = -1;
     unsigned long nodes[16] = {0}, by_address = 2;
-    return syscall(SYS_get_mempolicy, &mode, nodes, (unsigned long)(8 * sizeof(nodes)), at, by_address) == 0 ? mode : -1;
+    unsigned long bits = 8 * sizeof(nodes);
+    return syscall(SYS_get_mempolicy, &mode, nodes, bits, at, by_address) == 0 ? mode : -1;
 }
 
 MP_TEST(base_alloc_large_scratch_is_near) {
