@@ -87,6 +87,7 @@ int mp_entry_running(const mp_entry *entry) {
 
 void mp_entry_list_worker(mp_entry *entry, mp_worker *worker) {
     assert(entry->worker_count < MP_WORKERS_MAX);
+    worker->number = entry->listed++;
     entry->workers[entry->worker_count++] = worker;
 }
 

@@ -43,6 +43,7 @@ typedef struct mp_services {
     mp_policy policy[MP_CAPABILITY_COUNT];
     int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];
     mp_breaker_rule breaker;
+    mp_chaos_rule chaos;
 
     mp_quarantine quarantine;
     _Atomic int resident; /* workers that load or serve */

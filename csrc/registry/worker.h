@@ -58,6 +58,7 @@ bool mp_watch_look(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t lim
 typedef struct mp_worker {
     mp_entry *entry; /* a reference */
     uint32_t id;     /* unlike that of any other worker of the process */
+    uint32_t number; /* workers of the entry that were listed before it */
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
