@@ -171,6 +171,11 @@ static void chaos_destroy(mp_engine *base) {
     mp_free(base);
 }
 
+static const mp_error *chaos_lost(mp_engine *base) {
+    mp_engine *inner = of(base)->inner;
+    return inner->lost ? inner->lost(inner) : NULL;
+}
+
 mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker, mp_engine **engine, mp_error *error) {
     static const mp_engine_ops ops = {
         .admit = chaos_admit,
@@ -190,7 +195,11 @@ mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker,
         return mp_fail_memory(error, sizeof(*self), "chaos");
     }
     *self = (chaos_engine){
-        {&ops, (*engine)->prefix}, *engine, services, mp_chaos_stream(&services->chaos, key, worker), 0, 0};
+        .base = {.ops = &ops, .prefix = (*engine)->prefix, .lost = chaos_lost, .process = (*engine)->process},
+        .inner = *engine,
+        .services = services,
+        .stream = mp_chaos_stream(&services->chaos, key, worker),
+    };
     *engine = &self->base;
     return MP_OK;
 }
