@@ -175,6 +175,7 @@ bool mp_worker_start(mp_worker *worker) {
         }
         entry->backoff_ns = 0;
         entry->failed = false;
+        worker->process = worker->engine->process;
         mp_worker_set_state(worker, MP_WORKER_READY);
         worker->rung = true; /* it is about to look for work */
         if (second.governor)

@@ -107,6 +107,7 @@ typedef struct mp_worker_info {
     const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
     int running;
     uint64_t served, busy_ns, idle_ns, engine_bytes; /* calls ended; time in steps; without work since */
+    int process; /* its id, of a worker that has one of its own; else 0 */
 } mp_worker_info;
 
 typedef struct mp_entry_info {

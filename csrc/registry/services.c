@@ -73,6 +73,7 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
         const mp_capability_row *row = mp_capability_get((mp_capability)i);
         services->policy[i] = config->policy[i];
+        services->policy_chosen[i] = config->policy[i] != MP_POLICY_DEFAULT;
         if (services->policy[i] == MP_POLICY_DEFAULT)
             mp_policy_from_name(row->policy, &services->policy[i]);
         for (int j = 0; j < MP_LANE_COUNT; j++)
