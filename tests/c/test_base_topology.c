@@ -137,8 +137,8 @@ MP_TEST(base_topology_of_a_table) {
     clear(root);
     MP_CHECK_STR(read_from("/nowhere", "0;1", cpus(0, 1)), "0:-1:0 1:-1:1");
 
-    static const char *const wrong[] = {"x",      ";",   "0;",    "0;;1",        "0-",      "-1",  "3-1",   "0,",    "1024",
-                                        "0-1024", "0 1", "0;off", "99999999999", "0-3;3-5", "0;0", "off;0", "0-3:2", " "};
+    static const char *const wrong[] = {"x",   ";",     "0;",          "0;;1",    "0-",  "-1",    "3-1",   "0,", "1024",
+                                        "0 1", "0;off", "99999999999", "0-3;3-5", "0;0", "off;0", "0-3:2", " "};
     mp_cpu_set allowed = cpus(0, 7);
     mp_topology topology;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
