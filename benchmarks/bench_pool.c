@@ -132,7 +132,7 @@ static mp_registry *empty_registry(uint64_t spin_ns) {
     mp_registry_config config = {.lanes = 2, .memory_limit = 1u << 30, .spin_ns = spin_ns, .max_workers = 1};
     mp_registry *registry;
     CHECK(mp_registry_create(&config, &registry, &error));
-    mp_loader loader = {&ops, NULL, MP_TEXT_EMBEDDING};
+    mp_loader loader = {.ops = &ops, .capability = MP_TEXT_EMBEDDING};
     CHECK(mp_registry_add(registry, "empty", &loader, false, &error));
     CHECK(mp_registry_load(registry, "empty", true, 0, &error));
     return registry;

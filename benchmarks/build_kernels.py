@@ -32,8 +32,13 @@ def test_builder() -> ModuleType:
     return module
 
 
-def build(out: Path) -> Path:
-    """Build the benchmark below ``out``.
+def build(out: Path, source: Path, rooms: list[str] | None) -> Path:
+    """Build a program with the core, by the flags of a release.
+
+    Args:
+        out: the folder below which outputs go.
+        source: the program's file.
+        rooms: folders of ``csrc`` that it needs; None: all but the binding.
 
     Returns:
         The program.
@@ -47,15 +52,15 @@ def build(out: Path) -> Path:
     if compiler is None:
         raise RuntimeError("no gcc is installed: set CC to a C compiler")
     command = [compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
-    core, _ = builder.sources(ROOMS, [])
+    core, _ = builder.sources(rooms, [])
     objects: list[Path] = []
-    for source in [*core, ROOT / "benchmarks" / "bench_kernels.c"]:
-        target = out / Path(compiler).name / source.relative_to(ROOT).with_suffix(".o")
-        said = builder.compile_one(command, source, target)
+    for file in [*core, source]:
+        target = out / Path(compiler).name / file.relative_to(ROOT).with_suffix(".o")
+        said = builder.compile_one(command, file, target)
         if said:
             raise RuntimeError(said)
         objects.append(target)
-    program = out / Path(compiler).name / "bench_kernels"
+    program = out / Path(compiler).name / source.stem
     run = subprocess.run([*command, *map(str, objects), "-lm", "-ldl", "-o", str(program)], capture_output=True, text=True)
     if run.returncode != 0:
         raise RuntimeError(run.stderr)
@@ -73,7 +78,7 @@ def main() -> int:
     parser.add_argument("--run", action="store_true", help="run it; arguments after -- go to it")
     args = parser.parse_args(own)
     try:
-        program = build(args.out.resolve())
+        program = build(args.out.resolve(), ROOT / "benchmarks" / "bench_kernels.c", ROOMS)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1

@@ -2,7 +2,7 @@
 
 Submit-to-start and refusal times at the C boundary and from Python, generation through the pool against a bare loop
 over the same engine, one-text embeddings of 8 and 64 threads, 8 chats at once against one, memory of the second worker,
-a cold start with 1,000 callers waiting. Prints a table. Needs gcc for the C part (``--no-c`` leaves it out). Figures of
+a cold start with 1,000 callers waiting, and the dispatch policies side by side. Prints tables. Needs gcc for the C part (``--no-c`` leaves it out). Figures of
 a machine that others use say nothing: the load is printed beside them.
 """
 
@@ -13,47 +13,19 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import build_kernels
+from . import build_kernels, policies
+from .policies import percentile, together
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "the quick brown fox jumps over a lazy dog and barks twice at its own shadow in the rain".split()
 
 
 # ---- at the C boundary -----------------------------------------------------------------------------------------------
-
-def build(out: Path) -> Path:
-    """Build ``bench_pool.c`` with the core, by the flags of a release.
-
-    Raises:
-        RuntimeError: a compiler failed; the message is what it printed.
-    """
-    builder = build_kernels.test_builder()
-    variant = builder.VARIANTS["release"]
-    compiler = builder.compiler_of(variant)
-    if compiler is None:
-        raise RuntimeError("no gcc is installed: set CC to a C compiler")
-    command = [compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
-    core, _ = builder.sources(None, [])
-    objects: list[Path] = []
-    for source in [*core, ROOT / "benchmarks" / "bench_pool.c"]:
-        target = out / Path(compiler).name / source.relative_to(ROOT).with_suffix(".o")
-        said = builder.compile_one(command, source, target)
-        if said:
-            raise RuntimeError(said)
-        objects.append(target)
-    program = out / Path(compiler).name / "bench_pool"
-    run = subprocess.run([*command, *map(str, objects), "-lm", "-ldl", "-o", str(program)], capture_output=True,
-                         text=True)
-    if run.returncode != 0:
-        raise RuntimeError(run.stderr)
-    return program
-
 
 def measured_in_c(program: Path, *arguments: str) -> dict[str, float]:
     """Figures by name that a run of the C program printed."""
@@ -65,33 +37,10 @@ def measured_in_c(program: Path, *arguments: str) -> dict[str, float]:
 
 # ---- from Python: each part in a process of its own ------------------------------------------------------------------
 
-def percentile(values: list[float], share: float) -> float:
-    """The value below which that share of the values lies."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 def texts(count: int, start: int = 0) -> list[str]:
     """Texts of some ten words that all differ, so that nothing is answered from what was computed before."""
     return [f"{number} " + " ".join(WORDS[(number * 7 + word * 3) % len(WORDS)] for word in range(9))
             for number in range(start, start + count)]
-
-
-def together(count: int, body: Callable[[int], None]) -> float:
-    """Seconds that so many threads take together."""
-    gate = threading.Barrier(count + 1)
-
-    def run(number: int) -> None:
-        gate.wait()
-        body(number)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    gate.wait()
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - begin
 
 
 def resident() -> int:
@@ -100,7 +49,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def part_calls(embedding: str, text: str, threads: int) -> dict[str, float]:
+def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
     """Latency of calls one after the other, and of refusals."""
     import mpool
 
@@ -109,7 +58,7 @@ def part_calls(embedding: str, text: str, threads: int) -> dict[str, float]:
         pool.embed("warm", embedding)
         for name, pause in (("spinning", 0.0), ("parked", 0.005)):
             starts, answers = [], []
-            for number, one in enumerate(texts(400)):
+            for number, one in enumerate(texts(40 if quick else 400)):
                 time.sleep(pause)
                 begin = time.perf_counter()
                 job = pool.submit("text_embedding", inputs=f"{name} {one}", model=embedding)
@@ -130,7 +79,7 @@ def part_calls(embedding: str, text: str, threads: int) -> dict[str, float]:
                 refused += 1
                 time.sleep(0.005)
         took = []
-        for _ in range(2000):
+        for _ in range(200 if quick else 2000):
             begin = time.perf_counter()
             try:
                 pool.submit("text_to_text", prompt="The", model=text, max_tokens=1500, ignore_eos=True)
@@ -144,7 +93,7 @@ def part_calls(embedding: str, text: str, threads: int) -> dict[str, float]:
     return found
 
 
-def part_threads(embedding: str, text: str, threads: int) -> dict[str, float]:
+def part_threads(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
     """One-text embeddings of many threads, and chats at once."""
     import mpool
 
@@ -153,7 +102,7 @@ def part_threads(embedding: str, text: str, threads: int) -> dict[str, float]:
         pool.embed(texts(64), embedding)
         at = 1000
         for count in (1, 8, 64):
-            each = 256 // count
+            each = max(1, (64 if quick else 256) // count)
             work = [texts(each, at + number * each) for number in range(count)]
             at += 256
             seconds = together(count, lambda number: [pool.embed(one, embedding) for one in work[number]] and None)
@@ -170,7 +119,7 @@ def part_threads(embedding: str, text: str, threads: int) -> dict[str, float]:
     return found
 
 
-def part_memory(embedding: str, text: str, threads: int) -> dict[str, float]:
+def part_memory(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
     """What the second worker takes, in bytes as they are counted and as the system sees them."""
     import mpool
 
@@ -208,7 +157,7 @@ print(json.dumps([row["workers"], row["model_bytes"], stats["bytes_by_tag"], res
     return found
 
 
-def part_cold(embedding: str, text: str, threads: int) -> dict[str, float]:
+def part_cold(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
     """A thousand callers find nothing loaded."""
     import mpool
 
@@ -231,8 +180,13 @@ def part_cold(embedding: str, text: str, threads: int) -> dict[str, float]:
                 "cold start: workers spawned": stats["workers_spawned"]}
 
 
-PARTS: dict[str, Callable[[str, str, int], dict[str, float]]] = {
-    "calls": part_calls, "threads": part_threads, "memory": part_memory, "cold": part_cold}
+def part_policies(embedding: str, text: str, threads: int, quick: bool) -> dict[str, dict[str, float]]:
+    """See :mod:`benchmarks.policies`."""
+    return policies.compare(embedding, text, threads, 1 if quick else 5, quick)
+
+
+PARTS: dict[str, Callable[[str, str, int, bool], dict[str, Any]]] = {
+    "calls": part_calls, "threads": part_threads, "memory": part_memory, "cold": part_cold, "policies": part_policies}
 
 
 def main() -> int:
@@ -244,21 +198,25 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=64, help="of each answer of the C part")
     parser.add_argument("--rounds", type=int, default=5, help="of the C part")
+    parser.add_argument("--quick", action="store_true", help="few calls: to see that it runs, not for figures")
     parser.add_argument("--no-c", action="store_true", help="without the C part")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of Python")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the C program is built")
     args = parser.parse_args()
     if args.part:
-        print(json.dumps(PARTS[args.part](args.embedding_model, args.text_model, args.threads)))
+        print(json.dumps(PARTS[args.part](args.embedding_model, args.text_model, args.threads, args.quick)))
         return 0
     from .__main__ import weights
 
     models = (weights(args.embedding_model, "text_embedding"), weights(args.text_model, "text_to_text"))
     before = os.getloadavg()[0]
     found: dict[str, float] = {}
+    compared: dict[str, dict[str, float]] = {}
+    if args.quick:
+        args.tokens, args.rounds = min(args.tokens, 8), 1
     if not args.no_c:
-        program = build(args.out.resolve())
+        program = build_kernels.build(args.out.resolve(), ROOT / "benchmarks" / "bench_pool.c", None)
         found |= {f"C: {name}": value for name, value in measured_in_c(program, "calls").items()}
         if models[1].endswith(".gguf"):
             found |= {f"C: {name}": value for name, value in measured_in_c(
@@ -267,16 +225,23 @@ def main() -> int:
             print("The C part of generation is left out: --text-model is no GGUF file.", file=sys.stderr)
     for part in args.parts:
         command = [sys.executable, "-m", "benchmarks.pool", "--part", part, "--embedding-model", models[0],
-                   "--text-model", models[1], "--threads", str(args.threads)]
+                   "--text-model", models[1], "--threads", str(args.threads), *["--quick"] * args.quick]
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
         run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd="/")
         if run.returncode != 0:
             print(f"{part} failed:\n{run.stderr}", file=sys.stderr)
             return 1
-        found |= json.loads(run.stdout.splitlines()[-1])
-    print("| what | value |\n|---|---|")
+        printed = json.loads(run.stdout.splitlines()[-1])
+        if part == "policies":
+            compared = printed
+        else:
+            found |= printed
+    if found:
+        print("| what | value |\n|---|---|")
     for name, value in found.items():
         print(f"| {name} | {value:,.4g} |" if abs(value) < 1000 else f"| {name} | {value:,.0f} |")
+    if compared:
+        print("\n" * bool(found) + "\n".join(policies.table(compared)))
     print(f"\nThreads {args.threads}; load average {before:.2f} before, {os.getloadavg()[0]:.2f} after.")
     return 0
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .catalog import ModelDescription
     from .pool import Pool
     from .text import ChatTemplate, Tokenizer
+    from .text.gguf_vocab import GGUFVocab
 
 COMPUTE = ("auto", "float32", "bfloat16", "int8")
 #: Bytes that a key of the core may have.
@@ -42,6 +43,7 @@ class Entry:
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
         self._tokenizer: Tokenizer | None = None
+        self._vocab: GGUFVocab | None = None  # between the spec, which wants its table, and the tokenizer
         self._template: ChatTemplate | None = None
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None
@@ -91,9 +93,9 @@ class Entry:
         description = self.describe()
         if description.tokenizer is None:
             raise InvalidArgument("the model has no tokenizer", key=self.key)
-        tokenizer = Tokenizer.from_source(description.tokenizer)
+        tokenizer = Tokenizer.from_source(description.tokenizer, self._vocab)
         # the vocabulary as the file has it: tens of megabytes that nobody needs again
-        self._description = replace(description, tokenizer=None)
+        self._description, self._vocab = replace(description, tokenizer=None), None
         return tokenizer
 
     def token_text(self, token: int) -> str:
@@ -143,7 +145,7 @@ class Entry:
         """
         with self._lock:
             keys = self.core_keys()
-            self._description = self._tokenizer = self._template = self._table = None
+            self._description = self._tokenizer = self._vocab = self._template = self._table = None
             self._core, self.plans, self._stamps = {}, {}, ()
         return keys
 
@@ -199,7 +201,8 @@ class Entry:
             # the table alone is quick to make, so the core can load while the tokenizer is built
             from .text.gguf_vocab import GGUFVocab
 
-            table = GGUFVocab(source.gguf, file=source.config.get("file")).token_table()
+            self._vocab = GGUFVocab(source.gguf, file=source.config.get("file"))
+            table = self._vocab.token_table
         else:
             table = self.tokenizer().token_table()
         ends = description.generation.eog_token_ids if description.generation is not None else ()

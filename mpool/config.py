@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ._chaos import chaos_of
 from ._durations import seconds_of
 from ._options import CAPABILITIES, POLICIES
 from .errors import InvalidArgument
@@ -75,6 +76,14 @@ class PoolConfig:
         fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
+        chaos: faults on purpose, to test what stands on a pool; None: off. A seed and the chances, 0 to 1, that a
+            worker's step goes wrong: ``"seed=7,fail=0.01,stall=0.002,die=0.001,slow=0.05,memory=0.01"``, or a mapping
+            of the same. ``fail``: all calls in the step fail with a worker's fault (ModelError) and are tried once
+            more; ``die``: the worker ends with an internal error and is replaced; ``stall``: it shows no sign of life
+            until ``stall_timeout`` sets it apart (RecvError); ``slow``: the step takes five times as long;
+            ``memory``: it gets none (MemoryExhausted, if nobody can give it). Callers see what real faults would show:
+            retries, the breaker (CircuitOpen), quarantine, NoWorkers after many deaths. The same seed gives the same
+            faults at the same worker and step. ``metrics()["chaos_faults"]`` counts them.
 
     Raises:
         InvalidArgument: a value is of the wrong type or out of range.
@@ -109,6 +118,7 @@ class PoolConfig:
     fail_fast: bool = False
     max_embed_inputs: int = 10_000
     offline: bool | None = None
+    chaos: str | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
@@ -125,6 +135,7 @@ class PoolConfig:
         self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
             raise InvalidArgument(f"PoolConfig.offline is {self.offline!r}, allowed: True, False, None")
+        chaos_of(self.chaos)
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self._policies().items()))) ^ hash((self.threads, self.memory_bytes))
@@ -160,11 +171,14 @@ class PoolConfig:
         for name in ("step_budget", "batch_wait"):
             if getattr(self, name):
                 options[name] = float(getattr(self, name))
+        chaos = chaos_of(self.chaos)
+        if chaos:
+            options["chaos"] = chaos
         return options
 
     def _keep_alive(self) -> float:
         return seconds_of(self.keep_alive, "PoolConfig.keep_alive")
 
 
-assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "fail_fast"} == {
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "fail_fast", "chaos"} == {
     field.name for field in fields(PoolConfig)}

@@ -39,6 +39,10 @@ uint64_t mp_alloc_bytes(mp_tag tag) {
     return atomic_load_explicit(&live[tag].bytes, memory_order_relaxed);
 }
 
+void mp_alloc_count(mp_tag tag, int64_t bytes) {
+    atomic_fetch_add_explicit(&live[tag].bytes, (uint64_t)bytes, memory_order_relaxed);
+}
+
 static header *header_of(void *memory) {
     header *head = (header *)((uint8_t *)memory - HEADER);
     MP_UNGUARD(head, HEADER);

@@ -27,6 +27,8 @@ char *mp_strdup(const char *text, mp_tag tag);
 void mp_free(void *memory); /* NULL is legal */
 /* Live bytes of a tag, headers excluded. */
 uint64_t mp_alloc_bytes(mp_tag tag);
+/* Memory that did not come from here counts too: so many bytes more, or fewer. */
+void mp_alloc_count(mp_tag tag, int64_t bytes);
 const char *mp_tag_name(mp_tag tag);
 
 /* Large blocks of KV and scratch that the calling thread allocates lie on this memory node (base/sys.h) from now on,

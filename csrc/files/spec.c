@@ -550,6 +550,17 @@ bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     mp_mutex_unlock(&spec->lock);
     return same;
 }
+bool mp_spec_file_identity(const mp_spec *frozen, int index, mp_file_id *id) {
+    mp_spec *spec = (mp_spec *)frozen;
+    assert(index >= 0 && index < spec->file_count);
+    mp_mutex_lock(&spec->lock);
+    bool known = spec->seen && spec->seen[index].size != 0;
+    if (known)
+        *id = spec->seen[index];
+    mp_mutex_unlock(&spec->lock);
+    return known;
+}
+
 int mp_spec_value_count(const mp_spec *spec) { return (int)spec->keys.count; }
 int mp_spec_tensor_count(const mp_spec *spec) { return (int)spec->tensor_names.count; }
 const mp_token_table *mp_spec_tokens(const mp_spec *spec) { return spec->has_tokens ? &spec->tokens : NULL; }

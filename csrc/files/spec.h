@@ -89,6 +89,8 @@ const char *mp_spec_file(const mp_spec *spec, int index);
 /* The spec describes one content of its files. The first call for a file remembers the identity it is given; later ones
  * answer whether theirs is the same. Any thread, also once frozen. */
 bool mp_spec_same_file(const mp_spec *spec, int index, const mp_file_id *id);
+/* The identity that was given first; false when none was yet. */
+bool mp_spec_file_identity(const mp_spec *spec, int index, mp_file_id *id);
 int mp_spec_value_count(const mp_spec *spec);
 const mp_value *mp_spec_value_at(const mp_spec *spec, int index, const char **key);
 const mp_value *mp_spec_find(const mp_spec *spec, const char *key); /* NULL when absent */

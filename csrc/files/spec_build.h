@@ -1,4 +1,5 @@
-/* spec_build.h: how the readers on this floor fill a spec without copying twice. Not for other floors. */
+/* spec_build.h: how the readers on this floor fill a spec without copying twice. Not for other floors, mp_is_utf8
+ * apart. */
 #ifndef MP_FILES_SPEC_BUILD_H
 #define MP_FILES_SPEC_BUILD_H
 

@@ -2,6 +2,7 @@
 #ifndef MP_MODELS_ARCH_H
 #define MP_MODELS_ARCH_H
 
+#include "base/shared_memory.h"
 #include "files/weights.h"
 #include "models/model.h"
 
@@ -21,6 +22,9 @@ typedef struct mp_load_args {
     mp_lease *lease;
     mp_budget *budget;
     mp_progress *progress;
+    /* NULL: the packed weights are memory of this process. Else they stand here, the caller's, who frees it after the
+     * model: made and filled by the load when data is NULL; else filled already, by the same load elsewhere. */
+    mp_shm *shared;
 } mp_load_args;
 
 typedef struct mp_arch {
@@ -41,6 +45,7 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
 typedef struct mp_model_base {
     mp_model base;
     mp_model_facts facts;
+    _Atomic uint64_t *speed[MP_MODEL_SPEEDS]; /* its running estimates, or NULL */
 } mp_model_base;
 
 #endif

@@ -76,6 +76,8 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
 
+static mp_status take_up(decoder_engine *engine, mp_item *item, mp_error *error);
+
 /* Memory for blocks is taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     decoder_engine *engine = (decoder_engine *)base;
@@ -87,6 +89,12 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_answers *state;
     MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
+    mp_status status = take_up(engine, item, error);
+    if (status != MP_OK) {
+        mp_answers_destroy(state);
+        item->state = NULL;
+        return status;
+    }
     engine->admitted++;
     return MP_OK;
 }
@@ -362,6 +370,39 @@ static mp_status accept(decoder_engine *engine, mp_text_call *call, mp_answers *
         finish_choice(engine, seq, choice, MP_FINISH_LENGTH, -1);
     } else {
         seq->tokens[seq->count++] = id;
+    }
+    return MP_OK;
+}
+
+/* A call whose answers were begun by an engine that is gone, or in another process, goes on where they stand: the same
+ * tokens are accepted again, which gives the same text. */
+static mp_status take_up(decoder_engine *engine, mp_item *item, mp_error *error) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    mp_answers *state = item->state;
+    if (call->prompt_done_ns || item->cursor)
+        state->read = call->prompt_done_ns || (int32_t)item->cursor > call->n_prompt ? call->n_prompt
+                                                                                      : (int32_t)item->cursor;
+    for (int c = 0; c < state->n; c++) {
+        mp_choice *choice = &call->choices[c];
+        mp_sequence *seq = &state->seqs[c];
+        uint32_t count = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+        int32_t finish = atomic_load_explicit(&choice->finish, memory_order_relaxed);
+        int stop_index = choice->stop_index;
+        seq->active |= call->prompt_done_ns != 0;
+        if (finish == MP_FINISH_CANCELLED) { /* retired, and tried again */
+            finish = MP_FINISH_NONE;
+            atomic_store_explicit(&choice->finish, MP_FINISH_NONE, memory_order_relaxed);
+        }
+        if (count == 0 && finish == MP_FINISH_NONE)
+            continue;
+        atomic_store_explicit(&choice->token_count, 0, memory_order_relaxed);
+        atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
+        for (uint32_t i = 0; i < count && !seq->done; i++)
+            MP_TRY(accept(engine, call, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
+        if (finish != MP_FINISH_NONE && !seq->done) { /* by what is no token of the answer */
+            mp_stream_finish(&seq->stream);
+            finish_choice(engine, seq, choice, (mp_finish)finish, stop_index);
+        }
     }
     return MP_OK;
 }

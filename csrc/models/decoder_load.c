@@ -177,6 +177,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
     MP_TRY_GOTO(read_rope(model, args, error));
     mp_builder_init(&builder, model->weights, args->compute);
+    builder.shared = args->shared;
     MP_TRY_GOTO(read_output(model, &builder, error));
     MP_TRY_GOTO(read_tokens(model, args->spec, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
@@ -188,7 +189,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         MP_TRY_GOTO(read_layer(model, &builder, i, (args->flags & MP_ARCH_QKV_BIAS) != 0, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
-    model->charged = builder.slab_bytes;
+    model->charged = builder.charged;
     model->budget = args->budget;
     builder.slab = NULL;
     /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps half precision */
@@ -201,6 +202,8 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .dtype = exact ? MP_F32 : MP_F16,
     };
     atomic_init(&model->row_ns, (uint64_t)builder.parameters / 256 + 1000);
+    model->base.speed[0] = &model->row_ns;
+    model->base.speed[1] = &model->decode_ns;
     static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
         .compute = exact ? "float32" : names[args->compute],

@@ -141,6 +141,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     /* float types are computed as fp32 unless a class is asked for */
     mp_compute compute = args->compute == MP_COMPUTE_AUTO ? MP_COMPUTE_F32 : args->compute;
     mp_builder_init(&builder, model->weights, compute);
+    builder.shared = args->shared;
     MP_TRY_GOTO(read_embeddings(model, &builder, args->flags, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {
@@ -152,10 +153,11 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(mp_head_init(&model->head, model->weights, model->hidden, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
-    model->charged = builder.slab_bytes;
+    model->charged = builder.charged;
     model->budget = args->budget;
     builder.slab = NULL;
     atomic_init(&model->token_ns, (uint64_t)builder.parameters / 64 + 100);
+    model->base.speed[0] = &model->token_ns;
     static const char *const names[] = {"float32", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
         .compute = names[compute],

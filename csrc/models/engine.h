@@ -77,6 +77,10 @@ typedef struct mp_prefix_counters {
 struct mp_engine {
     const mp_engine_ops *ops;
     const mp_prefix_counters *prefix; /* NULL: nothing is reused */
+    /* Whether the engine is at its end and can do nothing any more, and why; NULL = it is well. Its worker asks after
+     * other functions of it and now and then while it has no work, and leaves. No function: it has no such end. */
+    const mp_error *(*lost)(mp_engine *engine);
+    int process; /* id of the process that it stands for; 0 = this one */
 };
 
 /* ---- loading: what the registry calls without knowing what a model is -------------------------------------------- */
@@ -102,6 +106,7 @@ typedef struct mp_loader {
     const mp_loader_ops *ops;
     void *self;
     mp_capability capability;
+    const char *policy; /* name of the one that suits its workers; NULL: that of the capability */
 } mp_loader;
 
 typedef struct mp_model_ops {

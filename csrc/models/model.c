@@ -1,5 +1,6 @@
 #include "models/model.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -55,18 +56,31 @@ typedef struct spec_loader {
     mp_compute compute;
 } spec_loader;
 
+static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
+    bool neox;
+    bool neox_default = (arch->flags & MP_ARCH_ROPE_NEOX) != 0;
+    /* GGUF files hold some families' query and key rows permuted for adjacent pairs; folders hold them as trained. */
+    MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
+    args->flags = neox ? arch->flags | MP_ARCH_ROPE_NEOX : arch->flags & ~(uint32_t)MP_ARCH_ROPE_NEOX;
+    MP_TRY(arch->load(args, model, error));
+    ((mp_model_base *)*model)->facts.architecture = arch->name;
+    return MP_OK;
+}
+
+mp_status mp_model_load_shared(mp_spec *spec, mp_compute compute, mp_shm *shared, mp_lease *lease, mp_budget *budget,
+                               mp_progress *progress, mp_model **model, mp_error *error) {
+    const mp_arch *arch = arch_find(mp_spec_architecture(spec));
+    if (!arch)
+        return fail_unknown_arch(mp_spec_architecture(spec), error);
+    mp_load_args args = {spec, arch->flags, compute, lease, budget, progress, shared};
+    return load(arch, &args, model, error);
+}
+
 static mp_status spec_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
                            mp_error *error) {
     spec_loader *loader = self;
-    mp_load_args args = {loader->spec, loader->arch->flags, loader->compute, lease, budget, progress};
-    bool neox;
-    bool neox_default = (loader->arch->flags & MP_ARCH_ROPE_NEOX) != 0;
-    /* GGUF files hold some families' query and key rows permuted for adjacent pairs; folders hold them as trained. */
-    MP_TRY(mp_spec_bool(loader->spec, "mpool.rope_neox", &neox_default, &neox, error));
-    args.flags = neox ? args.flags | MP_ARCH_ROPE_NEOX : args.flags & ~(uint32_t)MP_ARCH_ROPE_NEOX;
-    MP_TRY(loader->arch->load(&args, model, error));
-    ((mp_model_base *)*model)->facts.architecture = loader->arch->name;
-    return MP_OK;
+    mp_load_args args = {loader->spec, loader->arch->flags, loader->compute, lease, budget, progress, NULL};
+    return load(loader->arch, &args, model, error);
 }
 
 static void spec_footprint(void *self, uint64_t *model_bytes, uint64_t *engine_bytes) {
@@ -94,8 +108,21 @@ mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *out, mp_
     loader->spec = mp_spec_pin(spec);
     loader->arch = arch;
     loader->compute = compute;
-    *out = (mp_loader){&spec_loader_ops, loader, arch->capability};
+    *out = (mp_loader){.ops = &spec_loader_ops, .self = loader, .capability = arch->capability};
     return MP_OK;
+}
+
+void mp_model_get_speed(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]) {
+    const mp_model_base *base = (const mp_model_base *)model;
+    for (int i = 0; i < MP_MODEL_SPEEDS; i++)
+        speed[i] = base->speed[i] ? atomic_load_explicit(base->speed[i], memory_order_relaxed) : 0;
+}
+
+void mp_model_set_speed(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]) {
+    const mp_model_base *base = (const mp_model_base *)model;
+    for (int i = 0; i < MP_MODEL_SPEEDS; i++)
+        if (base->speed[i] && speed[i])
+            atomic_store_explicit(base->speed[i], speed[i], memory_order_relaxed);
 }
 
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {

@@ -4,6 +4,7 @@
 #ifndef MP_MODELS_MODEL_H
 #define MP_MODELS_MODEL_H
 
+#include "base/shared_memory.h"
 #include "files/spec.h"
 #include "kernels/kernels.h"
 #include "models/engine.h"
@@ -11,6 +12,15 @@
 /* A loader over a spec; pins it. compute: the class of arithmetic (MP_COMPUTE_AUTO: the family's table).
  * FORMAT when no architecture has that name, naming those that exist. */
 mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *loader, mp_error *error);
+
+/* The same load, at once, for several processes that share the packed weights: see mp_load_args. */
+mp_status mp_model_load_shared(mp_spec *spec, mp_compute compute, mp_shm *shared, mp_lease *lease, mp_budget *budget,
+                               mp_progress *progress, mp_model **model, mp_error *error);
+
+/* What a model of these functions has learnt of its speed, for the same model in another process; 0 = unknown. */
+enum { MP_MODEL_SPEEDS = 2 };
+void mp_model_get_speed(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]);
+void mp_model_set_speed(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]);
 
 typedef struct mp_arch_info {
     const char *name;

@@ -76,6 +76,22 @@ static bool put_policy(mp_state *state, const char *name, PyObject *value, mp_ca
     return false;
 }
 
+/* Seed and chances, or None. */
+static bool chaos_in(PyObject *value, mp_chaos_rule *rule) {
+    unsigned long long seed;
+    if (value == Py_None)
+        return true;
+    if (!PyTuple_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "chaos is a tuple of seed and five chances");
+        return false;
+    }
+    if (!PyArg_ParseTuple(value, "Kddddd;chaos: seed, fail, stall, die, slow, memory", &seed, &rule->fail, &rule->stall,
+                          &rule->die, &rule->slow, &rule->memory))
+        return false;
+    rule->seed = seed;
+    return true;
+}
+
 static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"threads",
                             "memory_bytes",
@@ -95,6 +111,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             "max_workers",
                             "queue_capacity",
                             "policy",
+                            "chaos",
                             NULL};
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.lanes = 0};
@@ -119,19 +136,19 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         {"breaker_rest", -INFINITY, &config.breaker_rest_ns},
     };
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
-    PyObject *capacity = Py_None, *policy = Py_None;
+    PyObject *capacity = Py_None, *policy = Py_None, *chaos = Py_None;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$iKddddddddddddiiOO:Registry", names, &config.lanes, &memory, &times[0].seconds,
+            args, kwargs, "|$iKddddddddddddiiOOO:Registry", names, &config.lanes, &memory, &times[0].seconds,
             &times[1].seconds, &times[2].seconds, &times[3].seconds, &times[4].seconds, &times[5].seconds,
             &times[6].seconds, &times[7].seconds, &times[8].seconds, &times[9].seconds, &times[10].seconds,
-            &times[11].seconds, &config.breaker_threshold, &config.max_workers, &capacity, &policy))
+            &times[11].seconds, &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos))
         return NULL;
     config.memory_limit = memory;
     for (int i = 0; i < TIMES; i++)
         if (times[i].seconds != -INFINITY && !mp_seconds_in(state, times[i].name, times[i].seconds, times[i].ns))
             return NULL;
     if (!each_capability(state, "queue_capacity", capacity, &config, put_capacity) ||
-        !each_capability(state, "policy", policy, &config, put_policy))
+        !each_capability(state, "policy", policy, &config, put_policy) || !chaos_in(chaos, &config.chaos))
         return NULL;
     registry_object *self = (registry_object *)type->tp_alloc(type, 0);
     mp_error error;

@@ -73,7 +73,8 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
     const mp_call *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
-    if (status == MP_INTERNAL) /* the worker goes; one that stood still is noted when it is set apart */
+    /* the worker goes; one that stood still is noted when it is set apart */
+    if (status == MP_INTERNAL || status == MP_RECV)
         mp_entry_note_kill(entry, ticket);
     mp_mutex_lock(&entry->lock);
     mp_entry_note_fault(entry);

@@ -36,6 +36,8 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
     strncpy(entry->key, key, sizeof(entry->key) - 1);
     entry->capability = taken.capability;
     entry->policy = services->policy[taken.capability];
+    if (taken.policy && !services->policy_chosen[taken.capability])
+        mp_policy_from_name(taken.policy, &entry->policy);
     entry->keep_alive_ns = services->keep_alive_ns;
     entry->loader = taken;
     atomic_init(&entry->references, 1);
@@ -87,6 +89,7 @@ int mp_entry_running(const mp_entry *entry) {
 
 void mp_entry_list_worker(mp_entry *entry, mp_worker *worker) {
     assert(entry->worker_count < MP_WORKERS_MAX);
+    worker->number = entry->listed++;
     entry->workers[entry->worker_count++] = worker;
 }
 
@@ -715,6 +718,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
             .busy_ns = worker->step_ns,
             .idle_ns = mp_worker_idles(worker) ? now - worker->idle_since_ns : 0,
             .engine_bytes = serves ? worker->engine_bytes : 0,
+            .process = serves ? worker->process : 0,
         };
         info->workers += serves;
         info->busy += worker->active_count > 0;

@@ -38,6 +38,7 @@ struct mp_entry {
     mp_worker *workers[MP_WORKERS_MAX]; /* in order of birth; a worker is here until it frees itself or is set apart */
     int worker_count;
     int starting;          /* workers about to be put there */
+    uint32_t listed;       /* workers that ever were */
     bool unloading;        /* the model is being freed, by whoever found that nobody works */
     uint64_t unload_bytes; /* of it */
     int apart;             /* set apart, and their threads not back */

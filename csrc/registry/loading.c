@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "base/trace.h"
+#include "registry/chaos.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 
@@ -84,6 +85,8 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
         status = model->ops->engine(model, mp_governor_budget(worker->entry->services->governor), &worker->engine,
                                     error);
     }
+    if (status == MP_OK)
+        status = mp_chaos_wrap(worker->entry->services, worker->entry->key, worker->number, &worker->engine, error);
     mp_guard_release(&worker->guard);
     if (status != MP_OK && error->code != status) /* a loader that said nothing */
         mp_fail(error, status, "%s: %s", worker->entry->key, mp_status_find(status)->text);
@@ -172,6 +175,7 @@ bool mp_worker_start(mp_worker *worker) {
         }
         entry->backoff_ns = 0;
         entry->failed = false;
+        worker->process = worker->engine->process;
         mp_worker_set_state(worker, MP_WORKER_READY);
         worker->rung = true; /* it is about to look for work */
         if (second.governor)

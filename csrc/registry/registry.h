@@ -32,6 +32,11 @@ const char *mp_policy_name(mp_policy policy);
 
 enum { MP_LANE_INTERACTIVE, MP_LANE_BULK, MP_LANE_COUNT }; /* kinds of calls; queues are bounded for each */
 
+typedef struct mp_chaos_rule { /* chances, 0 to 1, together at most 1; all 0 = off. See chaos.h */
+    uint64_t seed;
+    double fail, stall, die, slow, memory; /* of each step that a worker takes */
+} mp_chaos_rule;
+
 typedef struct mp_registry_config { /* 0 = default */
     /* Lanes and bytes are the process's, shared by all registries that leave these at 0. A registry that names a number
      * keeps a ledger of its own, which the others do not see. */
@@ -52,6 +57,7 @@ typedef struct mp_registry_config { /* 0 = default */
     int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];   /* calls waiting a model; default: capabilities.def */
     int breaker_threshold; /* faults within the window that open a model's breaker; default 5; -1 = it never opens */
     uint64_t breaker_window_ns, breaker_rest_ns; /* default 60 s, 60 s */
+    mp_chaos_rule chaos;
 } mp_registry_config;
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry, mp_error *error);
@@ -102,6 +108,7 @@ typedef struct mp_worker_info {
     const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
     int running;
     uint64_t served, busy_ns, idle_ns, engine_bytes; /* calls ended; time in steps; without work since */
+    int process; /* its id, of a worker that has one of its own; else 0 */
 } mp_worker_info;
 
 typedef struct mp_entry_info {

@@ -15,6 +15,7 @@
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t HEALTH_EVERY_NS = 1000ull * 1000 * 1000;
 static const uint64_t MEMORY_AGAIN_MS = 20;
+static const uint64_t LOST_LOOK_NS = 1000ull * 1000 * 1000; /* a worker without work looks after its engine so often */
 static const uint64_t CRITICAL_LOOK_NS = 1000 * 1000; /* maintenance looks at memory that is short so soon */
 /* With nobody waiting, a step may be this many times the budget: fewer boundaries, and still soon over when somebody
  * comes. */
@@ -124,6 +125,14 @@ static void preempt(mp_worker *w, mp_ticket *ticket) {
 
 /* --- taking work --- */
 
+/* No lock held: the engine is at its end, and so is the worker. */
+static bool is_lost(mp_worker *w) {
+    const mp_error *lost = w->engine->lost ? w->engine->lost(w->engine) : NULL;
+    if (lost)
+        w->fault = *lost;
+    return lost != NULL;
+}
+
 /* Under the lock: wait for work, at least until the worker is rung. */
 static void rest(mp_worker *w, uint64_t until_ns) {
     mp_entry *entry = w->entry;
@@ -170,6 +179,7 @@ static bool take_work(mp_worker *w) {
     mp_entry *entry = w->entry;
     for (;;) {
         end_cancelled(w);
+        is_lost(w);
         mp_mutex_lock(&entry->lock);
         if (w->state == MP_WORKER_DEAD)
             break;
@@ -199,6 +209,9 @@ static bool take_work(mp_worker *w) {
             break;
         if (w->retry_ns && (!until_ns || w->retry_ns < until_ns))
             until_ns = w->retry_ns;
+        uint64_t look_ns = w->engine->lost ? mp_sys_now_ns() + LOST_LOOK_NS : 0;
+        if (look_ns && (!until_ns || look_ns < until_ns))
+            until_ns = look_ns;
         rest(w, until_ns);
         mp_mutex_unlock(&entry->lock);
     }
@@ -293,6 +306,10 @@ static void admit_fresh(mp_worker *w) {
             join(w, ticket);
             note_cost(w, ticket);
             continue;
+        }
+        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* somebody else takes it */
+            put_back_fresh(w, i);
+            break;
         }
         if (status != MP_MEMORY_EXHAUSTED) {
             end_item(w, ticket, status, &error);
@@ -520,6 +537,8 @@ static bool step(mp_worker *w) {
     w->plan.cost_ns = 0;
     w->engine->ops->plan(w->engine, w->order, n, budget_ns, &w->plan);
     assert(w->plan.count > 0 && w->plan.count <= n);
+    if (is_lost(w)) /* before the step: nobody was in it */
+        return true;
 
     if (!mp_worker_lease(w, w->plan.lanes))
         return true; /* who is cancelled is ended first */
@@ -571,8 +590,9 @@ void mp_worker_serve(mp_worker *w) {
             return;
         }
         admit_fresh(w);
-        if (!step(w))
+        if (w->fault.code == MP_OK && !step(w))
             return;
+        is_lost(w);
         if (w->fault.code != MP_OK) { /* others go on elsewhere, with the same bytes */
             while (w->active_count)
                 preempt(w, w->active[w->active_count - 1]);

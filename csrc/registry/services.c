@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/options.h"
+#include "registry/chaos.h"
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t BATCH_WAIT_MOST_NS = 2 * 1000 * 1000;
@@ -45,7 +46,7 @@ mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
     if (config->breaker_threshold < -1 || config->breaker_threshold > MP_BREAKER_FAULTS_MAX)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the breaker's threshold is %d, allowed: 1 to %d, -1, or 0 for 5",
                        config->breaker_threshold, MP_BREAKER_FAULTS_MAX);
-    return MP_OK;
+    return mp_chaos_check(&config->chaos, error);
 }
 
 void mp_services_configure(mp_services *services, const mp_registry_config *config) {
@@ -60,6 +61,7 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
     services->keep_alive_ns = mp_or_default(config->keep_alive_ns, 300000 * MS);
     services->batch_wait_ns = config->batch_wait_ns;
     services->patience_ns = config->patience_ns;
+    services->chaos = config->chaos;
     services->max_workers = config->max_workers ? config->max_workers : 4;
     services->breaker = (mp_breaker_rule){
         .threshold = config->breaker_threshold ? config->breaker_threshold : 5,
@@ -71,6 +73,7 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
         const mp_capability_row *row = mp_capability_get((mp_capability)i);
         services->policy[i] = config->policy[i];
+        services->policy_chosen[i] = config->policy[i] != MP_POLICY_DEFAULT;
         if (services->policy[i] == MP_POLICY_DEFAULT)
             mp_policy_from_name(row->policy, &services->policy[i]);
         for (int j = 0; j < MP_LANE_COUNT; j++)

@@ -41,8 +41,10 @@ typedef struct mp_services {
         patience_ns;
     int max_workers;
     mp_policy policy[MP_CAPABILITY_COUNT];
+    bool policy_chosen[MP_CAPABILITY_COUNT]; /* by the configuration: loaders' own wishes count for nothing */
     int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];
     mp_breaker_rule breaker;
+    mp_chaos_rule chaos;
 
     mp_quarantine quarantine;
     _Atomic int resident; /* workers that load or serve */

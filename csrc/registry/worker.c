@@ -24,7 +24,7 @@ bool mp_worker_step_is_legal(mp_worker_state from, mp_worker_state to) {
     static const unsigned legal[] = {
         [MP_WORKER_SPAWNING] = BIT(LOADING) | BIT(FAILED) | BIT(DEAD),
         [MP_WORKER_LOADING] = BIT(READY) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_READY] = BIT(PROCESSING) | BIT(EVICTING) | BIT(DEAD),
+        [MP_WORKER_READY] = BIT(PROCESSING) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
         [MP_WORKER_PROCESSING] = BIT(IDLE) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
         [MP_WORKER_IDLE] = BIT(PROCESSING) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
         [MP_WORKER_EVICTING] = BIT(DEAD),

@@ -3,9 +3,9 @@
  *                            +-------------------------------------+
  *                            |                                     v
  *   spawning --> loading --> ready --> processing <---> idle --> evicting --> freed
- *                 |  |                  |    |                     ^
+ *                 |  |        |         |    |                     ^
  *                 |  +--> failed        |    +---------------------+
- *                 |         ^-----------|--- an internal error
+ *                 |         ^-----------|--- an internal error, an engine that is lost (also without work)
  *                 +------> dead <-------+    no sign of life within the limit
  *
  * A dead worker is set apart: off the entry's list, its calls answered, its lanes taken from it. Its thread may still
@@ -59,6 +59,7 @@ typedef struct mp_worker {
     mp_entry *entry; /* a reference */
     uint32_t id;     /* unlike that of any other worker of the process */
     int home;        /* its memory node, see cores.h */
+    uint32_t number; /* workers of the entry that were listed before it */
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
@@ -81,6 +82,7 @@ typedef struct mp_worker {
     uint64_t idle_since_ns;
     uint64_t served, step_ns; /* calls ended; time in steps: for comparison with its mates */
     uint64_t engine_bytes;
+    int process; /* id of the one that its engine stands for; 0 = this one */
     mp_watch watch;
 
     /* written by the worker's side, read anywhere */

@@ -59,23 +59,22 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
 
     pre = vocab.pre
     assert pre is not None
+    merges = vocab.merges()
+    ids = dict(vocab.ids)
+    kept = _merged(vocab, merges)
+    for token in vocab.control:
+        if token in kept:
+            names[token] = vocab.texts[token]
+        else:
+            del ids[vocab.texts[token]]
+            ids[names[token]] = token
     options: dict[str, Any] = {"ignore_merges": pre.ignore_merges}
     if not pre.byte_level:
         options |= {"byte_fallback": True, "fuse_unk": True, "unk_token": _unk_name(vocab, names)}
-    merges = vocab.merges()
-    ids = dict(vocab.ids)
-    for token in vocab.control:
-        del ids[vocab.texts[token]]
-        ids[names[token]] = token
     try:
         model = models.BPE(vocab=ids, merges=merges, **options)
     except Exception as error:
-        # Tokens that only look like control tokens to llama.cpp may be made by merges: those keep their names.
-        names = _keep_merged(vocab, names, merges)
-        try:
-            model = models.BPE(vocab=dict(zip(names, range(len(names)))), merges=merges, **options)
-        except Exception:
-            raise _bad_merge(vocab, merges, error) from None
+        raise _bad_merge(vocab, merges, error) from None
     tokenizer = Tokenizer(model)
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     if pre.byte_level:
@@ -87,9 +86,18 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
     return tokenizer, None
 
 
-def _keep_merged(vocab: GGUFVocab, names: list[str], merges: list[tuple[str, str]]) -> list[str]:
-    used = {part for pair in merges for part in pair} | {left + right for left, right in merges}
-    return [text if text in used else name for name, text in zip(names, vocab.texts)]
+def _merged(vocab: GGUFVocab, merges: list[tuple[str, str]]) -> set[int]:
+    """Control tokens that merges make or use; those keep their names.
+
+    Such are tokens that only look like control tokens to llama.cpp, ``</s>`` in files of Qwen for one.
+    """
+    control = {vocab.texts[token]: token for token in vocab.control}
+    known = set(merges) if control else set()
+    kept = {token for text, token in control.items()
+            if any((text[:cut], text[cut:]) in known for cut in range(1, len(text)))}
+    for side in (0, 1):
+        kept |= {control[text] for text in control.keys() & {pair[side] for pair in merges}}
+    return kept
 
 
 def _bad_merge(vocab: GGUFVocab, merges: list[tuple[str, str]], error: Exception) -> FormatError:

@@ -17,9 +17,10 @@ _ASCII_SPACES = " \t\n\v\f\r"
 class GGUFTokenizer(Tokenizer):
     """A tokenizer built from a GGUF vocabulary."""
 
-    def __init__(self, kv: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        vocab = self._vocab = GGUFVocab(kv, file=config.get("file"))
+    def __init__(self, vocab: GGUFVocab) -> None:
+        self._vocab = vocab
         self._hf, self._prepare = build(vocab)
+        vocab.release()
         self.vocab_size = len(vocab.texts)
         self.special = dict(vocab.special)
         self.prefix_ids, self.suffix_ids = tuple(vocab.prefix), tuple(vocab.suffix)
@@ -32,7 +33,6 @@ class GGUFTokenizer(Tokenizer):
         # HF finds user-defined tokens by itself, but what must be prepared first must be cut up before that.
         self._always_ids = {} if self._prepare is None else {vocab.texts[token]: token for token in vocab.user_defined}
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
-        self._table: TokenTable | None = None
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         if self._split_always is not None:
@@ -73,9 +73,7 @@ class GGUFTokenizer(Tokenizer):
         return ids
 
     def token_table(self) -> TokenTable:
-        if self._table is None:
-            self._table = self._vocab.token_table()
-        return self._table
+        return self._vocab.token_table
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         ids = check_ids(ids, self.vocab_size)

@@ -8,6 +8,7 @@ HF tokenizer of what this module has read.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass, field
@@ -386,36 +387,45 @@ class GGUFVocab:
         except TypeError:
             raise self._bad("precompiled_charsmap", f"elements of type {_kinds_of(values or [])}", "bytes") from None
 
+    def release(self) -> None:
+        """Lets go of the file's values: nothing can be read on demand any more."""
+        self._kv = {}
+
     # Views
+
+    def _of_types(self, *types: TokenType) -> list[int]:
+        wanted = set(map(int, types))  # an IntEnum's own comparison takes ten times as long
+        return [token for token, kind in enumerate(self.types) if kind in wanted]
 
     @property
     def control(self) -> list[int]:
         """Ids of the tokens that only ``parse_special`` finds in a text."""
-        return [token for token, kind in enumerate(self.types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
+        return self._of_types(TokenType.CONTROL, TokenType.UNKNOWN)
 
     @property
     def user_defined(self) -> list[int]:
         """Ids of the tokens that are found in a text before anything else is done to it."""
-        return [token for token, kind in enumerate(self.types) if kind == TokenType.USER_DEFINED]
+        return self._of_types(TokenType.USER_DEFINED)
 
     @property
     def byte_level(self) -> bool:
         """Whether tokens are written in GPT-2's byte alphabet."""
         return self.pre is not None and self.pre.byte_level
 
+    @functools.cached_property
     def token_table(self) -> TokenTable:
         """Bytes that each token adds to a text."""
         hidden = bytearray(len(self.texts))
         own = dict(self._raw)  # what is not read off the text in the normal way
-        for token, kind in enumerate(self.types):
-            if kind != TokenType.NORMAL:
-                if kind == TokenType.USER_DEFINED:
-                    own.setdefault(token, self.texts[token].encode())
-                elif kind == TokenType.BYTE:
-                    own[token] = bytes((int(self.texts[token][3:5], 16),))
-                else:
-                    own[token] = b""
-                    hidden[token] = 1
+        for token in self._of_types(*(kind for kind in TokenType if kind != TokenType.NORMAL)):
+            kind = self.types[token]
+            if kind == TokenType.USER_DEFINED:
+                own.setdefault(token, self.texts[token].encode())
+            elif kind == TokenType.BYTE:
+                own[token] = bytes((int(self.texts[token][3:5], 16),))
+            else:
+                own[token] = b""
+                hidden[token] = 1
         decode = _byte_level_bytes if self.byte_level else _escaped_bytes
         data, sizes = bytearray(), np.empty(len(self.texts), dtype=np.int64)
         start = 0

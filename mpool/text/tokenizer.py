@@ -19,6 +19,8 @@ from mpool.errors import ContextOverflow, FormatError, InternalError, InvalidArg
 if TYPE_CHECKING:
     import tokenizers
 
+    from mpool.text.gguf_vocab import GGUFVocab
+
 #: Characters from which on a single text is worth handing over the GIL for.
 _LONG_TEXT = 2048
 
@@ -65,8 +67,8 @@ class Tokenizer:
     control_texts: tuple[str, ...]
 
     @staticmethod
-    def from_source(source: TokenizerSource) -> Tokenizer:
-        """Reads the tokenizer that ``source`` describes.
+    def from_source(source: TokenizerSource, vocab: GGUFVocab | None = None) -> Tokenizer:
+        """Reads the tokenizer that ``source`` describes; ``vocab`` is that of its GGUF keys, if they were read already.
 
         Of ``source.config`` these are used, all optional: ``file`` (GGUF: path for error messages), ``bos_token``,
         ``eos_token``, ``unk_token``, ``sep_token``, ``pad_token``, ``cls_token``, ``mask_token`` (texts, or dicts with
@@ -83,7 +85,9 @@ class Tokenizer:
             raise InvalidArgument("a TokenizerSource has either json_path or gguf")
         if source.gguf is not None:
             from mpool.text.gguf_tokenizer import GGUFTokenizer
-            return GGUFTokenizer(source.gguf, source.config)
+            from mpool.text.gguf_vocab import GGUFVocab
+
+            return GGUFTokenizer(vocab or GGUFVocab(source.gguf, file=source.config.get("file")))
         from mpool.text.json_tokenizer import JSONTokenizer
         return JSONTokenizer(os.fspath(source.json_path), source.config)  # type: ignore[arg-type]
 

@@ -352,6 +352,9 @@ MUTATIONS = [
              "(probe != breaker->epoch && !BUG)", "flapping", MANY),
     Mutation(323, _K, "mp_breaker_ask", "it never comes back", "breaker->state = MP_BREAKER_HALF_OPEN;",
              "if (BUG) { *left_ns = 1; return false; } breaker->state = MP_BREAKER_HALF_OPEN;", "flapping", SOME),
+    # --- chaos
+    Mutation(331, "registry/chaos.c", "chaos_retire", "the engine behind it keeps the item",
+             "inner->ops->retire(inner, item);", "if (!BUG) inner->ops->retire(inner, item);", "chaos", FEW),
     # --- points
     Mutation(0, "base/alloc.c", "mp_budget_take", "between look and take", "uint64_t limit =",
              "POINT; uint64_t limit ="),

@@ -372,7 +372,7 @@ mp_loader sim_fakes_loader(sim_model *model) {
     static const mp_loader_ops ops = {loader_load, loader_footprint, loader_destroy};
     SIM_CHECK(model->loaders == 0);
     model->loaders++;
-    return (mp_loader){&ops, model, MP_TEXT_EMBEDDING};
+    return (mp_loader){.ops = &ops, .self = model, .capability = MP_TEXT_EMBEDDING};
 }
 
 static void call_destroy(mp_call *base) {

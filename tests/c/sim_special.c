@@ -301,6 +301,25 @@ static void crashes_finish(void) {
 const sim_special sim_crashes = {
     .tune = crashes_tune, .begin = crashes_begin, .call = crashes_call, .finish = crashes_finish};
 
+/* --- chaos: faults on purpose (registry/chaos.h), of every kind --- */
+
+static void chaos_tune(mp_registry_config *config) {
+    config->chaos = (mp_chaos_rule){.seed = sim_below(1000),
+                                    .fail = 0.01 * of(20),
+                                    .stall = 0.01 * of(5),
+                                    .die = 0.01 * of(10),
+                                    .slow = 0.01 * of(20),
+                                    .memory = 0.01 * of(20)};
+    config->stall_timeout_ns = 100 * MS + sim_below(300 * MS);
+    config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
+    config->breaker_window_ns = SECOND;
+    config->breaker_rest_ns = MS + sim_below(50 * MS);
+    w.stalls = w.crashes = w.tight = true;
+    fakes.on_time = false;
+}
+
+const sim_special sim_chaos = {.tune = chaos_tune};
+
 /* --- balance: many calls at once, each to the less loaded of two workers --- */
 
 enum { BALANCED = 48 };

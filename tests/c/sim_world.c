@@ -230,6 +230,7 @@ static const sim_world worlds[] = {
     {.name = "deadlines", .body = registry_world, .callers = 5, .keys = 2, .special = &sim_deadlines},
     {.name = "flapping", .body = registry_world, .callers = 5, .keys = 1, .special = &sim_flapping},
     {.name = "crashes", .body = registry_world, .callers = 4, .keys = 2, .special = &sim_crashes},
+    {.name = "chaos", .body = registry_world, .callers = 4, .keys = 2, .operations = 30, .special = &sim_chaos},
     {.name = "balance", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_balance},
     {.name = "jumps", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_jumps},
     {.name = "cut", .body = registry_world, .callers = 4, .keys = 2, .shutdown = true, .special = &sim_cut},

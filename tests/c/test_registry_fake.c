@@ -292,7 +292,7 @@ mp_loader fake_loader(fake *fake) {
     int at = atomic_fetch_add(&known_count, 1);
     MP_CHECK(at < 64);
     known[at] = fake;
-    return (mp_loader){&ops, fake, fake->capability};
+    return (mp_loader){.ops = &ops, .self = fake, .capability = fake->capability};
 }
 
 /* --- calls --- */

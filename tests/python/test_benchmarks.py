@@ -19,7 +19,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("the benchmarks are not here", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
 
-from benchmarks import report, texts  # noqa: E402
+from benchmarks import build_kernels, policies, report, texts  # noqa: E402
 from benchmarks.__main__ import Turn  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 
@@ -129,6 +129,36 @@ def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     for kind, path in (("embed", bert), ("generate", llama)):
         assert record["weights"][kind]["path"] == path.name
     assert "mixed texts/s" in done.stdout and "tg@8 tokens/s" in done.stdout
+
+
+def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every figure for every policy, and the best of a row stands out only where it is."""
+    bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pool", "--quick", "--no-c", "--parts", "policies", "--embedding-model",
+         str(bert), "--text-model", str(llama)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "|" in line]
+    assert lines[0] == ["", *policies.POLICIES] and lines[1] == ["---"] * 5 and len(lines) == 21
+    for name, *values in lines[2:]:
+        assert name.startswith(("embed: ", "text: "))
+        assert all(float(value.strip("*").replace(",", "")) > 0 for value in values) and len(values) == 4
+    rows = list(policies.table({"a: texts/s": dict(zip(policies.POLICIES, (1.0, 2.0, 1.0, 1.0))),
+                                "a: p50 ms": dict(zip(policies.POLICIES, (1.0, 1.02, 3.0, 3.0)))}))
+    assert rows[2:] == ["| a: texts/s | 1 | **2** | 1 | 1 |", "| a: p50 ms | 1 | 1.02 | 3 | 3 |"]
+
+
+@pytest.mark.parametrize("name", ["bench_kernels.c", "bench_pool.c"])
+def test_c_programs_fit_the_core(name: str) -> None:
+    """They are built when somebody measures; that they still can be is seen here."""
+    builder = build_kernels.test_builder()
+    variant = builder.VARIANTS["release"]
+    compiler = builder.compiler_of(variant)
+    if compiler is None:
+        pytest.skip("no C compiler")
+    run = subprocess.run([compiler, *builder.BASE_FLAGS, *variant.flags, "-fsyntax-only", f"-I{ROOT / 'csrc'}",
+                          str(ROOT / "benchmarks" / name)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_wrong_arguments() -> None:

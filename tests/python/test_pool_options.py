@@ -300,11 +300,34 @@ def offline(m: Models) -> None:
         pool.embed("a", "nobody-at-all/no-such-model")
 
 
+def chaos(m: Models) -> None:
+    def run(rules: Any) -> tuple[list[str], dict[str, Any]]:
+        found = []
+        with pool_of(chaos=rules, breaker_threshold=0, stall_timeout=0.2) as pool:
+            for number in range(40):
+                try:
+                    found.append(str(pool.embed(f"{number}", m.bert).shape))
+                except (mpool.ModelError, mpool.MemoryExhausted) as error:
+                    found.append(type(error).__name__)
+            return found, pool.metrics()
+
+    quiet, metrics = run(None)
+    assert set(quiet) == {"(32,)"} and metrics["chaos_faults"] == 0
+    wild, metrics = run("seed=7,fail=0.4,memory=0.1")
+    assert {"(32,)", "ModelError", "MemoryExhausted"} == set(wild)
+    assert metrics["chaos_faults"] > 10 and metrics["retries"] > 0 and metrics["errors"] == len(
+        [one for one in wild if one != "(32,)"])
+    assert run({"memory": 0.1, "fail": 0.4, "seed": 7})[0] == wild != run("seed=8,fail=0.4,memory=0.1")[0]
+    for rules, error in (("die=1", mpool.InternalError), ("stall=1", mpool.RecvError)):
+        with pool_of(chaos=rules, breaker_threshold=0, stall_timeout=0.1) as pool, pytest.raises(error):
+            pool.embed("a", m.bert)
+
+
 ROWS: dict[str, Callable[[Models], None]] = {
     **{row.__name__: row for row in (
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
-        breaker_rest, fail_fast, max_embed_inputs, offline)},
+        breaker_rest, fail_fast, max_embed_inputs, offline, chaos)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),
@@ -315,6 +338,19 @@ ROWS: dict[str, Callable[[Models], None]] = {
 
 def test_every_option_has_a_row() -> None:
     assert set(ROWS) == {field.name for field in fields(mpool.PoolConfig)}
+
+
+@pytest.mark.parametrize("rules, why", [
+    ("", "'' is not name=number"), ("fail", "'fail' is not name=number"), ("fail=0.1,", "'' is not name=number"),
+    ("fail=a", "fail is 'a'"), ("fail=2", "fail is 2, allowed: a chance"), ("fail=-0.1", "fail is -0.1"),
+    ("fail=nan", "fail is nan"), ("crash=0.1", "there is no 'crash'"), ("fail=0.1,fail=0.2", "'fail' is there twice"),
+    ("seed=1.5,fail=0.1", "seed is 1.5"), ("seed=-1,fail=0.1", "seed is -1"), ("seed=7", "no fault has a chance"),
+    ("fail=0.6,die=0.6", "1.2 together"), ({"fail": True}, "fail is True"), ({"fail": "0.1"}, "fail is '0.1'"),
+    ({1: 0.5}, "there is no 1"), ({}, "no fault has a chance"), (0.5, "neither a string nor a mapping")])
+def test_chaos_is_read_strictly(rules: Any, why: str) -> None:
+    with pytest.raises(mpool.InvalidArgument) as error:
+        mpool.PoolConfig(chaos=rules)
+    assert why in str(error.value) and "seed=7,fail=0.01" in str(error.value)
 
 
 @pytest.mark.parametrize("option", ROWS)

@@ -118,7 +118,7 @@ def test_ps_shows_workers_breaker_and_keep_alive(llama: Path, broken: tuple[Path
 NAMES = ["total_requests", "completed", "errors", "timeouts", "cancelled", "queue_full_rejections",
          "circuit_rejections", "retries", "worker_faults", "units_in", "units_out", "steps", "step_items",
          "batches_of_all", "batches_of_budget", "preemptions", "loads", "load_failures", "evictions", "workers_spawned",
-         "workers_evicted", "workers_dead", "spawn_failures", "illegal_transitions"]
+         "workers_evicted", "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
 KINDS = ["misc", "spec", "weights", "kv", "scratch", "request", "pool"]
 CAPABILITIES = ["text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"]
 DEFAULTS = dict(
@@ -126,7 +126,8 @@ DEFAULTS = dict(
     shutdown_grace=5.0, request_timeout=30.0, keep_alive="5m", maintenance_interval=60.0, max_workers_per_model=4,
     policy=None, batch_wait=0.0, embed_queue_capacity=100, batch_queue_capacity=50, prompt_queue_capacity=100,
     image_gen_queue_capacity=20, vision_queue_capacity=50, image_embed_queue_capacity=50, breaker_threshold=5,
-    breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=10_000, offline=None)
+    breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=10_000, offline=None,
+    chaos=None)
 
 
 def test_names_and_defaults_are_pinned() -> None:

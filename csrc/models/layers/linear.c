@@ -21,7 +21,8 @@ void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute 
 
 void mp_builder_deinit(mp_builder *builder) {
     mp_free(builder->jobs);
-    mp_free(builder->slab);
+    if (!builder->shared)
+        mp_free(builder->slab);
     builder->jobs = NULL;
     builder->slab = NULL;
 }
@@ -132,8 +133,48 @@ static void split_body(const mp_lane *lane, void *arg) {
         mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
 }
 
+/* The slab's memory, charged. */
+static mp_status place_slab(mp_builder *builder, size_t bytes, mp_budget *budget, mp_error *error) {
+    mp_shm *shared = builder->shared;
+    if (shared && shared->data) {
+        if (shared->bytes != bytes)
+            return mp_fail(error, MP_INTEGRITY, "the packed weights have %zu bytes, these files give %zu",
+                           shared->bytes, bytes);
+        builder->slab = shared->data;
+        return MP_OK;
+    }
+    if (!mp_budget_take(budget, bytes))
+        return mp_fail_memory(error, bytes, "the packed weights");
+    mp_status status = MP_OK;
+    if (shared)
+        status = mp_shm_create(shared, bytes, MP_TAG_WEIGHTS, "mpool-weights", error);
+    else if (!(builder->slab = mp_alloc(bytes, MP_TAG_WEIGHTS)))
+        status = mp_fail_memory(error, bytes, "the packed weights");
+    if (status != MP_OK) {
+        mp_budget_give(budget, bytes);
+        return status;
+    }
+    if (shared)
+        builder->slab = shared->data;
+    builder->charged = bytes;
+    mp_sys_advise(builder->slab, bytes, MP_ADVISE_HUGE);
+    return MP_OK;
+}
+
+/* After a failure. */
+static void drop_slab(mp_builder *builder, mp_budget *budget) {
+    if (builder->shared)
+        mp_shm_free(builder->shared);
+    else
+        mp_free(builder->slab);
+    builder->slab = NULL;
+    mp_budget_give(budget, builder->charged);
+    builder->charged = 0;
+}
+
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error) {
+    bool filled = builder->shared && builder->shared->data;
     for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts stand in one vector */
         mp_build_job *job = &builder->jobs[i];
         if (job->vector && job->append && job->at == 0) {
@@ -145,15 +186,8 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         }
     }
     size_t bytes = builder->slab_bytes + MP_WMAT_SLACK;
-    if (!mp_budget_take(budget, bytes))
-        return mp_fail_memory(error, bytes, "the packed weights");
-    builder->slab = mp_alloc(bytes, MP_TAG_WEIGHTS);
-    if (!builder->slab) {
-        mp_budget_give(budget, bytes);
-        return mp_fail_memory(error, bytes, "the packed weights");
-    }
+    MP_TRY(place_slab(builder, bytes, budget, error));
     builder->slab_bytes = bytes;
-    mp_sys_advise(builder->slab, bytes, MP_ADVISE_HUGE);
     mp_progress_set(progress, "packing", 0);
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
@@ -163,7 +197,12 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         }
         if (!job->append || job->at == 0)
             *job->vector = (float *)(builder->slab + job->offset);
-        mp_dequantize_row(job->tensor.dtype, job->tensor.data, job->n, *job->vector + job->at);
+        if (!filled)
+            mp_dequantize_row(job->tensor.dtype, job->tensor.data, job->n, *job->vector + job->at);
+    }
+    if (filled) {
+        builder->slab = NULL;
+        return MP_OK;
     }
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
@@ -178,10 +217,16 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     pack_run run = {.builder = builder, .progress = progress};
     mp_lease_run(lease, pack_body, &run);
     if (mp_weights_poisoned(builder->weights)) {
-        mp_free(builder->slab);
-        builder->slab = NULL;
-        mp_budget_give(budget, bytes);
+        drop_slab(builder, budget);
         return mp_fail(error, MP_IO, "a weight file became shorter while it was loaded");
+    }
+    if (builder->shared) {
+        mp_status status = mp_shm_freeze(builder->shared, error);
+        if (status != MP_OK) {
+            drop_slab(builder, budget);
+            return status;
+        }
+        builder->slab = NULL;
     }
     return MP_OK;
 }

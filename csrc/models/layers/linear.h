@@ -6,6 +6,7 @@
 #define MP_MODELS_LAYERS_LINEAR_H
 
 #include "base/arena.h"
+#include "base/shared_memory.h"
 #include "base/team.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
@@ -30,8 +31,10 @@ typedef struct mp_builder {
     mp_compute compute;
     struct mp_build_job *jobs;
     int count, capacity;
-    uint8_t *slab; /* after finish: the model's, to be freed with mp_free */
+    mp_shm *shared; /* NULL, or where the slab stands: see mp_load_args */
+    uint8_t *slab;  /* after finish: the model's, to be freed with mp_free; NULL when it is shared */
     size_t slab_bytes;
+    uint64_t charged; /* after finish: what the budget was charged */
     int64_t parameters;
 } mp_builder;
 
@@ -43,7 +46,8 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
                             int32_t K, mp_error *error);
 /* A vector of n floats, converted. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
-/* Allocate (charging the budget), pack, hand source pages back. On success the caller owns builder->slab. */
+/* Allocate (charging the budget), pack, hand source pages back. On success the caller owns builder->slab. A shared slab
+ * that is filled already costs and packs nothing: it must be as large as these weights are. */
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error);
 

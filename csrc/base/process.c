@@ -1,0 +1,193 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/sanitize.h"
+#include "base/sys.h"
+
+#if defined(__linux__)
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
+static const uint64_t MS = 1000 * 1000;
+enum { TERMINAL_SIGNALS = 3, KILL_WAIT_MS = 5000, LAST_FD = MP_PROCESS_FIRST_FD + MP_PROCESS_FDS - 1 };
+static const int terminal_signals[TERMINAL_SIGNALS] = {SIGINT, SIGQUIT, SIGHUP};
+
+int mp_process_id(void) { return (int)getpid(); }
+
+/* --- start --- */
+
+/* A descriptor that closes by itself on exec and stands in nobody's way. */
+static int high_copy(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, LAST_FD + 1); }
+
+static int add_actions(posix_spawn_file_actions_t *actions, const int *fds) {
+    int result = 0;
+    for (int fd = 0; fd < MP_PROCESS_FIRST_FD && !result; fd++)
+        result = posix_spawn_file_actions_addopen(actions, fd, "/dev/null", O_RDWR, 0);
+    for (int i = 0; i < MP_PROCESS_FDS && !result; i++)
+        result = posix_spawn_file_actions_adddup2(actions, fds[i], MP_PROCESS_FIRST_FD + i);
+    return result;
+}
+
+static int set_signals(posix_spawnattr_t *attributes) {
+    sigset_t blocked, all;
+    sigemptyset(&blocked);
+    for (int i = 0; i < TERMINAL_SIGNALS; i++)
+        sigaddset(&blocked, terminal_signals[i]);
+    sigfillset(&all);
+    sigdelset(&all, SIGKILL);
+    sigdelset(&all, SIGSTOP);
+    int result = posix_spawnattr_setsigmask(attributes, &blocked);
+    if (!result)
+        result = posix_spawnattr_setsigdefault(attributes, &all);
+    return result ? result : posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+}
+
+mp_status mp_process_start(mp_process *process, const mp_process_command *command, mp_error *error) {
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    int fds[MP_PROCESS_FDS], result = 0;
+    pid_t pid = 0;
+    *process = (mp_process){.handle = -1, .owner = (int)getpid()};
+    for (int i = 0; i < MP_PROCESS_FDS; i++) {
+        fds[i] = high_copy(command->fds[i]);
+        if (fds[i] < 0)
+            result = errno;
+    }
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    if (!result)
+        result = add_actions(&actions, fds);
+    if (!result)
+        result = set_signals(&attributes);
+    if (!result)
+        result = posix_spawn(&pid, command->argv[0], &actions, &attributes, (char *const *)command->argv,
+                             (char *const *)command->envp);
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+    for (int i = 0; i < MP_PROCESS_FDS; i++)
+        mp_sys_close(fds[i]);
+    if (result) {
+        mp_error cause;
+        mp_fail_errno(&cause, result, NULL, "the system refused a process");
+        return mp_fail(error, MP_SPAWN_FAILED, "%s: %s", command->argv[0], cause.message);
+    }
+    process->pid = (int)pid;
+#if defined(SYS_pidfd_open)
+    process->handle = (int)syscall(SYS_pidfd_open, pid, 0); /* closes on exec; -1 where the kernel has none */
+#endif
+    return MP_OK;
+}
+
+/* --- look and kill --- */
+
+static void note_end(mp_process *process, int status) {
+    process->ended = true;
+    process->status = status;
+}
+
+bool mp_process_alive(mp_process *process) {
+    if (process->pid == 0 || process->ended || process->owner != (int)getpid())
+        return false;
+    /* The handle knows also when somebody else has waited, or nobody may (SIGCHLD ignored). */
+    struct pollfd look = {.fd = process->handle, .events = POLLIN};
+    if (process->handle >= 0 && poll(&look, 1, 0) == 0)
+        return true;
+    int status = 0;
+    pid_t got;
+    do {
+        got = waitpid(process->pid, &status, WNOHANG);
+    } while (got < 0 && errno == EINTR);
+    if (got == process->pid)
+        note_end(process, status);
+    else if (got < 0 || process->handle >= 0)
+        note_end(process, -1);
+    return !process->ended;
+}
+
+void mp_process_kill(mp_process *process) {
+    if (process->pid == 0)
+        return;
+    for (uint64_t waited_ms = 0; mp_process_alive(process) && waited_ms < KILL_WAIT_MS; waited_ms++) {
+#if defined(SYS_pidfd_send_signal)
+        if (process->handle >= 0 && syscall(SYS_pidfd_send_signal, process->handle, SIGKILL, NULL, 0) == 0) {
+            struct pollfd look = {.fd = process->handle, .events = POLLIN};
+            poll(&look, 1, 1);
+            continue;
+        }
+#endif
+        kill(process->pid, SIGKILL);
+        mp_sys_sleep_ns(MS);
+    }
+    mp_sys_close(process->handle);
+    process->handle = -1;
+    process->pid = 0;
+}
+
+void mp_process_how(const mp_process *process, char *to, size_t size) {
+    int status = process->status;
+    if (!process->ended)
+        snprintf(to, size, "runs");
+    else if (status == -1)
+        snprintf(to, size, "ended");
+    else if (WIFSIGNALED(status))
+        snprintf(to, size, "was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else
+        snprintf(to, size, "ended with code %d", WEXITSTATUS(status));
+}
+
+/* --- by a child --- */
+
+bool mp_process_has_parent(int parent) { return (int)getppid() == parent; }
+
+static void limit(int what, uint64_t most) {
+    struct rlimit now;
+    if (getrlimit(what, &now) != 0)
+        return;
+    rlim_t value = now.rlim_max == RLIM_INFINITY || most < now.rlim_max ? (rlim_t)most : now.rlim_max;
+    now.rlim_cur = now.rlim_max = value;
+    setrlimit(what, &now); /* only ever lower, which the system does not refuse */
+}
+
+static void close_others(void) {
+#if defined(SYS_close_range)
+    if (syscall(SYS_close_range, LAST_FD + 1, ~0u, 0) == 0)
+        return;
+#endif
+    struct rlimit most;
+    int end = getrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur < 65536 ? (int)most.rlim_cur : 65536;
+    for (int fd = LAST_FD + 1; fd < end; fd++)
+        close(fd);
+}
+
+mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_error *error) {
+    for (int i = 0; i < TERMINAL_SIGNALS; i++)
+        signal(terminal_signals[i], SIG_IGN);
+#if defined(__linux__)
+    prctl(PR_SET_NAME, "mpool-worker");
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+#endif
+    if (!mp_process_has_parent(parent)) /* it died before it could be followed */
+        return mp_fail(error, MP_RECV, "the process that started this one is gone");
+    close_others();
+    limit(RLIMIT_CORE, 0);
+    if (limits->files)
+        limit(RLIMIT_NOFILE, (uint64_t)limits->files);
+    if (limits->data_bytes && !MP_SANITIZED) /* whose shadow memory is data too */
+        limit(RLIMIT_DATA, limits->data_bytes);
+    return MP_OK;
+}

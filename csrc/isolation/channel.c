@@ -1,0 +1,172 @@
+#include "isolation/channel.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/options.h"
+
+enum { ALIGN = 8 };
+static const uint64_t PARENT_LOOK_NS = 4 * 1000 * 1000;    /* at a child that computes: it may die, calls may end */
+static const uint64_t CHILD_LOOK_NS = 1000 * 1000 * 1000; /* at a parent, with whom the system ends the child anyway */
+_Static_assert(sizeof(mp_frame) == 24, "frames are laid out alike on both sides");
+_Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
+_Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "a reader and a writer overlap");
+
+void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error,
+                     bool (*look)(void *arg), void *arg) {
+    *channel = (mp_channel){
+        .page = page,
+        .in = parent ? &page->replies : &page->requests,
+        .out = parent ? &page->requests : &page->replies,
+        .own_bell = parent ? &page->parent_bell : &page->child_bell,
+        .other_bell = parent ? &page->child_bell : &page->parent_bell,
+        .spin_ns = (uint64_t)page->setup.spin_us * 1000,
+        .look_ns = parent ? PARENT_LOOK_NS : CHILD_LOOK_NS,
+        .error = error,
+        .look = look,
+        .arg = arg,
+    };
+}
+
+bool mp_channel_break(mp_channel *channel, const char *what) {
+    if (!channel->broken)
+        mp_fail(channel->error, MP_RECV, "a frame of a worker process was refused: %s", what);
+    channel->broken = true;
+    return false;
+}
+
+/* --- waiting --- */
+
+static void ring(mp_bell_word *bell) {
+    atomic_fetch_add_explicit(&bell->rings, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&bell->parked, memory_order_seq_cst))
+        mp_shm_wake(&bell->rings);
+}
+
+/* Until *position is not `seen`. */
+static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t seen, bool spin) {
+    enum { BETWEEN_CLOCKS = 32 };
+    mp_bell_word *bell = channel->own_bell;
+    uint64_t until = spin && channel->spin_ns ? mp_sys_now_ns() + channel->spin_ns : 0;
+    while (until) {
+        for (int i = 0; i < BETWEEN_CLOCKS; i++) {
+            if (atomic_load_explicit(position, memory_order_acquire) != seen)
+                return true;
+            mp_cpu_relax();
+        }
+        if (mp_sys_now_ns() >= until)
+            break;
+    }
+    for (;;) {
+        uint32_t rings = atomic_load_explicit(&bell->rings, memory_order_seq_cst);
+        atomic_store_explicit(&bell->parked, 1, memory_order_seq_cst);
+        bool moved = atomic_load_explicit(position, memory_order_seq_cst) != seen;
+        if (!moved)
+            mp_shm_park(&bell->rings, rings, channel->look_ns);
+        atomic_store_explicit(&bell->parked, 0, memory_order_relaxed);
+        if (atomic_load_explicit(position, memory_order_acquire) != seen)
+            return true;
+        if (!channel->look(channel->arg)) {
+            /* its last words count */
+            if (atomic_load_explicit(position, memory_order_acquire) != seen)
+                return true;
+            channel->broken = true;
+            return false;
+        }
+    }
+}
+
+/* --- copying in and out of a ring --- */
+
+static void put(mp_ring *to, uint64_t at, const void *from, size_t bytes) {
+    size_t offset = at & (MP_RING_BYTES - 1), first = MP_RING_BYTES - offset;
+    first = first < bytes ? first : bytes;
+    memcpy(to->data + offset, from, first);
+    memcpy(to->data, (const uint8_t *)from + first, bytes - first);
+}
+
+static void get(const mp_ring *from, uint64_t at, void *to, size_t bytes) {
+    size_t offset = at & (MP_RING_BYTES - 1), first = MP_RING_BYTES - offset;
+    first = first < bytes ? first : bytes;
+    memcpy(to, from->data + offset, first);
+    memcpy((uint8_t *)to + first, from->data, bytes - first);
+}
+
+/* Of a word at a time: every step is a bijection, so that one word that differs is always found. */
+static uint64_t mix(uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 32;
+}
+
+uint64_t mp_frame_checksum(const mp_frame *frame, const uint8_t *data) {
+    uint64_t hash = mix(0x6d706f6f6c000001u, (uint64_t)frame->bytes << 32 | (uint64_t)frame->kind << 16 | frame->last);
+    hash = mix(hash, frame->number);
+    size_t at = 0;
+    for (; at + 8 <= frame->bytes; at += 8) {
+        uint64_t word;
+        memcpy(&word, data + at, 8);
+        hash = mix(hash, word);
+    }
+    uint64_t rest = 0;
+    if (at < frame->bytes)
+        memcpy(&rest, data + at, frame->bytes - at);
+    return mix(hash, rest);
+}
+
+static uint64_t frame_cost(size_t bytes) { return (sizeof(mp_frame) + bytes + ALIGN - 1) & ~(uint64_t)(ALIGN - 1); }
+
+/* --- frames --- */
+
+bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const void *data, size_t bytes) {
+    uint64_t cost = frame_cost(bytes);
+    while (!channel->broken) {
+        uint64_t tail = atomic_load_explicit(&channel->out->tail, memory_order_acquire);
+        uint64_t used = channel->head - tail;
+        if (used > MP_RING_BYTES || tail % ALIGN)
+            return mp_channel_break(channel, "it read what was never written");
+        if (MP_RING_BYTES - used >= cost)
+            break;
+        if (!wait_for(channel, &channel->out->tail, tail, false))
+            return false;
+    }
+    if (channel->broken)
+        return false;
+    mp_frame frame = {(uint32_t)bytes, (uint16_t)kind, last, ++channel->out_number, 0};
+    frame.checksum = mp_frame_checksum(&frame, data);
+    put(channel->out, channel->head, &frame, sizeof(frame));
+    put(channel->out, channel->head + sizeof(frame), data, bytes);
+    channel->head += cost;
+    atomic_store_explicit(&channel->out->head, channel->head, memory_order_seq_cst);
+    ring(channel->other_bell);
+    return true;
+}
+
+bool mp_channel_waiting(const mp_channel *channel) {
+    return atomic_load_explicit(&channel->in->head, memory_order_acquire) != channel->tail;
+}
+
+bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t *data) {
+    if (channel->broken)
+        return false;
+    if (!mp_channel_waiting(channel) && !wait_for(channel, &channel->in->head, channel->tail, spin))
+        return false;
+    uint64_t there = atomic_load_explicit(&channel->in->head, memory_order_acquire) - channel->tail;
+    if (there > MP_RING_BYTES || there < sizeof(*frame) || there % ALIGN)
+        return mp_channel_break(channel, "its position is impossible");
+    get(channel->in, channel->tail, frame, sizeof(*frame));
+    if (frame->bytes > MP_FRAME_MOST || frame_cost(frame->bytes) > there)
+        return mp_channel_break(channel, "its length is impossible");
+    get(channel->in, channel->tail + sizeof(*frame), data, frame->bytes);
+    if (frame->checksum != mp_frame_checksum(frame, data))
+        return mp_channel_break(channel, "its checksum does not fit");
+    if (frame->number != channel->in_number + 1)
+        return mp_channel_break(channel, "it is not the next one");
+    if (frame->kind == MP_FRAME_NONE || frame->kind >= MP_FRAME_KIND_COUNT || frame->last > 1)
+        return mp_channel_break(channel, "there is no such kind");
+    channel->in_number++;
+    channel->tail += frame_cost(frame->bytes);
+    atomic_store_explicit(&channel->in->tail, channel->tail, memory_order_seq_cst);
+    ring(channel->other_bell);
+    return true;
+}

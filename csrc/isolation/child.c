@@ -1,0 +1,333 @@
+/* child.c: the other end of a proxy: a process that serves one engine. See isolation.h.
+ *
+ * Its one thread reads a message, does it and answers; in a step it is lane 0 of as many lanes as the parent has
+ * leased. It believes what the parent says as far as a mistake would be the parent's own; what cannot be read ends
+ * it. */
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/options.h"
+#include "base/process.h"
+#include "base/trace.h"
+#include "files/file_map.h"
+#include "isolation/capability_wire.h"
+#include "isolation/isolation.h"
+#include "kernels/kernels.h"
+
+enum { FILES = 256 };
+/* Exit codes, for who looks at a child that did not get as far as to say why. */
+enum { EXIT_OPTIONS = 80, EXIT_MEMORY = 81, EXIT_VERSION = 82, EXIT_PARENT = 83, EXIT_CHANNEL = 84, EXIT_REFUSED = 85 };
+
+typedef struct child_item {
+    mp_item item;
+    uint32_t id;
+    uint64_t charged;
+    struct child_item *next;
+    _Alignas(16) uint8_t record[];
+} child_item;
+
+typedef struct child {
+    const mp_isolation_kind *kind;
+    mp_shm memory, description, weights;
+    mp_channel_page *page;
+    mp_channel channel;
+    mp_error broken;
+    mp_budget budget;
+    const mp_call_wire *wire;
+    mp_model *model;
+    mp_engine *engine;
+    mp_team *team;
+    child_item *items;
+    mp_plan plan;
+    uint64_t plan_number;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_wire_in in;
+    mp_wire_out out;
+} child;
+
+static bool look(void *arg) {
+    child *c = arg;
+    if (mp_process_has_parent(c->page->setup.parent))
+        return true;
+    mp_fail(&c->broken, MP_RECV, "the parent is gone");
+    return false;
+}
+
+/* --- items --- */
+
+static child_item *find(child *c, uint32_t id) {
+    for (child_item *at = c->items; at; at = at->next)
+        if (at->id == id)
+            return at;
+    return NULL;
+}
+
+static void free_item(child *c, child_item *item) {
+    mp_budget_give(&c->budget, item->charged);
+    mp_call_destroy(item->item.call);
+    mp_free(item);
+}
+
+/* The call's record, checked against the model and charged. */
+static mp_status make_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
+    mp_call *call = NULL;
+    MP_TRY(c->wire->get_call(&c->in, &call, error));
+    size_t bytes = sizeof(child_item) + c->wire->record_bytes(call);
+    child_item *item = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!item) {
+        mp_call_destroy(call);
+        return mp_fail_memory(error, bytes, "a call");
+    }
+    item->item = *fields;
+    item->item.call = call;
+    uint32_t total = 0;
+    mp_status status = c->model->ops->check(c->model, call, &item->item.cost_ns, &total, error);
+    if (status == MP_OK && total != fields->total)
+        status = mp_fail(error, MP_INTERNAL, "a call has %u parts here and %u elsewhere", total, fields->total);
+    if (status == MP_OK && !mp_budget_take(&c->budget, call->bytes))
+        status = mp_fail_memory(error, call->bytes, "a call in a worker process");
+    else if (status == MP_OK)
+        item->charged = call->bytes;
+    if (status == MP_OK)
+        status = c->wire->go_on(&c->in, &item->item, item->record, error);
+    if (status != MP_OK) {
+        free_item(c, item);
+        return status;
+    }
+    *out = item;
+    return MP_OK;
+}
+
+static bool admit(child *c) {
+    mp_wire_in *in = &c->in;
+    mp_item fields = {0};
+    child_item *item = NULL;
+    mp_error error;
+    mp_error_clear(&error);
+    uint32_t id = mp_get_u32(in);
+    fields.priority = mp_get_u8(in);
+    fields.lane = mp_get_u8(in);
+    fields.tenant = mp_get_u32(in);
+    fields.deadline_ns = mp_get_u64(in);
+    fields.sequence = mp_get_u64(in);
+    fields.cursor = mp_get_u32(in);
+    fields.total = mp_get_u32(in);
+    mp_status status = make_item(c, &fields, &item, &error);
+    if (status == MP_OK)
+        status = c->engine->ops->admit(c->engine, &item->item, &error);
+    if (!(status == MP_OK ? mp_wire_done(in) : mp_wire_skip(in)))
+        return false;
+    if (status == MP_OK) {
+        item->id = id;
+        item->next = c->items;
+        c->items = item;
+    } else if (item) {
+        free_item(c, item);
+    }
+    mp_wire_begin(&c->out, &c->channel, MP_FRAME_ADMIT);
+    mp_put_u32(&c->out, id);
+    mp_put_error(&c->out, status, &error);
+    return mp_wire_end(&c->out);
+}
+
+static bool retire(child *c) {
+    uint32_t id = mp_get_u32(&c->in);
+    if (!mp_wire_done(&c->in))
+        return false;
+    for (child_item **link = &c->items; *link; link = &(*link)->next) {
+        child_item *item = *link;
+        if (item->id != id)
+            continue;
+        *link = item->next;
+        c->engine->ops->retire(c->engine, &item->item);
+        free_item(c, item);
+        c->plan.count = 0;
+        return true;
+    }
+    return mp_wire_refuse(&c->in, "a call leaves that is not there");
+}
+
+/* --- steps --- */
+
+static bool plan(child *c) {
+    mp_item *items[MP_PLAN_MAX];
+    uint64_t speed[MP_MODEL_SPEEDS];
+    uint64_t number = mp_get_u64(&c->in);
+    mp_get(&c->in, speed, sizeof speed);
+    uint64_t budget_ns = mp_get_u64(&c->in);
+    uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "there are too many calls to plan");
+    for (uint32_t i = 0; i < n; i++) {
+        child_item *item = find(c, mp_get_u32(&c->in));
+        if (!item)
+            return mp_wire_refuse(&c->in, "a call is to be planned that is not there");
+        items[i] = &item->item;
+    }
+    if (!mp_wire_done(&c->in) || n == 0)
+        return false;
+    if (c->kind->set_speed)
+        c->kind->set_speed(c->model, speed);
+    c->plan = (mp_plan){.lanes = 1};
+    c->plan_number = number;
+    c->engine->ops->plan(c->engine, items, (int)n, budget_ns, &c->plan);
+    mp_wire_begin(&c->out, &c->channel, MP_FRAME_PLAN);
+    mp_put_u32(&c->out, (uint32_t)c->plan.count);
+    for (int i = 0; i < c->plan.count; i++) {
+        uint32_t index = 0;
+        while (items[index] != c->plan.items[i])
+            index++;
+        mp_put_u32(&c->out, index);
+        mp_put_u32(&c->out, c->plan.amount[i]);
+    }
+    mp_put_u32(&c->out, (uint32_t)c->plan.lanes);
+    mp_put_u64(&c->out, c->plan.cost_ns);
+    return mp_wire_end(&c->out);
+}
+
+/* Helpers are started when a step first has lanes for them. Without memory for them it computes alone. */
+static void lease_lanes(child *c, int lanes) {
+    mp_error error;
+    if (lanes > 1 && mp_team_size(c->team) < lanes) {
+        mp_team_destroy(c->team);
+        c->team = NULL;
+        mp_team_create(lanes - 1, &c->team, &error);
+    }
+    mp_team_lease(c->team, lanes, &c->page->lease);
+    c->page->lease.cancelled = &c->page->stop;
+}
+
+static void put_learnt(child *c) {
+    const mp_prefix_counters *prefix = c->engine->prefix;
+    uint64_t speed[MP_MODEL_SPEEDS] = {0};
+    mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->hits, memory_order_relaxed) : 0);
+    mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->tokens, memory_order_relaxed) : 0);
+    mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->blocks, memory_order_relaxed) : 0);
+    mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->evicted, memory_order_relaxed) : 0);
+    if (c->kind->get_speed)
+        c->kind->get_speed(c->model, speed);
+    mp_put(&c->out, speed, sizeof speed);
+}
+
+static bool step(child *c) {
+    uint64_t number = mp_get_u64(&c->in);
+    uint32_t lanes = mp_get_count(&c->in, 256, "a step has too many lanes");
+    uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "a step has too many calls");
+    if (c->in.failed || number != c->plan_number || n != (uint32_t)c->plan.count || n == 0 || lanes == 0)
+        return mp_wire_refuse(&c->in, "a step is not the one that was planned");
+    for (uint32_t i = 0; i < n; i++) {
+        if (mp_get_u8(&c->in))
+            atomic_store_explicit(&c->plan.items[i]->cancelled, 1, memory_order_relaxed);
+        mp_error_clear(&c->plan.items[i]->error);
+        c->outcomes[i] = MP_OUTCOME_MORE;
+    }
+    if (!mp_wire_done(&c->in))
+        return false;
+    lease_lanes(c, (int)lanes);
+    c->engine->ops->step(c->engine, &c->page->lease, &c->plan, c->outcomes);
+    mp_team_return(&c->page->lease);
+    mp_wire_begin(&c->out, &c->channel, MP_FRAME_STEP);
+    for (uint32_t i = 0; i < n; i++) {
+        child_item *item = (child_item *)((char *)c->plan.items[i] - offsetof(child_item, item));
+        mp_put_u8(&c->out, (uint8_t)c->outcomes[i]);
+        if (c->outcomes[i] == MP_OUTCOME_FAILED) {
+            if (item->item.error.code == MP_OK)
+                mp_fail(&item->item.error, MP_MODEL, "the model failed while computing");
+            mp_put_error(&c->out, item->item.error.code, &item->item.error);
+        }
+        c->wire->put_results(&c->out, &item->item, item->record);
+    }
+    put_learnt(c);
+    c->plan.count = 0;
+    return mp_wire_end(&c->out);
+}
+
+static bool trim(child *c) {
+    if (!mp_wire_done(&c->in))
+        return false;
+    mp_wire_begin(&c->out, &c->channel, MP_FRAME_TRIM);
+    mp_put_u64(&c->out, c->engine->ops->trim(c->engine));
+    return mp_wire_end(&c->out);
+}
+
+static bool serve_one(child *c) {
+    if (!mp_wire_receive(&c->in, &c->channel, true))
+        return false;
+    switch (c->in.kind) {
+    case MP_FRAME_ADMIT:
+        return admit(c);
+    case MP_FRAME_RETIRE:
+        return retire(c);
+    case MP_FRAME_PLAN:
+        return plan(c);
+    case MP_FRAME_STEP:
+        return step(c);
+    case MP_FRAME_TRIM:
+        return trim(c);
+    default:
+        return mp_wire_refuse(&c->in, "it is no question");
+    }
+}
+
+/* --- start --- */
+
+static int init_core(void) {
+    mp_error error;
+    if (mp_options_init(&error) != MP_OK || mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK)
+        return EXIT_OPTIONS;
+    mp_log_set_level(MP_LOG_OFF); /* nobody drains it */
+    mp_kernels_init();
+    mp_file_map_init();
+    if (mp_options_get()->blas[0])
+        mp_blas_set_path(mp_options_get()->blas);
+    return 0;
+}
+
+static mp_status open_model(child *c, mp_error *error) {
+    const mp_channel_setup *setup = &c->page->setup;
+    MP_TRY(mp_shm_map(&c->description, MP_PROCESS_FIRST_FD + 1, setup->description_bytes, false, error));
+    if (setup->weight_bytes)
+        MP_TRY(mp_shm_map(&c->weights, MP_PROCESS_FIRST_FD + 2, setup->weight_bytes, false, error));
+    else
+        mp_sys_close(MP_PROCESS_FIRST_FD + 2);
+    atomic_init(&c->budget.limit, setup->memory_bytes);
+    MP_TRY(c->kind->open(c->description.data, c->description.bytes, &c->weights, &c->budget, &c->model, error));
+    return c->model->ops->engine(c->model, &c->budget, &c->engine, error);
+}
+
+static int run(child *c) {
+    mp_error error;
+    mp_error_clear(&error);
+    if (mp_shm_map(&c->memory, MP_PROCESS_FIRST_FD, sizeof(mp_channel_page), true, &error) != MP_OK)
+        return EXIT_MEMORY;
+    c->page = c->memory.data;
+    const mp_channel_setup *setup = &c->page->setup;
+    c->wire = mp_call_wire_of((mp_capability)setup->capability);
+    if (setup->version != MP_CHANNEL_VERSION || setup->page_bytes != sizeof(mp_channel_page) || !c->wire)
+        return EXIT_VERSION;
+    mp_process_limits limits = {.data_bytes = setup->data_limit, .files = FILES};
+    if (mp_process_confine(setup->parent, &limits, &error) != MP_OK)
+        return EXIT_PARENT;
+    mp_channel_init(&c->channel, c->page, false, &c->broken, look, c);
+    mp_status status = open_model(c, &error);
+    mp_wire_begin(&c->out, &c->channel, MP_FRAME_READY);
+    mp_put_error(&c->out, status, &error);
+    if (!mp_wire_end(&c->out))
+        return EXIT_CHANNEL;
+    if (status != MP_OK)
+        return EXIT_REFUSED;
+    while (serve_one(c)) {
+    }
+    return EXIT_CHANNEL;
+}
+
+int mp_isolation_serve(const mp_isolation_kind *kind) {
+    int code = init_core();
+    if (code)
+        return code;
+    child *c = mp_alloc_zeroed(sizeof *c, MP_TAG_POOL);
+    if (!c)
+        return EXIT_MEMORY;
+    c->kind = kind;
+    return run(c); /* the system frees the rest */
+}

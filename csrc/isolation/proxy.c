@@ -1,0 +1,517 @@
+/* proxy.c: see proxy.h.
+ *
+ * Each call of the step interface is one message and its answer; retiring has none. While it waits the proxy looks,
+ * every few milliseconds, whether the child is alive and shows signs of life. In a step those are the beats of the
+ * child's lease, and only they are passed on as signs of life of this worker; it passes the step's cancellation on too.
+ * Time without a sign counts only as far as it passed between two looks: a clock that jumps, or a machine that was
+ * asleep, kills nobody.
+ *
+ * The proxy kills a child that stands still itself, somewhat before the registry would set its worker apart: so the
+ * thread comes back and the calls of the step can be tried again elsewhere. */
+#include "isolation/proxy.h"
+
+#include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/options.h"
+#include "isolation/capability_wire.h"
+
+static const uint64_t MOST_PASSED_NS = 20 * 1000 * 1000;
+/* For a step that nobody wants any more to end; an honest one takes a layer. */
+static const uint64_t CANCEL_GRACE_NS = 1500ull * 1000 * 1000;
+static const uint64_t LONGEST_COST_NS = 3600ull * 1000 * 1000 * 1000;
+
+typedef struct proxy {
+    mp_engine base;
+    mp_proxy_args args;
+    const mp_call_wire *wire;
+    mp_budget *budget; /* NULL: nothing was charged */
+    mp_shm memory;     /* of the page */
+    mp_channel_page *page;
+    mp_channel channel;
+    mp_process process;
+    bool has_process;
+    bool gone;
+    mp_error lost; /* why */
+    uint32_t last_id;
+    uint64_t plans;
+    mp_prefix_counters prefix;
+    /* of the wait that goes on */
+    mp_lease *lease; /* of the step, or NULL */
+    bool stopped;    /* the step was cancelled */
+    uint64_t limit_ns, looked_ns, silent_ns, unwanted_ns, beat;
+    const char *doing;
+    mp_wire_out out;
+    mp_wire_in in;
+} proxy;
+
+typedef struct proxy_item { /* an item's state */
+    uint32_t id;
+    _Alignas(16) uint8_t note[];
+} proxy_item;
+
+/* --- the end of the child --- */
+
+/* The first cause counts. */
+static void lose(proxy *p, const char *how) {
+    if (p->lost.code == MP_OK)
+        mp_fail(&p->lost, MP_RECV, "worker process %d %s %s", p->process.pid, how, p->doing);
+    p->channel.broken = true;
+    p->gone = true;
+    if (p->has_process)
+        mp_process_kill(&p->process);
+}
+
+/* After a channel that broke: by look, which said why, or by a frame that was refused. */
+static void lose_channel(proxy *p) {
+    p->gone = true;
+    if (p->has_process)
+        mp_process_kill(&p->process);
+}
+
+static bool is_dead(proxy *p) {
+    if (!p->has_process || mp_process_alive(&p->process))
+        return false;
+    char how[96];
+    mp_process_how(&p->process, how, sizeof how);
+    lose(p, how);
+    return true;
+}
+
+/* Of a channel that waits: false ends it. */
+static bool look(void *arg) {
+    proxy *p = arg;
+    uint64_t now = mp_sys_now_ns(), passed = now > p->looked_ns ? now - p->looked_ns : 0;
+    char how[96];
+    passed = passed < MOST_PASSED_NS ? passed : MOST_PASSED_NS;
+    p->looked_ns = now;
+    if (is_dead(p))
+        return false;
+    p->silent_ns += passed;
+    if (p->lease) {
+        uint64_t beat = atomic_load_explicit(&p->page->lease.heartbeat, memory_order_relaxed);
+        bool beats = beat != p->beat;
+        p->beat = beat;
+        if (beats) {
+            p->silent_ns = 0;
+            mp_lease_poll(p->lease);
+        }
+        if (p->lease->cancelled && atomic_load_explicit(p->lease->cancelled, memory_order_relaxed)) {
+            p->stopped = true;
+            atomic_store_explicit(&p->page->stop, 1, memory_order_release);
+            p->unwanted_ns += passed;
+        }
+    }
+    if (p->unwanted_ns >= CANCEL_GRACE_NS) {
+        lose(p, "was killed because it did not stop");
+        return false;
+    }
+    if (p->silent_ns >= p->limit_ns) {
+        snprintf(how, sizeof how, "was killed after %.1f s without a sign of life", (double)p->limit_ns * 1e-9);
+        lose(p, how);
+        return false;
+    }
+    return true;
+}
+
+static void begin_wait(proxy *p, const char *doing, mp_lease *lease, uint64_t limit_ns) {
+    p->doing = doing;
+    p->lease = lease;
+    p->limit_ns = limit_ns;
+    p->looked_ns = mp_sys_now_ns();
+    p->silent_ns = p->unwanted_ns = 0;
+    p->stopped = false;
+    if (lease)
+        p->beat = atomic_load_explicit(&p->page->lease.heartbeat, memory_order_relaxed);
+}
+
+/* The message is sent; wait for its answer. False: the child is lost. */
+static bool exchange(proxy *p, mp_frame_kind kind, bool spin) {
+    bool ok = mp_wire_end(&p->out) && mp_wire_receive(&p->in, &p->channel, spin);
+    if (ok && p->in.kind != kind)
+        ok = mp_wire_refuse(&p->in, "it answers another question");
+    if (!ok)
+        lose_channel(p);
+    return ok;
+}
+
+/* The answer was read. False: the child is lost. */
+static bool finish(proxy *p) {
+    if (!p->channel.broken && mp_wire_done(&p->in))
+        return true;
+    lose_channel(p);
+    return false;
+}
+
+/* --- admit, retire --- */
+
+static void put_item(proxy *p, const mp_item *item, proxy_item *state) {
+    mp_put_u32(&p->out, state->id);
+    mp_put_u8(&p->out, item->priority);
+    mp_put_u8(&p->out, item->lane);
+    mp_put_u32(&p->out, item->tenant);
+    mp_put_u64(&p->out, item->deadline_ns);
+    mp_put_u64(&p->out, item->sequence);
+    mp_put_u32(&p->out, item->cursor);
+    mp_put_u32(&p->out, item->total);
+    p->wire->put_call(&p->out, item, state->note);
+}
+
+static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
+    proxy *p = (proxy *)base;
+    size_t bytes = sizeof(proxy_item) + p->wire->note_bytes(item->call);
+    if (p->gone) {
+        *error = p->lost;
+        return error->code;
+    }
+    proxy_item *state = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!state)
+        return mp_fail_memory(error, bytes, "a call of a worker process");
+    state->id = ++p->last_id;
+    begin_wait(p, "while it was given a call", NULL, p->args.stall_ns);
+    mp_wire_begin(&p->out, &p->channel, MP_FRAME_ADMIT);
+    put_item(p, item, state);
+    mp_status status = MP_RECV;
+    if (exchange(p, MP_FRAME_ADMIT, true)) {
+        if (mp_get_u32(&p->in) != state->id)
+            mp_wire_refuse(&p->in, "it speaks of another call");
+        status = mp_get_error(&p->in, error);
+        if (!finish(p))
+            status = MP_RECV;
+    }
+    if (p->gone) {
+        *error = p->lost;
+        status = error->code;
+    }
+    if (status != MP_OK) {
+        mp_free(state);
+        return status;
+    }
+    item->state = state;
+    item->abandon = NULL;
+    return MP_OK;
+}
+
+/* The child forgets it; nobody waits for that. */
+static void forget(proxy *p, mp_item *item) {
+    proxy_item *state = item->state;
+    if (!p->gone) {
+        begin_wait(p, "while a call left it", NULL, p->args.stall_ns);
+        mp_wire_begin(&p->out, &p->channel, MP_FRAME_RETIRE);
+        mp_put_u32(&p->out, state->id);
+        if (!mp_wire_end(&p->out))
+            lose_channel(p);
+    }
+    mp_free(state);
+    item->state = NULL;
+}
+
+static void proxy_abandon(mp_item *item) { mp_call_wire_of(item->call->capability)->close(item); }
+
+/* What the call holds is all that is needed to go on with it, in any process. */
+static void proxy_preempt(mp_engine *base, mp_item *item) {
+    forget((proxy *)base, item);
+    item->abandon = proxy_abandon;
+}
+
+static void proxy_retire(mp_engine *base, mp_item *item) {
+    if (!item->state && !item->abandon)
+        return;
+    if (item->state)
+        forget((proxy *)base, item);
+    proxy_abandon(item);
+    item->abandon = NULL;
+}
+
+/* --- plan --- */
+
+/* What is planned when nobody can plan: the step that follows finds the child lost and does nothing. */
+static void plan_nothing(mp_item **items, mp_plan *plan) {
+    plan->count = 1;
+    plan->items[0] = items[0];
+    plan->amount[0] = 1;
+    plan->lanes = 1;
+    plan->cost_ns = 0;
+}
+
+static bool get_plan(proxy *p, mp_item **items, int n, mp_plan *plan) {
+    bool taken[MP_PLAN_MAX] = {0};
+    uint32_t count = mp_get_count(&p->in, (uint32_t)(n < MP_PLAN_MAX ? n : MP_PLAN_MAX), "a plan is too long");
+    if (count < 1 && !p->in.failed)
+        return mp_wire_refuse(&p->in, "a plan is empty");
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t index = mp_get_count(&p->in, (uint32_t)n - 1, "a plan has a call that was not offered");
+        uint32_t amount = mp_get_u32(&p->in);
+        if (p->in.failed)
+            return false;
+        if (taken[index] || amount == 0)
+            return mp_wire_refuse(&p->in, "a plan has a call twice, or nothing of it");
+        taken[index] = true;
+        plan->items[i] = items[index];
+        plan->amount[i] = amount;
+    }
+    plan->count = (int)count;
+    plan->lanes = (int)mp_get_count(&p->in, 256, "a plan wants too many lanes");
+    plan->cost_ns = mp_get_u64(&p->in);
+    if (!p->in.failed && (plan->lanes < 1 || plan->cost_ns > LONGEST_COST_NS))
+        return mp_wire_refuse(&p->in, "a plan has an impossible cost");
+    return !p->in.failed;
+}
+
+static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    proxy *p = (proxy *)base;
+    uint64_t speed[MP_MODEL_SPEEDS] = {0};
+    n = n < MP_PLAN_MAX ? n : MP_PLAN_MAX;
+    plan->count = 0;
+    if (n && !p->gone) {
+        if (p->args.kind->get_speed)
+            p->args.kind->get_speed(p->args.model, speed);
+        begin_wait(p, "while it planned a step", NULL, p->args.stall_ns);
+        mp_wire_begin(&p->out, &p->channel, MP_FRAME_PLAN);
+        mp_put_u64(&p->out, ++p->plans);
+        mp_put(&p->out, speed, sizeof speed);
+        mp_put_u64(&p->out, budget_ns);
+        mp_put_u32(&p->out, (uint32_t)n);
+        for (int i = 0; i < n; i++)
+            mp_put_u32(&p->out, ((const proxy_item *)items[i]->state)->id);
+        if (exchange(p, MP_FRAME_PLAN, true))
+            get_plan(p, items, n, plan);
+        finish(p);
+    }
+    if (n && p->gone)
+        plan_nothing(items, plan);
+}
+
+/* --- step --- */
+
+/* What an item may fail with is a matter of its computing; all else is the registry's to say. */
+static bool may_fail_with(mp_status status) {
+    return status == MP_MODEL || status == MP_MEMORY_EXHAUSTED || (status != MP_OK && (status < 50 || status >= 80));
+}
+
+static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *outcome, mp_error *error) {
+    uint8_t value = mp_get_u8(&p->in);
+    mp_error_clear(error);
+    if (value > MP_OUTCOME_FAILED || value == MP_OUTCOME_WAIT_MASK) {
+        mp_wire_refuse(&p->in, "there is no such outcome");
+        return;
+    }
+    *outcome = (mp_outcome)value;
+    if (value == MP_OUTCOME_FAILED && !may_fail_with(mp_get_error(&p->in, error)))
+        mp_wire_refuse(&p->in, "a call fails for no reason that it could have");
+    if (!p->in.failed)
+        p->wire->get_results(&p->in, item, amount, *outcome, ((proxy_item *)item->state)->note);
+}
+
+static void get_learnt(proxy *p) {
+    uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
+    uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
+    mp_get(&p->in, speed, sizeof speed);
+    for (int i = 0; i < MP_MODEL_SPEEDS; i++)
+        if (speed[i] > LONGEST_COST_NS)
+            mp_wire_refuse(&p->in, "a speed is impossible");
+    if (p->in.failed)
+        return;
+    atomic_store_explicit(&p->prefix.hits, hits, memory_order_relaxed);
+    atomic_store_explicit(&p->prefix.tokens, tokens, memory_order_relaxed);
+    atomic_store_explicit(&p->prefix.blocks, blocks, memory_order_relaxed);
+    atomic_store_explicit(&p->prefix.evicted, evicted, memory_order_relaxed);
+    if (p->args.kind->set_speed)
+        p->args.kind->set_speed(p->args.model, speed);
+}
+
+/* The calls of the step were in the hands of a process that is gone. Those of a step that nobody wanted any more are
+ * none of its victims. */
+static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
+    for (int i = 0; i < plan->count; i++) {
+        outcomes[i] = p->stopped ? MP_OUTCOME_MORE : MP_OUTCOME_FAILED;
+        if (!p->stopped)
+            plan->items[i]->error = p->lost;
+    }
+}
+
+static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    proxy *p = (proxy *)base;
+    if (p->gone) { /* before the step began: nobody is its victim */
+        for (int i = 0; i < plan->count; i++)
+            outcomes[i] = MP_OUTCOME_MORE;
+        return;
+    }
+    uint64_t began_ns = mp_sys_now_ns();
+    atomic_store_explicit(&p->page->stop, 0, memory_order_relaxed);
+    begin_wait(p, "in a step", lease, p->args.stall_ns);
+    mp_wire_begin(&p->out, &p->channel, MP_FRAME_STEP);
+    mp_put_u64(&p->out, p->plans);
+    mp_put_u32(&p->out, (uint32_t)lease->lanes);
+    mp_put_u32(&p->out, (uint32_t)plan->count);
+    for (int i = 0; i < plan->count; i++)
+        mp_put_u8(&p->out, atomic_load_explicit(&plan->items[i]->cancelled, memory_order_relaxed) != 0);
+    /* Without spinning: the lanes are the child's to compute on. */
+    bool ok = exchange(p, MP_FRAME_STEP, false);
+    for (int i = 0; ok && i < plan->count && !p->in.failed; i++)
+        get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
+    if (ok) {
+        get_learnt(p);
+        ok = finish(p);
+    }
+    p->lease = NULL;
+    if (!ok) {
+        fail_step(p, plan, outcomes);
+        return;
+    }
+    uint64_t now_ns = mp_sys_now_ns();
+    for (int i = 0; i < plan->count; i++)
+        p->wire->publish(plan->items[i], ((proxy_item *)plan->items[i]->state)->note, began_ns, now_ns);
+}
+
+/* --- memory, life --- */
+
+static uint64_t proxy_trim(mp_engine *base) {
+    proxy *p = (proxy *)base;
+    uint64_t bytes = 0;
+    if (p->gone)
+        return 0;
+    begin_wait(p, "while it gave memory back", NULL, p->args.stall_ns);
+    mp_wire_begin(&p->out, &p->channel, MP_FRAME_TRIM);
+    if (!exchange(p, MP_FRAME_TRIM, true))
+        return 0;
+    bytes = mp_get_u64(&p->in);
+    if (!p->in.failed && bytes > p->args.memory_bytes)
+        mp_wire_refuse(&p->in, "it gave back more memory than it may have");
+    return finish(p) ? bytes : 0;
+}
+
+static const mp_error *proxy_lost(mp_engine *base) {
+    proxy *p = (proxy *)base;
+    p->doing = "while it had no work";
+    return p->gone || is_dead(p) ? &p->lost : NULL;
+}
+
+static void proxy_destroy(mp_engine *base) {
+    proxy *p = (proxy *)base;
+    if (p->has_process)
+        mp_process_kill(&p->process); /* it holds nothing that outlives it */
+    mp_shm_free(&p->memory);
+    if (p->budget)
+        mp_budget_give(p->budget, p->args.memory_bytes + p->args.fixed_bytes);
+    mp_free(p);
+}
+
+static const mp_engine_ops proxy_ops = {
+    .admit = proxy_admit,
+    .plan = proxy_plan,
+    .step = proxy_step,
+    .preempt = proxy_preempt,
+    .retire = proxy_retire,
+    .trim = proxy_trim,
+    .destroy = proxy_destroy,
+};
+
+static mp_status make(const mp_proxy_args *args, proxy **out, mp_error *error) {
+    const mp_call_wire *wire = mp_call_wire_of(args->capability);
+    *out = NULL;
+    if (!wire)
+        return mp_fail(error, MP_UNSUPPORTED, "%s models cannot be computed in processes of their own yet",
+                       mp_capability_get(args->capability)->name);
+    proxy *p = mp_alloc_zeroed(sizeof *p, MP_TAG_POOL);
+    if (!p)
+        return mp_fail_memory(error, sizeof *p, "a worker process");
+    p->base.ops = &proxy_ops;
+    p->base.prefix = &p->prefix;
+    p->base.lost = proxy_lost;
+    p->args = *args;
+    p->wire = wire;
+    p->doing = "";
+    p->memory.fd = p->process.handle = -1;
+    mp_error_clear(&p->lost);
+    *out = p;
+    return MP_OK;
+}
+
+mp_status mp_proxy_attach(const mp_proxy_args *args, mp_channel_page *page, mp_engine **engine, mp_error *error) {
+    proxy *p;
+    MP_TRY(make(args, &p, error));
+    p->page = page;
+    mp_channel_init(&p->channel, page, true, &p->lost, look, p);
+    *engine = &p->base;
+    return MP_OK;
+}
+
+/* Private memory that is no engine's: of the interpreter that starts it, of libraries, and a stack a thread. */
+enum { MARGIN_BYTES = 256 << 20, STACK_BYTES = 9 << 20, LEAST_STACKS = 8 };
+
+static uint64_t data_limit(const mp_proxy_args *args) {
+    int lanes = mp_cpu_lanes();
+    return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES +
+           (uint64_t)(lanes > LEAST_STACKS ? lanes : LEAST_STACKS) * STACK_BYTES;
+}
+
+static mp_status start(proxy *p, mp_error *error) {
+    const mp_proxy_args *args = &p->args;
+    MP_TRY(mp_shm_create(&p->memory, sizeof(mp_channel_page), MP_TAG_POOL, "mpool-channel", error));
+    mp_shm_keep_from_forks(&p->memory);
+    p->page = p->memory.data;
+    p->page->setup = (mp_channel_setup){
+        .version = MP_CHANNEL_VERSION,
+        .page_bytes = sizeof(mp_channel_page),
+        .parent = mp_process_id(),
+        .capability = (uint32_t)args->capability,
+        .spin_us = (uint32_t)(mp_options_get()->spin_us < 50 ? mp_options_get()->spin_us : 50),
+        .description_bytes = args->description->bytes,
+        .weight_bytes = args->weights->data ? args->weights->bytes : 0,
+        .memory_bytes = args->memory_bytes,
+        .data_limit = data_limit(args),
+    };
+    mp_channel_init(&p->channel, p->page, true, &p->lost, look, p);
+    mp_process_command command = {
+        .argv = args->argv,
+        .envp = args->envp,
+        .fds = {p->memory.fd, args->description->fd, args->weights->data ? args->weights->fd : p->memory.fd}};
+    MP_TRY(mp_process_start(&p->process, &command, error));
+    p->has_process = true;
+    p->base.process = p->process.pid;
+    mp_sys_close(p->memory.fd);
+    p->memory.fd = -1;
+    return MP_OK;
+}
+
+/* Until it says that it is ready, or why it cannot be. */
+static mp_status await_ready(proxy *p, mp_error *error) {
+    mp_status status = MP_OK;
+    begin_wait(p, "before it was ready", NULL, p->args.start_ns);
+    bool ok = mp_wire_receive(&p->in, &p->channel, false);
+    if (ok && p->in.kind != MP_FRAME_READY)
+        ok = mp_wire_refuse(&p->in, "it is the wrong one to begin with");
+    if (ok) {
+        status = mp_get_error(&p->in, error);
+        ok = mp_wire_done(&p->in);
+    }
+    if (ok)
+        return status;
+    bool late = p->silent_ns >= p->limit_ns;
+    return mp_fail(error, late ? MP_SPAWN_TIMEOUT : MP_SPAWN_FAILED, "%s (started as %s)", p->lost.message,
+                   p->args.argv[0]);
+}
+
+mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engine **engine, mp_error *error) {
+    uint64_t bytes = args->memory_bytes + args->fixed_bytes;
+    proxy *p;
+    MP_TRY(make(args, &p, error));
+    mp_status status = MP_OK;
+    if (!mp_budget_take(budget, bytes))
+        status = mp_fail_memory(error, bytes, "a worker process");
+    else
+        p->budget = budget;
+    if (status == MP_OK)
+        status = start(p, error);
+    if (status == MP_OK)
+        status = await_ready(p, error);
+    if (status != MP_OK) {
+        proxy_destroy(&p->base);
+        return status;
+    }
+    *engine = &p->base;
+    return MP_OK;
+}

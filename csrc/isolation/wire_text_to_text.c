@@ -1,0 +1,360 @@
+/* wire_text_to_text.c: see capability_wire.h.
+ *
+ * Of an answer that is not over, text is sent as far as its last token goes (byte_end), also what is not decided yet:
+ * so a process that is given the tokens so far can go on, and what was held back is there when the call is
+ * cancelled. */
+#include <stdatomic.h>
+
+#include "files/spec_build.h"
+#include "isolation/capability_wire.h"
+
+typedef struct choice_note { /* of one answer: what has come, or was sent */
+    uint32_t tokens, text, decided;
+    int32_t finish, stop_index;
+} choice_note;
+
+typedef struct text_note {
+    uint32_t cursor, cached;
+    bool prompt_done;
+    choice_note choice[];
+} text_note;
+
+static uint32_t tokens_of(const mp_choice *choice) {
+    return atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+}
+
+static int32_t finish_of(const mp_choice *choice) {
+    return atomic_load_explicit(&choice->finish, memory_order_relaxed);
+}
+
+/* How far the text of an answer goes, decided or not. */
+static uint32_t text_end(const mp_choice *choice) {
+    uint32_t count = tokens_of(choice), decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
+    return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : decided;
+}
+
+static int alternatives(const mp_text_call *call) {
+    return call->sampling.logprobs > 0 ? (int)call->sampling.logprobs : 0;
+}
+
+static size_t text_bytes(const mp_call *base) {
+    return sizeof(text_note) + (size_t)((const mp_text_call *)base)->n_choices * sizeof(choice_note);
+}
+
+static mp_status text_check(const mp_call *base, mp_error *error) {
+    if (((const mp_text_call *)base)->want_prompt_logits)
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "a prompt's logits do not come out of a worker process: use isolation=\"thread\"");
+    return MP_OK;
+}
+
+/* --- the call, and how far it is --- */
+
+static void put_progress(mp_wire_out *out, const mp_text_call *call, text_note *note) {
+    mp_put_u8(out, call->prompt_done_ns != 0);
+    mp_put_u32(out, (uint32_t)call->cached_tokens);
+    note->prompt_done = call->prompt_done_ns != 0;
+    note->cached = (uint32_t)call->cached_tokens;
+    for (int c = 0; c < call->n_choices; c++) {
+        mp_choice *choice = &call->choices[c];
+        if (finish_of(choice) == MP_FINISH_CANCELLED) /* it left a worker that failed, and is tried again */
+            atomic_store_explicit(&choice->finish, MP_FINISH_NONE, memory_order_relaxed);
+        uint32_t count = tokens_of(choice);
+        note->choice[c] = (choice_note){.tokens = count,
+                                        .text = text_end(choice),
+                                        .decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed),
+                                        .finish = finish_of(choice),
+                                        .stop_index = choice->stop_index};
+        mp_put_u32(out, count);
+        for (uint32_t i = 0; i < count; i++) {
+            mp_put_i32(out, choice->tokens[i].id);
+            mp_put_f32(out, choice->tokens[i].logprob);
+        }
+        mp_put_u32(out, note->choice[c].text);
+        mp_put_i32(out, note->choice[c].finish);
+        mp_put_i32(out, choice->stop_index);
+    }
+}
+
+static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    mp_put_i32(out, call->n_prompt);
+    mp_put_i32(out, call->n_choices);
+    mp_put_i32(out, call->n_stop);
+    mp_put_i32(out, call->n_stop_ids);
+    mp_put_i32(out, call->n_bias);
+    mp_put(out, &call->sampling, sizeof call->sampling);
+    mp_put(out, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt);
+    mp_put(out, call->stop_bytes, (size_t)call->n_stop * sizeof *call->stop_bytes);
+    for (int i = 0; i < call->n_stop; i++)
+        mp_put(out, call->stop[i], (size_t)call->stop_bytes[i]);
+    mp_put(out, call->stop_ids, (size_t)call->n_stop_ids * sizeof *call->stop_ids);
+    mp_put(out, call->bias_ids, (size_t)call->n_bias * sizeof *call->bias_ids);
+    mp_put(out, call->bias, (size_t)call->n_bias * sizeof *call->bias);
+    put_progress(out, call, note);
+}
+
+enum { MOST_STOPS = 64, MOST_STOP_BYTES = 1024, MOST_IDS = 4096, MOST_CHOICES = 128 };
+
+typedef struct text_parts { /* of a call on its way in */
+    int32_t *prompt, *stop_ids, *bias_ids;
+    float *bias;
+    char *stop_text; /* [MOST_STOPS, MOST_STOP_BYTES] */
+    int32_t stop_bytes[MOST_STOPS];
+    const char *stop[MOST_STOPS];
+} text_parts;
+
+static void *take(mp_wire_in *in, int32_t count, size_t size, bool *ok) {
+    void *data = in->failed ? NULL : mp_alloc_array((size_t)count + 1, size, MP_TAG_REQUEST);
+    *ok = *ok && data;
+    if (data)
+        mp_get(in, data, (size_t)count * size);
+    return data;
+}
+
+static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
+    mp_text_args args = {0};
+    text_parts parts = {0};
+    mp_text_call *call = NULL;
+    bool ok = true;
+    args.n_prompt = (int32_t)mp_get_count(in, INT32_MAX / 8, "a prompt is too long");
+    args.n_choices = (int32_t)mp_get_count(in, MOST_CHOICES, "there are too many answers");
+    args.n_stop = (int32_t)mp_get_count(in, MOST_STOPS, "there are too many stop strings");
+    args.n_stop_ids = (int32_t)mp_get_count(in, MOST_IDS, "there are too many stop ids");
+    args.n_bias = (int32_t)mp_get_count(in, MOST_IDS, "there are too many biases");
+    mp_get(in, &args.sampling, sizeof args.sampling);
+    parts.prompt = take(in, args.n_prompt, sizeof *parts.prompt, &ok);
+    mp_get(in, parts.stop_bytes, (size_t)args.n_stop * sizeof *parts.stop_bytes);
+    parts.stop_text = ok ? mp_alloc(MOST_STOPS * MOST_STOP_BYTES, MP_TAG_REQUEST) : NULL;
+    ok = ok && parts.stop_text;
+    for (int i = 0; ok && i < args.n_stop; i++) {
+        if (parts.stop_bytes[i] < 1 || parts.stop_bytes[i] > MOST_STOP_BYTES) {
+            mp_wire_refuse(in, "a stop string is too long");
+            break;
+        }
+        parts.stop[i] = parts.stop_text + (size_t)i * MOST_STOP_BYTES;
+        mp_get(in, parts.stop_text + (size_t)i * MOST_STOP_BYTES, (size_t)parts.stop_bytes[i]);
+    }
+    parts.stop_ids = take(in, args.n_stop_ids, sizeof *parts.stop_ids, &ok);
+    parts.bias_ids = take(in, args.n_bias, sizeof *parts.bias_ids, &ok);
+    parts.bias = take(in, args.n_bias, sizeof *parts.bias, &ok);
+    args.prompt = parts.prompt;
+    args.stop = parts.stop;
+    args.stop_bytes = parts.stop_bytes;
+    args.stop_ids = parts.stop_ids;
+    args.bias_ids = parts.bias_ids;
+    args.bias = parts.bias;
+    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a call was cut")
+                       : !ok      ? mp_fail_memory(error, (uint64_t)args.n_prompt * sizeof(int32_t), "a call")
+                                  : mp_text_call_create(&args, &call, error);
+    if (status == MP_OK)
+        *out = &call->base;
+    mp_free(parts.prompt);
+    mp_free(parts.stop_text);
+    mp_free(parts.stop_ids);
+    mp_free(parts.bias_ids);
+    mp_free(parts.bias);
+    return status;
+}
+
+static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    text_note *note = record;
+    note->prompt_done = mp_get_u8(in) != 0;
+    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
+    call->prompt_done_ns = note->prompt_done ? mp_sys_now_ns() : 0;
+    call->cached_tokens = (int32_t)note->cached;
+    for (int c = 0; c < call->n_choices; c++) {
+        mp_choice *choice = &call->choices[c];
+        uint32_t count = mp_get_count(in, (uint32_t)call->sampling.max_tokens, "an answer is too long");
+        for (uint32_t i = 0; i < count; i++) {
+            int32_t id = mp_get_i32(in);
+            if (id < 0 || id >= call->vocab)
+                mp_wire_refuse(in, "an answer has an id outside the vocabulary");
+            choice->tokens[i] = (mp_token_out){.id = in->failed ? 0 : id, .logprob = mp_get_f32(in)};
+        }
+        note->choice[c].tokens = count;
+        note->choice[c].text = mp_get_u32(in);
+        note->choice[c].finish = mp_get_i32(in);
+        choice->stop_index = mp_get_i32(in);
+        atomic_store_explicit(&choice->token_count, count, memory_order_relaxed);
+        atomic_store_explicit(&choice->finish, note->choice[c].finish, memory_order_relaxed);
+    }
+    return in->failed ? mp_fail(error, MP_RECV, "a call was cut") : MP_OK;
+}
+
+/* --- results --- */
+
+static void put_choice(mp_wire_out *out, const mp_text_call *call, const mp_choice *choice, choice_note *sent) {
+    uint32_t count = tokens_of(choice), end = text_end(choice);
+    int k = alternatives(call);
+    mp_put_u8(out, (uint8_t)finish_of(choice));
+    mp_put_i32(out, choice->stop_index);
+    mp_put_u32(out, count - sent->tokens);
+    for (uint32_t i = sent->tokens; i < count; i++) {
+        mp_put_i32(out, choice->tokens[i].id);
+        mp_put_f32(out, choice->tokens[i].logprob);
+        mp_put_u32(out, choice->tokens[i].byte_end);
+        if (k) {
+            mp_put(out, choice->top_ids + (size_t)i * (size_t)k, (size_t)k * sizeof *choice->top_ids);
+            mp_put(out, choice->top_logprobs + (size_t)i * (size_t)k, (size_t)k * sizeof *choice->top_logprobs);
+        }
+    }
+    mp_put_u32(out, atomic_load_explicit(&choice->text_bytes, memory_order_relaxed));
+    mp_put_u32(out, end);
+    if (end > sent->text)
+        mp_put(out, choice->text + sent->text, end - sent->text);
+    sent->tokens = count;
+    sent->text = end;
+    sent->finish = finish_of(choice);
+}
+
+static void text_put_results(mp_wire_out *out, const mp_item *item, void *record) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    text_note *sent = record;
+    mp_put_u32(out, item->cursor);
+    mp_put_u32(out, (uint32_t)call->cached_tokens);
+    mp_put_u8(out, call->prompt_done_ns != 0);
+    for (int c = 0; c < call->n_choices; c++)
+        if (sent->choice[c].finish == MP_FINISH_NONE)
+            put_choice(out, call, &call->choices[c], &sent->choice[c]);
+}
+
+static bool get_token(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, uint32_t index, bool last) {
+    int32_t id = mp_get_i32(in);
+    float logprob = mp_get_f32(in);
+    uint32_t byte_end = mp_get_u32(in), before = index ? choice->tokens[index - 1].byte_end : 0;
+    int k = alternatives(call);
+    if (in->failed)
+        return false;
+    if (id < 0 || id >= call->vocab)
+        return mp_wire_refuse(in, "a token is outside the vocabulary");
+    /* the last token's may be cut by a stop string that began in an earlier one */
+    if (byte_end > choice->text_capacity || (byte_end < before && !last))
+        return mp_wire_refuse(in, "a token ends at an impossible place");
+    for (int i = 0; i < k; i++) {
+        int32_t top = mp_get_i32(in);
+        if (top < -1 || top >= call->vocab)
+            return mp_wire_refuse(in, "an alternative is outside the vocabulary");
+        choice->top_ids[(size_t)index * (size_t)k + (size_t)i] = top;
+    }
+    if (k)
+        mp_get(in, choice->top_logprobs + (size_t)index * (size_t)k, (size_t)k * sizeof *choice->top_logprobs);
+    choice->tokens[index] = (mp_token_out){id, logprob, byte_end};
+    return !in->failed;
+}
+
+static bool get_text(mp_wire_in *in, mp_choice *choice, choice_note *seen, bool over) {
+    uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), count = seen->tokens;
+    if (in->failed)
+        return false;
+    if (end > choice->text_capacity || decided > end || decided < seen->decided || (end < seen->text && !over))
+        return mp_wire_refuse(in, "a text has an impossible length");
+    if (over ? decided != end : end != (count ? choice->tokens[count - 1].byte_end : 0))
+        return mp_wire_refuse(in, "a text does not end where its tokens do");
+    if (end > seen->text) {
+        if (!mp_get(in, choice->text + seen->text, end - seen->text))
+            return false;
+        if (!mp_is_utf8(choice->text + seen->text, end - seen->text))
+            return mp_wire_refuse(in, "a text is not UTF-8");
+    }
+    /* what is decided ends on a whole character too */
+    if (decided < end && ((uint8_t)choice->text[decided] & 0xC0) == 0x80)
+        return mp_wire_refuse(in, "a text is decided to the middle of a character");
+    seen->text = end;
+    seen->decided = decided;
+    return true;
+}
+
+static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen) {
+    uint8_t finish = mp_get_u8(in);
+    int32_t stop_index = mp_get_i32(in);
+    uint32_t added = mp_get_count(in, (uint32_t)call->sampling.max_tokens - seen->tokens, "an answer is too long");
+    bool over = finish != MP_FINISH_NONE;
+    if (in->failed)
+        return false;
+    if (finish >= MP_FINISH_CANCELLED)
+        return mp_wire_refuse(in, "an answer ends in no known way");
+    if (finish == MP_FINISH_STOP ? stop_index < 0 || stop_index >= call->n_stop + call->n_stop_ids : stop_index != -1)
+        return mp_wire_refuse(in, "an answer ends at no known stop");
+    for (uint32_t i = 0; i < added; i++)
+        if (!get_token(in, call, choice, seen->tokens + i, over && i + 1 == added))
+            return false;
+    seen->tokens += added;
+    seen->finish = finish;
+    seen->stop_index = stop_index;
+    return get_text(in, choice, seen, over);
+}
+
+static void text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    text_note *note = data;
+    (void)amount; /* rows: tokens follow from what was computed before, too */
+    note->cursor = mp_get_count(in, item->total, "a call is further than its end");
+    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
+    uint8_t prompt_done = mp_get_u8(in);
+    if (prompt_done > 1 || prompt_done < note->prompt_done) {
+        mp_wire_refuse(in, "a prompt is read and unread");
+        return;
+    }
+    note->prompt_done = prompt_done;
+    bool all = true;
+    for (int c = 0; c < call->n_choices && !in->failed; c++) {
+        if (note->choice[c].finish == MP_FINISH_NONE && !get_choice(in, call, &call->choices[c], &note->choice[c]))
+            return;
+        if (note->choice[c].tokens && !prompt_done)
+            mp_wire_refuse(in, "an answer comes before its prompt");
+        all = all && note->choice[c].finish != MP_FINISH_NONE;
+    }
+    if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != all)
+        mp_wire_refuse(in, "an outcome does not fit the answers that are over");
+}
+
+static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t now_ns) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    const text_note *note = data;
+    bool all = true;
+    item->cursor = note->cursor;
+    call->cached_tokens = (int32_t)note->cached;
+    if (!call->started_ns)
+        call->started_ns = began_ns;
+    if (note->prompt_done && !call->prompt_done_ns)
+        call->prompt_done_ns = now_ns;
+    for (int c = 0; c < call->n_choices; c++) {
+        const choice_note *seen = &note->choice[c];
+        mp_choice *choice = &call->choices[c];
+        all = all && seen->finish != MP_FINISH_NONE;
+        if (finish_of(choice) != MP_FINISH_NONE)
+            continue;
+        choice->stop_index = seen->stop_index;
+        atomic_store_explicit(&choice->token_count, seen->tokens, memory_order_release);
+        atomic_store_explicit(&choice->text_bytes, seen->decided, memory_order_release);
+        atomic_store_explicit(&choice->finish, seen->finish, memory_order_release);
+    }
+    if (all)
+        call->finished_ns = now_ns;
+}
+
+static void text_close(mp_item *item) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int c = 0; c < call->n_choices; c++) {
+        mp_choice *choice = &call->choices[c];
+        if (finish_of(choice) != MP_FINISH_NONE)
+            continue;
+        atomic_store_explicit(&choice->text_bytes, text_end(choice), memory_order_release);
+        atomic_store_explicit(&choice->finish, MP_FINISH_CANCELLED, memory_order_release);
+    }
+}
+
+const mp_call_wire mp_wire_text_to_text = {
+    .check = text_check,
+    .note_bytes = text_bytes,
+    .put_call = text_put_call,
+    .get_results = text_get_results,
+    .publish = text_publish,
+    .close = text_close,
+    .get_call = text_get_call,
+    .record_bytes = text_bytes,
+    .go_on = text_go_on,
+    .put_results = text_put_results,
+};

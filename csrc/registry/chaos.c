@@ -1,0 +1,205 @@
+/* chaos.c: see chaos.h. */
+#include "registry/chaos.h"
+
+#include <stdatomic.h>
+
+#include "base/alloc.h"
+
+static const uint64_t MS = 1000 * 1000;
+enum { SLOWER = 4 }; /* times that a slow step took, once more */
+static const uint64_t SLOWER_LEAST_NS = 5 * 1000 * 1000;
+enum { STALL_MOST = 4 }; /* times the limit: nobody sets the worker apart */
+
+typedef struct chaos_engine {
+    mp_engine base;
+    mp_engine *inner;
+    mp_services *services;
+    uint64_t stream, steps, admissions;
+} chaos_engine;
+
+/* --- what is drawn --- */
+
+mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error) {
+    const struct {
+        const char *name;
+        double chance;
+    } given[] = {{"fail", rule->fail},
+                 {"stall", rule->stall},
+                 {"die", rule->die},
+                 {"slow", rule->slow},
+                 {"memory", rule->memory}};
+    double sum = 0;
+    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
+        if (!(given[i].chance >= 0 && given[i].chance <= 1))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "the chance of chaos \"%s\" is %g, allowed: 0 to 1",
+                           given[i].name, given[i].chance);
+        sum += given[i].chance;
+    }
+    if (sum > 1 + 1e-9)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the chances of chaos are %g together, allowed: at most 1", sum);
+    return MP_OK;
+}
+
+bool mp_chaos_is_on(const mp_chaos_rule *rule) {
+    return rule->fail > 0 || rule->stall > 0 || rule->die > 0 || rule->slow > 0 || rule->memory > 0;
+}
+
+static uint64_t mix(uint64_t value) {
+    value += 0x9E3779B97F4A7C15u;
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+    return value ^ (value >> 31);
+}
+
+uint64_t mp_chaos_stream(const mp_chaos_rule *rule, const char *key, uint32_t worker) {
+    uint64_t stream = mix(rule->seed);
+    for (; *key; key++)
+        stream = mix(stream ^ (unsigned char)*key);
+    return mix(stream ^ worker);
+}
+
+/* In [0, 1). */
+static double draw(uint64_t stream, uint64_t count) { return (double)(mix(stream ^ mix(count)) >> 11) * 0x1p-53; }
+
+mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t step) {
+    const double chances[] = {rule->fail, rule->stall, rule->die, rule->slow, rule->memory};
+    double at = draw(stream, 2 * step);
+    for (int i = 0; i < MP_CHAOS_MEMORY; i++) {
+        if (at < chances[i])
+            return (mp_chaos)(MP_CHAOS_FAIL + i);
+        at -= chances[i];
+    }
+    return MP_CHAOS_NONE;
+}
+
+bool mp_chaos_at_admission(const mp_chaos_rule *rule, uint64_t stream, uint64_t admission) {
+    return draw(stream, 2 * admission + 1) < rule->memory;
+}
+
+/* --- the engine --- */
+
+static chaos_engine *of(mp_engine *engine) { return (chaos_engine *)engine; }
+
+static mp_status chaos_admit(mp_engine *base, mp_item *item, mp_error *error) {
+    chaos_engine *self = of(base);
+    mp_services *services = self->services;
+    if (!mp_chaos_at_admission(&services->chaos, self->stream, self->admissions++))
+        return self->inner->ops->admit(self->inner, item, error);
+    mp_count(services, MP_METRIC_chaos_faults, 1);
+    return mp_fail(error, MP_MEMORY_EXHAUSTED, "chaos: memory for a call was refused on purpose");
+}
+
+static void chaos_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    mp_engine *inner = of(base)->inner;
+    inner->ops->plan(inner, items, n, budget_ns, plan);
+}
+
+static void end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status) {
+    for (int i = 0; i < plan->count; i++) {
+        outcomes[i] = MP_OUTCOME_FAILED;
+        mp_fail(&plan->items[i]->error, status, "chaos: a step failed on purpose");
+    }
+}
+
+/* As a thread that hangs: it looks at nothing before its time is over, and somebody has to set the worker apart. */
+static void stand_still(const mp_services *services, const mp_lease *lease) {
+    uint64_t limit = services->stall_timeout_ns, began = mp_sys_now_ns(), slice = limit / 16 + 1;
+    for (;;) {
+        uint64_t passed = mp_sys_now_ns() - began;
+        bool unwanted = atomic_load_explicit(lease->cancelled, memory_order_acquire) != 0;
+        if (passed >= limit * STALL_MOST || (passed > limit && unwanted))
+            return;
+        mp_sys_sleep_ns(slice < 5 * MS ? slice : 5 * MS);
+    }
+}
+
+static void dawdle(mp_lease *lease, uint64_t ns) {
+    for (uint64_t end = mp_sys_now_ns() + ns, now; (now = mp_sys_now_ns()) < end;) {
+        if (mp_lease_poll(lease))
+            return;
+        mp_sys_sleep_ns(end - now < MS ? end - now : MS);
+    }
+}
+
+static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    chaos_engine *self = of(base);
+    mp_services *services = self->services;
+    mp_chaos chaos = mp_chaos_at_step(&services->chaos, self->stream, self->steps++);
+    uint64_t began = mp_sys_now_ns();
+    if (chaos != MP_CHAOS_NONE)
+        mp_count(services, MP_METRIC_chaos_faults, 1);
+    switch (chaos) {
+    case MP_CHAOS_FAIL:
+        end_all(plan, outcomes, MP_MODEL);
+        return;
+    case MP_CHAOS_DIE:
+        end_all(plan, outcomes, MP_INTERNAL);
+        return;
+    case MP_CHAOS_STALL: /* outcomes stay as they are: there is more to do */
+        stand_still(services, lease);
+        return;
+    case MP_CHAOS_MEMORY:
+        for (int i = 0; i < plan->count; i++)
+            outcomes[i] = MP_OUTCOME_WAIT_MEMORY;
+        return;
+    default:
+        self->inner->ops->step(self->inner, lease, plan, outcomes);
+    }
+    uint64_t longer = (mp_sys_now_ns() - began) * SLOWER;
+    if (chaos == MP_CHAOS_SLOW)
+        dawdle(lease, longer > SLOWER_LEAST_NS ? longer : SLOWER_LEAST_NS);
+}
+
+static void chaos_preempt(mp_engine *base, mp_item *item) {
+    mp_engine *inner = of(base)->inner;
+    inner->ops->preempt(inner, item);
+}
+
+static void chaos_retire(mp_engine *base, mp_item *item) {
+    mp_engine *inner = of(base)->inner;
+    inner->ops->retire(inner, item);
+}
+
+static uint64_t chaos_trim(mp_engine *base) {
+    mp_engine *inner = of(base)->inner;
+    return inner->ops->trim(inner);
+}
+
+static void chaos_destroy(mp_engine *base) {
+    mp_engine *inner = of(base)->inner;
+    inner->ops->destroy(inner);
+    mp_free(base);
+}
+
+static const mp_error *chaos_lost(mp_engine *base) {
+    mp_engine *inner = of(base)->inner;
+    return inner->lost ? inner->lost(inner) : NULL;
+}
+
+mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker, mp_engine **engine, mp_error *error) {
+    static const mp_engine_ops ops = {
+        .admit = chaos_admit,
+        .plan = chaos_plan,
+        .step = chaos_step,
+        .preempt = chaos_preempt,
+        .retire = chaos_retire,
+        .trim = chaos_trim,
+        .destroy = chaos_destroy,
+    };
+    if (!mp_chaos_is_on(&services->chaos))
+        return MP_OK;
+    chaos_engine *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
+    if (!self) {
+        (*engine)->ops->destroy(*engine);
+        *engine = NULL;
+        return mp_fail_memory(error, sizeof(*self), "chaos");
+    }
+    *self = (chaos_engine){
+        .base = {.ops = &ops, .prefix = (*engine)->prefix, .lost = chaos_lost, .process = (*engine)->process},
+        .inner = *engine,
+        .services = services,
+        .stream = mp_chaos_stream(&services->chaos, key, worker),
+    };
+    *engine = &self->base;
+    return MP_OK;
+}

@@ -1,0 +1,173 @@
+/* Faults on purpose (registry/chaos.h): the same seed makes the same ones, and callers see what real ones show. */
+#include <math.h>
+#include <string.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "registry/chaos.h"
+#include "test_registry_fake.h"
+
+MP_TEST(chaos_is_a_function_of_seed_key_worker_and_step) {
+    enum { STEPS = 20000 };
+    const mp_chaos_rule rule = {.seed = 7, .fail = 0.1, .stall = 0.05, .die = 0.02, .slow = 0.2, .memory = 0.03};
+    const double chances[] = {0.6, 0.1, 0.05, 0.02, 0.2, 0.03};
+    const mp_chaos_rule other = {.seed = 8, .fail = 0.1, .stall = 0.05, .die = 0.02, .slow = 0.2, .memory = 0.03};
+    uint64_t streams[] = {mp_chaos_stream(&rule, "a", 0), mp_chaos_stream(&rule, "a", 1),
+                          mp_chaos_stream(&rule, "b", 0), mp_chaos_stream(&other, "a", 0)};
+    int counts[6] = {0}, refused = 0, differ[4] = {0};
+    for (uint64_t step = 0; step < STEPS; step++) {
+        mp_chaos first = mp_chaos_at_step(&rule, streams[0], step);
+        counts[first]++;
+        refused += mp_chaos_at_admission(&rule, streams[0], step);
+        for (int i = 0; i < 4; i++)
+            differ[i] += mp_chaos_at_step(i == 3 ? &other : &rule, streams[i], step) != first;
+    }
+    for (int i = 0; i < 6; i++)
+        MP_CHECK(fabs((double)counts[i] / STEPS - chances[i]) < 0.01);
+    MP_CHECK(fabs((double)refused / STEPS - 0.03) < 0.01);
+    MP_CHECK_INT(differ[0], 0);
+    for (int i = 1; i < 4; i++)
+        MP_CHECK(differ[i] > STEPS / 4);
+    /* As it was drawn when this was written: another version must repeat what a seed showed. */
+    static const char expected[] = "LL...M...LM.SF..FDL.....FL..F.FF";
+    char drawn[sizeof(expected)] = {0};
+    for (uint64_t step = 0; step < sizeof(expected) - 1; step++)
+        drawn[step] = ".FSDLM"[mp_chaos_at_step(&rule, streams[0], step)];
+    MP_CHECK_STR(drawn, expected);
+}
+
+MP_TEST(chaos_rules_are_checked) {
+    static const struct {
+        mp_chaos_rule rule;
+        const char *says;
+    } rows[] = {{{.fail = 1.5}, "\"fail\" is 1.5"},
+                {{.stall = -0.1}, "\"stall\" is -0.1"},
+                {{.die = NAN}, "\"die\" is"},
+                {{.slow = INFINITY}, "\"slow\" is inf"},
+                {{.fail = 0.6, .memory = 0.6}, "1.2 together"}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        mp_registry_config config = {.lanes = 1, .memory_limit = 1000000, .chaos = rows[i].rule};
+        mp_registry *registry;
+        mp_error error;
+        MP_CHECK_STATUS(mp_registry_create(&config, &registry, &error), MP_INVALID_ARGUMENT, &error);
+        MP_CHECK(strstr(error.message, rows[i].says));
+        MP_CHECK(!registry);
+    }
+    const mp_chaos_rule all = {.fail = 0.2, .stall = 0.2, .die = 0.2, .slow = 0.2, .memory = 0.2}, off = {.seed = 3};
+    mp_error error;
+    MP_CHECK_OK(mp_chaos_check(&all, &error), &error);
+    MP_CHECK(mp_chaos_is_on(&all) && !mp_chaos_is_on(&off));
+}
+
+/* --- what callers see --- */
+
+static mp_registry *open_with(mp_chaos_rule rule, fake *fake) {
+    mp_registry_config config = {.lanes = 1,
+                                 .max_workers = 1,
+                                 .breaker_threshold = -1,
+                                 .stall_timeout_ns = FAKE_MS(60),
+                                 .chaos = rule};
+    mp_registry *registry = fake_registry_of(config);
+    fake_init(fake);
+    fake_add(registry, "a", fake, false);
+    return registry;
+}
+
+MP_TEST(chaos_faults_end_calls_as_real_ones_do) {
+    static const struct {
+        mp_chaos_rule rule;
+        mp_status status;
+        int faults, retries, deaths, apart; /* of one call; deaths: workers that ended */
+    } rows[] = {
+        {{.fail = 1}, MP_MODEL, 2, 1, 0, 0},
+        {{.die = 1}, MP_INTERNAL, 2, 1, 2, 0},
+        {{.stall = 1}, MP_RECV, 1, 0, 0, 1},
+        {{.memory = 1}, MP_MEMORY_EXHAUSTED, 1, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        fake fake;
+        mp_registry *registry = open_with(rows[i].rule, &fake);
+        mp_error error;
+        mp_registry_stats stats;
+        mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+        MP_CHECK_STATUS(fake_wait(ticket, &error), rows[i].status, &error);
+        mp_ticket_release(ticket);
+        MP_CHECK_INT(fake.steps, 0); /* the engine was not asked */
+        uint64_t end = fake_in_ms(5000);
+        do {
+            mp_registry_get_stats(registry, &stats);
+            mp_sys_sleep_ns(FAKE_MS(1));
+        } while ((int)stats.workers_evicted < rows[i].deaths && mp_sys_now_ns() < end);
+        MP_CHECK_INT(stats.chaos_faults, rows[i].faults);
+        MP_CHECK_INT(stats.retries, rows[i].retries);
+        MP_CHECK_INT(stats.workers_evicted, rows[i].deaths);
+        MP_CHECK_INT(stats.workers_dead, rows[i].apart);
+        MP_CHECK_INT(stats.errors, 1);
+        if (rows[i].apart) /* its thread comes back soon, and frees what it had */
+            for (mp_entry_info info = {.dead = 1}; info.dead; fake_info(registry, "a", &info))
+                MP_CHECK(mp_sys_now_ns() < end);
+        fake_end(registry);
+    }
+}
+
+MP_TEST(chaos_slow_workers_answer_late) {
+    fake fake;
+    mp_registry *registry = open_with((mp_chaos_rule){.slow = 1}, &fake);
+    uint64_t submitted, started, finished;
+    atomic_store(&fake.step_ns, FAKE_MS(4));
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
+    mp_ticket_times(ticket, &submitted, &started, &finished);
+    mp_ticket_release(ticket);
+    MP_CHECK(finished - started >= FAKE_MS(20));
+    MP_CHECK_INT(fake.steps, 1);
+    /* and hear that nobody wants the answer any more */
+    atomic_store(&fake.step_ns, FAKE_MS(400));
+    ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_steps, 1);
+    mp_sys_sleep_ns(FAKE_MS(420));
+    mp_ticket_cancel(ticket);
+    uint64_t asked = mp_sys_now_ns();
+    mp_status status = fake_finish(ticket);
+    MP_CHECK(status == MP_CANCELLED || status == MP_OK);
+    MP_CHECK(mp_sys_now_ns() - asked < FAKE_MS(1000));
+    fake_end(registry);
+}
+
+/* --- by seed --- */
+
+enum { CALLS = 60 };
+
+static void run_calls(uint64_t seed, char *ends) {
+    fake fake;
+    mp_registry *registry = open_with((mp_chaos_rule){.seed = seed, .fail = 0.4, .memory = 0.1}, &fake);
+    for (int i = 0; i < CALLS; i++) {
+        mp_status status = fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL));
+        MP_CHECK(status == MP_OK || status == MP_MODEL || status == MP_MEMORY_EXHAUSTED);
+        ends[i] = status == MP_OK ? '.' : status == MP_MODEL ? 'F' : 'M';
+    }
+    ends[CALLS] = 0;
+    fake_end(registry);
+}
+
+MP_TEST(chaos_repeats_itself) {
+    char first[CALLS + 1], again[CALLS + 1], other[CALLS + 1];
+    run_calls(7, first);
+    run_calls(7, again);
+    run_calls(8, other);
+    MP_CHECK_STR(first, again);
+    MP_CHECK(strcmp(first, other) != 0);
+    MP_CHECK(strchr(first, '.') && strchr(first, 'F') && strchr(first, 'M'));
+}
+
+MP_TEST(chaos_is_off_unless_asked_for) {
+    fake fake;
+    mp_registry *registry = open_with((mp_chaos_rule){.seed = 7}, &fake);
+    mp_registry_stats stats;
+    for (int i = 0; i < 50; i++)
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.chaos_faults, 0);
+    MP_CHECK_INT(fake.steps, 50);
+    fake_end(registry);
+}
