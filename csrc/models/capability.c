@@ -184,6 +184,14 @@ static void text_usage(const mp_call *base, uint64_t *in, uint64_t *out) {
         *out += atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed);
 }
 
+static bool text_seen(const mp_call *base) {
+    const mp_text_call *call = (const mp_text_call *)base;
+    for (int i = 0; call->choices && i < call->n_choices; i++)
+        if (atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed))
+            return true;
+    return false;
+}
+
 static mp_status check_range(const char *name, int64_t value, int64_t low, int64_t high, mp_error *error) {
     if (value >= low && value <= high)
         return MP_OK;
@@ -233,6 +241,7 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
                            .destroy = text_destroy,
                            .fingerprint = text_fingerprint,
                            .usage = text_usage,
+                           .seen = text_seen,
                            .bytes = sizeof *call};
     call->sampling = args->sampling;
     call->n_prompt = args->n_prompt;

@@ -30,6 +30,9 @@ typedef struct mp_call {
     uint64_t (*fingerprint)(const struct mp_call *call);
     /* Units read and written so far: tokens, images. NULL: not counted. */
     void (*usage)(const struct mp_call *call, uint64_t *in, uint64_t *out);
+    /* Whether the caller may have seen a piece of the result: then it is not tried again after a worker's fault. NULL:
+     * there is nothing to be seen before the end. Any thread. */
+    bool (*seen)(const struct mp_call *call);
     uint64_t bytes; /* what it holds, charged to the queue's share of memory */
     bool tolerant;  /* the caller expects NaN and deals with it: no fault of the model's workers */
 } mp_call;
@@ -56,7 +59,7 @@ typedef struct mp_embed_call {
     /* result */
     int32_t width;        /* components a vector; filled by the engine's check before it is queued */
     float *vectors;       /* [n_texts, width] or [n_tokens, width]; 64-byte aligned; numpy adopts it */
-    _Atomic int32_t done; /* texts finished so far */
+    _Atomic int32_t done; /* texts finished so far; never fewer than before, also when it is tried again */
 } mp_embed_call;
 
 /* Copies ids, offsets and skip (NULL allowed). vectors is allocated by mp_embed_call_output once width is known. */

@@ -345,7 +345,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             continue;
         item->cursor += plan->amount[i];
         mp_embed_call *call = (mp_embed_call *)item->call;
-        atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
+        if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
+            atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
         if (item->cursor == item->total)
             outcomes[i] = MP_OUTCOME_DONE;
     }

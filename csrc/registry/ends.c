@@ -80,7 +80,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
     mp_entry_note_fault(entry);
     /* By the numeric contract NaN would come again. */
     bool again = status != MP_NUMERIC && !ticket->suspect && !entry->quit &&
-                 atomic_load_explicit(&ticket->progress, memory_order_relaxed) == 0 &&
+                 !(call->seen && call->seen(call)) &&
                  !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     return again;

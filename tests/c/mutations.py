@@ -206,6 +206,10 @@ MUTATIONS = [
              "again = (BUG || status != MP_NUMERIC)", "crashes", SOME),
     Mutation(218, _X, "mp_entry_fault", "a call is tried for ever", "!ticket->suspect", "(BUG || !ticket->suspect)",
              "crashes", SOME),
+    Mutation(219, _X, "mp_entry_fault", "what the caller has seen begins anew", "!(call->seen && call->seen(call))",
+             "(BUG || !(call->seen && call->seen(call)))", "crashes", SOME),
+    Mutation(180, _X, "mp_entry_fault", "a call of several steps has no second try", "!entry->quit &&",
+             "!entry->quit && !(BUG && atomic_load(&ticket->progress)) &&", "crashes", SOME),
     # --- dispatch
     Mutation(223, _D, "mp_dispatch_take", "others join one that wants to be alone",
              "ticket->policy == MP_POLICY_SEQUENTIAL;", "ticket->policy == MP_POLICY_SEQUENTIAL && !BUG;",

@@ -45,7 +45,9 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = w.load_fails || w.crashes || w.stalls;
         break;
     case MP_INTERNAL:
-        fine = w.crashes;
+        /* it is tried again once, unless a piece of its result was seen */
+        fine = w.crashes && (r->call->failed != 1 || r->call->failed_late || r->cancelled ||
+                             r->deadline_ns || r->patience_ns || w.shutting_down);
         break;
     case MP_INTEGRITY:
         fine = w.files_change;

@@ -62,7 +62,8 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     enter(engine);
     mp_status status = MP_OK;
     SIM_CHECK(!call->admitted && !call->finished && call->failed < 2); /* a fault is tried again once ... */
-    SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again */
+    SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again, */
+    SIM_CHECK(!call->failed_late);                                     /* and what was seen stays as it is */
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
         sim_now() > fakes.jumped_ns + LATE_NS)
@@ -173,8 +174,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         outcomes[i] = MP_OUTCOME_MORE;
         if (!whole)
             continue;
-        if (call->internal > 0) {
+        if (call->internal > 0 && call->done >= call->internal_from) {
             call->internal--;
+            call->failed_late = call->streams && call->done;
             mp_fail(&item->error, MP_INTERNAL, "the engine broke down");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
@@ -285,6 +287,11 @@ static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost
 
 static uint64_t call_fingerprint(const mp_call *call) { return ((const sim_call *)call)->units + 1000003; }
 
+static bool call_seen(const mp_call *base) {
+    const sim_call *call = (const sim_call *)base;
+    return call->streams && call->done > 0;
+}
+
 static bool model_healthy(const mp_model *base) { return !((const fake_model *)base)->model->unhealthy; }
 static uint64_t model_bytes(const mp_model *base) { return ((const fake_model *)base)->model->model_bytes; }
 
@@ -389,6 +396,7 @@ sim_call *sim_fakes_call(uint32_t units) {
         return NULL;
     call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
+    call->base.seen = call_seen;
     call->units = units;
     fakes.calls++;
     return call;

@@ -37,7 +37,10 @@ typedef struct sim_call {
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* by an engine now: 0 or 1 */
     bool alone;              /* no other may be in the engine beside it */
-    int internal;            /* the next so many steps of it fail with INTERNAL */
+    int internal;            /* the next so many steps of it fail with INTERNAL, once it has done */
+    uint32_t internal_from;  /* so many units */
+    bool streams;            /* its caller sees each unit as it is done */
+    bool failed_late;        /* after one of them */
     uint64_t deadline_ns;    /* that the engine is to be told */
     int saved;               /* states that a preemption has left */
     int finished, failed;    /* times an engine completed it, or made it fail */

@@ -121,7 +121,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         outcomes[i] = MP_OUTCOME_MORE;
         if (stopped)
             continue;
-        if (atomic_load(&call->faults) > 0) {
+        if (atomic_load(&call->faults) > 0 && atomic_load(&call->done) >= call->fault_from) {
             atomic_fetch_sub(&call->faults, 1);
             mp_fail(&item->error, call->fault, "a fault on purpose");
             outcomes[i] = MP_OUTCOME_FAILED;
@@ -302,6 +302,11 @@ static void call_destroy(mp_call *call) {
     mp_free(call);
 }
 
+static bool call_seen(const mp_call *base) {
+    const fake_call *call = (const fake_call *)base;
+    return call->streams && atomic_load(&call->done) > 0;
+}
+
 static uint64_t call_fingerprint(const mp_call *call) { return ((const fake_call *)call)->fingerprint; }
 
 fake_call *fake_call_create(uint32_t units) {
@@ -311,6 +316,7 @@ fake_call *fake_call_create(uint32_t units) {
     atomic_fetch_add(&fake_calls, 1);
     call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
+    call->base.seen = call_seen;
     static _Atomic uint64_t number;
     call->fingerprint = atomic_fetch_add(&number, 1) + 1;
     call->units = units;

@@ -45,8 +45,10 @@ typedef struct fake_call {
     bool bad_argument; /* check refuses it */
     bool refused;      /* admit refuses it for good */
     bool numeric;      /* fails as NaN in its steps */
-    _Atomic int faults; /* its next so many steps fail with `fault` */
+    _Atomic int faults; /* its next so many steps fail with `fault`, once it has done */
+    uint32_t fault_from; /* so many units */
     mp_status fault;
+    bool streams; /* its caller sees each unit as it is done */
     uint64_t fingerprint;
     _Atomic uint32_t done;
     _Atomic int finished;      /* times the engine completed it */

@@ -408,21 +408,37 @@ MP_TEST(workers_fault_is_tried_again_once) {
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 1), NULL)), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     MP_CHECK_INT(stats_of(registry).retries, 2);
-    /* not after a piece of result */
-    fake.step_units = 1;
-    fake_call *late = fake_call_create(3);
-    late->fault = MP_MODEL;
-    atomic_store(&fake.hold, true);
-    mp_ticket *ticket = fake_submit(registry, "a", late, NULL);
-    fake_until(&fake.in_steps, 1);
-    atomic_store(&fake.hold, false);
-    uint64_t progress;
-    MP_CHECK(mp_ticket_wait(ticket, 0, fake_in_ms(10000), &progress));
-    atomic_store(&late->faults, 5);
-    mp_status status = fake_finish(ticket);
-    MP_CHECK(status == MP_MODEL || status == MP_OK); /* OK: it was done before the fault */
-    MP_CHECK_INT(stats_of(registry).retries, 2);
     fake_end(registry);
+}
+
+/* In which step does not matter, but not once the caller has seen a piece of the result. */
+MP_TEST(workers_fault_of_a_later_step) {
+    static const struct {
+        uint32_t from;
+        int faults;
+        bool streams;
+        mp_status ends;
+        int retries;
+    } rows[] = {{0, 1, true, MP_OK, 1},     {1, 1, true, MP_MODEL, 0},  {4, 1, true, MP_MODEL, 0},
+                {1, 1, false, MP_OK, 1},    {4, 1, false, MP_OK, 1},    {4, 2, false, MP_MODEL, 1},
+                {4, 1, false, MP_INTERNAL, 1}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        fake fake;
+        fake_init(&fake);
+        fake.step_units = 1;
+        mp_registry *registry = fake_registry(1, 0);
+        fake_add(registry, "a", &fake, false);
+        bool dies = rows[i].ends == MP_INTERNAL;
+        fake_call *call = fake_call_create(5);
+        call->fault = dies ? MP_INTERNAL : MP_MODEL;
+        call->fault_from = rows[i].from;
+        call->faults = rows[i].faults;
+        call->streams = rows[i].streams;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), dies ? MP_OK : rows[i].ends);
+        MP_CHECK_INT(stats_of(registry).retries, rows[i].retries);
+        MP_CHECK_INT(stats_of(registry).worker_faults, rows[i].faults);
+        fake_end(registry);
+    }
 }
 
 MP_TEST(workers_with_an_internal_error_are_replaced) {
