@@ -274,7 +274,7 @@ MUTATIONS = [
     Mutation(247, _L, "mp_worker_leave", "calls wait for a worker that has left", "mp_dispatch_forget(entry, worker);",
              "if (!BUG) mp_dispatch_forget(entry, worker);", "evictions", MANY),
     Mutation(248, _L, "note_fault", "no rest after workers that died", "mp_entry_note_death(entry, &worker->fault);",
-             "if (!BUG) mp_entry_note_death(entry, &worker->fault);", "crashes", SOME),
+             "if (!BUG) mp_entry_note_death(entry, &worker->fault);", "crashes", MANY),
     Mutation(249, _L, "mp_entry_settle", "who waits for a broken model waits on", "if (entry->broken)",
              "if (entry->broken && !BUG)", "crashes", SOME),
     # --- loads

@@ -275,7 +275,7 @@ static void crashes_begin(void) { w.crashes = true; }
 static void crashes_call(record *r, mp_submit_options *options) {
     options->keep_alive_ns = 0;
     r->call->internal = percent(40) ? 1 + of(2) : 0;
-    r->call->internal_from = (uint32_t)of((int)r->call->units);
+    r->call->internal_from = percent(15) ? (uint32_t)of((int)r->call->units) : 0;
     r->call->streams = percent(50);
     r->call->numeric = r->call->numeric && !r->call->internal;
     if (percent(30))
