@@ -3,8 +3,9 @@
 static const double MARGIN = 1.02; /* what guesses must promise, for what is measured is not exact */
 static const double TRIAL = 0.01;  /* share of the time that may be lost */
 static const double OPENING = 2;   /* steps that may be lost at first, to learn anything */
+static const double MOST_DRIFT = 0.2; /* of a step: one that was held up is not the rule */
 static const double RESERVE = 8;   /* steps that earlier gains pay for at most */
-enum { TRIAL_RUN = MP_DRAFT_LONG, TRIAL_TOKENS = 3, LEARNS = 8 };
+enum { TRIAL_RUN = MP_DRAFT_LONG, TRIAL_TOKENS = 3, FIRST = 4 };
 
 void mp_speculation_init(mp_speculation *s, mp_speculate mode) {
     *s = (mp_speculation){.mode = mode, .odds = {0.3f, 0.5f, 0.7f, 0.85f}};
@@ -115,14 +116,19 @@ void mp_speculation_account(mp_speculation *s, int sequences, int checked, int r
     if (sequences > MP_GUESS_ROWS || sequences + checked > MP_GUESS_ROWS)
         return;
     mp_pace *pace = checked ? &s->guessed[sequences + checked] : &s->plain[sequences];
-    double old = pace->seen ? pace->ns : (double)took_ns, drift = (double)took_ns / old;
-    drift = drift > 2 ? 2 : drift < 0.5 ? 0.5 : drift; /* one step that was held up is not the rule */
-    for (int i = 1; i <= MP_GUESS_ROWS; i++) {
-        s->plain[i].ns *= 1 + (drift - 1) / 16;
-        s->guessed[i].ns *= 1 + (drift - 1) / 16;
+    double ns = (double)took_ns;
+    if (pace->seen < FIRST) { /* the least of a few: whatever holds a step up only makes it longer */
+        pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
+        pace->seen++;
+    } else { /* what all steps have in common soon, what sets this kind apart slowly */
+        double drift = ns / pace->ns - 1;
+        drift = drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
+        for (int i = 1; i <= MP_GUESS_ROWS; i++) {
+            s->plain[i].ns *= 1 + drift / 8;
+            s->guessed[i].ns *= 1 + drift / 8;
+        }
+        pace->ns *= 1 + drift / 32;
     }
-    pace->seen += pace->seen < LEARNS;
-    pace->ns = old + old * (drift - 1) / pace->seen;
     if (!s->plain[sequences].seen)
         return;
     double base = s->plain[sequences].ns;

@@ -11,11 +11,11 @@ static uint32_t place_of(const mp_draft_index *index, const int32_t *end, int ru
     return (uint32_t)(hash >> 32) & (index->capacity - 1);
 }
 
-/* At least three places for the two runs of a token, as long as that is not too much for a long sequence: then old runs
+/* At least six places for the two runs of a token, as long as that is not too much for a long sequence: then old runs
  * are forgotten. */
 static bool make_room(mp_draft_index *index, mp_budget *budget, int32_t count) {
     uint32_t capacity = index->capacity ? index->capacity : LEAST_PLACES;
-    while (capacity < MOST_PLACES && (uint64_t)capacity < 3 * (uint64_t)count)
+    while (capacity < MOST_PLACES && (uint64_t)capacity < 6 * (uint64_t)count)
         capacity *= 2;
     if (capacity == index->capacity)
         return true;
