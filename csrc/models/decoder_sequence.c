@@ -1,5 +1,6 @@
 #include "models/decoder_sequence.h"
 
+#include <assert.h>
 #include <string.h>
 
 static int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -168,6 +169,7 @@ void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache) {
 
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
     int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
+    assert(need <= seq->block_capacity);
     while (seq->block_count < need) {
         mp_status status = mp_prefix_take(cache, &seq->blocks[seq->block_count], error);
         if (status != MP_OK) {

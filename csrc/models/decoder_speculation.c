@@ -1,10 +1,10 @@
 #include "models/decoder_speculation.h"
 
-static const double MARGIN = 1.02; /* what guesses must promise, for what is measured is not exact */
-static const double TRIAL = 0.01;  /* share of the time that may be lost */
-static const double OPENING = 2;   /* steps that may be lost at first, to learn anything */
+static const double MARGIN = 1.02;    /* what guesses must promise, for what is measured is not exact */
+static const double TRIAL = 0.01;     /* share of the time that may be lost */
+static const double OPENING = 2;      /* steps that may be lost at first, to learn anything */
 static const double MOST_DRIFT = 0.2; /* of a step: one that was held up is not the rule */
-static const double RESERVE = 8;   /* steps that earlier gains pay for at most */
+static const double RESERVE = 8;      /* steps that earlier gains pay for at most */
 enum { TRIAL_RUN = MP_DRAFT_LONG, TRIAL_TOKENS = 3, FIRST = 4 };
 
 void mp_speculation_init(mp_speculation *s, mp_speculate mode) {

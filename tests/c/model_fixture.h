@@ -113,7 +113,7 @@ static inline void tiny_tokens(mp_spec *spec) {
 }
 
 /* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32) is infinite;
- * then the output has a matrix of its own. */
+ * then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
 static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_count, uint64_t seed, int32_t infinite) {
     mp_error error;
     char path[512], name[64];
@@ -126,11 +126,12 @@ static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_co
     tiny_int(file.spec, "llama.embedding_length", TINY_HIDDEN);
     tiny_int(file.spec, "llama.feed_forward_length", TINY_FFN);
     tiny_int(file.spec, "llama.attention.head_count", TINY_HEADS);
-    tiny_int(file.spec, "llama.attention.head_count_kv", TINY_KV_HEADS);
+    int kv_heads = infinite < 0 ? TINY_KV_HEADS : TINY_HEADS;
+    tiny_int(file.spec, "llama.attention.head_count_kv", kv_heads);
     tiny_int(file.spec, "llama.context_length", TINY_CONTEXT);
     tiny_float(file.spec, "llama.attention.layer_norm_rms_epsilon", 1e-5);
     tiny_float(file.spec, "llama.rope.freq_base", 10000);
-    int kv = TINY_HIDDEN / TINY_HEADS * TINY_KV_HEADS, at = 0;
+    int kv = TINY_HIDDEN / TINY_HEADS * kv_heads, at = 0;
     const struct {
         const char *name;
         int rows, columns;

@@ -295,7 +295,7 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
                 if (c >= 4) /* else what would come after the end */
                     for (uint32_t t = 0; t < ANSWER; t++)
                         known.tokens[t] = t < without.call->choices[0].token_count
-                                              ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 1;
+                                              ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 2;
                 mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
                 ask(&tiny, &with, &cases[c].args);
                 check_same(&without, &with, cases[c].name);
@@ -409,7 +409,9 @@ MP_TEST(models_speculation_survives_infinity) {
     tiny_job_admit(&tiny, &with);
     tiny_job_finish(&tiny, &with);
     check_same(&without, &with, "beside infinity");
-    MP_CHECK(tiny.engine->work.guessed > 0 && tiny.engine->work.right == 0);
+    /* once an answer, and not again */
+    MP_CHECK(tiny.engine->work.guessed > 0 && tiny.engine->work.guessed <= 2 * MP_DRAFT_MOST);
+    MP_CHECK_INT(tiny.engine->work.right, 0);
     mp_call_destroy(&without.call->base);
     mp_call_destroy(&with.call->base);
     tiny_unload(&tiny);
