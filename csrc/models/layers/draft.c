@@ -38,7 +38,8 @@ static int32_t look_up(const mp_draft_index *index, const int32_t *tokens, int32
         return 0;
     int32_t end = (int32_t)index->ends[place_of(index, tokens + count, run)];
     size_t bytes = (size_t)run * sizeof *tokens;
-    return end && memcmp(tokens + end - run, tokens + count - run, bytes) == 0 ? end : 0;
+    /* runs of all lengths share the places */
+    return end >= run && memcmp(tokens + end - run, tokens + count - run, bytes) == 0 ? end : 0;
 }
 
 int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *tokens, int32_t count, int most,
