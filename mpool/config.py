@@ -34,6 +34,7 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
+_SWITCHES = ("fail_fast", "predictive_scaling")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class PoolConfig:
             ``memory``: it gets none (MemoryExhausted, if nobody can give it). Callers see what real faults would show:
             retries, the breaker (CircuitOpen), quarantine, NoWorkers after many deaths. The same seed gives the same
             faults at the same worker and step. ``metrics()["chaos_faults"]`` counts them.
+        predictive_scaling: start workers ahead of need, and keep those that are about to be needed, within
+            ``max_workers_per_model``, memory and CPUs. Calls a second, of which one that came 10 s ago counts half of
+            one that comes now, times the seconds of computing that a call takes, are the workers that are busy on
+            average; so many are there that each is busy for at most 70 % of its time. Not for the policy ``"pack"``,
+            of which one worker serves as many calls as come.
 
     Raises:
         InvalidArgument: a value is of the wrong type or out of range.
@@ -119,6 +125,7 @@ class PoolConfig:
     max_embed_inputs: int = 10_000
     offline: bool | None = None
     chaos: str | Mapping[str, float] | None = None
+    predictive_scaling: bool = False
 
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
@@ -130,8 +137,9 @@ class PoolConfig:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
             raise InvalidArgument(f"PoolConfig.request_timeout is {limit!r}, allowed: seconds above 0, or None")
         seconds_of(self.keep_alive, "PoolConfig.keep_alive")
-        if not isinstance(self.fail_fast, bool):
-            raise InvalidArgument(f"PoolConfig.fail_fast is {self.fail_fast!r}, allowed: True, False")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"PoolConfig.{name} is {getattr(self, name)!r}, allowed: True, False")
         self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
             raise InvalidArgument(f"PoolConfig.offline is {self.offline!r}, allowed: True, False, None")
@@ -166,6 +174,7 @@ class PoolConfig:
         for name in ("shutdown_grace", "load_timeout", "load_ceiling", "stall_timeout", "maintenance_interval",
                      "breaker_window", "breaker_rest"):
             options[name] = float(getattr(self, name))
+        options["predictive_scaling"] = self.predictive_scaling
         if self.request_timeout is not None:
             options["request_timeout"] = float(self.request_timeout)
         for name in ("step_budget", "batch_wait"):
@@ -180,5 +189,5 @@ class PoolConfig:
         return seconds_of(self.keep_alive, "PoolConfig.keep_alive")
 
 
-assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "fail_fast", "chaos"} == {
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "chaos", *_SWITCHES} == {
     field.name for field in fields(PoolConfig)}

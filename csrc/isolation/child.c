@@ -204,6 +204,7 @@ static void put_learnt(child *c) {
     mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->tokens, memory_order_relaxed) : 0);
     mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->blocks, memory_order_relaxed) : 0);
     mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->evicted, memory_order_relaxed) : 0);
+    mp_put(&c->out, &c->engine->work, sizeof c->engine->work);
     if (c->kind->get_speed)
         c->kind->get_speed(c->model, speed);
     mp_put(&c->out, speed, sizeof speed);

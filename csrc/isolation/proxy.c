@@ -308,12 +308,18 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
 static void get_learnt(proxy *p) {
     uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
+    mp_step_work work, *known = &p->base.work;
+    mp_get(&p->in, &work, sizeof work);
+    if (work.passes < known->passes || work.rows < known->rows || work.found < known->found ||
+        work.guessed < known->guessed || work.right < known->right || work.right > work.guessed)
+        mp_wire_refuse(&p->in, "what was done becomes less");
     mp_get(&p->in, speed, sizeof speed);
     for (int i = 0; i < MP_MODEL_SPEEDS; i++)
         if (speed[i] > LONGEST_COST_NS)
             mp_wire_refuse(&p->in, "a speed is impossible");
     if (p->in.failed)
         return;
+    *known = work;
     atomic_store_explicit(&p->prefix.hits, hits, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.tokens, tokens, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.blocks, blocks, memory_order_relaxed);

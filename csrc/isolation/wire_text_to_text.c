@@ -91,6 +91,7 @@ static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     mp_put(out, call->stop_ids, (size_t)call->n_stop_ids * sizeof *call->stop_ids);
     mp_put(out, call->bias_ids, (size_t)call->n_bias * sizeof *call->bias_ids);
     mp_put(out, call->bias, (size_t)call->n_bias * sizeof *call->bias);
+    ((text_note *)note)->cursor = item->cursor;
     put_progress(out, call, note);
 }
 
@@ -290,7 +291,9 @@ static void text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     const mp_text_call *call = (const mp_text_call *)item->call;
     text_note *note = data;
     (void)amount; /* rows: tokens follow from what was computed before, too */
-    note->cursor = mp_get_count(in, item->total, "a call is further than its end");
+    /* One that goes on elsewhere reads its prompt again: that is no step back, and counts nothing twice. */
+    uint32_t cursor = mp_get_count(in, item->total, "a call is further than its end");
+    note->cursor = cursor > note->cursor ? cursor : note->cursor;
     note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
     uint8_t prompt_done = mp_get_u8(in);
     if (prompt_done > 1 || prompt_done < note->prompt_done) {

@@ -4,7 +4,8 @@
  * A sequence is its tokens (prompt and answer so far) and how many of them the cache holds. What is not cached yet is
  * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and
  * starting again after a preemption are one thing. The answers to one prompt (n) share its cache, and prompts
- * that start alike: see decoder_sequence.h. */
+ * that start alike: see decoder_sequence.h. Behind the last token there may be guesses at the next ones, each with
+ * logits of its own: see decoder_speculation.h. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@ typedef struct step_seq { /* a sequence that takes part in this step */
     mp_sequence *seq;
     int plan; /* index in the plan */
     int choice, rows, output;
+    int guesses, right; /* rows more, and of those the ones that were guessed right */
 } step_seq;
 
 typedef struct decoder_engine {
@@ -32,7 +34,8 @@ typedef struct decoder_engine {
     mp_arena arena;
     uint64_t charged;
     const mp_token_table *tokens;
-    int admitted;    /* items with a state */
+    int admitted; /* items with a state */
+    mp_speculation speculation;
     step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
 } decoder_engine;
@@ -241,6 +244,45 @@ static int select_rows(decoder_engine *engine, const mp_plan *plan, mp_outcome *
     return rows;
 }
 
+static bool decodes(const step_seq *step, const mp_plan *plan) {
+    const mp_text_call *call = (const mp_text_call *)plan->items[step->plan]->call;
+    return call->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
+}
+
+/* Guesses behind the tokens of those who decode; returns how many. `rows`: of the step so far. */
+static int add_guesses(decoder_engine *engine, const mp_plan *plan, int rows) {
+    mp_guess *guesses[MP_GUESS_ROWS];
+    step_seq *steps[MP_GUESS_ROWS];
+    int n = 0, added = 0;
+    if (!mp_speculation_open(&engine->speculation, engine->step_count, rows))
+        return 0;
+    for (int s = 0; s < engine->step_count; s++) {
+        step_seq *step = &engine->steps[s];
+        if (!decodes(step, plan))
+            continue;
+        mp_sequence_guess(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
+        steps[n] = step;
+        guesses[n++] = &step->seq->guess;
+    }
+    mp_speculation_choose(&engine->speculation, guesses, n, engine->step_count, rows,
+                          atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed));
+    for (int i = 0; i < n; i++)
+        added += steps[i]->guesses = guesses[i]->count;
+    return added;
+}
+
+/* KV blocks for guesses, or fewer of them: nobody waits for these. */
+static void take_guess_blocks(decoder_engine *engine) {
+    for (int s = 0; s < engine->step_count; s++) {
+        step_seq *step = &engine->steps[s];
+        if (step->guesses == 0)
+            continue;
+        int rows = step->rows + step->guesses;
+        mp_sequence_extend(step->seq, &engine->cache, &rows, NULL);
+        step->guesses = rows - step->rows;
+    }
+}
+
 /* KV blocks for the selected rows, some of which are given up where there is no memory. An item left without any
  * waits. */
 static int take_blocks(decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
@@ -300,21 +342,22 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
         mp_sequence *seq = step->seq;
         mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
+        memcpy(id + rows->M + step->rows, seq->guess.tokens, (size_t)step->guesses * sizeof *id);
         bool last = seq->cached + step->rows == seq->count;
         int unread = call->n_prompt - seq->cached; /* below 0 once it decodes */
         bool all = call->want_prompt_logits && step->choice == 0 && unread > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
-            .rows = step->rows,
+            .rows = step->rows + step->guesses,
             .past = seq->cached,
             .blocks = seq->blocks,
             .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < unread ? step->rows : unread,
         };
-        rows->M += step->rows;
+        rows->M += step->rows + step->guesses;
         step->output = last ? rows->n_output : -1;
-        if (last)
-            rows->output_row[rows->n_output++] = rows->M - 1;
+        for (int row = rows->M - 1 - step->guesses; last && row < rows->M; row++)
+            rows->output_row[rows->n_output++] = row;
     }
     rows->id = id;
 }
@@ -339,8 +382,8 @@ static int find_id(const int32_t *ids, int n, int32_t id) {
 }
 
 /* Take a drawn token into a sequence. */
-static mp_status accept(decoder_engine *engine, mp_text_call *call, mp_answers *state, int c, int32_t id,
-                        float logprob, mp_error *error) {
+static mp_status accept(decoder_engine *engine, mp_text_call *call, mp_answers *state, int c, int32_t id, float logprob,
+                        mp_error *error) {
     mp_sequence *seq = &state->seqs[c];
     mp_choice *choice = &call->choices[c];
     const mp_token_table *table = engine->tokens;
@@ -451,8 +494,31 @@ static size_t sample_bytes(const mp_decoder *model) {
            mp_arena_cost((size_t)model->vocab * sizeof(float));
 }
 
-/* All answers that have logits. The first drawing of an item also starts its other answers from the same row. */
-static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_rows *rows, void *scratch,
+/* The first drawing of an item also starts its other answers from the same row. */
+static mp_status start_others(decoder_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
+                              float *copy, mp_candidate *candidates) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    mp_answers *state = item->state;
+    call->prompt_done_ns = mp_sys_now_ns();
+    mp_answers_fork(state, &engine->cache);
+    for (int c = 1; c < state->n; c++) {
+        if (state->seqs[c].cached != first->cached)
+            continue; /* reads the rest of the prompt itself and draws then */
+        memcpy(copy, logits, (size_t)engine->model->vocab * sizeof *copy);
+        MP_TRY(draw(engine, item, c, copy, candidates));
+    }
+    return MP_OK;
+}
+
+/* A guess whose row is not finite may have spoiled the rows before it in its block, which read it times zero. */
+static bool is_spoiled(const mp_decoder_pass *pass, const mp_row_seq *rows, int guesses) {
+    int64_t hidden = pass->model->hidden;
+    return guesses > 0 &&
+           !mp_kernels_get()->all_finite(pass->x + (rows->row0 + rows->rows - guesses) * hidden, guesses * hidden);
+}
+
+/* All answers that have logits. */
+static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
                      mp_outcome *outcomes) {
     size_t vocab = (size_t)engine->model->vocab;
     mp_candidate *candidates = scratch;
@@ -462,26 +528,31 @@ static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_rows 
     for (int s = 0; s < engine->step_count; s++) {
         step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
-        mp_text_call *call = (mp_text_call *)item->call;
-        mp_answers *state = item->state;
+        mp_sequence *seq = step->seq;
+        if (is_spoiled(pass, &pass->rows.seq[s], step->guesses)) { /* once more, without */
+            memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
+            mp_sequence_wipe(seq, &engine->cache, step->rows + step->guesses, copy);
+            seq->wary = true;
+            continue;
+        }
         mp_answers_keep(item, &engine->cache, step->choice, step->rows, sound);
         if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
             continue;
-        float *logits = rows->logits + (size_t)step->output * vocab;
-        bool start = !call->prompt_done_ns;
+        float *logits = pass->rows.logits + (size_t)step->output * vocab;
         mp_status status = MP_OK;
-        if (start) {
-            call->prompt_done_ns = mp_sys_now_ns();
-            mp_answers_fork(state, &engine->cache);
-            for (int c = 1; c < state->n && status == MP_OK; c++) {
-                if (state->seqs[c].cached != step->seq->cached)
-                    continue; /* reads the rest of the prompt itself and draws then */
-                memcpy(copy, logits, vocab * sizeof *copy);
-                status = draw(engine, item, c, copy, candidates);
-            }
-        }
+        if (!((mp_text_call *)item->call)->prompt_done_ns)
+            status = start_others(engine, item, seq, logits, copy, candidates);
         if (status == MP_OK)
             status = draw(engine, item, step->choice, logits, candidates);
+        for (int i = 0; i < step->guesses && status == MP_OK && !seq->done; i++) {
+            bool right = seq->tokens[seq->cached] == seq->guess.tokens[i];
+            mp_speculation_learn(&engine->speculation, &seq->guess, i, right);
+            if (!right)
+                break;
+            step->right++;
+            mp_answers_keep(item, &engine->cache, step->choice, 1, sound);
+            status = draw(engine, item, step->choice, logits + (size_t)(i + 1) * vocab, candidates);
+        }
         if (status != MP_OK)
             outcomes[step->plan] = MP_OUTCOME_FAILED;
     }
@@ -527,8 +598,22 @@ static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *out
         }
 }
 
-/* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. */
-static void learn_speed(decoder_engine *engine, int rows, uint64_t ns) {
+/* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
+static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns) {
+    uint64_t ns = mp_sys_now_ns() - start_ns;
+    int rows = all->M, guesses = 0, right = 0;
+    for (int s = 0; s < engine->step_count; s++) {
+        guesses += engine->steps[s].guesses;
+        right += engine->steps[s].right;
+    }
+    mp_step_work *work = &engine->base.work;
+    work->passes++;
+    work->rows += (uint64_t)rows;
+    work->guessed += (uint64_t)guesses;
+    work->right += (uint64_t)right;
+    work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
+    if (rows - guesses == all->n_seq && all->n_output == rows)
+        mp_speculation_account(&engine->speculation, all->n_seq, guesses, right, ns);
     bool many = rows >= STEP_ROWS / 16;
     _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
     uint64_t now = many ? ns / (uint64_t)rows : ns, old = atomic_load_explicit(estimate, memory_order_relaxed);
@@ -553,23 +638,28 @@ static size_t logit_bytes(const decoder_engine *engine, const mp_rows *rows) {
 
 /* Scratch for the selected rows, then blocks for as many of them as can be had; lays these out. False: no row is
  * left. */
-static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int M, mp_rows *rows,
+static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int M, int guesses, mp_rows *rows,
                     mp_outcome *outcomes) {
     mp_error error;
     mp_error_clear(&error);
     size_t seqs = (size_t)engine->step_count;
     step_lists lists = {
-        .id_bytes = mp_arena_cost((size_t)M * sizeof(int32_t)),
+        .id_bytes = mp_arena_cost((size_t)(M + guesses) * sizeof(int32_t)),
         .seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq)),
-        .output_bytes = mp_arena_cost(seqs * sizeof(int)),
+        .output_bytes = mp_arena_cost((seqs + (size_t)guesses) * sizeof(int)),
     };
     size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes;
     mp_status status = reserve(engine, bytes, &error);
     if (status == MP_OK) {
         lay_out(engine, plan, &lists, rows);
-        bytes += logit_bytes(engine, rows) + sample_bytes(engine->model) +
-                 mp_decoder_pass_bytes(engine->model, rows, lanes);
+        bytes +=
+            logit_bytes(engine, rows) + sample_bytes(engine->model) + mp_decoder_pass_bytes(engine->model, rows, lanes);
         status = reserve(engine, bytes, &error);
+    }
+    if (status != MP_OK && guesses > 0) {
+        for (int s = 0; s < engine->step_count; s++)
+            engine->steps[s].guesses = 0;
+        return prepare(engine, plan, lanes, M, 0, rows, outcomes);
     }
     if (status != MP_OK) {
         wait_all(plan, &error, outcomes);
@@ -577,6 +667,8 @@ static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int 
     }
     if (take_blocks(engine, plan, outcomes) == 0)
         return false;
+    if (guesses > 0)
+        take_guess_blocks(engine);
     lay_out(engine, plan, &lists, rows); /* again: there may be fewer, and the arena may have moved */
     rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
     return true;
@@ -591,15 +683,15 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             call->started_ns = start;
     }
     mp_rows rows = {0};
-    int M = select_rows(engine, plan, outcomes);
-    if (M > 0 && prepare(engine, plan, lease->lanes, M, &rows, outcomes)) {
+    int M = select_rows(engine, plan, outcomes), guesses = add_guesses(engine, plan, M);
+    if (M > 0 && prepare(engine, plan, lease->lanes, M, guesses, &rows, outcomes)) {
         void *sampling = mp_arena_take(&engine->arena, sample_bytes(engine->model));
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
         if (!pass.stop) {
-            draw_all(engine, plan, &rows, sampling, outcomes);
-            learn_speed(engine, rows.M, mp_sys_now_ns() - start);
+            draw_all(engine, plan, &pass, sampling, outcomes);
+            learn(engine, &rows, start);
         }
     }
     report(engine, plan, outcomes);
@@ -630,6 +722,13 @@ static void engine_destroy(mp_engine *base) {
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy};
 
+void mp_decoder_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
+    decoder_engine *engine = (decoder_engine *)base;
+    mp_speculation_init(&engine->speculation, mode);
+    engine->speculation.propose = propose;
+    engine->speculation.propose_arg = arg;
+}
+
 /* An engine serves one model in one way, so this only keeps keys of different engines apart. */
 static void seed_prefixes(decoder_engine *engine) {
     const mp_spec *spec = mp_weights_spec(engine->model->weights);
@@ -649,6 +748,7 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     engine->budget = budget;
     engine->tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     mp_prefix_init(&engine->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent);
+    mp_speculation_init(&engine->speculation, (mp_speculate)mp_options_get()->speculation);
     seed_prefixes(engine);
     engine->base.prefix = &engine->cache.counters;
     *out = &engine->base;

@@ -1,5 +1,6 @@
 #include "models/decoder_sequence.h"
 
+#include <assert.h>
 #include <string.h>
 
 static int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -77,6 +78,7 @@ void mp_answers_destroy(mp_answers *answers) {
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     while (seq->block_count > 0) /* from the last to the first, as prefix_cache.h wants it */
         mp_prefix_give(cache, seq->blocks[--seq->block_count]);
+    mp_draft_deinit(&seq->index, cache->kv.budget); /* made again when it is wanted */
     seq->cached = 0;
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant);
 }
@@ -167,6 +169,7 @@ void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache) {
 
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
     int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
+    assert(need <= seq->block_capacity);
     while (seq->block_count < need) {
         mp_status status = mp_prefix_take(cache, &seq->blocks[seq->block_count], error);
         if (status != MP_OK) {
@@ -177,4 +180,53 @@ mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows
         seq->block_count++;
     }
     return MP_OK;
+}
+
+/* ---- guesses ----------------------------------------------------------------------------------------------------- */
+
+static bool is_among(const int32_t *ids, int n, int32_t id) {
+    for (int i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
+                       const mp_item *item, int choice) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    mp_answers *answers = item->state;
+    mp_sequence *seq = &answers->seqs[choice];
+    mp_guess *guess = &seq->guess;
+    /* a row for the last token that may be drawn, and one at the last position, give no token that could be kept */
+    int most = least(call->n_prompt + call->sampling.max_tokens - 1, model->context) - seq->count;
+    most = least(most, MP_DRAFT_MOST);
+    guess->count = 0;
+    if (most <= 0 || seq->wary)
+        return;
+    if (speculation->propose) {
+        guess->run = MP_DRAFT_RUN;
+        guess->count = speculation->propose(speculation->propose_arg, item, choice, guess->tokens, most);
+    } else {
+        guess->count =
+            mp_draft_find(&seq->index, cache->kv.budget, seq->tokens, seq->count, most, guess->tokens, &guess->run);
+    }
+    for (int i = 0; i < guess->count; i++) {
+        int32_t id = guess->tokens[i];
+        if (id >= model->sampled_vocab || is_among(tokens->eog, tokens->eog_count, id) ||
+            is_among(call->stop_ids, call->n_stop_ids, id))
+            guess->count = i;
+    }
+}
+
+void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros) {
+    const mp_kv_cache *kv = &cache->kv;
+    const mp_kernels *call = mp_kernels_get();
+    for (int32_t at = seq->cached; at < seq->cached + rows; at++) {
+        uint32_t block = seq->blocks[at / MP_KV_BLOCK];
+        for (int layer = 0; layer < kv->group.layers; layer++)
+            for (int head = 0; head < kv->group.heads; head++)
+                call->kv_store(kv->group.dtype, zeros, zeros, kv->group.k_dim, kv->group.v_dim, at % MP_KV_BLOCK,
+                               mp_kv_k(kv, block, layer, head), mp_kv_v(kv, block, layer, head));
+    }
 }

@@ -8,6 +8,7 @@
 #define MP_MODELS_DECODER_SEQUENCE_H
 
 #include "models/decoder.h"
+#include "models/decoder_speculation.h"
 #include "models/layers/prefix_cache.h"
 #include "models/layers/sampler.h"
 #include "models/layers/stream.h"
@@ -20,6 +21,9 @@ typedef struct mp_sequence {
     mp_prefix_chain chain; /* its published blocks: all complete ones, unless closed */
     mp_history history;
     mp_stream stream;
+    mp_draft_index index;
+    mp_guess guess;    /* what may follow tokens */
+    bool wary;         /* a guess led to NaN or infinity: no more of them */
     bool active, done; /* the answers after the first wait until the prompt has been read */
 } mp_sequence;
 
@@ -35,7 +39,7 @@ typedef struct mp_answers { /* an item's state */
 /* The first answer is active. No blocks are taken yet. */
 mp_status mp_answers_create(const mp_decoder *model, const mp_prefix_cache *cache, const mp_item *item,
                             mp_answers **answers, mp_error *error);
-void mp_answers_destroy(mp_answers *answers); /* holds no blocks any more */
+void mp_answers_destroy(mp_answers *answers);                      /* holds no blocks any more */
 void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache); /* give all blocks back; all is computed again */
 
 /* Let the sequences of an item that read go on after the published blocks which follow what they hold, and count that
@@ -47,6 +51,13 @@ void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache);
 /* So many rows more of an answer have been computed: publish the blocks that they completed, unless what they were
  * computed from is not sound. */
 void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
+
+/* What may come after the token of a sequence that decodes, into its guess: no more than may follow, and nothing that
+ * ends the answer. */
+void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
+                       const mp_item *item, int choice);
+/* Zero the slots of so many rows that come after what is cached. zeros [head_dim] */
+void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros);
 
 /* Blocks for `rows` more rows; *rows is cut to what could be had. */
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error);

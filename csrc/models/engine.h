@@ -74,6 +74,14 @@ typedef struct mp_prefix_counters {
     _Atomic uint64_t blocks;  /* that can be found now, in use or idle */
     _Atomic uint64_t evicted; /* blocks that were given up */
 } mp_prefix_counters;
+/* What the steps did so far; only grows. The worker's thread. */
+typedef struct mp_step_work {
+    uint64_t passes;  /* over the weights */
+    uint64_t rows;    /* that took part in them, summed: tokens read, tokens to write on, guesses */
+    uint64_t found;   /* tokens not computed, for a prefix was found */
+    uint64_t guessed; /* tokens guessed and checked */
+    uint64_t right;   /* of which so many were right */
+} mp_step_work;
 struct mp_engine {
     const mp_engine_ops *ops;
     const mp_prefix_counters *prefix; /* NULL: nothing is reused */
@@ -81,6 +89,7 @@ struct mp_engine {
      * other functions of it and now and then while it has no work, and leaves. No function: it has no such end. */
     const mp_error *(*lost)(mp_engine *engine);
     int process; /* id of the process that it stands for; 0 = this one */
+    mp_step_work work; /* zeros: it does not count */
 };
 
 /* ---- loading: what the registry calls without knowing what a model is -------------------------------------------- */

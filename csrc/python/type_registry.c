@@ -112,6 +112,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             "queue_capacity",
                             "policy",
                             "chaos",
+                            "predictive_scaling",
                             NULL};
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.lanes = 0};
@@ -137,13 +138,16 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     };
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
     PyObject *capacity = Py_None, *policy = Py_None, *chaos = Py_None;
+    int predictive_scaling = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$iKddddddddddddiiOOO:Registry", names, &config.lanes, &memory, &times[0].seconds,
+            args, kwargs, "|$iKddddddddddddiiOOOp:Registry", names, &config.lanes, &memory, &times[0].seconds,
             &times[1].seconds, &times[2].seconds, &times[3].seconds, &times[4].seconds, &times[5].seconds,
             &times[6].seconds, &times[7].seconds, &times[8].seconds, &times[9].seconds, &times[10].seconds,
-            &times[11].seconds, &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos))
+            &times[11].seconds, &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos,
+            &predictive_scaling))
         return NULL;
     config.memory_limit = memory;
+    config.predictive_scaling = predictive_scaling;
     for (int i = 0; i < TIMES; i++)
         if (times[i].seconds != -INFINITY && !mp_seconds_in(state, times[i].name, times[i].seconds, times[i].ns))
             return NULL;
@@ -386,7 +390,8 @@ static void append_entry(void *arg, const mp_entry_info *info) {
     PyObject *facts = info->model ? facts_of(info->model) : PyDict_New(), *latency = latency_dict(&info->latency);
     if (workers && facts && latency)
         row = Py_BuildValue(
-            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:O,s:O,s:O}",
+            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:O,s:O,"
+            "s:O}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
@@ -395,7 +400,8 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             (unsigned long long)info->engine_bytes, "calls", (unsigned long long)info->calls, "errors",
             (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "keep_alive",
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",
-            info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "worker", workers, "latency",
+            info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "arrivals",
+            info->arrivals, "foreseen_workers", info->foreseen, "worker", workers, "latency",
             latency, "facts", facts);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);

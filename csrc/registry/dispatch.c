@@ -147,30 +147,62 @@ static bool is_busy(const mp_worker *worker, mp_policy policy) {
     return policy == MP_POLICY_PACK ? !has_room(worker) : worker->state == MP_WORKER_PROCESSING;
 }
 
-bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
-    mp_services *services = entry->services;
-    int most = services->max_workers, lanes = mp_cores_lanes(services->cores);
-    if (most > lanes)
-        most = lanes;
-    if (!entry->queue.count || !entry->resident || entry->starting || entry->evict || entry->remove || entry->quit ||
+static int most_workers(const mp_entry *entry) {
+    int most = entry->services->max_workers, lanes = mp_cores_lanes(entry->services->cores_seen);
+    return most < lanes ? most : lanes;
+}
+
+/* One more would be allowed. */
+static bool may_grow(const mp_entry *entry) {
+    int most = most_workers(entry);
+    if (!entry->resident || entry->starting || entry->evict || entry->remove || entry->quit ||
         entry->worker_count >= most)
         return false;
-    mp_policy policy = mp_ticket_of_node(mp_queue_first(&entry->queue))->policy;
-    uint64_t bytes = 0;
-    for (int i = 0; i < entry->worker_count; i++) {
-        if (!is_busy(entry->workers[i], policy) || entry->workers[i]->memory_tight)
+    for (int i = 0; i < entry->worker_count; i++)
+        if (entry->workers[i]->memory_tight)
             return false;
-        bytes = entry->workers[i]->engine_bytes;
-    }
+    return true;
+}
+
+/* If it has memory, and it is not too soon. */
+static bool announce(mp_entry *entry, mp_guard *guard) {
     uint64_t now = mp_sys_now_ns();
+    uint64_t bytes = entry->worker_count ? entry->workers[entry->worker_count - 1]->engine_bytes : 0;
     if (now < entry->scale_ns || now < entry->spawn_ns)
         return false;
-    if (!mp_governor_try_reserve(services->governor, bytes, guard)) {
+    if (!mp_governor_try_reserve(entry->services->governor, bytes, guard)) {
         entry->scale_ns = now + SCALE_AGAIN_NS;
         return false;
     }
     entry->starting++;
     return true;
+}
+
+bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
+    if (!entry->queue.count || !may_grow(entry))
+        return false;
+    mp_policy policy = mp_ticket_of_node(mp_queue_first(&entry->queue))->policy;
+    for (int i = 0; i < entry->worker_count; i++)
+        if (!is_busy(entry->workers[i], policy))
+            return false;
+    return announce(entry, guard);
+}
+
+int mp_dispatch_foreseen(const mp_entry *entry, uint64_t now_ns) {
+    /* Of MP_POLICY_PACK one worker serves as many as come; more would read the weights again for fewer each. */
+    if (!entry->services->predictive_scaling || entry->policy == MP_POLICY_PACK)
+        return 0;
+    return mp_forecast_workers(&entry->forecast, now_ns, most_workers(entry));
+}
+
+bool mp_dispatch_foresee(mp_entry *entry, mp_guard *guard) {
+    if (!entry->services->predictive_scaling || !may_grow(entry) || !mp_entry_serves(entry) ||
+        entry->worker_count >= mp_dispatch_foreseen(entry, mp_sys_now_ns()))
+        return false;
+    for (int i = 0; i < entry->worker_count; i++) /* one after the other */
+        if (entry->workers[i]->state == MP_WORKER_SPAWNING || entry->workers[i]->state == MP_WORKER_LOADING)
+            return false;
+    return announce(entry, guard);
 }
 
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace) {

@@ -106,6 +106,8 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     if (status == MP_OK) {
         entry->answered++;
         mp_histogram_add(&entry->latency, mp_sys_now_ns() - began);
+        if (services->predictive_scaling)
+            mp_forecast_serve(&entry->forecast, ticket->had_ns);
     } else {
         entry->last_error = status;
     }

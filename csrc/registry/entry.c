@@ -299,11 +299,13 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->node.cost = ticket->item.cost_ns;
         if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
             ticket->item.sequence = ++entry->calls;
+            if (services->predictive_scaling)
+                mp_forecast_arrive(&entry->forecast, mp_sys_now_ns());
             ticket->home = ticket->policy == MP_POLICY_P2C ? mp_dispatch_home(entry) : NULL;
             if (options->keep_alive_ns)
                 entry->keep_alive_ns = options->keep_alive_ns;
             mp_dispatch_ring(entry, ticket);
-            start = mp_entry_begin(entry) || mp_dispatch_scale(entry, &guard);
+            start = mp_entry_begin(entry) || mp_dispatch_scale(entry, &guard) || mp_dispatch_foresee(entry, &guard);
             break;
         }
         status = wait_for_room(entry, ticket, options, error);
@@ -726,6 +728,9 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
+    if (entry->services->predictive_scaling)
+        info->arrivals = mp_forecast_rate(&entry->forecast, now);
+    info->foreseen = mp_dispatch_foreseen(entry, now);
     info->idle_ns = info->workers && !info->busy ? now - newest_ns : 0;
     *pinned = entry->resident ? mp_resident_pin(entry->resident) : NULL;
     mp_mutex_unlock(&entry->lock);
@@ -756,4 +761,5 @@ void mp_entry_fork_child(mp_entry *entry) {
     entry->evict = entry->unloading = false;
     entry->attempts_over = entry->attempts;
     entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
+    entry->forecast = (mp_forecast){0};
 }

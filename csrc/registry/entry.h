@@ -1,7 +1,7 @@
 /* entry.h: a key of the registry and what is behind it: the model, its workers, the one bounded queue, the breaker.
  *
  *   entry.c     callers and registry: submit, cancel, load, evict, remove, close
- *   dispatch.c  which worker takes which call; when there is to be one worker more
+ *   dispatch.c  which worker takes which call; when there is to be one worker more (ahead of need: forecast.h)
  *   loading.c   cold start: a worker's way from spawning to ready
  *   serve.c     a worker's work: take, admit, plan, lease lanes, step, hand out
  *   leaving.c   its end, and the model's
@@ -15,6 +15,7 @@
 #define MP_REGISTRY_ENTRY_H
 
 #include "registry/breaker.h"
+#include "registry/forecast.h"
 #include "registry/histogram.h"
 #include "registry/request.h"
 #include "registry/services.h"
@@ -61,6 +62,7 @@ struct mp_entry {
     bool broken;                      /* they died too often: NO_WORKERS until somebody calls for a load */
     uint64_t scale_ns;                /* no further worker is tried before */
     mp_breaker breaker;
+    mp_forecast forecast; /* with predictive_scaling only */
     uint64_t keep_alive_ns;
     uint64_t calls;    /* accepted; numbers their order of arrival */
     uint64_t answered; /* since the model was loaded */
@@ -170,6 +172,10 @@ mp_worker *mp_dispatch_home(const mp_entry *entry);
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker);
 /* All are busy and something waits: one more is to be started. True: as with begin; *guard has its bytes. */
 bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
+/* So many calls come that one more will be needed (mp_registry_config.predictive_scaling). Likewise. */
+bool mp_dispatch_foresee(mp_entry *entry, mp_guard *guard);
+/* Workers that the forecast asks for, within what is allowed; 0 = it has nothing to say. */
+int mp_dispatch_foreseen(const mp_entry *entry, uint64_t now_ns);
 /* Predicted time until a call would start, behind so much cost, at one of the entry's paces; 0 = unknown. */
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace);
 

@@ -58,6 +58,7 @@ typedef struct mp_registry_config { /* 0 = default */
     int breaker_threshold; /* faults within the window that open a model's breaker; default 5; -1 = it never opens */
     uint64_t breaker_window_ns, breaker_rest_ns; /* default 60 s, 60 s */
     mp_chaos_rule chaos;
+    bool predictive_scaling; /* start workers ahead of need (forecast.h) */
 } mp_registry_config;
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry, mp_error *error);
@@ -119,6 +120,8 @@ typedef struct mp_entry_info {
     mp_policy policy;
     int workers, busy, dead, queued, running; /* workers: that serve; dead: set apart, their threads not back yet */
     int waiting[MP_LANE_COUNT], capacity[MP_LANE_COUNT]; /* of the queue, by kind of call */
+    double arrivals; /* calls a second; 0 = unknown, or nothing is predicted */
+    int foreseen;    /* workers that they need; likewise */
     bool pinned;
     uint64_t model_bytes, engine_bytes, calls, errors, idle_ns, keep_alive_ns;
     mp_worker_info worker[MP_WORKERS_MAX];

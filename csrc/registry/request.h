@@ -25,7 +25,8 @@ struct mp_ticket {
     /* by whoever holds it (see above) */
     uint64_t load;          /* number of the load whose model checked the call, 0 = unchecked */
     uint64_t charged;       /* bytes of the governor's budget */
-    uint64_t virtual_ns;    /* share of service it has had */
+    uint64_t virtual_ns;    /* service it counts as having had, among those of its flow */
+    uint64_t had_ns;        /* its shares of the steps it was in */
     uint64_t patience_ns;   /* 0 = for ever */
     mp_policy policy;       /* never the default */
     uint32_t probe;         /* of the breaker; 0 = none */

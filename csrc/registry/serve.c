@@ -253,6 +253,7 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
         w->clock_ns[flow] += had / (uint64_t)(calls[flow] ? calls[flow] : 1);
         w->flow_ns[flow] += had * (ticket->item.lane == MP_LANE_BULK ? BULK_WEIGHT : 1);
         ticket->virtual_ns += had;
+        ticket->had_ns += had;
     }
 }
 

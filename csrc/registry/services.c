@@ -62,6 +62,7 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
     services->batch_wait_ns = config->batch_wait_ns;
     services->patience_ns = config->patience_ns;
     services->chaos = config->chaos;
+    services->predictive_scaling = config->predictive_scaling;
     services->max_workers = config->max_workers ? config->max_workers : 4;
     services->breaker = (mp_breaker_rule){
         .threshold = config->breaker_threshold ? config->breaker_threshold : 5,

@@ -124,7 +124,7 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
         sooner(next, now_ns + LOOK_AGAIN_NS);
         return;
     }
-    int stay = 0;
+    int stay = 0, foreseen = mp_dispatch_foreseen(entry, now_ns);
     for (int i = 0; i < entry->worker_count; i++)
         stay += mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave;
     for (;;) { /* the one that has had no work for longest */
@@ -137,6 +137,10 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
         }
         if (!oldest || (entry->pinned && stay == 1))
             return;
+        if (stay > 1 && stay <= foreseen) { /* it would be started again */
+            sooner(next, now_ns + LOOK_AGAIN_NS);
+            return;
+        }
         uint64_t due = mp_sys_after(oldest->idle_since_ns, entry->keep_alive_ns);
         if (due > now_ns) {
             sooner(next, due);

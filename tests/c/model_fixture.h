@@ -3,6 +3,7 @@
 #ifndef MODEL_FIXTURE_H
 #define MODEL_FIXTURE_H
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -111,8 +112,9 @@ static inline void tiny_tokens(mp_spec *spec) {
     MP_CHECK_OK(mp_spec_set_tokens(spec, &table, &error), &error);
 }
 
-/* The spec of a decoder whose matrices go through `types` in turn. */
-static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, uint64_t seed) {
+/* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32) is infinite;
+ * then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
+static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_count, uint64_t seed, int32_t infinite) {
     mp_error error;
     char path[512], name[64];
     snprintf(path, sizeof path, "%s/tiny-%llu.bin", mp_test_directory(), (unsigned long long)seed);
@@ -124,11 +126,12 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
     tiny_int(file.spec, "llama.embedding_length", TINY_HIDDEN);
     tiny_int(file.spec, "llama.feed_forward_length", TINY_FFN);
     tiny_int(file.spec, "llama.attention.head_count", TINY_HEADS);
-    tiny_int(file.spec, "llama.attention.head_count_kv", TINY_KV_HEADS);
+    int kv_heads = infinite < 0 ? TINY_KV_HEADS : TINY_HEADS;
+    tiny_int(file.spec, "llama.attention.head_count_kv", kv_heads);
     tiny_int(file.spec, "llama.context_length", TINY_CONTEXT);
     tiny_float(file.spec, "llama.attention.layer_norm_rms_epsilon", 1e-5);
     tiny_float(file.spec, "llama.rope.freq_base", 10000);
-    int kv = TINY_HIDDEN / TINY_HEADS * TINY_KV_HEADS, at = 0;
+    int kv = TINY_HIDDEN / TINY_HEADS * kv_heads, at = 0;
     const struct {
         const char *name;
         int rows, columns;
@@ -136,6 +139,12 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
                     {"attn_output", TINY_HIDDEN, TINY_HIDDEN}, {"ffn_gate", TINY_FFN, TINY_HIDDEN},
                     {"ffn_up", TINY_FFN, TINY_HIDDEN}, {"ffn_down", TINY_HIDDEN, TINY_FFN}};
     tiny_tensor(&file, "token_embd.weight", types[0], TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
+    if (infinite >= 0) {
+        float *row = (float *)(void *)(file.bytes + file.used) - (size_t)(TINY_VOCAB - infinite) * TINY_HIDDEN;
+        for (int i = 0; i < TINY_HIDDEN; i++)
+            row[i] = INFINITY;
+        tiny_tensor(&file, "output.weight", types[0], TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
+    }
     tiny_tensor(&file, "output_norm.weight", MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
     for (int l = 0; l < TINY_LAYERS; l++) {
         for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
@@ -152,6 +161,10 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);
     return file.spec;
+}
+
+static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, uint64_t seed) {
+    return tiny_decoder_spec_with(types, type_count, seed, -1);
 }
 
 typedef struct tiny_model {

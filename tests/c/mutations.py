@@ -222,8 +222,11 @@ MUTATIONS = [
     Mutation(226, _D, "mp_dispatch_may_take", "who has no work takes nothing from those who have",
              "(worker->active_count == 0 &&",
              "(!BUG && worker->active_count == 0 &&", "balance", MANY),
-    Mutation(227, _D, "mp_dispatch_scale", "more workers than allowed", "entry->worker_count >= most)",
+    Mutation(227, _D, "may_grow", "more workers than allowed", "entry->worker_count >= most)",
              "(entry->worker_count >= most && !BUG))", "cold", SOME),
+    Mutation(208, _D, "mp_dispatch_foresee", "what is foreseen is not done",
+             "entry->worker_count >= mp_dispatch_foreseen(", "BUG || entry->worker_count >= mp_dispatch_foreseen(",
+             "ahead", FEW),
     # --- workers
     Mutation(230, _S, "take_work", "nobody hears of what it left",
              "mp_dispatch_ring_all(entry); /* its own", "if (!BUG) mp_dispatch_ring_all(entry); /* its own",

@@ -322,6 +322,68 @@ static void chaos_tune(mp_registry_config *config) {
 
 const sim_special sim_chaos = {.tune = chaos_tune};
 
+/* --- ahead: calls keep two workers busy for most of the time, and a third is started for them --- */
+
+static void balance_script(sim_model *model);
+
+static const uint64_t AHEAD_STEP_NS = 150 * 1000 * 1000, AHEAD_EVERY_NS = 100 * 1000 * 1000;
+
+static void ahead_tune(mp_registry_config *config) {
+    sim_fakes_begin(4);
+    config->lanes = config->max_workers = 4;
+    config->predictive_scaling = true;
+    config->keep_alive_ns = 500 * MS;
+    config->maintenance_every_ns = 0;
+    for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
+        config->policy[i] = percent(50) ? MP_POLICY_SEQUENTIAL : MP_POLICY_SHARED;
+    w.plain = true;
+}
+
+static void ahead_script(sim_model *model) {
+    balance_script(model);
+    model->step_ns = AHEAD_STEP_NS;
+}
+
+static void look_at_forecast(void *arg, const mp_entry_info *info) { *(mp_entry_info *)arg = *info; }
+
+static void ahead_begin(void) {
+    enum { AHEAD = 24, STREAM = 18 };
+    mp_error error;
+    mp_ticket *tickets[AHEAD];
+    mp_entry_info info;
+    SIM_CHECK(mp_registry_load(w.registry, sim_keys[0], false, 0, &error) == MP_OK);
+    mp_sys_sleep_ns(10 * MS);
+    for (int i = 0; i < AHEAD; i++) {
+        sim_call *call = sim_fakes_call(1);
+        mp_submit_options options = {.priority = 2};
+        SIM_CHECK(mp_registry_submit(w.registry, sim_keys[0], &call->base, &options, &tickets[i], &error) == MP_OK);
+        mp_sys_sleep_ns(AHEAD_EVERY_NS);
+        if (i < STREAM)
+            continue;
+        mp_registry_visit(w.registry, look_at_forecast, &info);
+        if (sim_get_setup()->late == 0 && (info.foreseen < 2 || info.workers < info.foreseen))
+            sim_fail("%.1f calls a second need %d workers, and %d are there", info.arrivals, info.foreseen,
+                     info.workers);
+    }
+    for (int i = 0; i < AHEAD; i++) {
+        mp_ticket_wait(tickets[i], UINT64_MAX, 0, NULL);
+        SIM_CHECK(mp_ticket_status(tickets[i], &error) == MP_OK);
+        mp_ticket_release(tickets[i]);
+    }
+}
+
+/* And they go when nobody calls any more. */
+static void ahead_finish(void) {
+    mp_entry_info info;
+    mp_sys_sleep_ns(40 * SECOND);
+    mp_registry_visit(w.registry, look_at_forecast, &info);
+    if (info.workers)
+        sim_fail("%d workers wait for calls that came 40 s ago", info.workers);
+}
+
+const sim_special sim_ahead = {
+    .tune = ahead_tune, .script = ahead_script, .begin = ahead_begin, .finish = ahead_finish};
+
 /* --- balance: many calls at once, each to the less loaded of two workers --- */
 
 enum { BALANCED = 48 };

@@ -1,8 +1,10 @@
 /* The numeric contract, stated once: however a prompt is cut, whoever shares the step, however many lanes work,
- * whatever is preempted, whatever was found in the cache, the tokens and every logit are the same bits. */
+ * whatever is preempted, whatever was found in the cache, whatever was guessed, the tokens and every logit are the same
+ * bits. */
 #include "model_fixture.h"
+#include "models/decoder_speculation.h"
 
-enum { ITEMS = 10, ANSWER = 12 };
+enum { ITEMS = 10, ANSWER = 12, CHOICES = 3 };
 
 static const struct {
     int length, shared; /* tokens of the prompt; how many of them are the start of everybody's */
@@ -32,8 +34,29 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     tiny_job_make(tiny, job, &args, rows[index].tenant);
 }
 
-/* Alone, each in one go, nothing cached: the reference. */
-static void run_alone(tiny_model *tiny, uint64_t *hashes) {
+/* What the answers are known to be, for guesses that are right more or less far. */
+typedef struct oracle {
+    const tiny_job *jobs;
+    mp_test_random random;
+    int32_t answers[ITEMS][CHOICES][ANSWER];
+} oracle;
+
+static int foretell(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+    oracle *all = arg;
+    const tiny_job *job = (const tiny_job *)((const uint8_t *)item - offsetof(tiny_job, item));
+    const int32_t *answer = all->answers[job - all->jobs][choice];
+    int at = (int)job->call->choices[choice].token_count;
+    int count = 1 + (int)(mp_test_random_u64(&all->random) % (uint64_t)most);
+    MP_CHECK(at + count < ANSWER);
+    for (int i = 0; i < count; i++)
+        draft[i] = mp_test_random_u64(&all->random) % 5 ? answer[at + i]
+                                                        : (int32_t)(mp_test_random_u64(&all->random) % TINY_VOCAB);
+    return count;
+}
+
+/* Alone, each in one go, nothing cached, nothing guessed: the reference. */
+static void run_alone(tiny_model *tiny, uint64_t *hashes, oracle *known) {
+    mp_decoder_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
     for (int i = 0; i < ITEMS; i++) {
         tiny_job job;
         tiny->engine->ops->trim(tiny->engine);
@@ -51,16 +74,21 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
         MP_CHECK_INT(job.call->cached_tokens, 0);
         tiny->engine->ops->retire(tiny->engine, &job.item);
         hashes[i] = tiny_job_hash(&job);
+        for (int c = 0; known && c < rows[i].n; c++)
+            for (int t = 0; t < ANSWER; t++)
+                known->answers[i][c][t] = job.call->choices[c].tokens[t].id;
         mp_call_destroy(&job.call->base);
     }
     MP_CHECK_INT(tiny->engine->prefix->hits, 0);
 }
 
 /* All together under a seeded schedule: random amounts, random absences, random preemptions, now and then an empty
- * cache. */
-static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected) {
+ * cache; no guesses, or guesses by look-up, or such as are mostly right, now this, now that. */
+static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, oracle *known) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];
+    known->jobs = jobs;
+    known->random = (mp_test_random){seed};
     mp_error error;
     if (seed % 3 == 1)
         tiny->engine->ops->trim(tiny->engine);
@@ -89,6 +117,9 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected)
             tiny->engine->ops->trim(tiny->engine);
         if (plan.count == 0)
             continue;
+        uint64_t way = mp_test_random_u64(&random) % 4;
+        mp_decoder_speculate(tiny->engine, way > 0 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF, way > 1 ? foretell : NULL,
+                             known);
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
         for (int p = 0; p < plan.count; p++)
             if (outcomes[p] == MP_OUTCOME_DONE) {
@@ -110,13 +141,15 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected)
 
 static void check_contract(const mp_dtype *types, int count, mp_compute compute) {
     uint64_t expected[ITEMS], again[ITEMS];
+    oracle known = {0};
     for (int lanes = 1; lanes <= 4; lanes++) {
         tiny_model tiny;
         tiny_load(&tiny, tiny_decoder_spec(types, count, 42), compute, lanes);
         if (lanes % 2)
-            run_alone(&tiny, lanes == 1 ? expected : again);
+            run_alone(&tiny, lanes == 1 ? expected : again, &known);
         for (uint64_t seed = 1; seed <= 2; seed++)
-            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected);
+            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected, &known);
+        MP_CHECK(tiny.engine->work.guessed > tiny.engine->work.right && tiny.engine->work.right > 20);
         MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->tokens >= 64);
         tiny.engine->ops->trim(tiny.engine);
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
@@ -148,13 +181,13 @@ MP_TEST_SECONDS(models_contract_masks, 120) {
     tiny_model tiny;
     mp_error error;
     tiny_load(&tiny, tiny_decoder_spec(types, 5, 43), MP_COMPUTE_AUTO, 2);
-    run_alone(&tiny, expected);
+    run_alone(&tiny, expected, NULL);
     int compared = 0;
     for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
         if (mp_cpu_init(masks[m], &error) != MP_OK)
             continue; /* this machine has less */
         mp_kernels_init();
-        run_alone(&tiny, got);
+        run_alone(&tiny, got, NULL);
         MP_CHECK(memcmp(expected, got, sizeof got) == 0);
         compared++;
     }
@@ -169,7 +202,7 @@ MP_TEST_SECONDS(models_scratch_waits, 60) {
     tiny_model tiny;
     mp_error error;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 45), MP_COMPUTE_AUTO, 2);
-    run_alone(&tiny, expected);
+    run_alone(&tiny, expected, NULL);
     tiny.engine->ops->trim(tiny.engine);
     tiny_job jobs[2];
     mp_plan plan = {.count = 2, .amount = {200, 33}};
@@ -251,7 +284,7 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     tiny_model tiny;
     mp_error error;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 44), MP_COMPUTE_AUTO, 1);
-    run_alone(&tiny, expected);
+    run_alone(&tiny, expected, NULL);
     tiny.engine->ops->trim(tiny.engine);
     tiny_job a, b;
     make_job(&tiny, &a, 2);

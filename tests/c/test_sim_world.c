@@ -42,6 +42,7 @@ MP_TEST_SECONDS(sim_world_deadlines, 60) { run("deadlines", 4000); }
 MP_TEST_SECONDS(sim_world_flapping, 60) { run("flapping", 1500); }
 MP_TEST_SECONDS(sim_world_crashes, 60) { run("crashes", 4000); }
 MP_TEST_SECONDS(sim_world_chaos, 60) { run("chaos", 4000); }
+MP_TEST_SECONDS(sim_world_ahead, 60) { run("ahead", 150); }
 MP_TEST_SECONDS(sim_world_balance, 60) { run("balance", 1000); }
 MP_TEST_SECONDS(sim_world_jumps, 60) { run("jumps", 1500); }
 MP_TEST_SECONDS(sim_world_cut, 60) { run("cut", 4000); }
@@ -69,7 +70,8 @@ MP_TEST_SECONDS(sim_world_tiny_in_all_schedules, 60) {
 /* Worlds of a whole registry. */
 static const char *const names[] = {"calls",    "memory",  "swaps",   "shutdown", "faults",    "storm",   "five",
                                     "streams",  "stuck",   "two",     "cold",     "evictions", "reclaim", "deadlines",
-                                    "flapping", "crashes", "chaos",   "balance",  "jumps",     "cut"};
+                                    "flapping", "crashes", "chaos",   "balance",  "jumps",     "cut",
+                                    "ahead"};
 enum { WORLDS = sizeof(names) / sizeof(names[0]) };
 
 /* The same seed gives the same run, whatever ran before it. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -197,6 +198,20 @@ def policy(m: Models) -> None:
                 job.cancel()
 
 
+def predictive_scaling(m: Models) -> None:
+    for predictive in (False, True):  # one caller keeps one of two workers busy for nearly all of its time
+        with pool_of(predictive_scaling=predictive, threads=2, max_workers_per_model=2, keep_alive=0.3) as pool:
+            pool.load(m.wide)
+            until(lambda: pool.ps()[0].workers == 2)
+            end, dice = time.monotonic() + 3, random.Random(7)
+            while time.monotonic() < end:
+                pool.embed(" ".join(dice.choices(["one", "two"], k=40)), m.wide)
+                time.sleep(0.002)  # the worker comes to rest, and is the one that takes the next
+            row = pool.registry.entries()[0]
+            assert row["workers"] == row["foreseen_workers"] == 2 if predictive else row["workers"] == 1
+            assert row["arrivals"] > 1 if predictive else row["arrivals"] == row["foreseen_workers"] == 0
+
+
 def batch_wait(m: Models) -> None:
     least = []
     for seconds in (0.002, 0.0):
@@ -327,7 +342,7 @@ ROWS: dict[str, Callable[[Models], None]] = {
     **{row.__name__: row for row in (
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
-        breaker_rest, fail_fast, max_embed_inputs, offline, chaos)},
+        breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),

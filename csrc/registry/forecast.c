@@ -1,0 +1,42 @@
+/* forecast.c: see forecast.h. */
+#include "registry/forecast.h"
+
+#include <math.h>
+
+enum { SERVED = 16 }; /* calls that the mean of their service remembers */
+
+/* What is left of a weight of 1 after a time. */
+static double left_after(uint64_t ns) { return exp2(-(double)ns / (double)MP_FORECAST_HALF_LIFE_NS); }
+
+static uint64_t since(uint64_t then_ns, uint64_t now_ns) { return now_ns > then_ns ? now_ns - then_ns : 0; }
+
+void mp_forecast_arrive(mp_forecast *forecast, uint64_t now_ns) {
+    if (!forecast->first_ns)
+        forecast->first_ns = forecast->last_ns = now_ns;
+    forecast->weight = forecast->weight * left_after(since(forecast->last_ns, now_ns)) + 1;
+    if (now_ns > forecast->last_ns)
+        forecast->last_ns = now_ns;
+}
+
+void mp_forecast_serve(mp_forecast *forecast, uint64_t busy_ns) {
+    double sample = (double)busy_ns, mean = forecast->service_ns;
+    if (mean > 0 && sample > 4 * mean) /* one that was held up is not the rule */
+        sample = 4 * mean;
+    forecast->service_ns = mean > 0 ? mean + (sample - mean) / SERVED : sample;
+}
+
+double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns) {
+    uint64_t known_ns = since(forecast->first_ns, now_ns);
+    if (!forecast->first_ns || known_ns < MP_FORECAST_LEAST_NS)
+        return 0;
+    double weight = forecast->weight * left_after(since(forecast->last_ns, now_ns));
+    /* One a second for so long: the integral of what is left of each. */
+    double steady = (double)MP_FORECAST_HALF_LIFE_NS * 1e-9 / log(2) * (1 - left_after(known_ns));
+    return weight / steady;
+}
+
+int mp_forecast_workers(const mp_forecast *forecast, uint64_t now_ns, int most) {
+    double busy = mp_forecast_rate(forecast, now_ns) * forecast->service_ns * 1e-9,
+           needed = ceil(busy / MP_FORECAST_BUSY);
+    return needed < most ? (int)needed : most;
+}

@@ -1,0 +1,181 @@
+/* Real models in processes of their own: the same bytes as here, whatever is preempted and wherever it goes on. */
+#include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "model_fixture.h"
+#include "test_isolation.h"
+
+enum { ITEMS = 8, ANSWER = 12 };
+
+typedef struct isolated { /* a model whose engines are processes */
+    mp_spec *spec;
+    mp_team *team;
+    mp_lease lease;
+    mp_budget budget;
+    mp_loader loader;
+    mp_model *model;
+    mp_engine *engine[2];
+} isolated;
+
+static void isolated_load(isolated *it, mp_spec *spec, mp_compute compute, int lanes, mp_isolation_options options) {
+    mp_error error;
+    *it = (isolated){.spec = spec};
+    it->budget.limit = UINT64_MAX;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(lanes - 1, &it->team, &error), &error);
+    mp_team_lease(it->team, lanes, &it->lease);
+    MP_CHECK_OK(mp_isolation_loader(spec, compute, &options, &it->loader, &error), &error);
+    MP_CHECK_OK(it->loader.ops->load(it->loader.self, &it->lease, &it->budget, NULL, &it->model, &error), &error);
+    for (int i = 0; i < 2; i++)
+        MP_CHECK_OK(it->model->ops->engine(it->model, &it->budget, &it->engine[i], &error), &error);
+}
+
+static void isolated_unload(isolated *it) {
+    for (int i = 0; i < 2; i++)
+        it->engine[i]->ops->destroy(it->engine[i]);
+    it->model->ops->destroy(it->model);
+    it->loader.ops->destroy(it->loader.self);
+    mp_team_return(&it->lease);
+    mp_team_destroy(it->team);
+    mp_spec_unpin(it->spec);
+    MP_CHECK_INT(it->budget.used, 0);
+}
+
+static const struct {
+    int length, n;
+    float temperature;
+    const char *stop;
+} rows[ITEMS] = {{1, 1, 0, NULL},   {70, 3, 0.9f, NULL},  {200, 1, 0, NULL},   {33, 2, 0.8f, "ab"},
+                 {200, 1, 1, "q"},  {150, 1, 0, "no stop"}, {90, 4, 1.5f, "x"}, {64, 1, 0.7f, NULL}};
+
+static void make_job(const tiny_model *model, tiny_job *job, int index) {
+    mp_test_random everybody = {99}, own = {100 + (uint64_t)index};
+    int32_t prompt[256], stop_bytes = rows[index].stop ? (int32_t)strlen(rows[index].stop) : 0;
+    for (int i = 0; i < rows[index].length; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(i < 128 && index % 2 ? &everybody : &own) % TINY_VOCAB);
+    mp_text_args args = {
+        .n_prompt = rows[index].length,
+        .prompt = prompt,
+        .n_choices = rows[index].n,
+        .n_stop = rows[index].stop != NULL,
+        .stop = &rows[index].stop,
+        .stop_bytes = &stop_bytes,
+        .sampling = {.temperature = rows[index].temperature, .top_k = 40, .top_p = 0.95f, .repetition_penalty = 1.1f,
+                     .seed = 7, .max_tokens = ANSWER, .logprobs = index % 3 ? 5 : -1},
+    };
+    tiny_job_make(model, job, &args, 0);
+}
+
+/* All that a caller can see of an answer. */
+static uint64_t hash_of(const tiny_job *job) {
+    const mp_text_call *call = job->call;
+    uint64_t hash = 14695981039346656037u;
+    for (int c = 0; c < call->n_choices; c++) {
+        const mp_choice *choice = &call->choices[c];
+        size_t count = choice->token_count, k = call->sampling.logprobs > 0 ? (size_t)call->sampling.logprobs : 0;
+        int32_t ends[2] = {choice->finish, choice->stop_index};
+        hash = tiny_hash_bytes(hash, ends, sizeof ends);
+        for (size_t t = 0; t < count; t++) {
+            hash = tiny_hash_bytes(hash, &choice->tokens[t].id, sizeof(int32_t));
+            if (call->sampling.logprobs >= 0)
+                hash = tiny_hash_bytes(hash, &choice->tokens[t].logprob, sizeof(float));
+            hash = tiny_hash_bytes(hash, &choice->tokens[t].byte_end, sizeof(uint32_t));
+        }
+        hash = tiny_hash_bytes(hash, choice->text, choice->text_bytes);
+        if (k) {
+            hash = tiny_hash_bytes(hash, choice->top_ids, count * k * sizeof(int32_t));
+            hash = tiny_hash_bytes(hash, choice->top_logprobs, count * k * sizeof(float));
+        }
+    }
+    return hash;
+}
+
+static void run_to_end(mp_engine *engine, mp_lease *lease, tiny_job *job) {
+    mp_item *items[1] = {&job->item};
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_error error;
+    MP_CHECK_OK(engine->ops->admit(engine, &job->item, &error), &error);
+    do {
+        engine->ops->plan(engine, items, 1, UINT64_MAX, &plan);
+        MP_CHECK_INT(plan.count, 1);
+        engine->ops->step(engine, lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    if (outcomes[0] != MP_OUTCOME_DONE)
+        MP_FAIL("outcome %d: %s", outcomes[0], job->item.error.message);
+    engine->ops->retire(engine, &job->item);
+}
+
+MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
+    static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q6_K};
+    uint64_t expected[ITEMS];
+    tiny_model here;
+    tiny_load(&here, tiny_decoder_spec(types, 3, 42), MP_COMPUTE_AUTO, 2);
+    for (int i = 0; i < ITEMS; i++) {
+        tiny_job job;
+        make_job(&here, &job, i);
+        run_to_end(here.engine, &here.lease, &job);
+        expected[i] = hash_of(&job);
+        mp_call_destroy(&job.call->base);
+    }
+    isolated it;
+    isolated_load(&it, mp_spec_pin(here.spec), MP_COMPUTE_AUTO, 2, isolation_options("spec"));
+    tiny_model there = {.model = it.model};
+    for (int seed = 0; seed < 6; seed++) {
+        mp_test_random random = {(uint64_t)seed};
+        tiny_job jobs[ITEMS];
+        int home[ITEMS];
+        mp_error error;
+        for (int i = 0; i < ITEMS; i++) {
+            make_job(&there, &jobs[i], i);
+            home[i] = -1;
+        }
+        for (int open = ITEMS; open > 0;) {
+            int which = (int)(mp_test_random_u64(&random) % 2), n = 0;
+            mp_engine *engine = it.engine[which];
+            mp_item *items[ITEMS];
+            for (int i = 0; i < ITEMS; i++) {
+                if (jobs[i].done)
+                    continue;
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* leaves, to go on anywhere */
+                    it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
+                    home[i] = -1;
+                }
+                if (home[i] < 0 && mp_test_random_u64(&random) % 2) {
+                    MP_CHECK_OK(engine->ops->admit(engine, &jobs[i].item, &error), &error);
+                    home[i] = which;
+                }
+                if (home[i] == which)
+                    items[n++] = &jobs[i].item;
+            }
+            if (n == 0)
+                continue;
+            mp_plan plan;
+            mp_outcome outcomes[MP_PLAN_MAX];
+            engine->ops->plan(engine, items, n, 1 + mp_test_random_u64(&random) % 2000000, &plan);
+            MP_CHECK(plan.count >= 1);
+            engine->ops->step(engine, &it.lease, &plan, outcomes);
+            if (engine->lost(engine))
+                MP_FAIL("lost: %s", engine->lost(engine)->message);
+            for (int p = 0; p < plan.count; p++) {
+                tiny_job *job = (tiny_job *)((char *)plan.items[p] - offsetof(tiny_job, item));
+                MP_CHECK(outcomes[p] == MP_OUTCOME_MORE || outcomes[p] == MP_OUTCOME_DONE);
+                if (outcomes[p] == MP_OUTCOME_DONE) {
+                    engine->ops->retire(engine, &job->item);
+                    job->done = true;
+                    open--;
+                }
+            }
+        }
+        for (int i = 0; i < ITEMS; i++) {
+            if (hash_of(&jobs[i]) != expected[i])
+                MP_FAIL("item %d differs under seed %d", i, seed);
+            mp_call_destroy(&jobs[i].call->base);
+        }
+    }
+    MP_CHECK(it.engine[0]->prefix->hits + it.engine[1]->prefix->hits > 0);
+    isolated_unload(&it);
+    tiny_unload(&here);
+}

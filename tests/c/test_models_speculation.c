@@ -1,0 +1,418 @@
+/* Guesses at the next tokens: what the index finds, whether they are made where they pay and nowhere else, and that an
+ * answer ends where it ends without them. That they change no bit: test_models_contract.c. */
+#include <math.h>
+
+#include "model_fixture.h"
+#include "models/decoder_speculation.h"
+
+/* ---- the index --------------------------------------------------------------------------------------------------- */
+
+/* End of the last run of n tokens before the end of the sequence that equals the n at its end; 0 = none. */
+static int last_run(const int32_t *tokens, int count, int n) {
+    for (int end = count - 1; end >= n; end--)
+        if (memcmp(tokens + end - n, tokens + count - n, (size_t)n * sizeof *tokens) == 0)
+            return end;
+    return 0;
+}
+
+MP_TEST(models_draft_finds_what_a_search_finds) {
+    enum { COUNT = 3000 };
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_test_random random = {5};
+    int32_t tokens[COUNT];
+    long wanted = 0, missed = 0;
+    for (int letters = 2; letters <= 200; letters *= 10) {
+        mp_draft_index index = {0};
+        for (int i = 0; i < COUNT; i++)
+            tokens[i] = (int32_t)(mp_test_random_u64(&random) % (uint64_t)letters);
+        for (int count = 1; count <= COUNT; count += 1 + (int)(mp_test_random_u64(&random) % 3)) {
+            int32_t draft[MP_DRAFT_MOST];
+            int run, most = 1 + (int)(mp_test_random_u64(&random) % MP_DRAFT_MOST);
+            int found = mp_draft_find(&index, &budget, tokens, count, most, draft, &run);
+            int end = count > MP_DRAFT_LONG ? last_run(tokens, count, MP_DRAFT_LONG) : 0;
+            if (!end && count > MP_DRAFT_SHORT)
+                end = last_run(tokens, count, MP_DRAFT_SHORT);
+            MP_CHECK(end || !found);
+            wanted += end > 0;
+            missed += end && !found;
+            if (!found)
+                continue;
+            MP_CHECK_INT(found, most);
+            MP_CHECK(run >= MP_DRAFT_SHORT);
+            /* the guess is what came after an earlier place with that run; the last one, but for collisions */
+            bool somewhere = false;
+            for (end = count - 1; end >= run && !somewhere; end--) {
+                somewhere = memcmp(tokens + end - run, tokens + count - run, (size_t)run * sizeof *tokens) == 0;
+                for (int i = 0; i < most && somewhere; i++)
+                    somewhere = draft[i] == tokens[end + i % (count - end)];
+            }
+            MP_CHECK(somewhere);
+        }
+        mp_draft_deinit(&index, &budget);
+    }
+    MP_CHECK(wanted > 2000);
+    if (missed > wanted / 16) /* two runs in one place */
+        MP_FAIL("%ld of %ld were not found", missed, wanted);
+    MP_CHECK_INT(budget.used, 0);
+}
+
+MP_TEST(models_draft_goes_on_with_what_repeats) {
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_draft_index index = {0};
+    const int32_t tokens[] = {9, 1, 2, 3, 1, 2, 3, 1, 2, 3};
+    int32_t draft[MP_DRAFT_MOST];
+    int run;
+    MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 10, 7, draft, &run), 7);
+    MP_CHECK_INT(run, 6);
+    for (int i = 0; i < 7; i++)
+        MP_CHECK_INT(draft[i], 1 + i % 3);
+    mp_draft_deinit(&index, &budget);
+}
+
+MP_TEST(models_draft_memory_is_bounded_and_charged) {
+    enum { COUNT = 400 * 1000 };
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_draft_index index = {0};
+    int32_t *tokens = malloc(COUNT * sizeof *tokens), draft[MP_DRAFT_MOST];
+    int run;
+    MP_CHECK(tokens);
+    for (int i = 0; i < COUNT; i++)
+        tokens[i] = i % 1000;
+    uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST);
+    for (int count = 1; count <= COUNT; count += 999)
+        mp_draft_find(&index, &budget, tokens, count, 4, draft, &run);
+    MP_CHECK(run == MP_DRAFT_RUN); /* what is recent is found, however long the sequence */
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST) - before, budget.used);
+    MP_CHECK(budget.used > 0 && budget.used <= 512 * 1024);
+    mp_draft_deinit(&index, &budget);
+    MP_CHECK_INT(budget.used, 0);
+    budget.limit = 100; /* no memory, no guess */
+    MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 2000, 4, draft, &run), 0);
+    MP_CHECK_INT(budget.used, 0);
+    free(tokens);
+}
+
+/* ---- where it pays ----------------------------------------------------------------------------------------------- */
+
+typedef struct world { /* a machine and a text, made up */
+    double read_ns, row_ns; /* of a step: the larger of the two counts, and a little of the other */
+    double right;           /* how often a guessed token is right */
+    double found;           /* how often there is a guess */
+    int sequences;
+} world;
+
+static double cost(const world *w, int rows) {
+    double compute = w->row_ns * rows;
+    return compute > w->read_ns ? compute + 0.1 * w->read_ns : w->read_ns + 0.1 * compute;
+}
+
+/* Tokens in a nanosecond over so many steps, divided by those without guesses. */
+static double gain(mp_speculation *s, const world *w, int steps, mp_test_random *random) {
+    mp_guess guess[MP_GUESS_ROWS] = {0};
+    mp_guess *list[MP_GUESS_ROWS];
+    double ns = 0, tokens = 0;
+    for (int step = 0; step < steps; step++) {
+        int n = 0, checked = 0, right = 0;
+        if (mp_speculation_open(s, w->sequences, w->sequences)) {
+            for (int i = 0; i < w->sequences; i++) {
+                guess[i].run = 3;
+                guess[i].count = mp_test_random_float(random, 0, 1) < w->found ? MP_DRAFT_MOST : 0;
+                list[n++] = &guess[i];
+            }
+            mp_speculation_choose(s, list, n, w->sequences, w->sequences, 1000 * 1000);
+        }
+        for (int i = 0; i < n; i++) {
+            checked += guess[i].count;
+            for (int t = 0; t < guess[i].count; t++) {
+                bool hit = mp_test_random_float(random, 0, 1) < w->right;
+                mp_speculation_learn(s, &guess[i], t, hit);
+                if (!hit)
+                    break;
+                right++;
+            }
+        }
+        MP_CHECK(w->sequences + checked <= MP_GUESS_ROWS);
+        double took = cost(w, w->sequences + checked) * (0.95 + 0.1 * mp_test_random_float(random, 0, 1));
+        if (mp_test_random_u64(random) % 50 == 0)
+            took *= 5; /* somebody else had the processor */
+        mp_speculation_account(s, w->sequences, checked, right, (uint64_t)took);
+        ns += cost(w, w->sequences + checked);
+        tokens += w->sequences + right;
+    }
+    return tokens / ns / (w->sequences / cost(w, w->sequences));
+}
+
+/* The same with a fixed number of guesses. */
+static double fixed_gain(const world *w, int count) {
+    double tokens = 1;
+    for (int i = count; i > 0; i--)
+        tokens = 1 + w->right * tokens;
+    double with = cost(w, w->sequences * (1 + count)) * w->found + cost(w, w->sequences) * (1 - w->found);
+    return (tokens * w->found + 1 - w->found) * cost(w, w->sequences) / with;
+}
+
+MP_TEST(models_speculation_pays_or_rests) {
+    static const world worlds[] = {
+        /* reading counts, guesses are good, fair, bad, none right */
+        {1e7, 1e6, 0.95, 0.9, 1}, {1e7, 1e6, 0.6, 0.5, 1}, {1e7, 1e6, 0.1, 0.9, 1}, {1e7, 1e6, 0, 1, 1},
+        /* a row costs as much as the reading: nothing helps */
+        {1e6, 1e6, 0.95, 1, 1}, {1e6, 1e6, 0, 1, 1},
+        /* several sequences, room for some guesses; many, which fill the machine */
+        {1e7, 1e6, 0.9, 0.9, 4}, {1e7, 1e6, 0.9, 0.9, 16}, {1e7, 1e6, 0.1, 0.9, 8}, {1e7, 1e6, 0, 1, 31},
+        /* nothing is ever found */
+        {1e7, 1e6, 0.9, 0, 1},
+    };
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        const world *w = &worlds[i];
+        mp_test_random random = {i};
+        mp_speculation s;
+        mp_speculation_init(&s, MP_SPECULATE_AUTO);
+        double best = 1;
+        for (int count = 0; count <= MP_DRAFT_MOST && w->sequences * (1 + count) <= MP_GUESS_ROWS; count++)
+            best = fmax(best, fixed_gain(w, count));
+        double early = gain(&s, w, 200, &random), late = gain(&s, w, 5000, &random);
+        if (early < 0.98 || late < 0.985)
+            MP_FAIL("world %zu: %.3f, then %.3f of the speed without guesses", i, early, late);
+        if (best > 1.05 && late < 1 + 0.85 * (best - 1))
+            MP_FAIL("world %zu: %.3f of the speed without guesses, where %.3f can be had", i, late, best);
+    }
+}
+
+/* A text that begins to repeat itself, and ceases to. */
+MP_TEST(models_speculation_follows_the_text) {
+    mp_test_random random = {77};
+    mp_speculation s;
+    mp_speculation_init(&s, MP_SPECULATE_AUTO);
+    world prose = {1e7, 1e6, 0, 1, 1}, copy = {1e7, 1e6, 0.98, 1, 1};
+    for (int times = 0; times < 3; times++) {
+        double bad = gain(&s, &prose, 3000, &random);
+        double good = gain(&s, &copy, 3000, &random);
+        if (bad < 0.98 || good < 3)
+            MP_FAIL("%.3f of the speed without guesses, then %.3f", bad, good);
+    }
+}
+
+/* ---- ends -------------------------------------------------------------------------------------------------------- */
+
+enum { PROMPT = 60, ANSWER = 40 };
+
+/* A guess is what the answer would be if nothing ended it. */
+typedef struct plain_answer {
+    int32_t tokens[ANSWER];
+} plain_answer;
+
+static int recite(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+    const plain_answer *answer = arg;
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    int at = (int)call->choices[choice].token_count, count = 0;
+    for (; count < most && at + count < ANSWER; count++)
+        draft[count] = answer->tokens[at + count];
+    return count;
+}
+
+static void ask(tiny_model *tiny, tiny_job *job, const mp_text_args *more) {
+    int32_t prompt[512];
+    mp_test_random random = {3};
+    mp_text_args args = *more;
+    for (int i = 0; i < args.n_prompt; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(&random) % TINY_VOCAB);
+    args.prompt = prompt;
+    tiny_job_make(tiny, job, &args, 0);
+    tiny_job_admit(tiny, job);
+    tiny_job_finish(tiny, job);
+}
+
+static void check_same(const tiny_job *a, const tiny_job *b, const char *what) {
+    for (int c = 0; c < a->call->n_choices; c++) {
+        const mp_choice *x = &a->call->choices[c], *y = &b->call->choices[c];
+        if (x->token_count != y->token_count || x->text_bytes != y->text_bytes || x->finish != y->finish ||
+            x->stop_index != y->stop_index)
+            MP_FAIL("%s: %u tokens, %u bytes, finish %d, stop %d; without guesses %u, %u, %d, %d", what,
+                    y->token_count, y->text_bytes, y->finish, y->stop_index, x->token_count, x->text_bytes, x->finish,
+                    x->stop_index);
+        MP_CHECK(memcmp(x->text, y->text, x->text_bytes) == 0);
+        for (uint32_t t = 0; t < x->token_count; t++) {
+            MP_CHECK_INT(y->tokens[t].id, x->tokens[t].id);
+            MP_CHECK(memcmp(&y->tokens[t].logprob, &x->tokens[t].logprob, sizeof(float)) == 0);
+            MP_CHECK_INT(y->tokens[t].byte_end, x->tokens[t].byte_end);
+        }
+    }
+}
+
+MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    static const float temperatures[] = {0, 1.5f};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 51), MP_COMPUTE_AUTO, 2);
+    for (size_t i = 0; i < 2; i++) {
+        const mp_sampling sampling = {.temperature = temperatures[i], .top_p = 1, .repetition_penalty = 1.3f,
+                                      .frequency_penalty = 0.2f, .seed = 9, .max_tokens = ANSWER, .logprobs = 2,
+                                      .ignore_eos = true};
+        const mp_text_args plain = {.n_prompt = PROMPT, .n_choices = 1, .sampling = sampling};
+        plain_answer answer;
+        tiny_job job;
+        mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+        ask(&tiny, &job, &plain);
+        MP_CHECK_INT(job.call->choices[0].token_count, ANSWER);
+        char text[ANSWER];
+        memcpy(text, job.call->choices[0].text, ANSWER); /* a letter a token */
+        for (int t = 0; t < ANSWER; t++)
+            answer.tokens[t] = job.call->choices[0].tokens[t].id;
+        mp_call_destroy(&job.call->base);
+        for (int at = 0; at < ANSWER; at += 3) {
+            const char *stop[] = {"@@", text + at};
+            const int32_t stop_bytes[] = {2, ANSWER - at < 3 ? ANSWER - at : 3};
+            const int32_t stop_ids[] = {TINY_VOCAB - 2, answer.tokens[at]};
+            const int32_t bias_ids[] = {answer.tokens[at], TINY_VOCAB - 1};
+            const float bias[] = {-3, 8};
+            struct {
+                const char *name;
+                mp_text_args args;
+            } cases[] = {{"nothing", plain}, {"stop string", plain}, {"stop id", plain}, {"later stop id", plain},
+                         {"bias", plain}, {"max_tokens", plain}, {"context", plain}, {"end", plain},
+                         {"later end", plain}, {"answers", plain}};
+            cases[1].args.n_stop = 2;
+            cases[1].args.stop = stop;
+            cases[1].args.stop_bytes = stop_bytes;
+            cases[2].args.n_stop_ids = cases[3].args.n_stop_ids = 2;
+            cases[2].args.stop_ids = cases[3].args.stop_ids = stop_ids;
+            cases[3].args.sampling.min_tokens = at / 2 + 3;
+            for (int c = 4; c < 9; c += c == 4 ? 3 : 1) {
+                cases[c].args.n_bias = c == 4 ? 1 : 2;
+                cases[c].args.bias_ids = bias_ids;
+                cases[c].args.bias = bias;
+                cases[c].args.sampling.ignore_eos = false;
+            }
+            cases[5].args.sampling.max_tokens = 1 + at;
+            cases[6].args.n_prompt = TINY_CONTEXT - 1 - at;
+            cases[8].args.sampling.min_tokens = at;
+            cases[9].args.n_choices = 3;
+            for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+                tiny_job without, with;
+                mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+                ask(&tiny, &without, &cases[c].args);
+                plain_answer known = answer;
+                if (c >= 4) /* else what would come after the end */
+                    for (uint32_t t = 0; t < ANSWER; t++)
+                        known.tokens[t] = t < without.call->choices[0].token_count
+                                              ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 2;
+                mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
+                ask(&tiny, &with, &cases[c].args);
+                check_same(&without, &with, cases[c].name);
+                mp_call_destroy(&without.call->base);
+                mp_call_destroy(&with.call->base);
+            }
+        }
+    }
+    MP_CHECK(tiny.engine->work.right > 1000);
+    tiny.engine->ops->trim(tiny.engine);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
+    tiny_unload(&tiny);
+}
+
+/* All right: ANSWER tokens take a sixteenth of the steps. */
+MP_TEST(models_speculation_saves_passes) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 52), MP_COMPUTE_AUTO, 1);
+    const mp_text_args args = {.n_prompt = PROMPT, .n_choices = 1, .sampling = {.temperature = 1, .top_p = 1,
+                               .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = -1, .ignore_eos = true}};
+    plain_answer answer;
+    tiny_job job;
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    ask(&tiny, &job, &args);
+    MP_CHECK_INT(tiny.engine->work.passes, ANSWER); /* one of them for the prompt */
+    MP_CHECK_INT(tiny.engine->work.rows, PROMPT + ANSWER - 1);
+    for (int t = 0; t < ANSWER; t++)
+        answer.tokens[t] = job.call->choices[0].tokens[t].id;
+    mp_call_destroy(&job.call->base);
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &answer);
+    tiny.engine->ops->trim(tiny.engine);
+    mp_step_work before = tiny.engine->work;
+    ask(&tiny, &job, &args);
+    MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* the prompt, 16, 16, 7 */
+    MP_CHECK_INT(tiny.engine->work.guessed - before.guessed, 36);
+    MP_CHECK_INT(tiny.engine->work.right - before.right, 36);
+    MP_CHECK_INT(tiny.engine->work.rows - before.rows, PROMPT + ANSWER - 1);
+    mp_call_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static int guess_badly(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+    (void)item;
+    (void)choice;
+    for (int i = 0; i < most; i++)
+        draft[i] = *(const int32_t *)arg;
+    return most;
+}
+
+/* Memory for guesses is nobody's hurdle: however little there is, an answer that fits without them comes. */
+MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 53), MP_COMPUTE_AUTO, 2);
+    const mp_text_args args = {.n_prompt = 124, .n_choices = 1, .sampling = {.top_p = 1, .repetition_penalty = 1,
+                               .max_tokens = 3, .logprobs = 0, .ignore_eos = true}};
+    tiny_job job, again;
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    ask(&tiny, &job, &args);
+    tiny.engine->ops->trim(tiny.engine);
+    ask(&tiny, &again, &args); /* that much is enough: the blocks and the scratch of it */
+    uint64_t enough = tiny.budget.used;
+    tiny.engine->ops->trim(tiny.engine);
+    mp_call_destroy(&again.call->base);
+    int32_t wrong = 5;
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, &wrong);
+    tiny.budget.limit = enough;
+    ask(&tiny, &again, &args);
+    check_same(&job, &again, "with little memory");
+    mp_call_destroy(&again.call->base);
+    tiny.budget.limit = UINT64_MAX;
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
+    tiny.engine->ops->trim(tiny.engine);
+    ask(&tiny, &again, &args);
+    check_same(&job, &again, "by look-up");
+    mp_call_destroy(&again.call->base);
+    mp_call_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* ---- guesses that are no numbers --------------------------------------------------------------------------------- */
+
+/* A token whose row makes the model's arithmetic infinite may be guessed: rows before it in its block read its values
+ * times zero, and that is NaN. */
+MP_TEST(models_speculation_survives_infinity) {
+    static const mp_dtype types[] = {MP_F32};
+    const int32_t bad = 7;
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_with(types, 1, 54, bad), MP_COMPUTE_F32, 2);
+    mp_text_args args = {.n_prompt = 70, .n_choices = 2, .sampling = {.temperature = 0.8f, .top_p = 1,
+                         .repetition_penalty = 1, .max_tokens = 60, .logprobs = 3, .ignore_eos = true}};
+    const float never = -1e6f;
+    args.n_bias = 1;
+    args.bias_ids = &bad;
+    args.bias = &never;
+    int32_t prompt[70];
+    for (int i = 0; i < 70; i++)
+        prompt[i] = 20 + i;
+    args.prompt = prompt;
+    tiny_job without, with;
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_job_make(&tiny, &without, &args, 0);
+    tiny_job_admit(&tiny, &without);
+    tiny_job_finish(&tiny, &without);
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, (void *)(intptr_t)&bad);
+    tiny.engine->ops->trim(tiny.engine);
+    tiny_job_make(&tiny, &with, &args, 0);
+    tiny_job_admit(&tiny, &with);
+    tiny_job_finish(&tiny, &with);
+    check_same(&without, &with, "beside infinity");
+    /* once an answer, and not again */
+    MP_CHECK(tiny.engine->work.guessed > 0 && tiny.engine->work.guessed <= 2 * MP_DRAFT_MOST);
+    MP_CHECK_INT(tiny.engine->work.right, 0);
+    mp_call_destroy(&without.call->base);
+    mp_call_destroy(&with.call->base);
+    tiny_unload(&tiny);
+}
