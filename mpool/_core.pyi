@@ -138,7 +138,7 @@ class Registry:
                  queue_capacity: dict[str, int | tuple[int, int]] | None = None,
                  policy: dict[str, str] | None = None,
                  chaos: tuple[int, float, float, float, float, float] | None = None,
-                 predictive_scaling: bool = False) -> Registry: ...
+                 predictive_scaling: bool = False, scale_timeout: bool = False) -> Registry: ...
     def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False) -> None: ...
     def remove(self, key: str, timeout: float | None = None) -> None: ...
     def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None: ...
@@ -148,9 +148,8 @@ class Registry:
         """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, waiting and
         capacity (of the queue: calls of one input, calls of many), pinned,
         model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, arrivals (calls a second) and
-        foreseen_workers (both 0 unless predictive_scaling has something to say), worker (one dict a worker: id, node
-        (memory node, -1: there is one), state, running, served, busy_seconds, idle_seconds, engine_bytes), latency
-        (seconds of answered calls: count,
+        foreseen_workers (both 0 unless predictive_scaling has something to say), worker (one dict a worker: id,
+        state, running, served, busy_seconds, idle_seconds, engine_bytes), latency (seconds of answered calls: count,
         sum, min, max,
         p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
         parameters, weight_bytes) once loaded."""
