@@ -113,6 +113,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             "policy",
                             "chaos",
                             "predictive_scaling",
+                            "scale_timeout",
                             NULL};
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.lanes = 0};
@@ -138,16 +139,17 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     };
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
     PyObject *capacity = Py_None, *policy = Py_None, *chaos = Py_None;
-    int predictive_scaling = 0;
+    int predictive_scaling = 0, scale_timeout = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$iKddddddddddddiiOOOp:Registry", names, &config.lanes, &memory, &times[0].seconds,
+            args, kwargs, "|$iKddddddddddddiiOOOpp:Registry", names, &config.lanes, &memory, &times[0].seconds,
             &times[1].seconds, &times[2].seconds, &times[3].seconds, &times[4].seconds, &times[5].seconds,
             &times[6].seconds, &times[7].seconds, &times[8].seconds, &times[9].seconds, &times[10].seconds,
             &times[11].seconds, &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos,
-            &predictive_scaling))
+            &predictive_scaling, &scale_timeout))
         return NULL;
     config.memory_limit = memory;
     config.predictive_scaling = predictive_scaling;
+    config.scale_timeout = scale_timeout;
     for (int i = 0; i < TIMES; i++)
         if (times[i].seconds != -INFINITY && !mp_seconds_in(state, times[i].name, times[i].seconds, times[i].ns))
             return NULL;
