@@ -34,7 +34,7 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
-_SWITCHES = ("fail_fast", "predictive_scaling")
+_SWITCHES = ("fail_fast", "predictive_scaling", "scale_timeout")
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class PoolConfig:
             one that comes now, times the seconds of computing that a call takes, are the workers that are busy on
             average; so many are there that each is busy for at most 70 % of its time. Not for the policy ``"pack"``,
             of which one worker serves as many calls as come.
+        scale_timeout: behind a long queue calls wait for longer than ``request_timeout``: for three times the predicted
+            wait, but for ten times ``request_timeout`` at most. What a call asks for itself (``timeout``) stays.
 
     Raises:
         InvalidArgument: a value is of the wrong type or out of range.
@@ -126,6 +128,7 @@ class PoolConfig:
     offline: bool | None = None
     chaos: str | Mapping[str, float] | None = None
     predictive_scaling: bool = False
+    scale_timeout: bool = False
 
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
@@ -174,7 +177,7 @@ class PoolConfig:
         for name in ("shutdown_grace", "load_timeout", "load_ceiling", "stall_timeout", "maintenance_interval",
                      "breaker_window", "breaker_rest"):
             options[name] = float(getattr(self, name))
-        options["predictive_scaling"] = self.predictive_scaling
+        options["predictive_scaling"], options["scale_timeout"] = self.predictive_scaling, self.scale_timeout
         if self.request_timeout is not None:
             options["request_timeout"] = float(self.request_timeout)
         for name in ("step_budget", "batch_wait"):

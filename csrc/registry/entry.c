@@ -10,6 +10,7 @@
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t ROOM_SLICE_MS = 50;
+enum { PATIENCE_WAITS = 3 }; /* times the predicted wait: predictions err */
 static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MOST_MS = 10000;
 /* More deaths of workers than the ring holds within this time: the model is broken. */
 static const uint64_t DEATHS_WITHIN_MS = 60000;
@@ -214,6 +215,17 @@ static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_erro
     return MP_OK;
 }
 
+/* Under the lock: mp_registry_config.scale_timeout. Deadlines stay as they are. */
+static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
+    uint64_t least = entry->services->patience_ns, most = least * MP_PATIENCE_SCALE;
+    if (!ticket->stretches || most / MP_PATIENCE_SCALE != least)
+        return;
+    uint64_t wait_ns = mp_dispatch_wait_ns(entry, entry->queue.cost + ticket->item.cost_ns, entry->pace);
+    uint64_t wanted = wait_ns < most / PATIENCE_WAITS ? wait_ns * PATIENCE_WAITS : most;
+    if (wanted > ticket->patience_ns)
+        ticket->patience_ns = wanted;
+}
+
 /* Under the lock, which is given up meanwhile: wait for room in the queue. */
 static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
                                mp_error *error) {
@@ -297,6 +309,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
             (status = check_deadline(entry, options, error)) != MP_OK)
             break;
         ticket->node.cost = ticket->item.cost_ns;
+        stretch_patience(entry, ticket);
         if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
             ticket->item.sequence = ++entry->calls;
             if (services->predictive_scaling)

@@ -18,6 +18,7 @@ typedef struct mp_ticket mp_ticket;
 typedef struct mp_notifier mp_notifier;
 
 #define MP_FOREVER UINT64_MAX
+enum { MP_PATIENCE_SCALE = 10 };
 
 typedef enum mp_policy { /* which worker of a model takes a call */
     MP_POLICY_DEFAULT,
@@ -58,6 +59,9 @@ typedef struct mp_registry_config { /* 0 = default */
     int breaker_threshold; /* faults within the window that open a model's breaker; default 5; -1 = it never opens */
     uint64_t breaker_window_ns, breaker_rest_ns; /* default 60 s, 60 s */
     mp_chaos_rule chaos;
+    /* The patience of calls that name none grows with what waits before them: three times the predicted wait, but at
+     * least patience_ns and at most MP_PATIENCE_SCALE times that. */
+    bool scale_timeout;
     bool predictive_scaling; /* start workers ahead of need (forecast.h) */
 } mp_registry_config;
 

@@ -38,6 +38,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_optio
     ticket->patience_ns = options->patience_ns ? options->patience_ns : entry->services->patience_ns;
     if (ticket->patience_ns == MP_FOREVER)
         ticket->patience_ns = 0;
+    ticket->stretches = !options->patience_ns && ticket->patience_ns && entry->services->scale_timeout;
     ticket->policy = options->policy;
     uint64_t now = mp_sys_now_ns();
     mp_queue_node_init(&ticket->node, options->priority, options->lane, options->tenant, now);

@@ -28,6 +28,7 @@ struct mp_ticket {
     uint64_t virtual_ns;    /* service it counts as having had, among those of its flow */
     uint64_t had_ns;        /* its shares of the steps it was in */
     uint64_t patience_ns;   /* 0 = for ever */
+    bool stretches;         /* it is the registry's, and may grow until the call is queued */
     mp_policy policy;       /* never the default */
     uint32_t probe;         /* of the breaker; 0 = none */
     bool admitted;          /* by the engine */

@@ -63,6 +63,7 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
     services->patience_ns = config->patience_ns;
     services->chaos = config->chaos;
     services->predictive_scaling = config->predictive_scaling;
+    services->scale_timeout = config->scale_timeout;
     services->max_workers = config->max_workers ? config->max_workers : 4;
     services->breaker = (mp_breaker_rule){
         .threshold = config->breaker_threshold ? config->breaker_threshold : 5,

@@ -45,7 +45,7 @@ typedef struct mp_services {
     int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];
     mp_breaker_rule breaker;
     mp_chaos_rule chaos;
-    bool predictive_scaling;
+    bool predictive_scaling, scale_timeout;
 
     mp_quarantine quarantine;
     _Atomic int resident; /* workers that load or serve */

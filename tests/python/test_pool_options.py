@@ -51,6 +51,15 @@ def raised(error: type[mpool.MpoolError], tries: int, call: Callable[[], Any]) -
     raise AssertionError(f"no {error.__name__}")
 
 
+def raised_or(call: Callable[..., Any], *given: Any) -> type[mpool.MpoolError] | None:
+    """The class of the error that a call raises, or None."""
+    try:
+        call(*given)
+    except mpool.MpoolError as error:
+        return type(error)
+    return None
+
+
 def load_once(model: Path, **options: Any) -> None:
     with mpool.Pool(mpool.PoolConfig(**{**ALONE, **options})) as pool:
         pool.load(model, compute="float32")
@@ -212,6 +221,22 @@ def predictive_scaling(m: Models) -> None:
             assert row["arrivals"] > 1 if predictive else row["arrivals"] == row["foreseen_workers"] == 0
 
 
+def scale_timeout(m: Models) -> None:
+    dice = random.Random(7)
+    for scale in (False, True):  # a queue of calls, the last of which wait for longer than the timeout
+        with pool_of(scale_timeout=scale, policy="sequential", request_timeout=0.25) as pool:
+            embed = [" ".join(dice.choices(["one", "two"], k=40)) for _ in range(16)]
+            for one in embed[:3]:
+                raised_or(pool.embed, one, m.wide)
+            jobs = [pool.submit("text_embedding", inputs=one, model=m.wide) for one in embed[3:]]
+            ends = [raised_or(job.result) for job in jobs]
+            assert (mpool.Timeout in ends) is not scale
+            if scale:
+                with pytest.raises(mpool.Timeout):
+                    jobs = [pool.submit("text_embedding", inputs=one, model=m.wide) for one in embed[3:]]
+                    pool.embed("a b c", m.wide, timeout=0.01)
+
+
 def batch_wait(m: Models) -> None:
     least = []
     for seconds in (0.002, 0.0):
@@ -342,7 +367,7 @@ ROWS: dict[str, Callable[[Models], None]] = {
     **{row.__name__: row for row in (
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
-        breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling)},
+        breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),
