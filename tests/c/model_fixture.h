@@ -202,6 +202,72 @@ static inline void tiny_unload(tiny_model *tiny) {
     MP_CHECK_INT(tiny->budget.used, 0);
 }
 
+/* ---- all of a model's life, for sweeps that fail each allocation in turn ----------------------------------------- */
+
+typedef struct tiny_life {
+    mp_spec *spec;
+    mp_compute compute;
+    mp_status (*make)(mp_call **call, mp_error *error);
+    void (*compare)(const mp_call *first, const mp_call *second); /* two calls that asked for the same */
+} tiny_life;
+
+/* Load, make an engine, have two calls answered one after the other, and give everything back: a typed error or the
+ * same answer twice, and nothing leaked. */
+static inline mp_status tiny_live(void *arg, mp_error *error) {
+    const tiny_life *life = arg;
+    mp_status status;
+    mp_team *team = NULL;
+    mp_loader loader = {0};
+    mp_model *model = NULL;
+    mp_engine *engine = NULL;
+    mp_call *calls[2] = {NULL};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_item items[2] = {0};
+    mp_lease lease;
+    MP_TRY(mp_team_create(0, &team, error));
+    mp_team_lease(team, 1, &lease);
+    MP_TRY_GOTO(mp_model_loader(life->spec, life->compute, &loader, error));
+    MP_TRY_GOTO(loader.ops->load(loader.self, &lease, &budget, NULL, &model, error));
+    MP_TRY_GOTO(model->ops->engine(model, &budget, &engine, error));
+    for (int i = 0; i < 2; i++) {
+        MP_TRY_GOTO(life->make(&calls[i], error));
+        uint64_t cost;
+        items[i].call = calls[i];
+        MP_TRY_GOTO(model->ops->check(model, items[i].call, &cost, &items[i].total, error));
+        MP_TRY_GOTO(engine->ops->admit(engine, &items[i], error));
+        mp_item *planned[1] = {&items[i]};
+        mp_plan plan;
+        mp_outcome outcomes[MP_PLAN_MAX];
+        do {
+            engine->ops->plan(engine, planned, 1, UINT64_MAX, &plan);
+            engine->ops->step(engine, &lease, &plan, outcomes);
+        } while (outcomes[0] == MP_OUTCOME_MORE);
+        if (outcomes[0] != MP_OUTCOME_DONE) { /* waiting for memory says why, too */
+            *error = items[i].error;
+            status = items[i].error.code;
+            MP_CHECK(status != MP_OK);
+            goto cleanup;
+        }
+    }
+    life->compare(calls[0], calls[1]);
+cleanup:
+    if (engine) {
+        engine->ops->retire(engine, &items[0]);
+        engine->ops->retire(engine, &items[1]);
+        engine->ops->destroy(engine);
+    }
+    if (model)
+        model->ops->destroy(model);
+    if (loader.ops)
+        loader.ops->destroy(loader.self);
+    for (int i = 0; i < 2; i++)
+        mp_call_destroy(calls[i]);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    MP_CHECK_INT(budget.used, 0);
+    return status;
+}
+
 /* ---- calls of a decoder ------------------------------------------------------------------------------------------ */
 
 typedef struct tiny_job {

@@ -366,66 +366,26 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
 }
 
 /* With every allocation failing in turn: an error or the same vectors, and nothing leaked. */
-static mp_status embed_twice(void *arg, mp_error *error) {
-    mp_spec *spec = arg;
-    mp_status status;
-    mp_team *team = NULL;
-    mp_loader loader = {0};
-    mp_model *model = NULL;
-    mp_engine *engine = NULL;
-    mp_embed_call *calls[2] = {NULL};
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_item items[2] = {0};
-    mp_lease lease;
+static mp_status make_call(mp_call **call, mp_error *error) {
     const int32_t ids[12] = {9, 10, 11, 9, 10, 11, 9, 10, 11, 20, 21, 22};
     const int64_t offsets[5] = {0, 3, 6, 9, 12};
-    MP_TRY(mp_team_create(0, &team, error));
-    mp_team_lease(team, 1, &lease);
-    MP_TRY_GOTO(mp_model_loader(spec, MP_COMPUTE_I8, &loader, error));
-    MP_TRY_GOTO(loader.ops->load(loader.self, &lease, &budget, NULL, &model, error));
-    MP_TRY_GOTO(model->ops->engine(model, &budget, &engine, error));
-    for (int i = 0; i < 2; i++) {
-        MP_TRY_GOTO(mp_embed_call_create(4, ids, offsets, NULL, &calls[i], error));
-        uint64_t cost;
-        items[i].call = &calls[i]->base;
-        MP_TRY_GOTO(model->ops->check(model, items[i].call, &cost, &items[i].total, error));
-        MP_TRY_GOTO(engine->ops->admit(engine, &items[i], error));
-        mp_plan plan = {.count = 1, .items = {&items[i]}, .amount = {4}};
-        mp_outcome outcomes[MP_PLAN_MAX];
-        engine->ops->step(engine, &lease, &plan, outcomes);
-        if (outcomes[0] != MP_OUTCOME_DONE) {
-            *error = items[i].error;
-            status = items[i].error.code;
-            MP_CHECK(status != MP_OK);
-            goto cleanup;
-        }
-    }
-    MP_CHECK(memcmp(calls[0]->vectors, calls[1]->vectors, 4 * WIDTH * sizeof(float)) == 0);
-    MP_CHECK(memcmp(calls[0]->vectors, calls[0]->vectors + 2 * WIDTH, WIDTH * sizeof(float)) == 0);
-cleanup:
-    if (engine) {
-        engine->ops->retire(engine, &items[0]);
-        engine->ops->retire(engine, &items[1]);
-        engine->ops->destroy(engine);
-    }
-    if (model)
-        model->ops->destroy(model);
-    if (loader.ops)
-        loader.ops->destroy(loader.self);
-    for (int i = 0; i < 2; i++)
-        if (calls[i])
-            mp_call_destroy(&calls[i]->base);
-    mp_team_return(&lease);
-    mp_team_destroy(team);
-    MP_CHECK_INT(budget.used, 0);
-    return status;
+    mp_embed_call *made;
+    MP_TRY(mp_embed_call_create(4, ids, offsets, NULL, &made, error));
+    *call = &made->base;
+    return MP_OK;
+}
+
+static void compare_calls(const mp_call *first, const mp_call *second) {
+    const float *a = ((const mp_embed_call *)first)->vectors, *b = ((const mp_embed_call *)second)->vectors;
+    MP_CHECK(memcmp(a, b, 4 * WIDTH * sizeof(float)) == 0);
+    MP_CHECK(memcmp(a, a + 2 * WIDTH, WIDTH * sizeof(float)) == 0);
 }
 
 MP_TEST_SECONDS(models_encoder_allocation_sweep, 120) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    mp_spec *spec = encoder_spec(false);
-    mp_test_alloc_sweep(embed_twice, spec);
-    mp_spec_unpin(spec);
+    tiny_life life = {encoder_spec(false), MP_COMPUTE_I8, make_call, compare_calls};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
 }

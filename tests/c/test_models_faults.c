@@ -1,70 +1,30 @@
 /* Loading a model and answering two requests that start alike, with every allocation failing in turn: a typed error,
  * nothing leaked, and the same answer when there is one. */
+#include <stdatomic.h>
+
 #include "model_fixture.h"
 
-static mp_status load_and_answer(void *arg, mp_error *error) {
-    mp_spec *spec = arg;
-    mp_status status;
-    mp_team *team = NULL;
-    mp_loader loader = {0};
-    mp_model *model = NULL;
-    mp_engine *engine = NULL;
-    mp_text_call *calls[2] = {NULL};
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_item items[2] = {0};
-    int32_t prompt[70];
-    for (int i = 0; i < 70; i++)
+enum { PROMPT = 70, ANSWER = 3, CHOICES = 2 };
+
+static mp_status make_call(mp_call **call, mp_error *error) {
+    int32_t prompt[PROMPT];
+    for (int i = 0; i < PROMPT; i++)
         prompt[i] = i * i % TINY_VOCAB;
-    mp_text_args args = {.n_prompt = 70,
+    mp_text_args args = {.n_prompt = PROMPT,
                          .prompt = prompt,
-                         .n_choices = 2,
-                         .sampling = {.temperature = 1, .top_p = 0.9f, .repetition_penalty = 1.1f, .max_tokens = 3,
+                         .n_choices = CHOICES,
+                         .sampling = {.temperature = 1, .top_p = 0.9f, .repetition_penalty = 1.1f, .max_tokens = ANSWER,
                                       .logprobs = 2, .ignore_eos = true}};
-    mp_lease lease;
-    MP_TRY(mp_team_create(0, &team, error));
-    mp_team_lease(team, 1, &lease);
-    MP_TRY_GOTO(mp_model_loader(spec, MP_COMPUTE_AUTO, &loader, error));
-    MP_TRY_GOTO(loader.ops->load(loader.self, &lease, &budget, NULL, &model, error));
-    MP_TRY_GOTO(model->ops->engine(model, &budget, &engine, error));
-    for (int i = 0; i < 2; i++) {
-        MP_TRY_GOTO(mp_text_call_create(&args, &calls[i], error));
-        uint64_t cost;
-        items[i].call = &calls[i]->base;
-        MP_TRY_GOTO(model->ops->check(model, items[i].call, &cost, &items[i].total, error));
-        MP_TRY_GOTO(engine->ops->admit(engine, &items[i], error));
-        mp_item *planned[1] = {&items[i]};
-        mp_plan plan;
-        mp_outcome outcomes[MP_PLAN_MAX];
-        do {
-            engine->ops->plan(engine, planned, 1, UINT64_MAX, &plan);
-            engine->ops->step(engine, &lease, &plan, outcomes);
-        } while (outcomes[0] == MP_OUTCOME_MORE);
-        if (outcomes[0] != MP_OUTCOME_DONE) { /* waiting for memory says why, too */
-            *error = items[i].error;
-            status = items[i].error.code;
-            MP_CHECK(status != MP_OK);
-            goto cleanup;
-        }
-    }
-    for (int c = 0; c < 2; c++)
-        MP_CHECK(memcmp(calls[0]->choices[c].tokens, calls[1]->choices[c].tokens, 3 * sizeof(mp_token_out)) == 0);
-cleanup:
-    if (engine) {
-        engine->ops->retire(engine, &items[0]);
-        engine->ops->retire(engine, &items[1]);
-        engine->ops->destroy(engine);
-    }
-    if (model)
-        model->ops->destroy(model);
-    if (loader.ops)
-        loader.ops->destroy(loader.self);
-    for (int i = 0; i < 2; i++)
-        if (calls[i])
-            mp_call_destroy(&calls[i]->base);
-    mp_team_return(&lease);
-    mp_team_destroy(team);
-    MP_CHECK_INT(budget.used, 0);
-    return status;
+    mp_text_call *made;
+    MP_TRY(mp_text_call_create(&args, &made, error));
+    *call = &made->base;
+    return MP_OK;
+}
+
+static void compare_calls(const mp_call *first, const mp_call *second) {
+    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+    for (int c = 0; c < CHOICES; c++)
+        MP_CHECK(memcmp(a->choices[c].tokens, b->choices[c].tokens, ANSWER * sizeof(mp_token_out)) == 0);
 }
 
 MP_TEST_SECONDS(models_allocation_sweep, 120) {
@@ -72,7 +32,27 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    mp_spec *spec = tiny_decoder_spec(types, 2, 77);
-    mp_test_alloc_sweep(load_and_answer, spec);
-    mp_spec_unpin(spec);
+    tiny_life life = {tiny_decoder_spec(types, 2, 77), MP_COMPUTE_AUTO, make_call, compare_calls};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
+}
+
+/* What the caller may have seen of an answer decides whether it may be begun anew. */
+MP_TEST(models_calls_say_what_was_seen) {
+    mp_error error;
+    mp_call *call;
+    MP_CHECK_OK(make_call(&call, &error), &error);
+    MP_CHECK(!call->seen(call)); /* also before there is room for an answer */
+    mp_text_call *text = (mp_text_call *)call;
+    MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
+    MP_CHECK(!call->seen(call));
+    text->prompt_done_ns = 1;
+    MP_CHECK(!call->seen(call));
+    atomic_store(&text->choices[CHOICES - 1].token_count, 1);
+    MP_CHECK(call->seen(call));
+    mp_call_destroy(call);
+    mp_embed_call *embed;
+    MP_CHECK_OK(mp_embed_call_create(1, (const int32_t[]){5}, (const int64_t[]){0, 1}, NULL, &embed, &error), &error);
+    MP_CHECK(!embed->base.seen); /* vectors are read at the end */
+    mp_call_destroy(&embed->base);
 }
