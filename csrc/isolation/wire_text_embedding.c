@@ -119,8 +119,10 @@ static void embed_get_results(mp_wire_in *in, const mp_item *item, uint32_t amou
 static void embed_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
     (void)began_ns;
     (void)now_ns;
+    mp_embed_call *call = (mp_embed_call *)item->call;
     item->cursor = ((embed_note *)note)->cursor;
-    atomic_store_explicit(&((mp_embed_call *)item->call)->done, (int32_t)item->cursor, memory_order_release);
+    if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
+        atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
 }
 
 static void embed_close(mp_item *item) { (void)item; }

@@ -59,6 +59,8 @@ static void try_again(const mp_speculation *s, mp_guess **guesses, int n, int se
 
 void mp_speculation_choose(mp_speculation *s, mp_guess **guesses, int n, int sequences, int rows, uint64_t row_ns) {
     int room = MP_GUESS_ROWS - rows;
+    if (n == 0)
+        return;
     if (s->mode == MP_SPECULATE_ALWAYS) {
         for (int g = 0; g < n; g++) {
             guesses[g]->count = guesses[g]->count < room ? guesses[g]->count : room;
