@@ -139,7 +139,10 @@ class Registry:
                  policy: dict[str, str] | None = None,
                  chaos: tuple[int, float, float, float, float, float] | None = None,
                  predictive_scaling: bool = False, scale_timeout: bool = False) -> Registry: ...
-    def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False) -> None: ...
+    def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False,
+            command: Sequence[str] | None = None, process_memory: int = 0) -> None:
+        """command: workers are processes started so (csrc/isolation), each with process_memory bytes for its engine; 0:
+        the core's default."""
     def remove(self, key: str, timeout: float | None = None) -> None: ...
     def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None: ...
     def evict(self, key: str, timeout: float | None = None) -> None: ...
@@ -148,9 +151,10 @@ class Registry:
         """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, waiting and
         capacity (of the queue: calls of one input, calls of many), pinned,
         model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, arrivals (calls a second) and
-        foreseen_workers (both 0 unless predictive_scaling has something to say), worker (one dict a worker: id,
-        state, running, served, busy_seconds, idle_seconds, engine_bytes), latency (seconds of answered calls: count,
-        sum, min, max,
+        foreseen_workers (both 0 unless predictive_scaling has something to say), units_in and
+        units_out (tokens and images, of answered calls), worker (one dict a worker: id,
+        state, running, served, busy_seconds, idle_seconds, engine_bytes, process: the id of its own, or 0), latency
+        (seconds of answered calls: count, sum, min, max,
         p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
         parameters, weight_bytes) once loaded."""
     def stats(self) -> dict[str, Any]:

@@ -31,12 +31,13 @@ class Entry:
         key: its name in the pool.
         ref: what its files are found by.
         overrides: settings that replace what the files say (see :meth:`mpool.Pool.register`).
+        isolation: where its workers run, ``"thread"`` or ``"process"``; None: as the pool's configuration says.
         plans: embedding options in use -> what follows from them; see embedding.py.
     """
 
     def __init__(self, pool: Pool, key: str, ref: str, capability: str | None = None,
-                 overrides: Mapping[str, Any] | None = None) -> None:
-        self.pool, self.key, self.ref = pool, key, ref
+                 overrides: Mapping[str, Any] | None = None, isolation: str | None = None) -> None:
+        self.pool, self.key, self.ref, self.isolation = pool, key, ref, isolation
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
         self._capability = capability
@@ -162,8 +163,22 @@ class Entry:
                     return auto
         return None
 
-    def _add(self, compute: str) -> str:
-        from . import _core
+    @property
+    def runs_in(self) -> str:
+        """Where its workers run: ``"thread"`` or ``"process"``."""
+        return self.isolation or self.pool.config.isolation
+
+    def isolate(self, isolation: str) -> None:
+        """Has its workers run there from now on. What is loaded serves until it is loaded anew."""
+        with self._lock:
+            before, self.isolation = self.runs_in, isolation
+            if before != isolation:
+                for compute, key in list(self._core.items()):
+                    if compute == "auto" or key != self._core.get("auto"):
+                        self._add(compute, replace=True)
+
+    def _add(self, compute: str, replace: bool = False) -> str:
+        from . import _core, _isolated
 
         description = self.describe()
         key = self.key if compute == "auto" else f"{self.key} ({compute})"
@@ -181,7 +196,10 @@ class Entry:
         if description.capability == "text_to_text":
             self._set_tokens(spec, description)
         registry = self.pool.registry
-        registry.add(key, spec, compute)
+        if self.runs_in == "process":
+            registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory)
+        else:
+            registry.add(key, spec, compute, replace)
         try:
             # begins to load while Python builds the tokenizer; what goes wrong is told to the call that follows
             registry.load(key, timeout=0.0)

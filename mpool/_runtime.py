@@ -329,7 +329,7 @@ def get(key: str | os.PathLike[str] | Model, capability: str | None = None) -> M
 
 def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
          keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
-         timeout: float | None = None) -> Model:
+         timeout: float | None = None, isolation: Literal["thread", "process"] | None = None) -> Model:
     """Loads a model now, fetching it first if it is not here, and waits until it serves.
 
     Loading beforehand is never needed; it moves the wait to a time of your choice.
@@ -343,6 +343,8 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
         compute: as for :func:`embed`.
         progress: whether to show a bar for downloads; None: if standard error is a terminal.
         timeout: seconds for loading; the loading goes on when they are over. Downloads are not counted.
+        isolation: where its workers run from now on, ``"thread"`` or ``"process"``; see ``PoolConfig.isolation``. None:
+            as it is. A model that is loaded serves until it is loaded anew.
 
     Raises:
         InvalidArgument: the alias is no name or is taken, or the reference has no known form.
@@ -360,7 +362,7 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
         (384,)
     """
     return default_pool().load(ref, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute, progress=progress,
-                               timeout=timeout)
+                               timeout=timeout, isolation=isolation)
 
 
 def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
@@ -381,7 +383,8 @@ def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = Non
 
 def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
              default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
-             max_length: int | None = None, chat_template: str | None = None) -> Model:
+             max_length: int | None = None, chat_template: str | None = None,
+             isolation: Literal["thread", "process"] | None = None) -> Model:
     """Makes a model known under a name, from then on like one of the catalogue.
 
     Reads its files, fetching them if need be; loads no weights.
@@ -394,6 +397,7 @@ def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str
         normalize: whether vectors have length 1, instead of what its files say.
         max_length: tokens of a text, at most what its files say.
         chat_template: Jinja, instead of what its files say.
+        isolation: where its workers run, ``"thread"`` or ``"process"``; None: as ``PoolConfig.isolation`` says.
 
     Raises:
         InvalidArgument: the key is no name or is taken, or a setting does not fit the model.
@@ -405,7 +409,8 @@ def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str
         True
     """
     return default_pool().register(key, ref, prompts=prompts, default_prompt_name=default_prompt_name, pooling=pooling,
-                                   normalize=normalize, max_length=max_length, chat_template=chat_template)
+                                   normalize=normalize, max_length=max_length, chat_template=chat_template,
+                                   isolation=isolation)
 
 
 def ps() -> ModelTable:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from . import _isolated
 from ._chaos import chaos_of
 from ._durations import seconds_of
 from ._options import CAPABILITIES, POLICIES
@@ -15,6 +16,7 @@ from .errors import InvalidArgument
 _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "threads": ((int,), 0, 256),
     "memory_bytes": ((int,), 0, 2**62),
+    "process_memory": ((int,), 0, 2**62),
     "step_budget": ((int, float), 0.0, 60.0),
     "load_timeout": ((int, float), 0.01, 86400.0),
     "load_ceiling": ((int, float), 0.01, 604800.0),
@@ -74,6 +76,12 @@ class PoolConfig:
         breaker_threshold: faults of a model's workers within ``breaker_window`` that make it rest; 0: never.
         breaker_window: seconds.
         breaker_rest: seconds during which calls fail with CircuitOpen; then a few are let through on trial.
+        isolation: where workers run. ``"thread"``: in threads of this process. ``"process"``: each in a process of its
+            own, over the same weights in memory: one that crashes, is killed or stands still takes nobody with it; the
+            calls it computed for are tried once more if nothing of their result had come, else they raise RecvError.
+            Linux. :func:`mpool.load` and :func:`mpool.register` may say otherwise for a model.
+        process_memory: bytes that such a process may use for caches, scratch and calls; 0: four times what a worker in
+            a thread starts with. It is set aside from ``memory_bytes`` while the process lives.
         fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
@@ -123,6 +131,8 @@ class PoolConfig:
     breaker_threshold: int = 5
     breaker_window: float = 60.0
     breaker_rest: float = 60.0
+    isolation: str = "thread"
+    process_memory: int = 0
     fail_fast: bool = False
     max_embed_inputs: int = 10_000
     offline: bool | None = None
@@ -140,6 +150,7 @@ class PoolConfig:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
             raise InvalidArgument(f"PoolConfig.request_timeout is {limit!r}, allowed: seconds above 0, or None")
         seconds_of(self.keep_alive, "PoolConfig.keep_alive")
+        _isolated.check(self.isolation, "PoolConfig.isolation")
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"PoolConfig.{name} is {getattr(self, name)!r}, allowed: True, False")
@@ -192,5 +203,6 @@ class PoolConfig:
         return seconds_of(self.keep_alive, "PoolConfig.keep_alive")
 
 
-assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "chaos", *_SWITCHES} == {
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", *_SWITCHES, "chaos",
+                       "isolation"} == {
     field.name for field in fields(PoolConfig)}

@@ -150,10 +150,11 @@ class Model:
 
         pool = None if is_default(self.pool) else self.pool
         entry = self._entry
-        return _restore, (pool, entry.key, entry.ref, entry.overrides, self._compute)
+        return _restore, (pool, entry.key, entry.ref, entry.overrides, self._compute, entry.isolation)
 
 
-def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str) -> Model:
+def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
+             isolation: str | None = None) -> Model:
     from ._runtime import default_pool
 
-    return (pool or default_pool())._restore(key, ref, overrides, compute)
+    return (pool or default_pool())._restore(key, ref, overrides, compute, isolation)

@@ -229,8 +229,9 @@ class Pool:
 
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
-             timeout: float | None = None) -> Model:
+             timeout: float | None = None, isolation: Literal["thread", "process"] | None = None) -> Model:
         """See :func:`mpool.load`."""
+        _check_isolation(isolation)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             raise InvalidArgument(f"pin is {pin!r}, allowed: True or False")
@@ -245,6 +246,8 @@ class Pool:
         except BaseException:
             self._forget(entry)
             raise
+        if isolation is not None:
+            entry.isolate(isolation)
         key = entry.core_key(compute)
         entry.tokenizer()
         if kept is not None:
@@ -282,18 +285,23 @@ class Pool:
 
     def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
-                 max_length: int | None = None, chat_template: str | None = None) -> Model:
+                 max_length: int | None = None, chat_template: str | None = None,
+                 isolation: Literal["thread", "process"] | None = None) -> Model:
         """See :func:`mpool.register`."""
+        _check_isolation(isolation)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         if not isinstance(ref, (str, os.PathLike)):
             raise InvalidArgument(f"ref is {type(ref).__name__}, allowed: a key, a reference or a path")
         return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
-                                                    if value is not None})
+                                                    if value is not None}, isolation)
 
     def ps(self) -> show.ModelTable:
         """See :func:`mpool.ps`."""
-        return show.table(self._registry.entries() if self._registry is not None else ())
+        with self._lock:
+            isolated = {key for entry in self._entries.values() if entry.runs_in == "process"
+                        for key in entry.core_keys()}
+        return show.table(self._registry.entries() if self._registry is not None else (), isolated)
 
     # ---- how it is -------------------------------------------------------------------------------------------------
 
@@ -371,9 +379,9 @@ class Pool:
         """See :func:`mpool.init_maintenance`."""
         self.registry.maintain()
 
-    def _register(self, key: str, ref: str, overrides: Mapping[str, Any]) -> Model:
+    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None) -> Model:
         assert set(overrides) <= set(OVERRIDES)
-        entry = Entry(self, key, _absolute(ref), None, overrides)
+        entry = Entry(self, key, _absolute(ref), None, overrides, isolation)
         self._check_free(key, None)
         entry.describe()
         with self._lock:
@@ -381,15 +389,20 @@ class Pool:
             self._entries[key] = self._names[key] = entry
         return Model(entry)
 
-    def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str) -> Model:
-        """A model that was pickled, here or in another process."""
+    def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
+                 isolation: str | None = None) -> Model:
+        """A model that was pickled, here or in another process. One that is known stays as it is."""
         with self._lock:
             entry = self._names.get(key)
             if entry is None or entry.ref != ref:
                 entry = None
         if entry is None and (overrides or key != ref):
-            return Model(self._register(key, ref, overrides)._entry, compute)
-        return Model(entry or self._find(ref), compute)
+            return Model(self._register(key, ref, overrides, isolation)._entry, compute)
+        if entry is None:
+            entry = self._find(ref)
+            if isolation is not None and entry.isolation is None and not entry.core_keys():
+                entry.isolate(isolation)
+        return Model(entry, compute)
 
     def _check_free(self, name: Any, entry: Entry | None) -> None:
         from .catalog import load_catalogue
@@ -431,7 +444,7 @@ class Pool:
             return default
         if isinstance(model, Model):  # of another pool
             entry = model._entry
-            return self._restore(entry.key, entry.ref, entry.overrides, "auto")._entry
+            return self._restore(entry.key, entry.ref, entry.overrides, "auto", entry.isolation)._entry
         if not isinstance(model, (str, os.PathLike)):
             raise InvalidArgument(f"model is {type(model).__name__}, allowed: a key, a reference, a path or a Model")
         reference = parse_reference(model)
@@ -549,6 +562,13 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
     with _pools_lock:
         found = _pools.get(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
+
+
+def _check_isolation(isolation: Any) -> None:
+    if isolation is not None:
+        from . import _isolated
+
+        _isolated.check(isolation, "isolation")
 
 
 def _is_auto(compute: Any) -> bool:

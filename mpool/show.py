@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import Any, Iterable, Literal, Sequence, overload
+from typing import Any, Container, Iterable, Literal, Sequence, overload
 
 
 def megabytes(count: int) -> str:
@@ -28,6 +28,8 @@ class ModelRow:
         capability: what it is for.
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
         compute: class of arithmetic, once loaded.
+        isolation: where its workers run: ``"thread"``, or ``"process"``: each in a process of its own.
+        processes: ids of those processes.
         workers, busy, dead: that serve it; that have a call; set apart because they did not move.
         queued, running: calls that wait, and that run.
         breaker: ``"closed"``, or ``"open"`` or ``"half-open"`` after faults of its workers.
@@ -46,6 +48,8 @@ class ModelRow:
     capability: str
     state: str
     compute: str | None
+    isolation: str
+    processes: tuple[int, ...]
     workers: int
     busy: int
     dead: int
@@ -112,16 +116,24 @@ def _idle(row: ModelRow) -> str:
 
 
 def _workers(row: ModelRow) -> str:
-    return (f"{row.busy}/{row.workers}" if row.workers else "-") + (f" ({row.dead} dead)" if row.dead else "")
+    where = " processes" if row.isolation == "process" else ""
+    return (f"{row.busy}/{row.workers}{where}" if row.workers else "-") + (f" ({row.dead} dead)" if row.dead else "")
 
 
-def table(entries: Iterable[dict[str, Any]]) -> ModelTable:
-    """Rows of the core's registry as a table."""
+def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = ()) -> ModelTable:
+    """Rows of the core's registry as a table.
+
+    Args:
+        entries: of ``_core.Registry.entries``.
+        isolated: keys of those whose workers are processes.
+    """
     rows = []
     for entry in entries:
         facts = dict(entry.get("facts") or {})
-        rows.append(ModelRow(compute=facts.get("compute"), facts=facts,
-                             **{name: entry[name] for name in ModelRow.__slots__ if name not in ("compute", "facts")}))
+        made = {"facts": facts, "compute": facts.get("compute"),
+                "isolation": "process" if entry["key"] in isolated else "thread",
+                "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}
+        rows.append(ModelRow(**made, **{name: entry[name] for name in ModelRow.__slots__ if name not in made}))
     return ModelTable(rows)
 
 

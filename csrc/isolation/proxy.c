@@ -19,6 +19,8 @@
 #include "isolation/capability_wire.h"
 
 static const uint64_t MOST_PASSED_NS = 20 * 1000 * 1000;
+/* For what is no step, and so no matter of how long a model computes. */
+static const uint64_t SHORT_NS = 5000ull * 1000 * 1000;
 /* For a step that nobody wants any more to end; an honest one takes a layer. */
 static const uint64_t CANCEL_GRACE_NS = 1500ull * 1000 * 1000;
 static const uint64_t LONGEST_COST_NS = 3600ull * 1000 * 1000 * 1000;
@@ -116,6 +118,8 @@ static bool look(void *arg) {
     return true;
 }
 
+static uint64_t short_ns(const proxy *p) { return p->args.stall_ns < SHORT_NS ? p->args.stall_ns : SHORT_NS; }
+
 static void begin_wait(proxy *p, const char *doing, mp_lease *lease, uint64_t limit_ns) {
     p->doing = doing;
     p->lease = lease;
@@ -170,7 +174,7 @@ static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
     if (!state)
         return mp_fail_memory(error, bytes, "a call of a worker process");
     state->id = ++p->last_id;
-    begin_wait(p, "while it was given a call", NULL, p->args.stall_ns);
+    begin_wait(p, "while it was given a call", NULL, short_ns(p));
     mp_wire_begin(&p->out, &p->channel, MP_FRAME_ADMIT);
     put_item(p, item, state);
     mp_status status = MP_RECV;
@@ -198,7 +202,7 @@ static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
 static void forget(proxy *p, mp_item *item) {
     proxy_item *state = item->state;
     if (!p->gone) {
-        begin_wait(p, "while a call left it", NULL, p->args.stall_ns);
+        begin_wait(p, "while a call left it", NULL, short_ns(p));
         mp_wire_begin(&p->out, &p->channel, MP_FRAME_RETIRE);
         mp_put_u32(&p->out, state->id);
         if (!mp_wire_end(&p->out))
@@ -268,7 +272,7 @@ static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
     if (n && !p->gone) {
         if (p->args.kind->get_speed)
             p->args.kind->get_speed(p->args.model, speed);
-        begin_wait(p, "while it planned a step", NULL, p->args.stall_ns);
+        begin_wait(p, "while it planned a step", NULL, short_ns(p));
         mp_wire_begin(&p->out, &p->channel, MP_FRAME_PLAN);
         mp_put_u64(&p->out, ++p->plans);
         mp_put(&p->out, speed, sizeof speed);
@@ -379,7 +383,7 @@ static uint64_t proxy_trim(mp_engine *base) {
     uint64_t bytes = 0;
     if (p->gone)
         return 0;
-    begin_wait(p, "while it gave memory back", NULL, p->args.stall_ns);
+    begin_wait(p, "while it gave memory back", NULL, short_ns(p));
     mp_wire_begin(&p->out, &p->channel, MP_FRAME_TRIM);
     if (!exchange(p, MP_FRAME_TRIM, true))
         return 0;

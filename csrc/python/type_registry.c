@@ -2,12 +2,19 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/options.h"
+#include "isolation/isolation.h"
 #include "models/model.h"
 #include "python/binding.h"
 
 typedef struct registry_object {
     PyObject_HEAD mp_registry *registry;
     uint64_t grace_ns;
+    uint64_t start_ns, stall_ns; /* of worker processes: before the registry would give their workers up */
 } registry_object;
 
 static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }
@@ -164,6 +171,10 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     }
     if (self)
         self->grace_ns = config.shutdown_grace_ns ? config.shutdown_grace_ns : 5000ull * 1000 * 1000;
+    if (self) {
+        self->start_ns = config.load_timeout_ns / 4 * 3;
+        self->stall_ns = config.stall_timeout_ns / 4 * 3;
+    }
     return (PyObject *)self;
 }
 
@@ -226,14 +237,84 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
     return false;
 }
 
+enum { MOST_ARGUMENTS = 16, OPTION_BYTES = 512 };
+
+/* The environment of worker processes: ours as it is now (with the GIL: nobody changes it meanwhile), with our own
+ * options as this process has read them. To be freed with PyMem_Free, as `options`. NULL with an exception. */
+static const char **make_environment(char (**options)[OPTION_BYTES]) {
+    int count = 0, rows, at = 0;
+    const mp_option_row *row = mp_option_rows(&rows);
+    while (environ && environ[count])
+        count++;
+    const char **made = PyMem_Malloc(((size_t)(count + rows) + 1) * sizeof(*made));
+    *options = PyMem_Malloc((size_t)rows * sizeof(**options));
+    if (!made || !*options) {
+        PyMem_Free(made);
+        PyMem_Free(*options);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (int i = 0; i < count; i++) {
+        bool own = false;
+        for (int r = 0; r < rows && !own; r++) {
+            size_t length = strlen(row[r].variable);
+            own = strncmp(environ[i], row[r].variable, length) == 0 && environ[i][length] == '=';
+        }
+        if (!own)
+            made[at++] = environ[i];
+    }
+    for (int r = 0; r < rows; r++) {
+        char value[OPTION_BYTES / 2];
+        mp_option_value(r, value, sizeof(value));
+        bool cpu = strcmp(row[r].variable, "MPOOL_CPU") == 0; /* the same bits */
+        snprintf((*options)[r], OPTION_BYTES, "%s=%s", row[r].variable, cpu ? mp_cpu_level() : value);
+        made[at++] = (*options)[r];
+    }
+    made[at] = NULL;
+    return made;
+}
+
+/* A loader whose workers are processes started by a command, a sequence of texts. False with an exception. */
+static bool isolated_loader(mp_state *state, const registry_object *self, mp_spec *spec, mp_compute compute,
+                            PyObject *command, unsigned long long memory, mp_loader *loader, mp_error *error,
+                            mp_status *status) {
+    const char *argv[MOST_ARGUMENTS + 1];
+    PyObject *list = PySequence_Fast(command, "command is a sequence of str");
+    Py_ssize_t count = list ? PySequence_Fast_GET_SIZE(list) : 0;
+    bool ok = list != NULL;
+    if (ok && (count < 1 || count > MOST_ARGUMENTS)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "command has %zd parts, allowed: 1 to %d", count, MOST_ARGUMENTS);
+        ok = false;
+    }
+    for (Py_ssize_t i = 0; ok && i < count; i++)
+        ok = (argv[i] = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(list, i))) != NULL;
+    char(*values)[OPTION_BYTES] = NULL;
+    const char **envp = ok ? make_environment(&values) : NULL;
+    if (envp) {
+        argv[count] = NULL;
+        mp_isolation_options options = {.argv = argv,
+                                        .envp = envp,
+                                        .memory_bytes = memory,
+                                        .start_ns = self->start_ns,
+                                        .stall_ns = self->stall_ns};
+        *status = mp_isolation_loader(spec, compute, &options, loader, error);
+        PyMem_Free(envp);
+        PyMem_Free(values);
+    }
+    Py_XDECREF(list);
+    return envp != NULL;
+}
+
 static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"key", "spec", "compute", "replace", NULL};
+    static char *names[] = {"key", "spec", "compute", "replace", "command", "process_memory", NULL};
     mp_state *state = mp_state_of(self);
     const char *key, *compute_name = "auto";
-    PyObject *object;
+    PyObject *object, *command = Py_None;
     int replace = 0;
+    unsigned long long memory = 0;
     mp_compute compute;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|sp:add", names, &key, &object, &compute_name, &replace) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|spOK:add", names, &key, &object, &compute_name, &replace,
+                                     &command, &memory) ||
         !compute_in(state, compute_name, &compute))
         return NULL;
     mp_spec *spec = mp_spec_freeze_object(state, object);
@@ -241,7 +322,11 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
         return NULL;
     mp_loader loader;
     mp_error error;
-    mp_status status = mp_model_loader(spec, compute, &loader, &error);
+    mp_status status;
+    if (command == Py_None)
+        status = mp_model_loader(spec, compute, &loader, &error);
+    else if (!isolated_loader(state, (registry_object *)self, spec, compute, command, memory, &loader, &error, &status))
+        return NULL;
     if (status == MP_OK) {
         Py_BEGIN_ALLOW_THREADS status = mp_registry_add(registry_of(self), key, &loader, replace, &error);
         Py_END_ALLOW_THREADS
@@ -349,10 +434,10 @@ static PyObject *facts_of(const mp_model *model) {
 }
 
 static PyObject *worker_row(const mp_worker_info *info) {
-    return Py_BuildValue("{s:I,s:s,s:i,s:K,s:d,s:d,s:K}", "id", info->id, "state", info->state, "running",
+    return Py_BuildValue("{s:I,s:s,s:i,s:K,s:d,s:d,s:K,s:i}", "id", info->id, "state", info->state, "running",
                          info->running, "served", (unsigned long long)info->served, "busy_seconds",
                          (double)info->busy_ns * 1e-9, "idle_seconds", (double)info->idle_ns * 1e-9, "engine_bytes",
-                         (unsigned long long)info->engine_bytes);
+                         (unsigned long long)info->engine_bytes, "process", info->process);
 }
 
 /* Times of answered calls in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty

@@ -363,11 +363,30 @@ def chaos(m: Models) -> None:
             pool.embed("a", m.bert)
 
 
+def isolation(m: Models) -> None:
+    for where, count in (("thread", 0), ("process", 1)):
+        with pool_of(isolation=where) as pool:
+            assert pool.embed("a", m.bert).shape == (32,)
+            row, = pool.ps()
+            assert row.isolation == where and len(row.processes) == count
+
+
+def process_memory(m: Models) -> None:
+    most = 6_000_000
+    with pool_of(isolation="process", process_memory=most) as pool:
+        assert pool.embed("a", m.bert).shape == (32,)
+        row, = pool.ps()
+        assert most < row.engine_bytes < most + 50_000_000
+        with pytest.raises(mpool.MemoryExhausted):
+            pool.embed(texts("a call that alone is larger", 4096), m.bert, timeout=60)
+
+
 ROWS: dict[str, Callable[[Models], None]] = {
     **{row.__name__: row for row in (
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
-        breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout)},
+        breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout, isolation,
+        process_memory)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),
