@@ -39,6 +39,7 @@ class ModelRow:
         pinned: asked for by ``load(..., pin=True)``.
         model_bytes: weights, shared by all workers.
         engine_bytes: scratch and caches.
+        nodes: memory nodes (NUMA) that its workers are on; empty on a machine with one.
         calls, errors: since the pool was made.
         idle_seconds: since the last call.
         facts: architecture, context_length, parameters and the like, once loaded.
@@ -62,6 +63,7 @@ class ModelRow:
     pinned: bool
     model_bytes: int
     engine_bytes: int
+    nodes: tuple[int, ...]
     calls: int
     errors: int
     idle_seconds: float
@@ -87,18 +89,26 @@ class ModelTable(Sequence[ModelRow]):
     def __getitem__(self, index: int | slice) -> ModelRow | ModelTable:
         return ModelTable(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
+    def _on_nodes(self) -> bool:
+        return any(row.nodes for row in self._rows)
+
+    def _head(self) -> tuple[str, ...]:
+        return (*self._HEAD, "NODES") if self._on_nodes() else self._HEAD
+
     def _cells(self) -> list[tuple[str, ...]]:
+        last = [(",".join(map(str, row.nodes)) or "-",) if self._on_nodes() else () for row in self._rows]
         return [(row.key, row.capability, _state(row), row.compute or "-", megabytes(row.model_bytes),
                  megabytes(row.engine_bytes), _workers(row), str(row.running), str(row.queued),
-                 str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""), _idle(row)) for row in self._rows]
+                 str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""), _idle(row), *more)
+                for row, more in zip(self._rows, last)]
 
     def __repr__(self) -> str:
-        lines = [self._HEAD, *self._cells()]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(self._HEAD))]
+        lines = [self._head(), *self._cells()]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='text-align:left'>{html.escape(name.capitalize())}</th>" for name in self._HEAD)
+        head = "".join(f"<th style='text-align:left'>{html.escape(name.capitalize())}</th>" for name in self._head())
         body = "".join("<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in line)
                        + "</tr>" for line in self._cells())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -131,6 +141,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = ()) -> M
     for entry in entries:
         facts = dict(entry.get("facts") or {})
         made = {"facts": facts, "compute": facts.get("compute"),
+                "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",
                 "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}
         rows.append(ModelRow(**made, **{name: entry[name] for name in ModelRow.__slots__ if name not in made}))
