@@ -6,8 +6,10 @@
 #include "kernels/arm/dot.h"
 #include "kernels/arm/quant_neon.h"
 #include "kernels/epilogue.h"
+#include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
+MP_KEEP_ORDER
 MP_TARGET_DOTPROD_BEGIN
 
 typedef int q_part; /* unused: sdot adds up in 32 bits */

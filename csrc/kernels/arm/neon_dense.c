@@ -10,12 +10,14 @@
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
-#define D_LANES         4
-#define D_HALVES        2
-#define v_float         float32x4_t
-#define v_load          vld1q_f32
-#define v_store         vst1q_f32
-#define v_add           vaddq_f32
+MP_KEEP_ORDER
+
+#define D_LANES  4
+#define D_HALVES 2
+#define v_float  float32x4_t
+#define v_load   vld1q_f32
+#define v_store  vst1q_f32
+#define v_add    vaddq_f32
 
 /* ---- F32 ------------------------------------------------------------------------------------------------------- */
 #define D(name)         f32_##name

@@ -8,7 +8,10 @@
 
 #include "kernels/arm/quant_neon.h"
 #include "kernels/epilogue.h"
+#include "kernels/simd/target.h"
 #include "kernels/variants.h"
+
+MP_KEEP_ORDER
 
 typedef struct q_part { /* a register a half of qi's: 2 lanes of 4 products */
     int16x8_t a, b, c, d;

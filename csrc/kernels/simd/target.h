@@ -42,6 +42,14 @@
 #define MP_TARGET_BF16_BEGIN    MP_TARGET_BEGIN("arch=armv8.2-a+bf16")
 #endif
 
+/* On a line of its own, before the kernels of a file for ARM. There gcc schedules before it allocates registers, and
+ * moves so many loads ahead that the accumulators of a tile no longer fit: a fifth of the instructions were spills. */
+#if defined(__clang__)
+#define MP_KEEP_ORDER
+#else
+#define MP_KEEP_ORDER MP_TARGET_PRAGMA(GCC optimize("no-schedule-insns"))
+#endif
+
 /* Bodies that must melt into their caller, so that tile sizes are constants there. */
 #define MP_INLINE   inline __attribute__((always_inline))
 #define MP_NOINLINE __attribute__((noinline))
