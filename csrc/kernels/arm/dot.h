@@ -4,6 +4,7 @@
  * The word that is multiplied with all lanes is lane 0 of its register: nothing has to spread it. */
 #ifndef MP_KERNELS_ARM_DOT_H
 #define MP_KERNELS_ARM_DOT_H
+#if defined(__aarch64__)
 
 #include <arm_neon.h>
 #include <stdint.h>
@@ -44,4 +45,5 @@ static MP_INLINE float32x4_t arm_bfdot(float32x4_t acc, uint16x8_t w, int8x16_t 
     return acc;
 }
 
+#endif
 #endif

@@ -2,6 +2,7 @@
  * Meanings: quant_tmpl.h. */
 #ifndef MP_KERNELS_ARM_QUANT_NEON_H
 #define MP_KERNELS_ARM_QUANT_NEON_H
+#if defined(__aarch64__)
 
 #include <arm_neon.h>
 #include <stdint.h>
@@ -71,4 +72,5 @@ static MP_INLINE qf qf_i8(const uint8_t *from) {
     return (qf){vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))};
 }
 
+#endif
 #endif

@@ -2,6 +2,7 @@
  * vec_plain.h. NEON is part of every 64-bit ARM, so this needs no target region. */
 #ifndef MP_KERNELS_SIMD_VEC_NEON_H
 #define MP_KERNELS_SIMD_VEC_NEON_H
+#if defined(__aarch64__)
 
 #include <arm_neon.h>
 #include <stdint.h>
@@ -183,4 +184,5 @@ static MP_INLINE float vec_top(vec x) {
     return vget_lane_f32(v, 1) > vget_lane_f32(v, 0) ? vget_lane_f32(v, 1) : vget_lane_f32(v, 0);
 }
 
+#endif
 #endif
