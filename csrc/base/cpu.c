@@ -18,6 +18,8 @@
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 /* One row a level, lowest first. Each level has all features of those below it on the same architecture. */
@@ -33,6 +35,9 @@ static const struct level {
     {"avx512bf16", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI | MP_CPU_AVX512_BF16},
 #elif defined(__aarch64__)
     {"neon", MP_CPU_NEON},
+    {"dotprod", MP_CPU_NEON | MP_CPU_DOTPROD},
+    {"i8mm", MP_CPU_NEON | MP_CPU_DOTPROD | MP_CPU_I8MM},
+    {"bf16", MP_CPU_NEON | MP_CPU_DOTPROD | MP_CPU_I8MM | MP_CPU_ARM_BF16},
 #endif
 };
 
@@ -105,7 +110,16 @@ static void read_name(char *name, size_t size) {
         snprintf(name, size, "%s", begin);
 }
 #elif defined(__aarch64__)
-static uint32_t machine_features(void) { return MP_CPU_NEON; }
+static uint32_t machine_features(void) {
+    uint32_t features = MP_CPU_NEON;
+#if defined(__linux__)
+    enum { ASIMDDP = 1 << 20, I8MM = 1 << 13, BF16 = 1 << 14 }; /* HWCAP; HWCAP2; HWCAP2 */
+    const unsigned long one = getauxval(AT_HWCAP), two = getauxval(AT_HWCAP2);
+    features |= (one & ASIMDDP ? MP_CPU_DOTPROD : 0) | (two & I8MM ? MP_CPU_I8MM : 0) |
+                (two & BF16 ? MP_CPU_ARM_BF16 : 0);
+#endif
+    return features;
+}
 static void read_name(char *name, size_t size) { snprintf(name, size, "aarch64"); }
 #else
 static uint32_t machine_features(void) { return 0; }

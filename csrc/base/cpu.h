@@ -1,8 +1,9 @@
 /* cpu.h: what this CPU and its system can do, found once.
  *
- * A feature counts only when the operating system saves its registers (XGETBV). The option MPOOL_CPU lowers the level
- * for tests and for reproducing another machine's bits: "ref", "avx2", "avx512" (F BW VL DQ), "avx512vnni",
- * "avx512bf16". Asking for more than the machine has is an error, not a wish. */
+ * A feature counts only when the operating system saves its registers (XGETBV) or names it (HWCAP). The option
+ * MPOOL_CPU lowers the level for tests and for reproducing another machine's bits: "ref"; on x86-64 "avx2", "avx512" (F
+ * BW VL DQ), "avx512vnni", "avx512bf16"; on 64-bit ARM "neon", "dotprod", "i8mm", "bf16". Asking for more than the
+ * machine has is an error, not a wish. */
 #ifndef MP_BASE_CPU_H
 #define MP_BASE_CPU_H
 
@@ -13,7 +14,10 @@ enum { /* bits of mp_cpu_features */
     MP_CPU_AVX512 = 1 << 1,      /* F BW VL DQ */
     MP_CPU_AVX512_VNNI = 1 << 2,
     MP_CPU_AVX512_BF16 = 1 << 3,
-    MP_CPU_NEON = 1 << 4,
+    MP_CPU_NEON = 1 << 4,        /* every 64-bit ARM */
+    MP_CPU_DOTPROD = 1 << 5,     /* sdot, udot */
+    MP_CPU_I8MM = 1 << 6,        /* usdot, smmla, usmmla */
+    MP_CPU_ARM_BF16 = 1 << 7,    /* bfdot, bfmmla */
 };
 
 /* Features in use after MPOOL_CPU. */

@@ -32,6 +32,16 @@ void mp_kernels_init(void) {
         mp_avx512_rows(&t, features);
         mp_avx512_attention(&t, features);
     }
+#elif defined(__aarch64__)
+    const uint32_t features = mp_cpu_features();
+    if (features & MP_CPU_NEON) {
+        mp_neon_dense(&t, features);
+        mp_neon_quant(&t);
+        mp_neon_rows(&t);
+        mp_neon_attention(&t);
+    }
+    if (features & MP_CPU_DOTPROD)
+        mp_dotprod_quant(&t);
 #endif
     for (int i = 0; i < MP_SLOT_COUNT; i++)
         assert(t.variant[i] && "ref must have every slot");

@@ -189,6 +189,9 @@ static PyObject *cpu_features(void) {
         {MP_CPU_AVX512_VNNI, "avx512vnni"},
         {MP_CPU_AVX512_BF16, "avx512bf16"},
         {MP_CPU_NEON, "neon"},
+        {MP_CPU_DOTPROD, "dotprod"},
+        {MP_CPU_I8MM, "i8mm"},
+        {MP_CPU_ARM_BF16, "bf16"},
     };
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < sizeof(known) / sizeof(known[0]); i++) {

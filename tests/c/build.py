@@ -48,6 +48,8 @@ class Variant:
     """Compile ``csrc/python`` too (never linked: it needs an interpreter)."""
     wrapper: list[str] = field(default_factory=list)
     """What the runner is started with."""
+    emulated: bool = False
+    """The runner is for another architecture: without the wrapper it does not start."""
     core: list[str] | None = None
     """Only files of ``csrc`` that start so."""
     tests: list[str] | None = None
@@ -69,6 +71,11 @@ VARIANTS: dict[str, Variant] = {
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
                    core=["base/", "registry/", "models/capability.c"], tests=["sim"],
                    link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"], planted=True),
+    # For 64-bit ARM, run by qemu-user. The variable QEMU_CPU chooses the processor: max (all that qemu knows; the
+    # default), cortex-a76 (dotprod), cortex-a53 or cortex-a72 (NEON alone).
+    "arm": Variant("aarch64-linux-gnu-gcc", ["-O2", "-g"], emulated=True,
+                   wrapper=["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
+    "arm-clang": Variant("clang", ["--target=aarch64-linux-gnu", "-O1", "-DNDEBUG"], link=False),
     "clang": Variant("clang", ["-O1", "-DNDEBUG"], link=False, binding=True),
     "clang-debug": Variant("clang", ["-O1", "-g", "-DMP_SEAM"], link=False),
 }
@@ -258,6 +265,8 @@ def _build_locked(variant: Variant, compiler: str, flags: list[str], folder: Pat
 def command_of(name: str, runner: Path) -> list[str]:
     """How the runner of a variant is started. A sandbox may forbid the wrapper: then without."""
     wrapper = VARIANTS[name].wrapper
+    if VARIANTS[name].emulated:
+        return [*wrapper, str(runner)]
     if wrapper and shutil.which(wrapper[0]) and subprocess.run([*wrapper, "true"], capture_output=True).returncode == 0:
         return [*wrapper, str(runner)]
     return [str(runner)]

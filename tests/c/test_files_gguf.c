@@ -275,7 +275,10 @@ MP_TEST(files_gguf_case08_key_length) {
 static void check_capped(test_bytes *b, uint64_t size, const char *field, uint64_t most) {
     mp_error error;
     mp_spec *spec;
-    MP_CHECK_STATUS(read_bytes(b, size, &spec, &error), MP_LIMIT, &error);
+    const mp_status status_got = read_bytes(b, size, &spec, &error);
+    if (status_got == MP_MEMORY_EXHAUSTED && strstr(error.message, "cannot be mapped"))
+        MP_SKIP("no room to map a file of 128 GiB (an emulator)");
+    MP_CHECK_STATUS(status_got, MP_LIMIT, &error);
     MP_CHECK_STR(error.field, field);
     MP_CHECK_HAS(error.allowed, "MP_GGUF_MAX_");
     FILE *status = fopen("/proc/self/status", "r");

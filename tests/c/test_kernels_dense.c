@@ -1,4 +1,6 @@
 /* The dense kernels: packing, activations, gemm of every variant against ref. */
+#include <float.h>
+
 #include "kernel_test.h"
 #include "kernels/pack_dense.h"
 
@@ -91,14 +93,48 @@ static void gemm_bf16_model(const problem *p, float *y, int64_t ldy) {
         }
 }
 
-static bool rounds_its_own_way(const kt_set *set, mp_wkind kind) {
-    return kind == MP_W_BF16 && strcmp(set->variant, "avx512bf16") == 0;
+/* ---- bfdot in words: the two products of a pair, exact or flushed, are added, and their sum to the accumulator, each
+ * time rounded to odd --------------------------------------------------------------------------------------------- */
+
+static float add_to_odd(float a, float b) {
+    const float s = a + b;
+    if (!isfinite(a) || !isfinite(b))
+        return s;
+    if (isinf(s)) /* what lies below 2^128 is cut off there, and the largest number is odd */
+        return fabs((double)a + (double)b) >= 0x1p128 ? s : copysignf(FLT_MAX, s);
+    const float part = s - a, error = (a - (s - part)) + (b - part); /* exact */
+    if (error == 0)
+        return flush(s);
+    const float cut = (error < 0) == (s < 0) ? s : nextafterf(s, 0.0f);
+    uint32_t bits = kt_bits(cut) | 1;
+    float odd;
+    memcpy(&odd, &bits, sizeof odd);
+    return flush(odd);
+}
+
+static float bf16_product(const float *x, const float *w, int k, int K) {
+    if (k >= K)
+        return 0.0f;
+    return flush(flush(mp_bf16_to_f32(mp_bf16_from_f32(x[k]))) * flush(mp_bf16_to_f32(mp_bf16_from_f32(w[k]))));
+}
+
+static void gemm_bfdot_model(const problem *p, float *y, int64_t ldy) {
+    for (int m = 0; m < p->M; m++)
+        for (int n = 0; n < p->N; n++) {
+            const float *x = p->x + (int64_t)m * p->K, *w = p->w + (int64_t)n * p->K;
+            float acc = 0;
+            for (int k = 0; k < p->K; k += 2)
+                acc = add_to_odd(acc, add_to_odd(bf16_product(x, w, k, p->K), bf16_product(x, w, k + 1, p->K)));
+            y[m * ldy + n] = acc;
+        }
 }
 
 /* What a set must give for p, without an epilogue: y [M, ldy]. */
 static void expect(const kt_set *ref, const kt_set *set, const problem *p, float *y, int64_t ldy) {
-    if (rounds_its_own_way(set, p->kind))
+    if (p->kind == MP_W_BF16 && strcmp(set->variant, "avx512bf16") == 0)
         gemm_bf16_model(p, y, ldy);
+    else if (p->kind == MP_W_BF16 && strcmp(set->variant, "bf16") == 0)
+        gemm_bfdot_model(p, y, ldy);
     else
         run(&ref->call, p, 0, p->M, 0, p->packed.panels, NULL, y, ldy);
 }
@@ -648,5 +684,16 @@ MP_TEST(kernels_dense_dispatch) {
     }
     if (kt_use("avx512bf16"))
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx512bf16");
+#elif defined(__aarch64__)
+    MP_CHECK(kt_use("neon"));
+    for (int i = 0; i < mp_kernels_count(); i++)
+        MP_CHECK_STR(mp_kernels_variant(i), "neon");
+    if (kt_use("dotprod")) {
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "dotprod");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "dotprod");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "neon"); /* to ref's bits until bf16 is asked for */
+    }
+    if (kt_use("bf16"))
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "bf16");
 #endif
 }

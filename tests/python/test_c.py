@@ -37,19 +37,23 @@ def out() -> Path:
     return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
 
 
-def _build(name: str, out: Path) -> Path:
-    if build.compiler_of(build.VARIANTS[name]) is None:
-        pytest.skip(f"{build.VARIANTS[name].compiler} is not installed")
+def _build(name: str, out: Path, rooms: list[str] | None = None, tests: list[str] | None = None) -> Path:
+    variant = build.VARIANTS[name]
+    needed = [variant.compiler, *variant.wrapper[:1]] if variant.emulated else [variant.compiler]
+    for tool in needed:
+        if build.compiler_of(variant) is None if tool == variant.compiler else shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
     try:
-        return build.build(name, out)
+        return build.build(name, out, rooms=rooms, tests=tests)
     except build.BuildError as error:
         pytest.fail(f"{name} does not build:\n{error}", pytrace=False)
 
 
-def _run(name: str, runner: Path, *arguments: str) -> None:
+def _run(name: str, runner: Path, *arguments: str, processor: str | None = None) -> None:
     jobs = str(len(os.sched_getaffinity(0)))
     run = subprocess.run([*build.command_of(name, runner), "--jobs", jobs, *arguments], capture_output=True, text=True,
-                         env={**os.environ, "MPOOL_TEST_ROOT": str(ROOT / "tests")})
+                         env={**os.environ, "MPOOL_TEST_ROOT": str(ROOT / "tests"),
+                              **({"QEMU_CPU": processor} if processor else {})})
     print(run.stdout, run.stderr, sep="\n")
     closing = run.stdout.strip().splitlines()[-1:] or ["nothing was printed"]
     assert run.returncode == 0, f"{name}: {closing[0]}\n{run.stderr}"
@@ -101,6 +105,45 @@ def test_planted_bugs_fit_the_sources() -> None:
         mutations.plant("x.c", source.replace("a +", "2 *"), [row])
     with pytest.raises(mutations.MutationError, match="defined 0 times"):
         mutations.plant("x.c", source.replace("twice", "thrice"), [row])
+
+
+# What a processor that is emulated here has to be told of: names of the C tests, without those that only ref computes.
+ARM_KERNELS = ["base_cpu_", "kernels_half_", "kernels_acts_", "kernels_dense_", "kernels_plain_", "kernels_quant_",
+               "kernels_rows_match_ref", "kernels_attention_zero_sign", "kernels_attention_full_nan",
+               "kernels_attention_full_any_split", "kernels_attention_kv_"]
+
+
+def _only(prefixes: list[str]) -> list[str]:
+    return [word for prefix in prefixes for word in ("--only", prefix)]
+
+
+def test_arm_kernels_under_emulation(out: Path) -> None:
+    """64-bit ARM, cross compiled: every kernel of every instruction set against ref, in qemu."""
+    runner = _build("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
+    _run("arm", runner, "--slow", "10", *_only(ARM_KERNELS))
+    for processor in ("cortex-a53", "cortex-a76"):  # NEON alone; dotprod
+        _run("arm", runner, "--slow", "10", "--only", "base_cpu_", "--only", "kernels_dense_dispatch",
+             processor=processor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processor", "rooms"), [
+    ("max", ["base_", "tensor_", "kernels_", "files_", "models_"]),
+    ("cortex-a72", ["base_", "tensor_", "kernels_", "files_"]),
+    ("cortex-a53", ["kernels_"]),
+    ("neoverse-n1", ["kernels_", "models_contract_masks"]),
+])
+def test_arm_core_under_emulation(processor: str, rooms: list[str], out: Path) -> None:
+    """64-bit ARM: the tests of all rooms below the registry."""
+    _run("arm", _build("arm", out), "--slow", "20", *_only(rooms), processor=processor)
+
+
+@pytest.mark.slow
+def test_arm_clang_compiles_without_a_warning(out: Path) -> None:
+    """clang for 64-bit ARM, where the cross compiler's C library is."""
+    if shutil.which("aarch64-linux-gnu-gcc") is None:
+        pytest.skip("aarch64-linux-gnu-gcc and its C library are not installed")
+    _build("arm-clang", out)
 
 
 @pytest.mark.parametrize("name", ["clang", "clang-debug"])

@@ -14,7 +14,7 @@
  *   D_LANES             floats in a vector; v_load, v_store, v_add, v_zero work on v_float
  *   D_W, D_A, D_ACC     what D(load) reads from a panel, D(splat) from a row, and what D(dot) accumulates in
  *   D_STEPS(K)          steps of a row of K inputs;  D_CHUNK steps of one chain
- *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (AVX2 has 16 registers)
+ *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (fewer or shorter registers)
  *   D_MAX_ROWS          rows of the tallest tile, 4, 6 or 12
  *   D_PANELS(R)         panels that a tile of R rows spans: 1, or 2 when R rows alone would leave the latency exposed
  *   D_ROW(x, m)         row m of the activations, as const uint8_t *;  D_ROW_STRIDE(x): bytes between rows
@@ -62,7 +62,7 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
             const uint8_t *from = w + (size_t)p * t->panel_bytes + u * DENSE_STEP;
             MP_UNROLL
             for (int line = 0; line < 2 / D_HALVES; line++)
-                _mm_prefetch((const char *)from + line * 64 + t->prefetch, _MM_HINT_T0);
+                __builtin_prefetch(from + line * 64 + t->prefetch, 0, 3);
             MP_UNROLL
             for (int v = 0; v < D_V; v++)
                 wv[p * D_V + v] = D(load)(from + v * D_LANES * 4);

@@ -2,6 +2,7 @@
  *
  * Included inside a target region by a file that has defined, for vectors of Q_LANES four-byte lanes (16 or 8):
  *   qi, qf                            vectors of integers and of floats
+ *   q_part, q_part_zero()             where q_dot adds up before a flush: a type and an empty one
  *   q_load q_and q_or_and(a, b, m)    a | (b & m)
  *   q_shr q_shl                       shifts within 16-bit lanes
  *   q_spread(p)                       the four bytes at p in every lane        q_set(i)  an int32 in every lane
@@ -123,7 +124,7 @@ static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int 
 /* Bit `at` of every byte moved to bit 4. The caller masks: what leaks from a byte's neighbour stays outside. */
 static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
 
-static MP_INLINE void q_dots_row(int R, int U, const qi *w, const int8_t *q, int64_t ldq, qi *part, qi *sum) {
+static MP_INLINE void q_dots_row(int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
     MP_UNROLL
     for (int r = 0; r < R; r++) {
         const qi a = q_spread(q + r * ldq);
@@ -133,7 +134,7 @@ static MP_INLINE void q_dots_row(int R, int U, const qi *w, const int8_t *q, int
     }
 }
 
-static MP_INLINE void q_flush_all(int count, qi *part, qi *sum) {
+static MP_INLINE void q_flush_all(int count, q_part *part, qi *sum) {
     MP_UNROLL
     for (int i = 0; i < count; i++)
         q_flush(&part[i], &sum[i]);
@@ -141,7 +142,7 @@ static MP_INLINE void q_flush_all(int count, qi *part, qi *sum) {
 
 /* 32 inputs of 4 or 5 bits. */
 static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
-                                     int64_t ldq, qi *part, qi *sum) {
+                                     int64_t ldq, q_part *part, qi *sum) {
     const uint8_t *nibbles = fives ? block + MP_PACK_BITS : block;
     const qi mask = q_set(0x0f0f0f0f), bit4 = q_set(0x10101010);
     const int flush = (fives ? Q_FLUSH_Q5 : Q_FLUSH_Q4) / 2;
@@ -168,7 +169,7 @@ static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *blo
 
 /* Inputs 16 h ... 16 h + 15 of 6 bits. */
 static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
-                                   int64_t ldq, qi *part, qi *sum) {
+                                   int64_t ldq, q_part *part, qi *sum) {
     const qi mask = q_set(0x0f0f0f0f), bits45 = q_set(0x30303030);
     MP_UNROLL
     for (int t = 0; t < 4; t++) {
@@ -188,7 +189,7 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
 
 /* Groups [g0, g1) of 8 bits. */
 static MP_INLINE void q_dots_bytes(int g0, int g1, int R, int U, const uint8_t *block, int u0, int ahead,
-                                   const int8_t *q, int64_t ldq, qi *part, qi *sum) {
+                                   const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
     MP_UNROLL
     for (int g = g0; g < g1; g++) {
         qi w[4];
@@ -216,14 +217,14 @@ typedef struct q_at { /* where a tile stands: its rows at one block */
     int ahead; /* prefetch distance, bytes */
 } q_at;
 
-static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offset, qi *part, qi *sum) {
+static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offset, q_part *part, qi *sum) {
     MP_UNROLL
     for (int r = 0; r < R; r++) {
         const qi start = offset ? q_set(at->rows->start[r * q_stride(R) + entry]) : q_zero();
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             sum[r * U + u] = start;
-            part[r * U + u] = q_zero();
+            part[r * U + u] = q_part_zero();
         }
     }
 }
@@ -252,7 +253,8 @@ static MP_INLINE void q_block_halved(int kind, int any16_mins, int R, int U, con
     const uint8_t *scales = block + q_integers(kind);
     MP_UNROLL
     for (int h = 0; h < 2; h++) {
-        qi part[16], sum[16];
+        q_part part[16];
+        qi sum[16];
         qf d[4], low[4];
         q_start(R, U, at, at->entry + h, q_offset(kind), part, sum);
         if (kind == MP_W_Q6_K)
@@ -283,7 +285,8 @@ static MP_INLINE void q_block(int kind, int any16_mins, int R, int U, const uint
     }
     const uint8_t *scales = block + q_integers(kind);
     const int mins = q_has_mins(kind, 0);
-    qi part[16], sum[16];
+    q_part part[16];
+    qi sum[16];
     qf d[4], low[4];
     q_start(R, U, at, at->entry, q_offset(kind), part, sum);
     if (kind == MP_W_Q8_0)

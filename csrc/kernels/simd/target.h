@@ -31,6 +31,25 @@
 #define MP_TARGET_AVX512_BF16_BEGIN \
     MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")
 
+/* 64-bit ARM: NEON needs no region. gcc wants the architecture that the extension came with, clang its name alone. */
+#if defined(__clang__)
+#define MP_TARGET_DOTPROD_BEGIN MP_TARGET_BEGIN("dotprod")
+#define MP_TARGET_I8MM_BEGIN    MP_TARGET_BEGIN("dotprod,i8mm")
+#define MP_TARGET_BF16_BEGIN    MP_TARGET_BEGIN("bf16")
+#else
+#define MP_TARGET_DOTPROD_BEGIN MP_TARGET_BEGIN("arch=armv8.2-a+dotprod")
+#define MP_TARGET_I8MM_BEGIN    MP_TARGET_BEGIN("arch=armv8.2-a+dotprod+i8mm")
+#define MP_TARGET_BF16_BEGIN    MP_TARGET_BEGIN("arch=armv8.2-a+bf16")
+#endif
+
+/* On a line of its own, before the kernels of a file for ARM. There gcc schedules before it allocates registers, and
+ * moves so many loads ahead that the accumulators of a tile no longer fit: a fifth of the instructions were spills. */
+#if defined(__clang__)
+#define MP_KEEP_ORDER
+#else
+#define MP_KEEP_ORDER MP_TARGET_PRAGMA(GCC optimize("no-schedule-insns"))
+#endif
+
 /* Bodies that must melt into their caller, so that tile sizes are constants there. */
 #define MP_INLINE   inline __attribute__((always_inline))
 #define MP_NOINLINE __attribute__((noinline))

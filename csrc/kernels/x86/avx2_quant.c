@@ -16,6 +16,7 @@
 MP_TARGET_AVX2_BEGIN
 
 typedef __m256i qi;
+typedef __m256i q_part;
 typedef __m256 qf;
 typedef uint16_t q_words __attribute__((vector_size(32)));
 
@@ -36,6 +37,7 @@ static MP_INLINE qi q_spread(const void *from) {
     return _mm256_set1_epi32(value);
 }
 static MP_INLINE qi q_zero(void) { return _mm256_setzero_si256(); }
+static MP_INLINE q_part q_part_zero(void) { return q_zero(); }
 static MP_INLINE qf q_to_float(qi x) { return _mm256_cvtepi32_ps(x); }
 static MP_INLINE qf qf_zero(void) { return _mm256_setzero_ps(); }
 static MP_INLINE qf qf_spread(const float *from) { return _mm256_set1_ps(*from); }

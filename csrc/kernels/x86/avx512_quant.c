@@ -15,6 +15,7 @@
 MP_TARGET_AVX512_VNNI_BEGIN
 
 typedef __m512i qi;
+typedef __m512i q_part;
 typedef __m512 qf;
 typedef uint16_t q_words __attribute__((vector_size(64)));
 
@@ -36,6 +37,7 @@ static MP_INLINE qi q_spread(const void *from) {
     return _mm512_set1_epi32(value);
 }
 static MP_INLINE qi q_zero(void) { return _mm512_setzero_si512(); }
+static MP_INLINE q_part q_part_zero(void) { return q_zero(); }
 static MP_INLINE qf q_to_float(qi x) { return _mm512_cvtepi32_ps(x); }
 static MP_INLINE qf qf_zero(void) { return _mm512_setzero_ps(); }
 static MP_INLINE qf qf_spread(const float *from) { return _mm512_set1_ps(*from); }

@@ -1,0 +1,49 @@
+/* arm/dot.h: the dot products that came after NEON, for use inside the target region of each (simd/target.h).
+ *
+ * Written as instructions: compilers that know these from their headers only for a whole file refuse them in a region.
+ * The word that is multiplied with all lanes is lane 0 of its register: nothing has to spread it. */
+#ifndef MP_KERNELS_ARM_DOT_H
+#define MP_KERNELS_ARM_DOT_H
+#if defined(__aarch64__)
+
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/simd/target.h"
+
+/* Four bytes at any address into lane 0; the others are zero. */
+static MP_INLINE int8x16_t arm_word(const void *from) {
+    float word;
+    memcpy(&word, from, sizeof word);
+    return vreinterpretq_s8_f32(vsetq_lane_f32(word, vdupq_n_f32(0.0f), 0));
+}
+
+/* acc[i] += w[4 i ...] . a[0 ... 3], exact. DOTPROD: both signed. */
+static MP_INLINE int32x4_t arm_sdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
+    __asm__("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc) : "w"(w), "w"(a));
+    return acc;
+}
+
+/* I8MM: w unsigned, a signed. */
+static MP_INLINE int32x4_t arm_usdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
+    __asm__("usdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc) : "w"(w), "w"(a));
+    return acc;
+}
+
+/* I8MM: two rows of 8 of unsigned w by two of signed a: acc[2 i + j] += w[8 i ...] . a[8 j ...]. */
+static MP_INLINE int32x4_t arm_usmmla(int32x4_t acc, int8x16_t w, int8x16_t a) {
+    __asm__("usmmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(w), "w"(a));
+    return acc;
+}
+
+/* BF16: acc[i] += (w[2 i] * a[0] + w[2 i + 1] * a[1]). The sum of the products, then its sum with acc, are each rounded
+ * to odd (cut off, the last bit set where something was), denormals count as zero, FPCR is not asked: so the
+ * architecture has it while FPCR.EBF is 0, as it is unless someone sets it. */
+static MP_INLINE float32x4_t arm_bfdot(float32x4_t acc, uint16x8_t w, int8x16_t a) {
+    __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(acc) : "w"(w), "w"(a));
+    return acc;
+}
+
+#endif
+#endif

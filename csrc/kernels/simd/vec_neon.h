@@ -1,0 +1,188 @@
+/* vec_neon.h: the vector layer over four 128-bit registers: lanes 0 to 3, 4 to 7, 8 to 11, 12 to 15. Meanings:
+ * vec_plain.h. NEON is part of every 64-bit ARM, so this needs no target region. */
+#ifndef MP_KERNELS_SIMD_VEC_NEON_H
+#define MP_KERNELS_SIMD_VEC_NEON_H
+#if defined(__aarch64__)
+
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/simd/target.h"
+
+#define VEC_INLINE MP_INLINE
+#define VEC_UNROLL MP_UNROLL
+
+/* 32 registers, four a vec: 6 sums leave 8 registers for the operands */
+enum { VEC_N = 16, VEC_TILE_ROWS = 6, VEC_ACCUMULATORS = 6 };
+
+typedef struct vec { /* named one by one: of an array the compiler would make memory */
+    float32x4_t a, b, c, d;
+} vec;
+
+typedef struct vmask { /* all bits of a lane set, or none */
+    uint32x4_t a, b, c, d;
+} vmask;
+
+#define VEC_NEON_1(name, call) \
+    static MP_INLINE vec name(vec x) { return (vec){call(x.a), call(x.b), call(x.c), call(x.d)}; }
+#define VEC_NEON_2(type, name, call)                                                   \
+    static MP_INLINE type name(vec x, vec y) {                                         \
+        return (type){call(x.a, y.a), call(x.b, y.b), call(x.c, y.c), call(x.d, y.d)}; \
+    }
+
+/* ---- memory ---- */
+
+static MP_INLINE vec vec_set(float x) {
+    const float32x4_t v = vdupq_n_f32(x);
+    return (vec){v, v, v, v};
+}
+
+static MP_INLINE vec vec_zero(void) { return vec_set(0.0f); }
+
+static MP_INLINE vec vec_load(const float *p) {
+    return (vec){vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
+}
+
+static MP_INLINE void vec_store(float *p, vec x) {
+    vst1q_f32(p, x.a);
+    vst1q_f32(p + 4, x.b);
+    vst1q_f32(p + 8, x.c);
+    vst1q_f32(p + 12, x.d);
+}
+
+/* There are no masked loads: the end of a row goes through the stack. */
+static MP_INLINE vec vec_load_n(const float *p, int n) {
+    float part[16] = {0};
+    memcpy(part, p, sizeof(float) * (size_t)n);
+    return vec_load(part);
+}
+
+static MP_INLINE void vec_store_n(float *p, vec x, int n) {
+    float part[16];
+    vec_store(part, x);
+    memcpy(p, part, sizeof(float) * (size_t)n);
+}
+
+#define VEC_NEON_HALF(bits) vcvt_f32_f16(vreinterpret_f16_u16(bits))
+
+static MP_INLINE vec vec_load_half(const uint16_t *p) {
+    const uint16x8_t lo = vld1q_u16(p), hi = vld1q_u16(p + 8);
+    return (vec){VEC_NEON_HALF(vget_low_u16(lo)), VEC_NEON_HALF(vget_high_u16(lo)), VEC_NEON_HALF(vget_low_u16(hi)),
+                 VEC_NEON_HALF(vget_high_u16(hi))};
+}
+
+/* fcvtn rounds as FPCR says: to nearest even, which nothing here changes. Flush-to-zero leaves halves alone. */
+static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x.a)));
+    vst1_u16(p + 4, vreinterpret_u16_f16(vcvt_f16_f32(x.b)));
+    vst1_u16(p + 8, vreinterpret_u16_f16(vcvt_f16_f32(x.c)));
+    vst1_u16(p + 12, vreinterpret_u16_f16(vcvt_f16_f32(x.d)));
+}
+
+static MP_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
+    const float32x4x2_t a = vld2q_f32(p), b = vld2q_f32(p + 8), c = vld2q_f32(p + 16), d = vld2q_f32(p + 24);
+    *even = (vec){a.val[0], b.val[0], c.val[0], d.val[0]};
+    *odd = (vec){a.val[1], b.val[1], c.val[1], d.val[1]};
+}
+
+static MP_INLINE void vec_neon_store_pairs4(float *p, float32x4_t even, float32x4_t odd) {
+    const float32x4x2_t both = {{even, odd}};
+    vst2q_f32(p, both);
+}
+
+static MP_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
+    vec_neon_store_pairs4(p, even.a, odd.a);
+    vec_neon_store_pairs4(p + 8, even.b, odd.b);
+    vec_neon_store_pairs4(p + 16, even.c, odd.c);
+    vec_neon_store_pairs4(p + 24, even.d, odd.d);
+}
+
+/* Four rows of four to columns. */
+static MP_INLINE void vec_neon_transpose4(const float32x4_t *row, float *dst, int64_t dst_ld) {
+    const float32x4_t ac0 = vzip1q_f32(row[0], row[2]), ac1 = vzip2q_f32(row[0], row[2]);
+    const float32x4_t bd0 = vzip1q_f32(row[1], row[3]), bd1 = vzip2q_f32(row[1], row[3]);
+    vst1q_f32(dst, vzip1q_f32(ac0, bd0));
+    vst1q_f32(dst + dst_ld, vzip2q_f32(ac0, bd0));
+    vst1q_f32(dst + 2 * dst_ld, vzip1q_f32(ac1, bd1));
+    vst1q_f32(dst + 3 * dst_ld, vzip2q_f32(ac1, bd1));
+}
+
+static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
+    MP_UNROLL
+    for (int r = 0; r < 8; r += 4) {
+        float32x4_t left[4], right[4];
+        MP_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float *row = src + (r + i < rows ? r + i : rows - 1) * src_ld;
+            left[i] = vld1q_f32(row);
+            right[i] = vld1q_f32(row + 4);
+        }
+        vec_neon_transpose4(left, dst + r, dst_ld);
+        vec_neon_transpose4(right, dst + 4 * dst_ld + r, dst_ld);
+    }
+}
+
+static MP_INLINE void vec_prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+
+/* ---- arithmetic ---- */
+
+/* fmax gives NaN when either is, and +0 of two zeros: a comparison keeps y as the layer wants it. */
+#define VEC_NEON_MAX(x, y)  vbslq_f32(vcgtq_f32(x, y), x, y)
+#define VEC_NEON_MIN(x, y)  vbslq_f32(vcltq_f32(x, y), x, y)
+#define VEC_NEON_SIGN(x, y) vbslq_f32(vdupq_n_u32(0x80000000u), y, x)
+#define VEC_NEON_SCALE(x, y) \
+    vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vreinterpretq_s32_f32(y), 23)))
+
+VEC_NEON_2(vec, vec_add, vaddq_f32)
+VEC_NEON_2(vec, vec_sub, vsubq_f32)
+VEC_NEON_2(vec, vec_mul, vmulq_f32)
+VEC_NEON_2(vec, vec_div, vdivq_f32)
+VEC_NEON_2(vec, vec_max, VEC_NEON_MAX)
+VEC_NEON_2(vec, vec_min, VEC_NEON_MIN)
+VEC_NEON_2(vec, vec_copysign, VEC_NEON_SIGN)
+VEC_NEON_2(vec, vec_scale_exponent, VEC_NEON_SCALE)
+VEC_NEON_1(vec_abs, vabsq_f32)
+VEC_NEON_1(vec_neg, vnegq_f32)
+
+static MP_INLINE vec vec_fma(vec x, vec y, vec z) {
+    return (vec){vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c),
+                 vfmaq_f32(z.d, x.d, y.d)};
+}
+
+/* ---- masks ---- */
+
+VEC_NEON_2(vmask, vec_less, vcltq_f32)
+VEC_NEON_2(vmask, vec_less_equal, vcleq_f32)
+
+static MP_INLINE vmask vec_lanes(int from, int to) {
+    const int32x4_t first = {0, 1, 2, 3}, four = vdupq_n_s32(4);
+    const int32x4_t low = vdupq_n_s32(from), high = vdupq_n_s32(to);
+    const int32x4_t b = vaddq_s32(first, four), c = vaddq_s32(b, four), d = vaddq_s32(c, four);
+#define VEC_NEON_LANES(at) vandq_u32(vcgeq_s32(at, low), vcltq_s32(at, high))
+    return (vmask){VEC_NEON_LANES(first), VEC_NEON_LANES(b), VEC_NEON_LANES(c), VEC_NEON_LANES(d)};
+#undef VEC_NEON_LANES
+}
+
+static MP_INLINE vec vec_select(vmask m, vec x, vec y) {
+    return (vec){vbslq_f32(m.a, x.a, y.a), vbslq_f32(m.b, x.b, y.b), vbslq_f32(m.c, x.c, y.c),
+                 vbslq_f32(m.d, x.d, y.d)};
+}
+
+/* ---- the fixed tree ---- */
+
+static MP_INLINE float vec_sum(vec x) {
+    const float32x4_t s = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+    const float32x2_t t = vadd_f32(vget_low_f32(s), vget_high_f32(s));
+    return vget_lane_f32(t, 0) + vget_lane_f32(t, 1);
+}
+
+static MP_INLINE float vec_top(vec x) {
+    const float32x4_t s = VEC_NEON_MAX(x.c, x.a), t = VEC_NEON_MAX(x.d, x.b), u = VEC_NEON_MAX(t, s);
+    const float32x2_t low = vget_low_f32(u), high = vget_high_f32(u);
+    const float32x2_t v = vbsl_f32(vcgt_f32(high, low), high, low);
+    return vget_lane_f32(v, 1) > vget_lane_f32(v, 0) ? vget_lane_f32(v, 1) : vget_lane_f32(v, 0);
+}
+
+#endif
+#endif
