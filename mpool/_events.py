@@ -25,10 +25,11 @@ class PoolEvent:
     Attributes:
         event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was given up), ``"fail"`` (it could
             not be started, failed, or was set apart); ``"request_start"`` (the first step of a call),
-            ``"request_complete"``, ``"request_fail"``, of calls that were not refused at once.
+            ``"request_complete"``, ``"request_fail"`` (it ended in an error, or was refused at once).
         model: key of the model.
         worker_id: the worker's number; None where there is none or it does not matter.
-        request: a number that start and end of a call share; None for workers.
+        request: a number that start and end of a call share; None for workers, and for calls that were refused before
+            they had one.
         status: ``"OK"``, or the name of the error.
         timestamp: seconds of ``time.monotonic()``.
     """

@@ -28,6 +28,8 @@ MODEL_GAUGES = {
     "queued": "calls that wait", "running": "calls that run", "model_bytes": "bytes of weights",
     "engine_bytes": "bytes of scratch and caches", "calls": "calls accepted", "errors": "calls that failed",
 }
+#: Counters of a model, of calls that were answered: name -> help.
+MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images written"}
 
 
 def stats(pool: Pool) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def _model(row: dict[str, Any]) -> dict[str, Any]:
     latency["histogram"] = [(bound, next((n for at, n in counts.items() if math.isclose(at, bound)), 0))
                             for bound in BOUNDS]
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
-            **{name: row[name] for name in MODEL_GAUGES}, "latency": latency}
+            **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}
 
 
 def prometheus(pool: Pool) -> str:

@@ -476,8 +476,8 @@ static void append_entry(void *arg, const mp_entry_info *info) {
     PyObject *facts = info->model ? facts_of(info->model) : PyDict_New(), *latency = latency_dict(&info->latency);
     if (workers && facts && latency)
         row = Py_BuildValue(
-            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:O,s:O,"
-            "s:O}",
+            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,s:K,"
+            "s:O,s:O,s:O}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
@@ -487,8 +487,8 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "keep_alive",
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",
             info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "arrivals",
-            info->arrivals, "foreseen_workers", info->foreseen, "worker", workers, "latency",
-            latency, "facts", facts);
+            info->arrivals, "foreseen_workers", info->foreseen, "units_in", (unsigned long long)info->units_in,
+            "units_out", (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
     Py_XDECREF(row);

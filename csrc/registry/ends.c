@@ -105,6 +105,8 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     ticket->probe = 0;
     if (status == MP_OK) {
         entry->answered++;
+        entry->units_in += in;
+        entry->units_out += out;
         mp_histogram_add(&entry->latency, mp_sys_now_ns() - began);
         if (services->predictive_scaling)
             mp_forecast_serve(&entry->forecast, ticket->had_ns);

@@ -720,6 +720,8 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     info->calls = entry->calls;
     info->keep_alive_ns = entry->keep_alive_ns;
     info->latency = entry->latency;
+    info->units_in = entry->units_in;
+    info->units_out = entry->units_out;
     info->last_error = entry->last_error;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];

@@ -68,6 +68,7 @@ struct mp_entry {
     uint64_t answered; /* since the model was loaded */
     /* time that steps took in relation to their predicted cost, running means; 0 = unknown */
     double pace, full_pace; /* of all; of those that left somebody out, so that more could not have shared them */
+    uint64_t units_in, units_out; /* tokens and images read and written, of calls that were answered */
     mp_histogram latency; /* of calls that were answered, from submit to end */
     mp_status last_error;
     struct mp_entry *close_next; /* by the thread that closes the registry */

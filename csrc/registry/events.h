@@ -16,7 +16,7 @@ typedef enum mp_event_kind {
     MP_EVENT_FAIL,             /* it could not be started, failed, or was set apart; status says why */
     MP_EVENT_REQUEST_START,    /* the first step of a call */
     MP_EVENT_REQUEST_COMPLETE, /* an accepted call was answered */
-    MP_EVENT_REQUEST_FAIL,     /* or ended in an error; status says which */
+    MP_EVENT_REQUEST_FAIL,     /* it ended in an error, or a call was refused; status says which */
     MP_EVENT_COUNT
 } mp_event_kind;
 const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... */
@@ -24,7 +24,7 @@ const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... 
 typedef struct mp_event {
     uint64_t time_ns;  /* of mp_sys_now_ns */
     uint64_t registry; /* mp_registry_number */
-    uint64_t request;  /* the same in start and end of a call, 0 = none */
+    uint64_t request;  /* the same in start and end of a call, 0 = none, as of one that was refused before it had one */
     uint32_t worker;   /* id, 0 = none */
     mp_event_kind kind;
     mp_status status;

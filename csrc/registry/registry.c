@@ -18,6 +18,7 @@
 #include "base/trace.h"
 #include "registry/audit.h"
 #include "registry/entry.h"
+#include "registry/events.h"
 #include "registry/upkeep.h"
 
 enum { MAX_THREADS = 1024 }; /* of the pool: one a worker, and maintenance */
@@ -651,10 +652,12 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
         *ticket_out = ticket;
         return MP_OK;
     }
-    if (status == MP_OVERLOADED && options->uncounted)
+    if (status == MP_OVERLOADED && options->uncounted) {
         mp_count(services, MP_METRIC_total_requests, (uint64_t)-1);
-    else
+    } else {
         mp_count_end(services, status);
+        mp_events_post(MP_EVENT_REQUEST_FAIL, services->number, key, 0, ticket, status);
+    }
     if (ticket)
         mp_ticket_discard(ticket);
     else

@@ -131,6 +131,7 @@ typedef struct mp_entry_info {
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
     mp_histogram latency; /* of calls that were answered, from submit to end */
+    uint64_t units_in, units_out; /* tokens and images that they read and wrote */
     mp_status last_error; /* of the last call that was not answered; MP_OK = there was none */
     const mp_model *model; /* pinned while the visitor runs, or NULL */
 } mp_entry_info;

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from .. import _core
-from .._metrics import GAUGES, MODEL_GAUGES
+from .._metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES
 
 
 class _Source:
@@ -48,6 +48,11 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
         for key, model in found["models"].items():
             family.add_metric([key, model["capability"]], model[name])
         yield family
+    for name, meaning in MODEL_COUNTERS.items():
+        counter = CounterMetricFamily(f"mpool_model_{name}", meaning, labels=["model", "capability"])
+        for key, model in found["models"].items():
+            counter.add_metric([key, model["capability"]], model[name])
+        yield counter
     latency = HistogramMetricFamily("mpool_latency_seconds", "from submit to answer", labels=["model", "capability"])
     for key, model in found["models"].items():
         total, buckets = 0, []

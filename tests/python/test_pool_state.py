@@ -154,11 +154,17 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
         assert found["units_out"] >= 2 and found["units_in"] >= 3 and found["bytes_by_kind"]["weights"] > 0
         assert found["memory_used"] > 0 and found["lanes"] == 1 and len(found["models"]) == 2
         for model in found["models"].values():
+            assert 0 < model["units_in"] < found["units_in"]
             latency = model["latency"]
             assert latency["count"] == 1 and 0 < latency["min"] == latency["max"] == pytest.approx(latency["sum"])
             assert sum(count for _, count in latency["histogram"]) == 1 and len(latency["histogram"]) == 28
             bound = next(bound for bound, count in latency["histogram"] if count)
             assert latency["max"] <= bound and 0 < latency["p50"] <= latency["p99"] <= latency["max"]
+        for name in ("units_in", "units_out"):  # a model's own, and together all
+            assert sum(model[name] for model in found["models"].values()) == found[name]
+        pool.unload(bert)  # they outlive it
+        assert pool.metrics()["models"] != {} and sum(
+            model["units_in"] for model in pool.metrics()["models"].values()) == found["units_in"]
     assert pool.metrics()["completed"] == 2  # of a pool that is closed
     with mpool.Pool() as unused:
         pass
@@ -171,6 +177,7 @@ def test_prometheus(bert: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         pool.embed("a", bert)
+        models = pool.metrics()["models"]
         families = {family.name: family for family in parser.text_string_to_metric_families(
             pool.metrics("prometheus"))}
     meanings = dict(_core.metrics())
@@ -180,6 +187,10 @@ def test_prometheus(bert: Path) -> None:
     assert {sample.labels["kind"] for sample in families["mpool_bytes"].samples} == set(KINDS)
     assert {sample.labels["capability"] for sample in families["mpool_queue_depth"].samples} == set(CAPABILITIES)
     assert all(name.startswith("mpool_") for name in families)
+    for name in ("units_in", "units_out"):
+        (sample,) = families[f"mpool_model_{name}"].samples
+        assert families[f"mpool_model_{name}"].type == "counter" and sample.labels["model"] == str(bert)
+        assert sample.value == models[str(bert)][name]
     latency = families["mpool_latency_seconds"]
     buckets = [sample.value for sample in latency.samples if sample.name.endswith("_bucket")]
     assert latency.type == "histogram" and len(buckets) == 28 and buckets == sorted(buckets) and buckets[-1] == 1
@@ -343,6 +354,24 @@ def test_events_of_workers_and_calls(bert: Path, broken: tuple[Path, str]) -> No
         pool.embed("again", bert)
         time.sleep(0.3)
         assert len(seen) == count
+
+
+def test_calls_that_are_refused_are_told(bert: Path, llama: Path) -> None:
+    seen: list[mpool.PoolEvent] = []
+    config = mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential", prompt_queue_capacity=1)
+    with mpool.Pool(config) as pool:
+        pool.on("request_fail", seen.append)
+        model = pool.load(llama)
+        jobs = [pool.submit("text_to_text", model=model, **LONG)]
+        until(lambda: jobs[0].position() == -1)
+        jobs.append(pool.submit("text_to_text", model=model, **LONG))
+        with pytest.raises(mpool.Overloaded):
+            pool.generate("a", model, fail_fast=True, **TEXT)
+        for job in jobs:
+            job.cancel()
+        until(lambda: len(seen) == 3)
+        assert [event.status for event in seen] == ["OVERLOADED", "CANCELLED", "CANCELLED"]
+        assert {event.model for event in seen} == {str(llama)} and {event.worker_id for event in seen} == {None}
 
 
 def test_a_failed_load_is_told(bert: Path) -> None:

@@ -1,0 +1,259 @@
+/* What happens to workers and calls, told through one ring (registry/events.h), and who tells it. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "registry/events.h"
+#include "test_registry_fake.h"
+
+enum { SLOTS = 1024, MOST_HELD = 8, EVERYTHING = (1 << MP_EVENT_COUNT) - 1 };
+
+static void post(mp_event_kind kind, uint64_t request) {
+    mp_events_post(kind, 7, "a", 3, (void *)(uintptr_t)request, MP_OK);
+}
+
+MP_TEST(events_come_in_order_and_only_if_wanted) {
+    mp_event event;
+    post(MP_EVENT_SPAWN, 1); /* nobody wants any */
+    MP_CHECK(!mp_events_take(&event));
+    mp_events_want(1 << MP_EVENT_READY | 1 << MP_EVENT_REQUEST_FAIL);
+    uint64_t before = mp_sys_now_ns();
+    post(MP_EVENT_SPAWN, 2);
+    post(MP_EVENT_READY, 3);
+    mp_events_post(MP_EVENT_REQUEST_FAIL, 8, "b", 0, &event, MP_TIMEOUT);
+    MP_CHECK(mp_events_take(&event));
+    MP_CHECK(event.kind == MP_EVENT_READY && event.request == 3 && event.worker == 3 && event.registry == 7);
+    MP_CHECK(event.status == MP_OK && event.time_ns >= before && event.time_ns <= mp_sys_now_ns());
+    MP_CHECK_STR(event.key, "a");
+    MP_CHECK(mp_events_take(&event));
+    MP_CHECK(event.kind == MP_EVENT_REQUEST_FAIL && event.registry == 8 && event.worker == 0);
+    MP_CHECK(event.status == MP_TIMEOUT && event.request == (uint64_t)(uintptr_t)&event);
+    MP_CHECK_STR(event.key, "b");
+    MP_CHECK(!mp_events_take(&event));
+    mp_events_want(0);
+    post(MP_EVENT_READY, 4);
+    MP_CHECK(!mp_events_take(&event));
+    MP_CHECK_INT(mp_events_dropped(), 0);
+    for (int i = 0; i < MP_EVENT_COUNT; i++)
+        MP_CHECK(strlen(mp_event_name((mp_event_kind)i)) >= 4);
+}
+
+MP_TEST(events_of_long_keys_are_cut) {
+    char key[600];
+    mp_event event;
+    memset(key, 'k', sizeof(key) - 1);
+    key[sizeof(key) - 1] = 0;
+    mp_events_want(EVERYTHING);
+    mp_events_post(MP_EVENT_READY, 1, key, 0, NULL, MP_OK);
+    MP_CHECK(mp_events_take(&event));
+    MP_CHECK_INT(strlen(event.key), sizeof(event.key) - 1);
+    mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK); /* in another slot, and in the same one a round later */
+    for (int i = 0; i <= SLOTS; i++) {
+        MP_CHECK(mp_events_take(&event));
+        MP_CHECK_STR(event.key, "short");
+        mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK);
+    }
+}
+
+MP_TEST(events_full_ring_drops_the_latest_and_counts) {
+    mp_event event;
+    mp_events_want(EVERYTHING);
+    for (uint64_t round = 1; round <= 3; round++) {
+        for (uint64_t i = 0; i < SLOTS + 100; i++)
+            post(MP_EVENT_SPAWN, i + 1);
+        MP_CHECK_INT(mp_events_dropped(), 100 * round);
+        for (uint64_t i = 0; i < SLOTS; i++) {
+            MP_CHECK(mp_events_take(&event));
+            MP_CHECK_INT(event.request, i + 1);
+            if (i == 9) { /* one place is free again, and one event finds it */
+                post(MP_EVENT_READY, 5000);
+                MP_CHECK_INT(mp_events_dropped(), 100 * round);
+            }
+        }
+        MP_CHECK(mp_events_take(&event) && event.request == 5000);
+        MP_CHECK(!mp_events_take(&event));
+    }
+}
+
+/* --- writers that nobody waits for, and a reader that is slow --- */
+
+enum { WRITERS = 4, EACH = 20000 };
+static _Atomic int writing;
+
+static void write_many(void *arg) {
+    uint64_t writer = (uint64_t)(uintptr_t)arg;
+    for (uint64_t i = 0; i < EACH; i++)
+        post(MP_EVENT_REQUEST_START, writer * EACH + i + 1);
+    atomic_fetch_sub(&writing, 1);
+}
+
+MP_TEST(events_of_several_writers_reach_a_slow_reader_in_their_order) {
+    mp_thread threads[WRITERS];
+    mp_error error;
+    mp_event event;
+    uint64_t last[WRITERS] = {0}, last_ns = 0;
+    int taken = 0;
+    mp_events_want(EVERYTHING);
+    atomic_store(&writing, WRITERS);
+    for (uintptr_t i = 0; i < WRITERS; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "writer", write_many, (void *)i, &error), &error);
+    for (bool over = false;;) {
+        if (!mp_events_take(&event)) {
+            if (over)
+                break;
+            over = atomic_load(&writing) == 0; /* and one look more */
+            continue;
+        }
+        uint64_t writer = (event.request - 1) / EACH;
+        MP_CHECK(writer < WRITERS && event.request > last[writer] && event.kind == MP_EVENT_REQUEST_START);
+        MP_CHECK_STR(event.key, "a");
+        last[writer] = event.request;
+        last_ns = event.time_ns > last_ns ? event.time_ns : last_ns;
+        if (++taken % 500 == 0)
+            mp_sys_sleep_ns(FAKE_MS(1));
+    }
+    for (int i = 0; i < WRITERS; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_INT(taken + (int)mp_events_dropped(), WRITERS * EACH);
+    MP_CHECK(mp_events_dropped() > 0 && taken >= SLOTS && last_ns <= mp_sys_now_ns());
+}
+
+MP_TEST(events_of_the_parent_are_not_the_childs) {
+#if defined(__SANITIZE_THREAD__)
+    MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads");
+#endif
+    mp_event event;
+    mp_events_want(EVERYTHING);
+    for (uint64_t i = 0; i < SLOTS / 2; i++)
+        post(MP_EVENT_SPAWN, i + 1);
+    for (int i = 0; i < 10; i++)
+        MP_CHECK(mp_events_take(&event));
+    pid_t child = fork();
+    MP_CHECK(child >= 0);
+    if (!child) {
+        mp_events_fork_child();
+        bool fine = !mp_events_take(&event);
+        for (uint64_t i = 0; i < SLOTS; i++)
+            post(MP_EVENT_READY, i + 1);
+        for (uint64_t i = 0; i < SLOTS; i++)
+            fine = fine && mp_events_take(&event) && event.kind == MP_EVENT_READY && event.request == i + 1;
+        _exit(fine && !mp_events_take(&event) && mp_events_dropped() == 0 ? 0 : 1);
+    }
+    int how;
+    MP_CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how));
+    MP_CHECK_INT(WEXITSTATUS(how), 0);
+    MP_CHECK(mp_events_take(&event) && event.request == 11); /* the parent goes on */
+}
+
+/* --- what a registry tells --- */
+
+typedef struct told {
+    int counts[MP_EVENT_COUNT];
+    mp_event last[MP_EVENT_COUNT];
+} told;
+
+static void hear(told *told) {
+    mp_event event;
+    while (mp_events_take(&event)) {
+        told->counts[event.kind]++;
+        told->last[event.kind] = event;
+    }
+}
+
+/* The last failure that was told, which must be one more than before. */
+static void expect_refused(told *told, mp_registry *registry, const char *key, mp_status status) {
+    int before = told->counts[MP_EVENT_REQUEST_FAIL];
+    hear(told);
+    MP_CHECK_INT(told->counts[MP_EVENT_REQUEST_FAIL], before + 1);
+    const mp_event *event = &told->last[MP_EVENT_REQUEST_FAIL];
+    MP_CHECK_INT(event->status, status);
+    MP_CHECK_STR(event->key, key);
+    MP_CHECK(event->registry == mp_registry_number(registry) && event->worker == 0);
+}
+
+static mp_status refuse(mp_registry *registry, const char *key, fake_call *call, mp_submit_options options) {
+    mp_ticket *ticket;
+    mp_error error;
+    options.priority = 2;
+    mp_status status = mp_registry_submit(registry, key, &call->base, &options, &ticket, &error);
+    MP_CHECK(!ticket);
+    return status;
+}
+
+MP_TEST(events_tell_of_calls_that_are_refused) {
+    fake fake;
+    told told = {0};
+    mp_error error;
+    mp_submit_options plain = {0}, fast = {.fail_fast = true}, late = {.deadline_ns = 1},
+                      again = {.fail_fast = true, .uncounted = true};
+    mp_registry *registry = fake_registry_of((mp_registry_config){
+        .lanes = 1, .max_workers = 1, .memory_limit = 1000000, .breaker_threshold = 1});
+    fake_init(&fake);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+    mp_events_want(1 << MP_EVENT_REQUEST_FAIL | 1 << MP_EVENT_REQUEST_COMPLETE);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    hear(&told);
+    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_FAIL], 0);
+
+    MP_CHECK_INT(refuse(registry, "nobody", fake_call_create(1), plain), MP_UNKNOWN_MODEL);
+    expect_refused(&told, registry, "nobody", MP_UNKNOWN_MODEL);
+    fake_call *call = fake_call_create(1);
+    call->base.capability = MP_TEXT_TO_TEXT;
+    MP_CHECK_INT(refuse(registry, "a", call, plain), MP_WRONG_CAPABILITY);
+    expect_refused(&told, registry, "a", MP_WRONG_CAPABILITY);
+    call = fake_call_create(1);
+    call->bad_argument = true;
+    MP_CHECK_INT(refuse(registry, "a", call, plain), MP_INVALID_ARGUMENT);
+    expect_refused(&told, registry, "a", MP_INVALID_ARGUMENT);
+    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), late), MP_TIMEOUT);
+    expect_refused(&told, registry, "a", MP_TIMEOUT);
+    call = fake_call_create(1);
+    call->base.bytes = 5000000;
+    MP_CHECK_INT(refuse(registry, "a", call, plain), MP_MEMORY_EXHAUSTED);
+    expect_refused(&told, registry, "a", MP_MEMORY_EXHAUSTED);
+
+    atomic_store(&fake.hold, true);
+    mp_ticket *held[MOST_HELD];
+    int count = 0;
+    mp_submit_options alone = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL, .fail_fast = true};
+    for (mp_ticket *ticket;; held[count++] = ticket) {
+        mp_status status = mp_registry_submit(registry, "a", &fake_call_create(1)->base, &alone, &ticket, &error);
+        if (status == MP_OVERLOADED)
+            break;
+        MP_CHECK_OK(status, &error);
+        MP_CHECK(count < MOST_HELD - 1);
+        fake_until(&fake.in_steps, 1);
+    }
+    expect_refused(&told, registry, "a", MP_OVERLOADED);
+    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), fast), MP_OVERLOADED);
+    expect_refused(&told, registry, "a", MP_OVERLOADED);
+    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), again), MP_OVERLOADED); /* it will come again */
+    hear(&told);
+    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_FAIL], 7);
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < count; i++)
+        MP_CHECK_INT(fake_finish(held[i]), MP_OK);
+
+    call = fake_call_create(1);
+    call->numeric = true;
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_NUMERIC);
+    expect_refused(&told, registry, "a", MP_NUMERIC); /* that is: it failed, once */
+    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), plain), MP_CIRCUIT_OPEN);
+    expect_refused(&told, registry, "a", MP_CIRCUIT_OPEN);
+    mp_registry_begin_shutdown(registry);
+    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), plain), MP_SHUTTING_DOWN);
+    expect_refused(&told, registry, "a", MP_SHUTTING_DOWN);
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    hear(&told);
+    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_COMPLETE], stats.completed);
+    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_COMPLETE] + told.counts[MP_EVENT_REQUEST_FAIL], stats.total_requests);
+    fake_end(registry);
+}
