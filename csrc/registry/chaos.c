@@ -144,6 +144,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         return;
     default:
         self->inner->ops->step(self->inner, lease, plan, outcomes);
+        base->work = self->inner->work;
     }
     uint64_t longer = (mp_sys_now_ns() - began) * SLOWER;
     if (chaos == MP_CHAOS_SLOW)

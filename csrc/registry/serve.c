@@ -520,6 +520,17 @@ static void hand_out(mp_worker *w, uint64_t now_ns) {
         make_memory(w, waiting);
 }
 
+static void count_work(mp_worker *w) {
+    mp_services *services = w->entry->services;
+    const mp_step_work *work = &w->engine->work;
+    mp_count(services, MP_METRIC_passes, work->passes - w->counted.passes);
+    mp_count(services, MP_METRIC_rows, work->rows - w->counted.rows);
+    mp_count(services, MP_METRIC_prefix_tokens, work->found - w->counted.found);
+    mp_count(services, MP_METRIC_guessed_tokens, work->guessed - w->counted.guessed);
+    mp_count(services, MP_METRIC_right_guesses, work->right - w->counted.right);
+    w->counted = *work;
+}
+
 /* False: the worker was set apart. */
 static bool step(mp_worker *w) {
     mp_entry *entry = w->entry;
@@ -566,6 +577,7 @@ static bool step(mp_worker *w) {
     mp_count(services, MP_METRIC_steps, 1);
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
+    count_work(w);
     charge(w, n, took_ns);
     hand_out(w, now_ns);
     return true;

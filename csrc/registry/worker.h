@@ -96,6 +96,7 @@ typedef struct mp_worker {
     mp_lease lease;
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
+    mp_step_work counted;            /* of the engine, as far as metrics know it */
     mp_item *order[MP_ACTIVE_MAX];   /* active items in order of preference */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* just taken from the queue, to be admitted */
     int fresh_count;

@@ -129,19 +129,86 @@ static void penalize(const mp_draw *draw, float *logits, int32_t vocab) {
             logits[draw->barred[i]] = -INFINITY;
 }
 
-/* How many of the n sorted candidates top_p keeps: the fewest whose probability reaches it, at least one. `total` is
- * the sum of weights of all candidates, weight = exp(logit - best). */
-static int nucleus(const mp_candidate *sorted, int n, double total, float top_p, bool *reached) {
-    double sum = 0, goal = (double)top_p * total, best = sorted[0].logit;
-    for (int i = 0; i < n; i++) {
-        sum += exp((double)sorted[i].logit - best);
-        if (sum >= goal) {
-            *reached = true;
-            return i + 1;
+/* Weights are exp(logit), the largest logit being 0, by the kernels' exponential: the same bits everywhere. They are
+ * summed by parts of so many, along the ids or the ranks. */
+enum { PART = 1024, RANK_PART = 64 };
+
+static int32_t part_end(int32_t begin, int32_t n, int32_t part) { return n - begin < part ? n : begin + part; }
+
+/* The sum of all weights. parts: NULL, or [vocab / PART, rounded up]; then the weights replace the logits, and the sums
+ * of their parts are kept. */
+static double weigh(float *logits, int32_t vocab, double *parts) {
+    double total = 0;
+    for (int32_t i = 0; i < vocab; i += PART) {
+        float *out = parts ? logits + i : NULL;
+        double part = (double)mp_kernels_get()->exp_sum(logits + i, part_end(i, vocab, PART) - i, 0, out);
+        if (parts)
+            parts[i / PART] = part;
+        total += part;
+    }
+    return total;
+}
+
+/* The first id at which the sum of the weights along the ids exceeds the goal; the last that has any, if that is missed
+ * by rounding. */
+static int32_t draw_along(const float *weights, const double *parts, int32_t vocab, double goal) {
+    double sum = 0;
+    for (int32_t i = 0; i < vocab; i += PART) {
+        double at = sum;
+        sum += parts[i / PART];
+        for (int32_t id = i; sum > goal && id < part_end(i, vocab, PART); id++) {
+            at += (double)weights[id];
+            if (weights[id] > 0 && at > goal)
+                return id;
         }
     }
-    *reached = false;
-    return n;
+    int32_t last = vocab - 1;
+    while (last > 0 && !(weights[last] > 0))
+        last--;
+    return last;
+}
+
+/* How many of the n sorted candidates it takes until the sum of their weights reaches the goal; n + 1 = it does not.
+ * *sum (may be NULL): of those. */
+static int reach(const mp_candidate *sorted, int n, double goal, double *all) {
+    float weight[RANK_PART];
+    double sum = 0;
+    int taken = n + 1;
+    for (int i = 0; i < n && taken > n; i += RANK_PART) {
+        int end = part_end(i, n, RANK_PART);
+        for (int c = i; c < end; c++)
+            weight[c - i] = sorted[c].logit;
+        mp_kernels_get()->exp_sum(weight, end - i, 0, weight);
+        for (int c = i; c < end && taken > n; c++) {
+            sum += (double)weight[c - i];
+            taken = sum >= goal ? c + 1 : taken;
+        }
+    }
+    if (all)
+        *all = sum;
+    return taken;
+}
+
+static double sum_of(const mp_candidate *sorted, int n) {
+    double sum;
+    reach(sorted, n, INFINITY, &sum);
+    return sum;
+}
+
+/* How many top_k and top_p leave of all, sorted into candidates: the fewest whose probability reaches top_p. */
+static int keep_best(const mp_sampling *s, float *logits, int32_t vocab, mp_candidate *candidates) {
+    if (s->top_k > 0 && s->top_k < vocab) {
+        int n = select_best(logits, vocab, s->top_k, candidates);
+        int keep = s->top_p < 1 ? reach(candidates, n, (double)s->top_p * sum_of(candidates, n), NULL) : n;
+        return keep < n ? keep : n;
+    }
+    /* top_p alone: those are nearly always few; more until they are among them */
+    double goal = (double)s->top_p * weigh(logits, vocab, NULL);
+    for (int k = 256;; k = k < vocab / 8 ? 8 * k : vocab) {
+        int n = select_best(logits, vocab, k < vocab ? k : vocab, candidates), keep = reach(candidates, n, goal, NULL);
+        if (keep <= n || k >= vocab)
+            return keep < n ? keep : n;
+    }
 }
 
 int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidate *candidates) {
@@ -159,57 +226,20 @@ int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidat
         logits[i] = (logits[i] - largest) / s->temperature;
 
     double u = mp_random_at(s->seed, draw->choice, draw->position);
-    double top = logits[best];
-    bool by_rank = (s->top_k > 0 && s->top_k < vocab) || s->top_p < 1;
-    double floor = s->min_p > 0 ? top + log((double)s->min_p) : -INFINITY;
-    if (!by_rank) { /* nothing needs an order: draw along the ids */
-        double total = 0, sum = 0;
+    float floor = s->min_p > 0 ? (float)log((double)s->min_p) : -INFINITY;
+    if (!((s->top_k > 0 && s->top_k < vocab) || s->top_p < 1)) { /* nothing needs an order: draw along the ids */
         for (int32_t i = 0; i < vocab; i++)
-            if (logits[i] >= floor)
-                total += exp(logits[i] - top);
-        int32_t last = (int32_t)best;
-        for (int32_t i = 0; i < vocab; i++)
-            if (logits[i] >= floor && logits[i] > -INFINITY) {
-                sum += exp(logits[i] - top);
-                last = i;
-                if (sum > u * total)
-                    return i;
-            }
-        return last;
+            logits[i] = logits[i] >= floor ? logits[i] : -INFINITY;
+        double *parts = (double *)(void *)candidates; /* fewer than there are candidates */
+        double total = weigh(logits, vocab, parts);
+        return draw_along(logits, parts, vocab, u * total);
     }
-
-    int want = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab;
-    int n, keep;
-    if (want == vocab) { /* top_p alone: the nucleus is nearly always small; widen until it is inside */
-        double total = 0;
-        for (int32_t i = 0; i < vocab; i++)
-            total += exp(logits[i] - top);
-        for (int k = 256;; k = k < vocab / 8 ? 8 * k : vocab) {
-            bool reached;
-            n = select_best(logits, vocab, k < vocab ? k : vocab, candidates);
-            keep = nucleus(candidates, n, total, s->top_p, &reached);
-            if (reached || k >= vocab)
-                break;
-        }
-    } else {
-        double total = 0;
-        bool reached;
-        n = select_best(logits, vocab, want, candidates);
-        for (int i = 0; i < n; i++)
-            total += exp((double)candidates[i].logit - top);
-        keep = s->top_p < 1 ? nucleus(candidates, n, total, s->top_p, &reached) : n;
-    }
+    int keep = keep_best(s, logits, vocab, candidates);
     while (keep > 1 && candidates[keep - 1].logit < floor)
         keep--;
-    double total = 0, sum = 0;
-    for (int i = 0; i < keep; i++)
-        total += exp((double)candidates[i].logit - top);
-    for (int i = 0; i < keep; i++) {
-        sum += exp((double)candidates[i].logit - top);
-        if (sum > u * total)
-            return candidates[i].id;
-    }
-    return candidates[keep - 1].id;
+    /* above the goal, not at it: u may be 0 */
+    int drawn = reach(candidates, keep, nextafter(u * sum_of(candidates, keep), INFINITY), NULL);
+    return candidates[drawn <= keep ? drawn - 1 : keep - 1].id;
 }
 
 void mp_logprobs(const float *logits, int32_t vocab, int32_t token, int k, float *logprob, int32_t *top_ids, float *top,

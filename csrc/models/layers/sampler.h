@@ -3,7 +3,8 @@
  * Order: logit bias; repetition, presence and frequency penalties; end tokens barred below min_tokens; then temperature
  * 0 takes the largest (lowest id on a tie), else logits / temperature, top_k, top_p, min_p and one draw. Random numbers
  * are counter-based: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11) of (seed,
- * choice, position), so a token depends on nothing that ran before or beside it. */
+ * choice, position), so a token depends on nothing that ran before or beside it. Exponentials are the kernels', so it
+ * depends on no machine either. */
 #ifndef MP_MODELS_LAYERS_SAMPLER_H
 #define MP_MODELS_LAYERS_SAMPLER_H
 

@@ -1,0 +1,74 @@
+"""Speculation: guesses at the next tokens change the time that an answer takes and nothing else; and many streams share
+each pass over the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realmodels import real_path
+
+STORY = ("The harbour of Lindholm lies at the mouth of the river Aale. Every morning at six the ferry Margarete leaves "
+         "for the island, carrying milk, letters and the two teachers of the school. In winter the channel freezes, and "
+         "the icebreaker Thor opens a lane that is eleven metres wide. ")
+CODE = ("def area(shape):\n    if shape.kind == \"circle\":\n        return 3.14159 * shape.radius ** 2\n"
+        "    return shape.side ** 2\n")
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("Repeat the following text word for word:\n\n" + STORY, {"temperature": 0}),
+    ("Repeat the following text word for word:\n\n" + STORY, {"temperature": 0.7, "seed": 3, "top_p": 0.9, "n": 2}),
+    ("Here is a Python function:\n\n" + CODE + "\nAdd type hints and print the whole function again.",
+     {"temperature": 0, "repetition_penalty": 1.05, "frequency_penalty": 0.1}),
+    ("Here is a Python function:\n\n" + CODE + "\nPrint it again.",
+     {"temperature": 0, "stop": ["shape.radius", "Thor"]}),
+    ("Write about a fox who plays the piano.", {"temperature": 1.0, "seed": 5, "top_k": 40}),
+]
+PROGRAM = """
+import json, sys
+import mpool
+calls, tokens, answers = json.loads(sys.argv[2]), int(sys.argv[3]), []
+with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
+    for prompt, options in calls:
+        options = {**options, "max_tokens": tokens, "logprobs": True, "top_logprobs": 3}
+        done = pool.chat([{"role": "user", "content": prompt}], sys.argv[1], **options)
+        answers.append(repr(done.choices))
+    jobs = [pool.submit("text_to_text", messages=[{"role": "user", "content": prompt}], model=sys.argv[1],
+                        **{**options, "max_tokens": tokens}) for prompt, options in calls]
+    answers += [repr([choice.text for choice in job.result().choices]) for job in jobs]
+    found = pool.metrics()
+print(json.dumps([answers, {name: found[name] for name in ("passes", "rows", "guessed_tokens", "right_guesses")}]))
+"""
+
+
+def run(model: Path, ways: str, tokens: int) -> tuple[list[str], dict[str, int]]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(model), json.dumps(CALLS), str(tokens)],
+                          capture_output=True, text=True, timeout=600, env={**os.environ, "MPOOL_SPECULATION": ways})
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers, counts = json.loads(done.stdout)
+    return answers, counts
+
+
+def check(model: Path, tokens: int) -> None:
+    without, none = run(model, "0", tokens)
+    always, most = run(model, "2", tokens)
+    where_it_pays, some = run(model, "1", tokens)
+    assert always == without and where_it_pays == without
+    assert none["guessed_tokens"] == none["right_guesses"] == 0
+    assert most["guessed_tokens"] > most["right_guesses"] > 50
+    # a right guess is a pass saved, as long as nobody else needs that pass: half of the calls run together
+    assert most["passes"] < none["passes"] - most["right_guesses"] // 4
+    assert some["passes"] <= none["passes"]
+
+
+def test_real_answers_are_the_same() -> None:
+    check(real_path("smollm2"), 64)
+
+
+@pytest.mark.slow
+def test_larger_answers_are_the_same() -> None:
+    check(real_path("qwen05"), 80)
