@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "models/encoder.h"
 
 enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 20, MAX_VOCAB = 1 << 24 };
@@ -128,6 +129,14 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, b
     return MP_OK;
 }
 
+/* The fastest class whose vectors stay within a cosine of 0.9999 of fp32: bf16 (0.99996 at worst) where the CPU
+ * multiplies it, else fp32. int8 stays within 0.995 only. Weights that are stored quantised are widened first. */
+static mp_compute class_of(mp_compute asked) {
+    if (asked != MP_COMPUTE_AUTO)
+        return asked;
+    return mp_cpu_features() & MP_CPU_AVX512_BF16 ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+}
+
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
     mp_status status;
     mp_builder builder = {0};
@@ -138,8 +147,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     MP_TRY_GOTO(read_hyper(model, args->spec, args->flags, error));
-    /* float types are computed as fp32 unless a class is asked for */
-    mp_compute compute = args->compute == MP_COMPUTE_AUTO ? MP_COMPUTE_F32 : args->compute;
+    mp_compute compute = class_of(args->compute);
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(read_embeddings(model, &builder, args->flags, error));
@@ -158,7 +166,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.slab = NULL;
     atomic_init(&model->token_ns, (uint64_t)builder.parameters / 64 + 100);
     model->base.speed[0] = &model->token_ns;
-    static const char *const names[] = {"float32", "float32", "bfloat16", "int8"};
+    static const char *const names[] = {"auto", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
         .compute = names[compute],
         .context_length = model->context,
@@ -178,6 +186,7 @@ cleanup:
 }
 
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    compute = class_of(compute);
     int64_t per_weight_x4 = compute == MP_COMPUTE_BF16 ? 8 : compute == MP_COMPUTE_I8 ? 4 : 16;
     uint64_t bytes = 0;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,13 +67,14 @@ def test_a_vector_does_not_depend_on_its_mates(pool: mpool.Pool, bert: Path) -> 
 
 def test_tasks_and_prompts(pool: mpool.Pool, prompted: Path) -> None:
     model = reference(prompted)
+    exact = functools.partial(pool.embed, compute="float32")
     cases = {
-        "default": (pool.embed(TEXTS, prompted), model.encode(TEXTS)),
-        "query": (pool.embed(TEXTS, prompted, task="query"), model.encode_query(TEXTS)),
-        "document": (pool.embed(TEXTS, prompted, task="document"), model.encode(TEXTS, prompt_name="passage")),
-        "name": (pool.embed(TEXTS, prompted, prompt_name="passage"), model.encode(TEXTS, prompt_name="passage")),
-        "text": (pool.embed(TEXTS, prompted, prompt="cat: "), model.encode(TEXTS, prompt="cat: ")),
-        "none": (pool.embed(TEXTS, prompted, prompt=""), model.encode(TEXTS, prompt="")),
+        "default": (exact(TEXTS, prompted), model.encode(TEXTS)),
+        "query": (exact(TEXTS, prompted, task="query"), model.encode_query(TEXTS)),
+        "document": (exact(TEXTS, prompted, task="document"), model.encode(TEXTS, prompt_name="passage")),
+        "name": (exact(TEXTS, prompted, prompt_name="passage"), model.encode(TEXTS, prompt_name="passage")),
+        "text": (exact(TEXTS, prompted, prompt="cat: "), model.encode(TEXTS, prompt="cat: ")),
+        "none": (exact(TEXTS, prompted, prompt=""), model.encode(TEXTS, prompt="")),
     }
     for name, (got, want) in cases.items():
         assert np.abs(got - want).max() <= 1e-4, name
@@ -374,3 +379,18 @@ def test_real_model_ranks_sentences() -> None:
     documents = ["Paris is the capital of France.", "Bread is baked from flour.", "The moon orbits the earth."]
     query = mpool.embed("Which city is the capital of France?", task="query")
     assert int(mpool.similarity(query, mpool.embed(documents, task="document")).argmax()) == 0
+
+
+@pytest.mark.parametrize("cpu", ["", "avx512vnni", "avx2", "ref"])
+def test_auto_is_the_fastest_class_that_is_near(bert: Path, cpu: str) -> None:
+    script = ("import sys, mpool\n"
+              "with mpool.Pool() as pool:\n"
+              "    auto = pool.embed('A cat sat.', sys.argv[1])\n"
+              "    [row] = pool.ps()\n"
+              "    same = (auto == pool.embed('A cat sat.', sys.argv[1], compute=row.compute)).all()\n"
+              "    print(row.compute, mpool.show_config('dicts')['cpu']['level'], same)\n")
+    run = subprocess.run([sys.executable, "-c", script, str(bert)], capture_output=True, text=True,
+                         env={**os.environ, "MPOOL_CPU": cpu})
+    assert run.returncode == 0, run.stderr
+    compute, used, same = run.stdout.split()
+    assert (compute, same) == ("bfloat16" if used == "avx512bf16" else "float32", "True")
