@@ -149,7 +149,7 @@ MP_TEST(isolation_errors_cross_as_printable_text) {
     free(p.page);
 }
 
-/* ---- answers that cannot be believed ------------------------------------------------------------------------------ */
+/* ---- answers that cannot be believed ---- */
 
 enum { VOCAB = TINY_VOCAB, MOST_TOKENS = 4, TOPS = 2, PAYLOAD = 4096 };
 
@@ -161,15 +161,19 @@ typedef struct scene { /* a proxy without a process, one admitted call, and what
     mp_plan plan;
     mp_wire_out out;
     int mutate_at; /* byte of the answer to the step or plan, -1 = none */
-    uint8_t mutate_to;
+    uint8_t mutate_by;
     size_t cut; /* 0 = whole */
 } scene;
 
 static const mp_isolation_kind no_kind;
 
+/* Bits that a byte is changed by. */
+static const uint8_t changes[] = {1, 2, 4, 8, 16, 32, 64, 128, 255, 127, 3, 0xC0};
+enum { CHANGES = sizeof changes };
+
 static void send_answer(scene *s, bool target) {
     if (target && s->mutate_at >= 0 && (size_t)s->mutate_at < s->out.used)
-        s->out.buffer[s->mutate_at] = s->mutate_to;
+        s->out.buffer[s->mutate_at] ^= s->mutate_by;
     if (target && s->cut && s->cut < s->out.used)
         s->out.used = s->cut;
     MP_CHECK(mp_wire_end(&s->out));
@@ -289,7 +293,7 @@ static void check_text(const mp_text_call *call) {
 }
 
 /* One mutated answer; returns whether the parent took it. */
-static bool try_text(int at, uint8_t to, size_t cut, bool over, size_t *used) {
+static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     static scene s;
     memset(&s, 0, sizeof s);
     mp_text_call *call = text_call();
@@ -297,7 +301,7 @@ static bool try_text(int at, uint8_t to, size_t cut, bool over, size_t *used) {
     scene_admit(&s, &call->base, 7);
     answer_plan(&s, 2, false);
     s.mutate_at = at;
-    s.mutate_to = to;
+    s.mutate_by = by;
     s.cut = cut;
     compose_text(&s, over);
     *used = s.out.used;
@@ -333,27 +337,27 @@ MP_TEST_SECONDS(isolation_answers_with_any_byte_changed_are_right_or_refused, 12
         MP_CHECK(try_text(-1, 0, 0, over, &used));
         MP_CHECK(used > 100 && used < PAYLOAD);
         for (size_t at = 0; at < used; at++)
-            for (int to = 0; to < 256; to += 1) {
-                bool ok = try_text((int)at, (uint8_t)to, 0, over, &unused);
+            for (int i = 0; i < CHANGES; i++) {
+                bool ok = try_text((int)at, changes[i], 0, over, &unused);
                 taken += ok;
                 refused += !ok;
             }
         for (size_t cut = 1; cut < used; cut++)
             MP_CHECK(!try_text(-1, 0, cut, over, &unused));
-        MP_CHECK(taken > 0 && refused > 10000); /* floats, counters and letters may be any */
+        MP_CHECK(taken > 0 && refused > 500); /* floats, counters and letters may be any */
     }
 }
 
 MP_TEST(isolation_plans_with_any_byte_changed_are_right_or_refused) {
     static scene s;
     for (int at = -1; at < 24; at++)
-        for (int to = 0; to < 256; to += at < 0 ? 256 : 1) {
+        for (int i = 0; i < CHANGES; i++) {
             memset(&s, 0, sizeof s);
             mp_text_call *call = text_call();
             s.mutate_at = -1;
             scene_admit(&s, &call->base, 7);
             s.mutate_at = at;
-            s.mutate_to = (uint8_t)to;
+            s.mutate_by = changes[i];
             answer_plan(&s, 2, true); /* checks what came out */
             scene_end(&s);
             mp_call_destroy(&call->base);
@@ -368,7 +372,7 @@ MP_TEST(isolation_vectors_with_any_byte_changed_are_right_or_refused) {
     size_t used = 1;
     int refused = 0;
     for (int at = -1; at < (int)used; at++)
-        for (int to = 0; to < 256; to += at < 0 ? 256 : 5) {
+        for (int i = 0; i < CHANGES; i++) {
             mp_embed_call *call;
             mp_error error;
             MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
@@ -378,12 +382,12 @@ MP_TEST(isolation_vectors_with_any_byte_changed_are_right_or_refused) {
             scene_admit(&s, &call->base, 2);
             answer_plan(&s, 2, false);
             s.mutate_at = at;
-            s.mutate_to = (uint8_t)to;
+            s.mutate_by = changes[i];
             mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
             mp_put_u8(&s.out, MP_OUTCOME_DONE);
             mp_put_u32(&s.out, 2);
-            for (int i = 0; i < 2 * WIDTH; i++)
-                mp_put_f32(&s.out, (float)i);
+            for (int k = 0; k < 2 * WIDTH; k++)
+                mp_put_f32(&s.out, (float)k);
             put_learnt(&s);
             used = s.out.used;
             mp_outcome outcome = run_step(&s);

@@ -1,0 +1,270 @@
+/* Child processes and shared memory by themselves, and a whole registry whose workers are processes that get killed. */
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/process.h"
+#include "base/shared_memory.h"
+#include "model_fixture.h"
+#include "registry/registry.h"
+#include "test_isolation.h"
+
+static void start(mp_process *process, const char *what) {
+    mp_isolation_options options = isolation_options(what);
+    mp_process_command command = {.argv = options.argv, .envp = options.envp, .fds = {0, 0, 0}};
+    mp_error error;
+    MP_CHECK_OK(mp_process_start(process, &command, &error), &error);
+}
+
+static void until_dead(mp_process *process) {
+    for (int i = 0; mp_process_alive(process); i++) {
+        MP_CHECK(i < 10000);
+        usleep(1000);
+    }
+}
+
+static int open_files(void) {
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+    MP_CHECK(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+MP_TEST(isolation_processes_tell_how_they_ended) {
+    mp_process process;
+    char how[96];
+    start(&process, "exit");
+    until_dead(&process);
+    mp_process_how(&process, how, sizeof how);
+    MP_CHECK_STR(how, "ended with code 7");
+    mp_process_kill(&process);
+    start(&process, "sleep");
+    MP_CHECK(mp_process_alive(&process));
+    mp_process_how(&process, how, sizeof how);
+    MP_CHECK_STR(how, "runs");
+    kill(process.pid, SIGSTOP);
+    MP_CHECK(mp_process_alive(&process)); /* standing still is not dead */
+    kill(process.pid, SIGKILL);
+    until_dead(&process);
+    mp_process_how(&process, how, sizeof how);
+    MP_CHECK_HAS(how, "was killed by signal 9");
+    mp_process_kill(&process);
+    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
+}
+
+MP_TEST(isolation_killing_reaps_also_one_that_is_stopped) {
+    int before = open_files();
+    for (int i = 0; i < 20; i++) {
+        mp_process process;
+        start(&process, "sleep");
+        if (i % 2)
+            kill(process.pid, SIGSTOP);
+        mp_process_kill(&process);
+        MP_CHECK(!mp_process_alive(&process));
+        mp_process_kill(&process); /* again */
+    }
+    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
+    MP_CHECK_INT(open_files(), before);
+}
+
+MP_TEST(isolation_a_process_that_somebody_else_waited_for_is_dead) {
+    mp_process process;
+    start(&process, "exit");
+    int pid = process.pid;
+    MP_CHECK_INT(waitpid(pid, NULL, 0), pid);
+    MP_CHECK(!mp_process_alive(&process));
+    char how[96];
+    mp_process_how(&process, how, sizeof how);
+    MP_CHECK_STR(how, "ended");
+    mp_process_kill(&process);
+}
+
+MP_TEST(isolation_a_forked_child_leaves_its_parents_processes_alone) {
+    mp_process process;
+    start(&process, "sleep");
+    pid_t child = fork();
+    MP_CHECK(child >= 0);
+    if (child == 0) {
+        bool dead = !mp_process_alive(&process);
+        mp_process_kill(&process);
+        _exit(dead ? 0 : 1);
+    }
+    int status;
+    MP_CHECK_INT(waitpid(child, &status, 0), child);
+    MP_CHECK_INT(status, 0);
+    MP_CHECK(mp_process_alive(&process));
+    mp_process_kill(&process);
+}
+
+MP_TEST(isolation_programs_that_are_not_there_are_refused) {
+    static const char *argv[] = {"/nowhere/at/all", NULL};
+    mp_process_command command = {.argv = argv, .envp = argv, .fds = {0, 0, 0}};
+    mp_process process;
+    mp_error error;
+    MP_CHECK_STATUS(mp_process_start(&process, &command, &error), MP_SPAWN_FAILED, &error);
+    MP_CHECK_HAS(error.message, "/nowhere/at/all");
+    mp_process_kill(&process);
+    command.fds[1] = 9999;
+    MP_CHECK_STATUS(mp_process_start(&process, &command, &error), MP_SPAWN_FAILED, &error);
+}
+
+static void segfault_is_right(int number) {
+    (void)number;
+    _exit(0);
+}
+
+MP_TEST(isolation_frozen_memory_cannot_be_written) {
+    mp_shm shm, other;
+    mp_error error;
+    uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
+    MP_CHECK_OK(mp_shm_create(&shm, 100000, MP_TAG_WEIGHTS, "mpool-test", &error), &error);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS), before + 100000);
+    memset(shm.data, 7, 100000);
+    void *address = shm.data;
+    MP_CHECK_OK(mp_shm_freeze(&shm, &error), &error);
+    MP_CHECK(shm.data == address && ((uint8_t *)shm.data)[99999] == 7);
+    MP_CHECK(ftruncate(shm.fd, 10) != 0); /* sealed */
+    MP_CHECK(write(shm.fd, "x", 1) < 0);
+    MP_CHECK_OK(mp_shm_map(&other, dup(shm.fd), 100000, false, &error), &error);
+    MP_CHECK(((uint8_t *)other.data)[50000] == 7);
+    mp_shm_free(&other);
+    MP_CHECK(mp_shm_map(&other, dup(shm.fd), 100000, true, &error) != MP_OK);
+    MP_CHECK_STATUS(mp_shm_map(&other, dup(shm.fd), 200000, false, &error), MP_INTEGRITY, &error);
+    int plain[2];
+    MP_CHECK(pipe(plain) == 0);
+    MP_CHECK_STATUS(mp_shm_map(&other, plain[0], 100, false, &error), MP_INTEGRITY, &error);
+    close(plain[1]);
+    pid_t child = fork();
+    if (child == 0) { /* this process cannot either */
+        signal(SIGSEGV, segfault_is_right);
+        *(volatile uint8_t *)shm.data = 1;
+        _exit(1);
+    }
+    int status;
+    MP_CHECK_INT(waitpid(child, &status, 0), child);
+    MP_CHECK_INT(status, 0);
+    mp_shm_free(&shm);
+    mp_shm_free(&shm);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS), before);
+}
+
+/* ---- a registry whose workers are processes ---- */
+
+enum { CALLERS = 3, ROUNDS = 8 };
+
+typedef struct crowd {
+    mp_registry *registry;
+    _Atomic int ok, lost, other, left;
+} crowd;
+
+static mp_status ask(mp_registry *registry, int length, int tokens, mp_error *error) {
+    int32_t prompt[200];
+    for (int i = 0; i < length; i++)
+        prompt[i] = (i * 7 + length) % TINY_VOCAB;
+    mp_text_args args = {.n_prompt = length, .prompt = prompt, .n_choices = 1,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = tokens, .logprobs = -1,
+                                      .ignore_eos = true}};
+    mp_text_call *call;
+    mp_ticket *ticket;
+    mp_submit_options options = {.priority = 2};
+    MP_TRY(mp_text_call_create(&args, &call, error));
+    MP_TRY(mp_registry_submit(registry, "m", &call->base, &options, &ticket, error));
+    MP_CHECK(mp_ticket_wait(ticket, UINT64_MAX, mp_sys_now_ns() + 60ull * 1000 * 1000 * 1000, NULL));
+    mp_status status = mp_ticket_status(ticket, error);
+    mp_ticket_release(ticket);
+    return status;
+}
+
+static void caller(void *arg) {
+    crowd *c = arg;
+    for (int i = 0; i < ROUNDS; i++) {
+        mp_error error;
+        mp_status status = ask(c->registry, 40 + 13 * i, 8, &error);
+        atomic_fetch_add(status == MP_OK ? &c->ok : status == MP_RECV ? &c->lost : &c->other, 1);
+        if (status != MP_OK && status != MP_RECV)
+            fprintf(stderr, "%s\n", error.message);
+    }
+    atomic_fetch_sub(&c->left, 1);
+}
+
+static void kill_one(void *arg, const mp_entry_info *info) {
+    int *countdown = arg;
+    for (int i = 0; i < info->worker_count; i++)
+        if (info->worker[i].process && (*countdown)-- == 0)
+            kill(info->worker[i].process, SIGKILL);
+}
+
+MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *spec = tiny_decoder_spec(types, 1, 9);
+    mp_isolation_options options = isolation_options("spec");
+    mp_registry_config config = {.lanes = 2, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 2,
+                                 .breaker_threshold = -1};
+    crowd c = {.left = CALLERS};
+    mp_loader loader;
+    MP_CHECK_OK(mp_registry_create(&config, &c.registry, &error), &error);
+    MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_AUTO, &options, &loader, &error), &error);
+    MP_CHECK_OK(mp_registry_add(c.registry, "m", &loader, false, &error), &error);
+    MP_CHECK_OK(ask(c.registry, 20, 4, &error), &error);
+    mp_thread threads[CALLERS];
+    for (int i = 0; i < CALLERS; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "caller", caller, &c, &error), &error);
+    mp_test_random random = {11};
+    for (int kills = 0; atomic_load(&c.left); kills++) {
+        usleep(20000);
+        int countdown = (int)(mp_test_random_u64(&random) % 3);
+        if (kills < 3) /* more within a minute, and the model is given up */
+            mp_registry_visit(c.registry, kill_one, &countdown);
+        MP_CHECK(kills < 5000);
+    }
+    for (int i = 0; i < CALLERS; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_INT(c.ok + c.lost + c.other, CALLERS * ROUNDS);
+    MP_CHECK_INT(c.other, 0);
+    MP_CHECK_OK(ask(c.registry, 20, 4, &error), &error);
+    mp_registry_destroy(c.registry);
+    mp_spec_unpin(spec);
+    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* no process, no zombie */
+}
+
+static mp_status sweep(void *arg, mp_error *error) {
+    mp_spec *spec = arg;
+    mp_isolation_options options = isolation_options("spec");
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_lease lease = {.lanes = 1};
+    mp_loader loader;
+    mp_model *model = NULL;
+    mp_engine *engine = NULL;
+    MP_TRY(mp_isolation_loader(spec, MP_COMPUTE_AUTO, &options, &loader, error));
+    mp_status status = loader.ops->load(loader.self, &lease, &budget, NULL, &model, error);
+    if (status == MP_OK)
+        status = model->ops->engine(model, &budget, &engine, error);
+    if (status == MP_OK)
+        engine->ops->destroy(engine);
+    if (model)
+        model->ops->destroy(model);
+    loader.ops->destroy(loader.self);
+    MP_CHECK_INT(budget.used, 0);
+    return status;
+}
+
+MP_TEST_SECONDS(isolation_survives_refused_memory, 120) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *spec = tiny_decoder_spec(types, 1, 9);
+    MP_CHECK_OK(sweep(spec, &error), &error); /* what the spec remembers of its files is there from now on */
+    mp_test_alloc_sweep(sweep, spec);
+    mp_spec_unpin(spec);
+}
