@@ -70,8 +70,8 @@ def running(pool: mpool.Pool, model: Path) -> mpool.Job:
     job = pool.submit("text_to_text", model=pool.load(model), **LONG)
     until(lambda: row_of(pool).running)
     served = pool.metrics()["steps"]
-    until(lambda: pool.metrics()["steps"] >= served + 2)  # every step gives each answer a token, once the prompt is read
-    victim, and the call goes on elsewhere.
+    until(lambda: pool.metrics()["steps"] >= served + 2)  # each gives every answer a token, once the prompt is read
+    return job
 
 
 def hit(pool: mpool.Pool, model: Path, number: int) -> mpool.RecvError:
