@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds and runs the fuzz targets (libFuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer).
 
-    python tests/fuzz/fuzz.py [gguf] [spec] --seconds 20 [--out build/fuzz]
+    python tests/fuzz/fuzz.py [gguf] [spec] [isolation] --seconds 20 [--out build/fuzz]
     python tests/fuzz/fuzz.py --merge           # keep what a long run found in tests/fuzz/corpus/<target>
 
 One process a target, one after another. Exit code 1 when a target failed; what failed it lies in <out>/artifacts.
@@ -29,6 +29,13 @@ TARGETS: dict[str, tuple[list[Path], list[str]]] = {
     "gguf": ([GGUF / "valid", GGUF / "reject", GGUF / "regress"],
              ["-max_len=8192", f"-dict={HERE / 'gguf.dict'}"]),
     "spec": ([], ["-max_len=1024"]),
+    "isolation": ([], ["-max_len=1024"]),
+}
+#: Target -> files of the core beside those of ROOMS.
+SOURCES: dict[str, list[str]] = {
+    "isolation": ["isolation/capability_wire.c", "isolation/channel.c", "isolation/proxy.c", "isolation/spec_codec.c",
+                  "isolation/wire.c", "isolation/wire_text_embedding.c", "isolation/wire_text_to_text.c",
+                  "models/capability.c"],
 }
 
 
@@ -69,9 +76,10 @@ def build(clang: str, out: Path, targets: list[str]) -> dict[str, Path]:
     programs = {}
     for target in targets:
         main = compile_one(HERE / f"fuzz_{target}.c", "-fsanitize=fuzzer-no-link")
+        more = [compile_one(CSRC / source, "-fsanitize=fuzzer-no-link") for source in SOURCES.get(target, [])]
         program = out / f"fuzz_{target}"
-        run = subprocess.run([clang, *FLAGS, "-fsanitize=fuzzer", str(main), *map(str, core), "-lm", "-ldl", "-o",
-                              str(program)], capture_output=True, text=True)
+        run = subprocess.run([clang, *FLAGS, "-fsanitize=fuzzer", str(main), *map(str, [*more, *core]), "-lm", "-ldl",
+                              "-o", str(program)], capture_output=True, text=True)
         if run.returncode:
             raise FuzzError(run.stderr)
         programs[target] = program

@@ -1,0 +1,186 @@
+/* fuzz_isolation.c: any bytes as what a worker process writes: a spec, the ring of its replies, or the well signed
+ * answer to an admission, a plan or a step. Whatever it is, a caller must not see anything that cannot be. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "files/spec_build.h"
+#include "isolation/capability_wire.h"
+#include "isolation/proxy.h"
+#include "isolation/spec_codec.h"
+
+static void failed(int line, const char *condition) {
+    fprintf(stderr, "line %d: %s is false\n", line, condition);
+    __builtin_trap();
+}
+#define REQUIRE(condition)                \
+    do {                                  \
+        if (!(condition))                 \
+            failed(__LINE__, #condition); \
+    } while (0)
+
+enum { VOCAB = 50, MOST_TOKENS = 6, CHOICES = 2, TOPS = 2, TEXTS = 3, WIDTH = 4, TOTAL = 20 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static bool never(void *arg) {
+    (void)arg;
+    return false;
+}
+
+static void decode_spec(const uint8_t *data, size_t size) {
+    mp_spec *spec;
+    mp_error error;
+    uint8_t *again;
+    size_t bytes;
+    if (mp_spec_decode(data, size, &spec, &error) != MP_OK) {
+        REQUIRE(error.message[0]);
+        return;
+    }
+    REQUIRE(mp_spec_encode(spec, &again, &bytes, &error) == MP_OK);
+    mp_free(again);
+    mp_spec_unpin(spec);
+}
+
+static mp_channel_page page;
+static const mp_isolation_kind no_kind;
+
+/* The ring as it may be found: positions, headers, all of it. */
+static void read_ring(const uint8_t *data, size_t size) {
+    static uint8_t frame_data[MP_FRAME_MOST];
+    mp_channel channel;
+    mp_error error;
+    mp_frame frame;
+    uint64_t head = 0;
+    memset(&page, 0, sizeof page);
+    memcpy(&head, data, size < 4 ? size : 4);
+    if (size > 4)
+        memcpy(page.replies.data, data + 4, size - 4 < MP_RING_BYTES ? size - 4 : MP_RING_BYTES);
+    atomic_store(&page.replies.head, head);
+    mp_channel_init(&channel, &page, true, &error, never, NULL);
+    while (mp_channel_waiting(&channel) && mp_channel_receive(&channel, false, &frame, frame_data))
+        REQUIRE(frame.bytes <= MP_FRAME_MOST);
+}
+
+/* Frames of up to 100 bytes, so that values stand across them. */
+static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, size_t size) {
+    do {
+        size_t piece = size > 100 ? 100 : size;
+        mp_channel_send(child, kind, piece == size, data, piece);
+        data += piece;
+        size -= piece;
+    } while (size);
+}
+
+static mp_call *make_call(bool text) {
+    static const int32_t ids[] = {1, 2, 3, 4};
+    static const int64_t offsets[] = {0, 1, 3, 4};
+    static const char *const stop[] = {"!!"};
+    static const int32_t stop_bytes[] = {2};
+    mp_error error;
+    if (!text) {
+        mp_embed_call *call;
+        REQUIRE(mp_embed_call_create(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
+        REQUIRE(mp_embed_call_output(call, WIDTH, &error) == MP_OK);
+        return &call->base;
+    }
+    mp_text_args args = {.n_prompt = 4, .prompt = ids, .n_choices = CHOICES, .n_stop = 1, .stop = stop,
+                         .stop_bytes = stop_bytes,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS,
+                                      .logprobs = TOPS}};
+    mp_text_call *call;
+    REQUIRE(mp_text_call_create(&args, &call, &error) == MP_OK);
+    call->vocab = VOCAB;
+    REQUIRE(mp_text_call_output(call, 3, &error) == MP_OK);
+    return &call->base;
+}
+
+static void check_text(const mp_text_call *call) {
+    REQUIRE(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
+    for (int c = 0; c < CHOICES; c++) {
+        const mp_choice *choice = &call->choices[c];
+        REQUIRE(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
+        REQUIRE(mp_is_utf8(choice->text, choice->text_bytes));
+        REQUIRE(choice->finish >= MP_FINISH_NONE && choice->finish <= MP_FINISH_CANCELLED);
+        for (uint32_t t = 0; t < choice->token_count; t++) {
+            REQUIRE(choice->tokens[t].id >= 0 && choice->tokens[t].id < VOCAB);
+            REQUIRE(choice->tokens[t].byte_end <= choice->text_capacity);
+            for (int k = 0; k < TOPS; k++)
+                REQUIRE(choice->top_ids[t * TOPS + (uint32_t)k] < VOCAB);
+        }
+    }
+}
+
+/* Honest answers to what comes before the one that the input is. */
+static void answer(mp_channel *child, mp_frame_kind kind) {
+    static mp_wire_out out;
+    mp_wire_begin(&out, child, kind);
+    mp_put_u32(&out, 1);
+    if (kind == MP_FRAME_ADMIT) {
+        mp_put_error(&out, MP_OK, NULL);
+    } else {
+        mp_put_u32(&out, 0);
+        mp_put_u32(&out, TEXTS);
+        mp_put_u32(&out, 1);
+        mp_put_u64(&out, 1000);
+    }
+    mp_wire_end(&out);
+}
+
+static void serve(bool text, int stage, const uint8_t *data, size_t size) {
+    static mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_error error, child_error;
+    mp_engine *engine;
+    mp_channel child;
+    mp_call *call = make_call(text);
+    mp_item item = {.call = call, .total = text ? TOTAL : TEXTS};
+    mp_item *items[1] = {&item};
+    mp_lease lease = {.lanes = 1};
+    mp_proxy_args args = {.kind = &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
+                          .start_ns = 1000000, .stall_ns = 1};
+    memset(&page, 0, sizeof page);
+    REQUIRE(mp_proxy_attach(&args, &page, &engine, &error) == MP_OK);
+    mp_channel_init(&child, &page, false, &child_error, never, NULL);
+    stage ? answer(&child, MP_FRAME_ADMIT) : send(&child, MP_FRAME_ADMIT, data, size);
+    mp_status status = engine->ops->admit(engine, &item, &error);
+    REQUIRE((status == MP_OK) == (item.state != NULL));
+    if (status == MP_OK) {
+        stage > 1 ? answer(&child, MP_FRAME_PLAN) : send(&child, MP_FRAME_PLAN, data, size);
+        engine->ops->plan(engine, items, 1, 1000, &plan);
+        REQUIRE(plan.count == 1 && plan.items[0] == &item && plan.amount[0] > 0 && plan.lanes >= 1);
+        for (int i = 0; i < 2 && !engine->lost(engine); i++) { /* the second answers with what the first left */
+            size_t piece = i ? size - size / 2 : size / 2;
+            if (stage == 2)
+                send(&child, MP_FRAME_STEP, i ? data + size / 2 : data, piece);
+            engine->ops->step(engine, &lease, &plan, outcomes);
+            if (outcomes[0] == MP_OUTCOME_DONE || outcomes[0] == MP_OUTCOME_FAILED)
+                break;
+        }
+        REQUIRE(item.cursor <= item.total);
+    }
+    engine->ops->retire(engine, &item);
+    engine->ops->destroy(engine);
+    if (text)
+        check_text((mp_text_call *)call);
+    else
+        REQUIRE(((mp_embed_call *)call)->done <= TEXTS);
+    mp_call_destroy(call);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size == 0)
+        return 0;
+    uint8_t what = *data++;
+    size--;
+    if (what % 4 == 0)
+        decode_spec(data, size);
+    else if (what % 4 == 1)
+        read_ring(data, size);
+    else
+        serve(what % 4 == 3, what / 4 % 3, data, size);
+    return 0;
+}
