@@ -7,7 +7,10 @@
 
 size_t mp_attn_full_scratch(int T, int D) { return mp_attn_full_plan(T, D).bytes; }
 
-size_t mp_attn_kv_scratch(int k_dim, int v_dim) { return mp_attn_kv_plan(k_dim, v_dim).bytes; }
+size_t mp_attn_kv_scratch(int v_dim) {
+    const size_t floats = mp_attn_kv_plan(v_dim).bytes, integers = mp_attn_i16_plan(v_dim).bytes;
+    return floats > integers ? floats : integers;
+}
 
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state) {
     assert(rows > 0 && v_dim > 0);

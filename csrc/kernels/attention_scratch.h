@@ -1,7 +1,8 @@
-/* attention_scratch.h: what lies where in the scratch of attn_full and attn_kv (internal to kernels/).
+/* attention_scratch.h: what lies where in the scratch of attn_full, attn_kv and attn_kv_i16 (internal to kernels/).
  *
  * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
- * attn_kv   | one block unpacked to fp32, or a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
+ * attn_kv   | a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
+ * attn_kv_i16 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
  *
  * Every part is a multiple of 64 bytes. */
 #ifndef MP_KERNELS_ATTENTION_SCRATCH_H
@@ -39,16 +40,34 @@ static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
 }
 
 typedef struct mp_attn_kv_layout {
-    size_t p, m, l, a, b, bytes; /* offsets in bytes; the block or o is at 0 */
+    size_t p, m, l, a, b, bytes; /* offsets in bytes; o is at 0 */
 } mp_attn_kv_layout;
 
-static inline mp_attn_kv_layout mp_attn_kv_plan(int k_dim, int v_dim) {
+static inline mp_attn_kv_layout mp_attn_kv_plan(int v_dim) {
     const size_t row = sizeof(float) * MP_ATTN_ROWS;
     mp_attn_kv_layout s;
-    s.p = row * (size_t)(k_dim > v_dim ? k_dim : v_dim);
+    s.p = row * (size_t)v_dim;
     s.m = s.p + row * MP_KV_BLOCK;
     s.l = s.m + row;
     s.a = s.l + row;
+    s.b = s.a + row;
+    s.bytes = s.b + row;
+    return s;
+}
+
+typedef struct mp_attn_i16_layout {
+    size_t p, tile, m, l, by, a, b, bytes; /* offsets in bytes; s is at 0 */
+} mp_attn_i16_layout;
+
+static inline mp_attn_i16_layout mp_attn_i16_plan(int v_dim) {
+    const size_t row = sizeof(float) * MP_ATTN_ROWS;
+    mp_attn_i16_layout s;
+    s.p = row * MP_KV_BLOCK;
+    s.tile = s.p + sizeof(int16_t) * MP_ATTN_ROWS * MP_KV_BLOCK;
+    s.m = s.tile + sizeof(float) * 6 * (size_t)v_dim;
+    s.l = s.m + row;
+    s.by = s.l + row;
+    s.a = s.by + row;
     s.b = s.a + row;
     s.bytes = s.b + row;
     return s;

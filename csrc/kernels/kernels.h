@@ -180,27 +180,53 @@ typedef struct mp_attn_full {
 } mp_attn_full;
 size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; holds nothing between calls */
 
-/* Attention over a paged cache. Blocks hold MP_KV_BLOCK tokens of one layer and one KV head:
- *   K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)     V block: [MP_KV_BLOCK][v_dim]
- * in kv dtype F32 or F16, fresh blocks zeroed. K and V are always stored first and read back.
+/* Attention over a paged cache. Blocks hold MP_KV_BLOCK tokens of one layer and one KV head, fresh ones zeroed, in one
+ * of two forms. K and V are always stored first and read back.
+ *   F32  K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)       V block: [MP_KV_BLOCK][v_dim]
+ *   I16  K block: int16 [k_dim / 2][MP_KV_BLOCK][2], fp32 scale [MP_KV_BLOCK]
+ *        V block: int16 [MP_KV_BLOCK / 2][v_dim][2] (a pair is two tokens), fp32 scale [MP_KV_BLOCK]
  *
- * A block's partial for a row: s[t] = scale * (chain over d ascending of q[d] * k[d, t]), t masked when its position is
- * not visible; m = max s; p[t] = exp(s[t] - m) (0 when masked); l = tree sum of the 64 p; o[d] = chain over t ascending
- * of p[t] * v[t, d], a chain that ends in a zero ending in +0 (masked t are skipped or add 0 * v: blocks are finite). A
- * row that sees nothing of a block has m = -inf, l = 0, o = 0. Partials are merged in ascending block order:
+ * F32: a block's partial for a row: s[t] = scale * (chain over d ascending of q[d] * k[d, t]), t masked when its
+ * position is not visible; m = max s; p[t] = exp(s[t] - m) (0 when masked); l = tree sum of the 64 p; o[d] = chain over
+ * t ascending of p[t] * v[t, d], a chain that ends in a zero ending in +0 (masked t are skipped or add 0 * v: blocks
+ * are finite). A row that sees nothing of a block has m = -inf, l = 0, o = 0. Partials are merged in ascending block
+ * order:
  *   M = max(m_state, m);  a = exp(m_state - M);  b = exp(m - M);  l = l_state * a + l * b;  o = o_state * a + o * b
  * (each product rounded, then one fp32 add); while l_state is 0 the partial is taken as it is, and a partial with l = 0
  * is left out. NaN and overflowed scores end as NaN in l and o, never as a row that sees nothing. So who computes which
- * block, and in how many chunks the rows came, changes no bit. */
+ * block, and in how many chunks the rows came, changes no bit.
+ *
+ * I16: products of integers of MP_I16_KEY (keys, queries), MP_I16_VALUE and MP_I16_WEIGHT at most, whose sums over 128
+ * inputs or 64 tokens are exact in int32. A row x of keys, queries or values with top = max|x| has
+ *   scale = top / most,  integers = x * (most / top) rounded once, to nearest even;
+ *   scale 0 and zeros when top < MP_I16_LEAST;  scale NaN and zeros when top is NaN or Inf.
+ * With sq, sk, sv the scales of query, key t and value t, and i the exact sum over each 128 components, ascending:
+ *   x[t] = ((float)i0 + (float)i1 + ...) * sk;   f = sq * scale;   top = max x over the visible t;   m = top * f + 0
+ *   p[t] = exp2(fma(x[t], f2, -(top * f2))),  f2 = f * MP_LOG2E, exp2 as in math_const.h (0 when masked)
+ *   l = tree sum of the 64 p;   w[t] = p[t] * sv (0 when masked);   most = max w, NaN winning
+ *   n[t] = w[t] * (MP_I16_WEIGHT / most) rounded once, to nearest even;   by = most / MP_I16_WEIGHT
+ *   (most < MP_I16_LEAST: n = 0, by = 0;  most NaN or Inf: n = 0, by = NaN)
+ *   o[d] = (float)(sum over t of n[t] * v[t, d]) * by
+ * A row that sees nothing and the merge are as above. */
+enum { MP_I16_KEY = 4095, MP_I16_VALUE = 2047, MP_I16_WEIGHT = 16383, MP_I16_DEPTH = 128 };
+#define MP_I16_LEAST 0x1p-100f /* so that no scale, inverse or product with an integer leaves the normal floats */
+
+typedef enum mp_kv_form { MP_KV_F32, MP_KV_I16 } mp_kv_form;
+static inline const char *mp_kv_form_name(mp_kv_form form) { return form == MP_KV_F32 ? "F32" : "I16"; }
+/* Bytes of a K or V block of so many components (a multiple of 16); a multiple of 64. */
+static inline size_t mp_kv_bytes(mp_kv_form form, int dim) {
+    const size_t most = MP_KV_BLOCK * (size_t)dim;
+    return form == MP_KV_F32 ? most * sizeof(float) : most * sizeof(int16_t) + MP_KV_BLOCK * sizeof(float);
+}
+
 typedef struct mp_attn_kv {
-    const float *q;            /* [rows, group, k_dim] through the strides below */
+    const float *q;            /* [rows, group, k_dim] through the strides below; I16: as attn_query_i16 left them */
     int64_t ldq, ldq_group;    /* elements between rows, and between the query heads that share this KV head */
     int group;                 /* query heads per KV head; rows * group <= MP_ATTN_ROWS */
     int k_dim, v_dim;          /* multiples of 16 */
     float scale;
     int64_t pos0;              /* position of row 0; row r stands at pos0 + r and sees positions <= its own */
     int window;                /* 0 = all; else only the last `window` positions, its own included */
-    mp_dtype kv_dtype;
     void *const *k_blocks;     /* [blocks] of this layer and KV head */
     void *const *v_blocks;
 } mp_attn_kv;
@@ -214,9 +240,11 @@ typedef struct mp_attn_partial {
  * (mp_attn_begin at the start). The caller divides: out = o * (1 / l). While it works, attn_block has the next block
  * fetched, when its rows see that: go through blocks in ascending order.
  * attn_kv does both for blocks [block0, block1), quicker: the same bits as attn_block and attn_merge, block by block. A
- * range may be cut into several calls on one state, ascending. Blocks that no row sees may be in the range. */
+ * range may be cut into several calls on one state, ascending. Blocks that no row sees may be in the range.
+ * attn_block_i16 and attn_kv_i16 are the same over blocks of the form I16, for queries (k_dim floats each) that
+ * attn_query_i16 has turned into k_dim int16 and, behind them, an fp32 scale, where they stood. */
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state); /* m = -inf, l = 0, o = 0 for `rows` partial rows */
-size_t mp_attn_kv_scratch(int k_dim, int v_dim); /* bytes, of 64-byte aligned memory, for attn_kv */
+size_t mp_attn_kv_scratch(int v_dim); /* bytes, of 64-byte aligned memory, for attn_kv and attn_kv_i16 */
 
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
 /* The tree's lanes start at +0 and take elements by FMA where there is a product; sums are divided by (float)n.
@@ -238,8 +266,8 @@ size_t mp_attn_kv_scratch(int k_dim, int v_dim); /* bytes, of 64-byte aligned me
  * exp(x)      0 where the result would be below the smallest normal float, so that flush-to-zero changes nothing
  * rope        x [dim]: pairs (i, i + dim/2) when neox, else (2i, 2i + 1); cos_sin [dim/2][2]
  *             (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos))
- * kv_store    one token's k [k_dim], v [v_dim] into slot [0, MP_KV_BLOCK) of a pair of blocks, rounded to nearest
- *             even */
+ * kv_store, kv_store_i16    one token's k [k_dim], v [v_dim] into slot [0, MP_KV_BLOCK) of a pair of blocks. Slots of
+ *             one block may be filled by several threads at a time */
 
 /* ---- the table ------------------------------------------------------------------------------------------------- */
 

@@ -25,6 +25,8 @@ static float *rotation(const mp_decoder_pass *pass, int row) {
     return pass->cos_sin + (size_t)row * (size_t)pass->model->rope.dim;
 }
 
+static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.form == MP_KV_I16; }
+
 /* Rotate key head `head` of a row and store it with its value. */
 static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, int layer, int head) {
     const mp_decoder *model = pass->model;
@@ -35,19 +37,23 @@ static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int ro
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     call->rope(k, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
-    call->kv_store(pass->cache->group.dtype, k, v, model->head_dim, model->head_dim, position % MP_KV_BLOCK,
-                   mp_kv_k(pass->cache, block, layer, head), mp_kv_v(pass->cache, block, layer, head));
+    (in_integers(pass) ? call->kv_store_i16 : call->kv_store)(
+        k, v, model->head_dim, model->head_dim, position % MP_KV_BLOCK, mp_kv_k(pass->cache, block, layer, head),
+        mp_kv_v(pass->cache, block, layer, head));
 }
 
-/* Rotate the query heads of a row that share KV head `head`. */
+/* Rotate the query heads of a row that share KV head `head`, and make them what the cache's form wants. */
 static void rotate_queries(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, int head) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
     float *q =
         pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width + (size_t)(head * group * model->head_dim);
-    for (int g = 0; g < group; g++)
-        call->rope(q + g * model->head_dim, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
+    for (int g = 0; g < group; g++, q += model->head_dim) {
+        call->rope(q, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
+        if (in_integers(pass))
+            call->attn_query_i16(q, model->head_dim);
+    }
 }
 
 static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, int layer) {
@@ -86,7 +92,6 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         .scale = 1 / sqrtf((float)model->head_dim),
         .pos0 = (int64_t)seq->past + unit->row0,
         .window = model->kv.window,
-        .kv_dtype = pass->cache->group.dtype,
         .k_blocks = k,
         .v_blocks = v,
     };
@@ -126,7 +131,8 @@ static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, int l
         mp_attn_kv attention = describe(pass, unit, layer, view);
         mp_attn_partial state = running_state(view);
         mp_attn_begin(unit->rows * attention.group, model->head_dim, &state);
-        call->attn_kv(&attention, unit->rows, unit->block0, unit->block1, &state, view->base + view->at.attention);
+        (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, unit->block0, unit->block1,
+                                                                &state, view->base + view->at.attention);
         finish_unit(pass, unit, &state);
     }
 }
@@ -158,7 +164,7 @@ static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, int l
         mp_attn_kv attention = describe(pass, unit, layer, view);
         for (int b = unit->block0; b < unit->block1; b++) {
             mp_attn_partial partial = block_partial(pass, unit->partial + b - unit->block0);
-            call->attn_block(&attention, 1, b, &partial);
+            (in_integers(pass) ? call->attn_block_i16 : call->attn_block)(&attention, 1, b, &partial);
         }
     }
     mp_lane_sync(lane);

@@ -192,14 +192,14 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->charged = builder.charged;
     model->budget = args->budget;
     builder.slab = NULL;
-    /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps half precision */
+    /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps integers of 13 and 12 bits */
     bool exact = model->layers[0].qkv.w[0].kind == MP_W_F32;
     model->kv = (mp_kv_group){
         .layers = model->layer_count,
         .heads = model->kv_heads,
         .k_dim = model->head_dim,
         .v_dim = model->head_dim,
-        .dtype = exact ? MP_F32 : MP_F16,
+        .form = exact ? MP_KV_F32 : MP_KV_I16,
     };
     atomic_init(&model->row_ns, (uint64_t)builder.parameters / 256 + 1000);
     model->base.speed[0] = &model->row_ns;

@@ -25,7 +25,7 @@ mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) 
     size_t width = most((size_t)model->hidden, (size_t)model->ffn);
     at.acts = mp_arena_cost(MP_PRIVATE_ROWS * width * sizeof(float));
     at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
-    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->head_dim, model->head_dim));
+    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->head_dim));
     at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->head_dim + 2) * sizeof(float));
     at.bytes = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
     return at;

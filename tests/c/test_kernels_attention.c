@@ -7,6 +7,7 @@
 /* The template over plain C arrays is a variant too: the one that other machines have. */
 #include "kernels/simd/vec_plain.h"
 
+#include "kernels/simd/attention_i16_tmpl.h"
 #include "kernels/simd/attention_tmpl.h"
 
 static bool next_variant(kt_set *set, int slot) {
@@ -16,6 +17,7 @@ static bool next_variant(kt_set *set, int slot) {
         return true;
     mp_kernel_table table = {0};
     attention_fill(&table, "plain");
+    attention_i16_fill(&table, "plain");
     *set = (kt_set){.mask = "any", .variant = "plain", .call = table.call};
     return true;
 }
@@ -246,9 +248,9 @@ MP_TEST(kernels_attention_zero_sign) {
     mp_attn_full full = {.q = q, .k = k, .v = x, .ld = D, .ld_out = D, .T = T, .D = D, .scale = 0.5f, .causal = true};
     float k_block[D * MP_KV_BLOCK] = {0}, v_block[D * MP_KV_BLOCK] = {0};
     for (int t = 0; t < T; t++)
-        ref.call.kv_store(MP_F32, k + t * D, x + t * D, D, D, t, k_block, v_block);
+        ref.call.kv_store(k + t * D, x + t * D, D, D, t, k_block, v_block);
     void *k_blocks[] = {k_block}, *v_blocks[] = {v_block};
-    void *scratch = kt_alloc(mp_attn_full_scratch(T, D) + mp_attn_kv_scratch(D, D));
+    void *scratch = kt_alloc(mp_attn_full_scratch(T, D) + mp_attn_kv_scratch(D));
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);) {
         full.out = want;
         ref.call.attn_full(&full, 0, T, scratch);
@@ -268,7 +270,6 @@ MP_TEST(kernels_attention_zero_sign) {
                             .v_dim = D,
                             .scale = 0.5f,
                             .pos0 = 1,
-                            .kv_dtype = MP_F32,
                             .k_blocks = k_blocks,
                             .v_blocks = v_blocks};
             float m[2], l[2], o[2 * D];
@@ -288,20 +289,35 @@ enum { KV_MOST = 12 };
 
 typedef struct kv_case {
     mp_attn_kv a;
+    mp_kv_form form;
     int tokens, blocks;
     size_t k_bytes, v_bytes;  /* of a block */
     float *q, *keys, *values; /* [tokens, k_dim] ... */
     void *k[KV_MOST], *v[KV_MOST], *scratch;
 } kv_case;
 
+static void kv_put(const kt_set *set, mp_kv_form form, const float *k, const float *v, int k_dim, int v_dim, int slot,
+                   void *k_block, void *v_block) {
+    (form == MP_KV_I16 ? set->call.kv_store_i16 : set->call.kv_store)(k, v, k_dim, v_dim, slot, k_block, v_block);
+}
+
+static void kv_block(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block,
+                     mp_attn_partial *out) {
+    (c->form == MP_KV_I16 ? set->call.attn_block_i16 : set->call.attn_block)(a, rows, block, out);
+}
+
+static void kv_attend(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block0, int block1,
+                      mp_attn_partial *state) {
+    (c->form == MP_KV_I16 ? set->call.attn_kv_i16 : set->call.attn_kv)(a, rows, block0, block1, state, c->scratch);
+}
+
 /* `tokens` tokens stored by ref's kv_store, and queries for the last `rows` of them. */
 static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, int rows, int group, int k_dim, int v_dim,
-                       mp_dtype dtype, int window, float size) {
-    kv_case c = {.tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
+                       mp_kv_form form, int window, float size) {
+    kv_case c = {.form = form, .tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
     MP_CHECK(c.blocks <= KV_MOST && rows <= tokens);
-    const size_t item = dtype == MP_F16 ? 2 : 4;
-    c.k_bytes = item * (size_t)k_dim * MP_KV_BLOCK;
-    c.v_bytes = item * (size_t)v_dim * MP_KV_BLOCK;
+    c.k_bytes = mp_kv_bytes(form, k_dim);
+    c.v_bytes = mp_kv_bytes(form, v_dim);
     for (int b = 0; b < c.blocks; b++) {
         c.k[b] = kt_alloc(c.k_bytes);
         c.v[b] = kt_alloc(c.v_bytes);
@@ -313,14 +329,16 @@ static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, in
     for (int64_t i = 0; i < (int64_t)tokens * k_dim; i++)
         c.keys[i] *= size;
     for (int t = 0; t < tokens; t++)
-        ref->call.kv_store(dtype, c.keys + t * k_dim, c.values + t * v_dim, k_dim, v_dim, t % MP_KV_BLOCK,
-                           c.k[t / MP_KV_BLOCK], c.v[t / MP_KV_BLOCK]);
+        kv_put(ref, form, c.keys + t * k_dim, c.values + t * v_dim, k_dim, v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+               c.v[t / MP_KV_BLOCK]);
     const int64_t ldq_group = k_dim + pick(random, 0, 2), ldq = group * ldq_group + pick(random, 0, 2);
     c.q = malloc(sizeof(float) * (size_t)(rows * ldq));
     kt_random(random, c.q, rows * ldq);
     for (int64_t i = 0; i < rows * ldq; i++)
         c.q[i] *= size;
-    c.scratch = kt_alloc(mp_attn_kv_scratch(k_dim, v_dim));
+    for (int i = 0; i < rows * group && form == MP_KV_I16; i++)
+        ref->call.attn_query_i16(c.q + i / group * ldq + i % group * ldq_group, k_dim);
+    c.scratch = kt_alloc(mp_attn_kv_scratch(v_dim));
     c.a = (mp_attn_kv){.q = c.q,
                        .ldq = ldq,
                        .ldq_group = ldq_group,
@@ -330,7 +348,6 @@ static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, in
                        .scale = 1.0f / sqrtf((float)k_dim),
                        .pos0 = tokens - rows,
                        .window = window,
-                       .kv_dtype = dtype,
                        .k_blocks = NULL,
                        .v_blocks = NULL};
     return c;
@@ -370,8 +387,8 @@ static void partial_free(mp_attn_partial *p) {
 static void partial_same(const kt_set *set, const mp_attn_partial *want, const mp_attn_partial *got, int n, int v_dim,
                          const char *what, const kv_case *c) {
     char text[160];
-    snprintf(text, sizeof text, "%s: tokens=%d rows=%d group=%d k=%d v=%d dtype=%d window=%d", what, c->tokens,
-             n / c->a.group, c->a.group, c->a.k_dim, c->a.v_dim, (int)c->a.kv_dtype, c->a.window);
+    snprintf(text, sizeof text, "%s: tokens=%d rows=%d group=%d k=%d v=%d form=%s window=%d", what, c->tokens,
+             n / c->a.group, c->a.group, c->a.k_dim, c->a.v_dim, mp_kv_form_name(c->form), c->a.window);
     kt_same(set, want->m, got->m, n, "m of %s", text);
     kt_same(set, want->l, got->l, n, "l of %s", text);
     kt_same_matrix(set, want->o, got->o, n, v_dim, v_dim, "o of %s", text);
@@ -379,13 +396,14 @@ static void partial_same(const kt_set *set, const mp_attn_partial *want, const m
 
 /* A case of any shape that models have, and some that they have not. */
 static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
-    static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, dims[] = {16, 32, 48, 64, 80, 128, 192};
+    static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, dims[] = {16, 32, 48, 64, 80, 128, 144, 192, 256};
     const int group = groups[pick(random, 0, 9)], tokens = pick(random, 1, 300);
     int rows = pick(random, 0, 2) ? pick(random, 1, MP_ATTN_ROWS / group) : 1;
     rows = rows < tokens ? rows : tokens;
-    const int k_dim = dims[pick(random, 0, 6)], v_dim = pick(random, 0, 3) ? k_dim : dims[pick(random, 0, 6)];
+    const int k_dim = dims[pick(random, 0, 8)], v_dim = pick(random, 0, 3) ? k_dim : dims[pick(random, 0, 8)];
     const int window = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
-    return kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_F16 : MP_F32, window, size);
+    return kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_KV_I16 : MP_KV_F32, window,
+                   size);
 }
 
 static int kv_rows(const kv_case *c) { return c->tokens - (int)c->a.pos0; }
@@ -394,7 +412,7 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
     mp_test_random random = {21};
     kt_set ref = kt_ref();
     int variants = 0;
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv); variants++)
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16); variants++)
         for (int round = 0; round < 80; round++) {
             kv_case c = kv_any(&ref, &random, round % 5 == 4 ? 1e20f : 2.0f); /* 1e20: scores beyond fp32 */
             const mp_attn_kv *a = kv_of(&c);
@@ -403,17 +421,17 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
             mp_attn_partial part = partial_make(n, a->v_dim), part_got = partial_make(n, a->v_dim);
             mp_attn_partial merged = partial_make(n, a->v_dim);
             for (int b = 0; b < c.blocks; b++) {
-                ref.call.attn_block(a, rows, b, &part);
-                v.call.attn_block(a, rows, b, &part_got);
+                kv_block(&ref, &c, a, rows, b, &part);
+                kv_block(&v, &c, a, rows, b, &part_got);
                 partial_same(&v, &part, &part_got, n, a->v_dim, "attn_block", &c);
                 ref.call.attn_merge(n, a->v_dim, &part, &want);
                 v.call.attn_merge(n, a->v_dim, &part, &merged);
                 partial_same(&v, &want, &merged, n, a->v_dim, "attn_merge", &c);
             }
-            v.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &got);
             partial_same(&v, &want, &got, n, a->v_dim, "attn_kv", &c);
             mp_attn_begin(n, a->v_dim, &got);
-            ref.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+            kv_attend(&ref, &c, a, rows, 0, c.blocks, &got);
             partial_same(&ref, &want, &got, n, a->v_dim, "attn_kv", &c);
             partial_free(&want);
             partial_free(&got);
@@ -429,13 +447,13 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
 MP_TEST(kernels_attention_kv_wide) {
     mp_test_random random = {22};
     kt_set ref = kt_ref();
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);)
-        for (int dtype = 0; dtype < 2; dtype++) {
-            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, dtype ? MP_F16 : MP_F32, 0, 1.0f);
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int form = MP_KV_F32; form <= MP_KV_I16; form++) {
+            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, (mp_kv_form)form, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
             mp_attn_partial want = partial_make(64, 512), got = partial_make(64, 512);
-            ref.call.attn_kv(a, 4, 0, c.blocks, &want, c.scratch);
-            v.call.attn_kv(a, 4, 0, c.blocks, &got, c.scratch);
+            kv_attend(&ref, &c, a, 4, 0, c.blocks, &want);
+            kv_attend(&v, &c, a, 4, 0, c.blocks, &got);
             partial_same(&v, &want, &got, 64, 512, "attn_kv", &c);
             partial_free(&want);
             partial_free(&got);
@@ -447,14 +465,14 @@ MP_TEST(kernels_attention_kv_wide) {
 MP_TEST(kernels_attention_kv_any_split) {
     mp_test_random random = {23};
     kt_set ref = kt_ref();
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);)
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
         for (int round = 0; round < 60; round++) {
             kv_case c = kv_any(&ref, &random, 2.0f);
             const mp_attn_kv *a = kv_of(&c);
             const int rows = kv_rows(&c), n = rows * a->group;
             mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
             mp_attn_partial part = partial_make(n, a->v_dim);
-            v.call.attn_kv(a, rows, 0, c.blocks, &want, c.scratch);
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &want);
             for (int r = 0, next; r < rows; r = next) {
                 mp_attn_kv some = *a;
                 next = r + pick(&random, 1, rows);
@@ -467,11 +485,11 @@ MP_TEST(kernels_attention_kv_any_split) {
                     end = b + pick(&random, 1, 3);
                     end = end < c.blocks ? end : c.blocks;
                     if (pick(&random, 0, 1)) {
-                        v.call.attn_kv(&some, next - r, b, end, &state, c.scratch);
+                        kv_attend(&v, &c, &some, next - r, b, end, &state);
                         continue;
                     }
                     for (int i = b; i < end; i++) {
-                        v.call.attn_block(&some, next - r, i, &part);
+                        kv_block(&v, &c, &some, next - r, i, &part);
                         v.call.attn_merge((next - r) * a->group, a->v_dim, &part, &state);
                     }
                 }
@@ -488,13 +506,13 @@ MP_TEST(kernels_attention_kv_any_split) {
 MP_TEST(kernels_attention_kv_masked) {
     mp_test_random random = {24};
     kt_set ref = kt_ref();
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);)
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
         for (int round = 0; round < 60; round++) {
             kv_case c = kv_any(&ref, &random, 2.0f);
             const mp_attn_kv *a = kv_of(&c);
             const int rows = kv_rows(&c), n = rows * a->group;
             mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
-            v.call.attn_kv(a, rows, 0, c.blocks, &want, c.scratch);
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &want);
             float *k = malloc(sizeof(float) * (size_t)(a->k_dim + a->v_dim)), *values = k + a->k_dim;
             const int64_t oldest = a->window ? a->pos0 - a->window + 1 : 0;
             for (int t = 0; t < c.blocks * MP_KV_BLOCK; t++) {
@@ -503,10 +521,10 @@ MP_TEST(kernels_attention_kv_masked) {
                 const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* the whole block is out of sight */
                 for (int d = 0; d < a->k_dim + a->v_dim; d++)
                     k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
-                ref.call.kv_store(a->kv_dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
-                                  c.v[t / MP_KV_BLOCK]);
+                kv_put(&ref, c.form, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                       c.v[t / MP_KV_BLOCK]);
             }
-            v.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &got);
             partial_same(&v, &want, &got, n, a->v_dim, "attn_kv over rubbish", &c);
             free(k);
             partial_free(&want);
@@ -515,99 +533,213 @@ MP_TEST(kernels_attention_kv_masked) {
         }
 }
 
-/* NaN in the newest key, alone in its block, is not mistaken for a row that sees nothing of it. */
+/* NaN or Inf in the newest key or value, alone in its block, or in a query, is not mistaken for a row that sees nothing
+ * of it, and reaches the output. */
 MP_TEST(kernels_attention_kv_nan) {
     mp_test_random random = {25};
     kt_set ref = kt_ref();
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv);) {
-        kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, MP_F16, 0, 1.0f);
-        const mp_attn_kv *a = kv_of(&c);
-        for (int d = 0; d < 64; d++)
-            c.keys[128 * 64 + d] = NAN;
-        ref.call.kv_store(MP_F16, c.keys + 128 * 64, c.values, 64, 64, 0, c.k[2], c.v[2]);
-        mp_attn_partial got = partial_make(3, 64), parts = partial_make(3, 64), part = partial_make(3, 64);
-        v.call.attn_kv(a, 1, 0, 3, &got, c.scratch);
-        for (int b = 0; b < 3; b++) {
-            v.call.attn_block(a, 1, b, &part);
-            v.call.attn_merge(3, 64, &part, &parts);
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int what = 0; what < 10; what++) {
+            const mp_kv_form form = what < 2 ? MP_KV_F32 : MP_KV_I16;
+            const float bad = what % 2 ? NAN : INFINITY;
+            kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, form, 0, 1.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            if (what == 0) /* what an infinite key gives in fp32 hangs on the signs of the query */
+                c.keys[128 * 64 + 5] = NAN;
+            else if (what < 4)
+                c.keys[128 * 64 + 5] = bad;
+            else if (what < 6)
+                c.values[128 * 64 + 63] = bad;
+            else if (what < 8)
+                for (int i = 0; i < 3; i++) {
+                    float q[64] = {[17] = bad};
+                    v.call.attn_query_i16(q, 64);
+                    memcpy(c.q + i * a->ldq_group, q, sizeof q);
+                }
+            else
+                for (int d = 0; d < 64; d++) /* all keys of a block */
+                    for (int t = 64; t < 128; t++)
+                        c.keys[t * 64 + d] = bad;
+            for (int t = 0; t < 129; t++)
+                kv_put(&v, form, c.keys + t * 64, c.values + t * 64, 64, 64, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                       c.v[t / MP_KV_BLOCK]);
+            mp_attn_partial want = partial_make(3, 64), got = partial_make(3, 64), parts = partial_make(3, 64);
+            mp_attn_partial part = partial_make(3, 64);
+            kv_attend(&ref, &c, a, 1, 0, 3, &want);
+            kv_attend(&v, &c, a, 1, 0, 3, &got);
+            partial_same(&v, &want, &got, 3, 64, "nan", &c);
+            for (int b = 0; b < 3; b++) {
+                kv_block(&v, &c, a, 1, b, &part);
+                v.call.attn_merge(3, 64, &part, &parts);
+            }
+            for (int i = 0; i < 3; i++) {
+                MP_CHECK(isnan(got.o[i * 64 + 63]) && isnan(parts.o[i * 64 + 63]));
+                MP_CHECK(isnan(got.l[i]) == isnan(parts.l[i]) && (isnan(got.l[i]) || what == 4 || what == 5));
+            }
+            partial_free(&want);
+            partial_free(&got);
+            partial_free(&parts);
+            partial_free(&part);
+            kv_free(&c);
         }
-        for (int i = 0; i < 3; i++)
-            MP_CHECK(isnan(got.l[i]) && isnan(got.o[i * 64]) && isnan(parts.l[i]) && isnan(parts.o[i * 64]));
-        partial_free(&got);
-        partial_free(&parts);
-        partial_free(&part);
-        kv_free(&c);
-    }
 }
 
+/* What a row of integers stands for; step is the distance between the int16s. */
+static void from_integers(const int16_t *n, int count, int64_t step, float scale, double *x) {
+    for (int i = 0; i < count; i++)
+        x[i] = (double)n[i * step] * (double)scale;
+}
+
+/* The values that are stored, in double: what is left is the rounding of fp32, and of the weights in integers. */
 MP_TEST(kernels_attention_kv_ref_in_double) {
     mp_test_random random = {26};
     kt_set ref = kt_ref();
-    for (int round = 0; round < 40; round++) {
+    for (int round = 0; round < 60; round++) {
         kv_case c = kv_any(&ref, &random, 1.5f);
         const mp_attn_kv *a = kv_of(&c);
         const int rows = kv_rows(&c), n = rows * a->group;
-        const bool half = a->kv_dtype == MP_F16;
+        const bool integers = c.form == MP_KV_I16;
+        double *keys = malloc(sizeof(double) * (size_t)(c.tokens * a->k_dim));
+        double *values = malloc(sizeof(double) * (size_t)(c.tokens * a->v_dim));
+        for (int t = 0; t < c.tokens; t++) {
+            const int slot = t % MP_KV_BLOCK;
+            const int16_t *k = c.k[t / MP_KV_BLOCK], *x = c.v[t / MP_KV_BLOCK];
+            if (integers) {
+                for (int d = 0; d < a->k_dim; d++)
+                    from_integers(k + (d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2, 1, 0,
+                                  ((const float *)(const void *)(k + a->k_dim * MP_KV_BLOCK))[slot],
+                                  keys + t * a->k_dim + d);
+                from_integers(x + slot / 2 * a->v_dim * 2 + slot % 2, a->v_dim, 2,
+                              ((const float *)(const void *)(x + a->v_dim * MP_KV_BLOCK))[slot], values + t * a->v_dim);
+            }
+            float top[2] = {0};
+            for (int d = 0; d < a->k_dim; d++)
+                top[0] = fmaxf(top[0], fabsf(c.keys[t * a->k_dim + d]));
+            for (int d = 0; d < a->v_dim; d++)
+                top[1] = fmaxf(top[1], fabsf(c.values[t * a->v_dim + d]));
+            for (int d = 0; d < a->k_dim; d++)
+                if (integers)
+                    MP_CHECK_NEAR(keys[t * a->k_dim + d], c.keys[t * a->k_dim + d], (double)top[0] * 0.501 / 4095);
+                else
+                    keys[t * a->k_dim + d] = c.keys[t * a->k_dim + d];
+            for (int d = 0; d < a->v_dim; d++)
+                if (integers)
+                    MP_CHECK_NEAR(values[t * a->v_dim + d], c.values[t * a->v_dim + d], (double)top[1] * 0.501 / 2047);
+                else
+                    values[t * a->v_dim + d] = c.values[t * a->v_dim + d];
+        }
         mp_attn_partial got = partial_make(n, a->v_dim);
-        ref.call.attn_kv(a, rows, 0, c.blocks, &got, c.scratch);
+        kv_attend(&ref, &c, a, rows, 0, c.blocks, &got);
         for (int i = 0; i < n; i++) {
             const float *q = a->q + i / a->group * a->ldq + i % a->group * a->ldq_group;
             const int64_t at = a->pos0 + i / a->group;
-            double sum = 0.0, out[192] = {0};
+            double sum = 0.0, out[256] = {0}, query[256], best = -INFINITY, score[300];
+            float scale;
+            memcpy(&scale, (const int16_t *)(const void *)q + a->k_dim, sizeof scale);
+            if (integers)
+                from_integers((const int16_t *)(const void *)q, a->k_dim, 1, scale, query);
+            for (int d = 0; d < a->k_dim && !integers; d++)
+                query[d] = q[d];
+            int seen = 0;
             for (int t = 0; t < c.tokens; t++) {
+                score[t] = -INFINITY;
                 if (t > at || (a->window && t <= at - a->window))
                     continue;
-                double s = 0.0;
-                for (int d = 0; d < a->k_dim; d++) {
-                    const float k = c.keys[t * a->k_dim + d];
-                    s += (double)q[d] * (half ? mp_half_to_float(mp_ref_to_f16(k)) : k);
-                }
-                const double p = exp(s * (double)a->scale);
-                sum += p;
-                for (int d = 0; d < a->v_dim; d++) {
-                    const float x = c.values[t * a->v_dim + d];
-                    out[d] += p * (half ? mp_half_to_float(mp_ref_to_f16(x)) : x);
-                }
+                score[t] = 0.0;
+                for (int d = 0; d < a->k_dim; d++)
+                    score[t] += query[d] * keys[t * a->k_dim + d];
+                score[t] *= (double)a->scale;
+                best = fmax(best, score[t]);
+                seen++;
             }
+            for (int t = 0; t < c.tokens; t++) {
+                const double p = exp(score[t] - best);
+                sum += p;
+                for (int d = 0; d < a->v_dim; d++)
+                    out[d] += p * values[t * a->v_dim + d];
+            }
+            /* values are below 1, so a weight is off by half a step of 1 / 16383 of its block's greatest, at most 1 */
+            const double error = integers ? 2e-5 + (double)seen * 0.5 / MP_I16_WEIGHT / sum : 5e-6;
+            MP_CHECK_NEAR(got.m[i], best, 1e-5 + fabs(best) * 1e-5);
+            MP_CHECK_NEAR(got.l[i], sum, sum * 3e-5);
             for (int d = 0; d < a->v_dim; d++)
-                MP_CHECK_NEAR(got.o[i * a->v_dim + d] * (1.0f / got.l[i]), out[d] / sum, 5e-6);
+                MP_CHECK_NEAR(got.o[i * a->v_dim + d] * (1.0f / got.l[i]), out[d] / sum, error);
         }
+        free(keys);
+        free(values);
         partial_free(&got);
         kv_free(&c);
     }
 }
 
-/* Every half that a float can become: all exponents, ties, both sides of every edge. */
-MP_TEST(kernels_attention_kv_store_halves) {
+/* Rows that hurt, in every slot: the same bits, nothing but their own slot written. */
+MP_TEST(kernels_attention_kv_store_integers) {
+    enum { DIM = 48 };
     mp_test_random random = {27};
     kt_set ref = kt_ref();
-    uint16_t want[2][32 * MP_KV_BLOCK], got[2][32 * MP_KV_BLOCK];
-    float k[32], x[32];
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store);) {
-        memset(want, 0, sizeof want);
-        memset(got, 0, sizeof got);
-        for (int round = 0; round < 40000; round++) {
-            for (int i = 0; i < 32; i++) {
-                const uint64_t u = mp_test_random_u64(&random);
-                const uint32_t tie = (uint32_t)(95 + u % 60) << 23 | (uint32_t)(u >> 8 & 0x3ff) << 13 | 0x1000u;
-                k[i] = mp_ref_float((uint32_t)(u >> 32));
-                x[i] = mp_ref_float((tie + (uint32_t)(u >> 40) % 3 - 1) | (uint32_t)(u & 1) << 31);
-                if (isnan(k[i])) /* which NaN is no part of the contract */
-                    k[i] = 1.0f;
-            }
-            const int slot = round % MP_KV_BLOCK;
-            ref.call.kv_store(MP_F16, k, x, 32, 32, slot, want[0], want[1]);
-            v.call.kv_store(MP_F16, k, x, 32, 32, slot, got[0], got[1]);
-            if (slot == MP_KV_BLOCK - 1)
-                kt_same_bytes(&v, want, got, sizeof want, "kv_store round %d", round);
+    const size_t bytes = mp_kv_bytes(MP_KV_I16, DIM);
+    void *want[2] = {kt_alloc(bytes), kt_alloc(bytes)}, *got[2] = {kt_alloc(bytes), kt_alloc(bytes)};
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store_i16);) {
+        for (int i = 0; i < 2; i++) {
+            memset(want[i], 0, bytes);
+            memset(got[i], 0, bytes);
+        }
+        for (int round = 0; round < 40 * KT_EXTREMES; round++) {
+            float k[DIM], x[DIM], q[2][DIM];
+            const int slot = pick(&random, 0, MP_KV_BLOCK - 1);
+            kt_extreme(&random, (enum kt_extreme)(round % KT_EXTREMES), k, DIM);
+            kt_extreme(&random, (enum kt_extreme)(round / KT_EXTREMES % KT_EXTREMES), x, DIM);
+            memcpy(q[0], k, sizeof k);
+            memcpy(q[1], k, sizeof k);
+            ref.call.kv_store_i16(k, x, DIM, DIM, slot, want[0], want[1]);
+            v.call.kv_store_i16(k, x, DIM, DIM, slot, got[0], got[1]);
+            for (int i = 0; i < 2; i++)
+                kt_same_bytes(&v, want[i], got[i], bytes, "kv_store_i16 %s round %d",
+                              kt_extreme_names[round % KT_EXTREMES], round);
+            ref.call.attn_query_i16(q[0], DIM);
+            v.call.attn_query_i16(q[1], DIM);
+            kt_same_bytes(&v, q[0], q[1], DIM * sizeof(int16_t) + sizeof(float), "attn_query_i16 round %d", round);
         }
     }
-    MP_CHECK(mp_ref_to_f16(65519.996f) == 0x7bff && mp_ref_to_f16(65520.0f) == 0x7c00);
-    MP_CHECK(mp_ref_to_f16(0x1p-24f) == 1 && mp_ref_to_f16(0x1p-25f) == 0 && mp_ref_to_f16(0x1.8p-24f) == 2);
-    MP_CHECK((mp_ref_to_f16(NAN) & 0x7e00) == 0x7e00 && mp_ref_to_f16(-INFINITY) == 0xfc00);
-    for (uint32_t h = 0; h < 0x10000u; h++)
-        if ((h & 0x7fffu) <= 0x7c00u)
-            MP_CHECK_INT(mp_ref_to_f16(mp_half_to_float((uint16_t)h)), h);
+    for (int i = 0; i < 2; i++) {
+        kt_free(want[i]);
+        kt_free(got[i]);
+    }
+}
+
+/* The bounds of the contract: the largest numbers there are, all of one sign, overflow no sum. */
+MP_TEST(kernels_attention_kv_largest) {
+    mp_test_random random = {29};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            kv_case c = kv_make(&ref, &random, 128, 1, 2, 256, 64, MP_KV_I16, 0, 1.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            for (int t = 0; t < 128; t++) {
+                for (int d = 0; d < 256; d++)
+                    c.keys[t * 256 + d] = 0.03f;
+                for (int d = 0; d < 64; d++)
+                    c.values[t * 64 + d] = (float)sign;
+                v.call.kv_store_i16(c.keys + t * 256, c.values + t * 64, 256, 64, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                                    c.v[t / MP_KV_BLOCK]);
+            }
+            for (int i = 0; i < 2; i++) {
+                float *q = c.q + i * a->ldq_group;
+                for (int d = 0; d < 256; d++)
+                    q[d] = -(float)sign;
+                v.call.attn_query_i16(q, 256);
+            }
+            mp_attn_partial got = partial_make(2, 64);
+            kv_attend(&v, &c, a, 1, 0, 2, &got);
+            for (int i = 0; i < 2; i++) {
+                MP_CHECK_NEAR(got.m[i], -sign * 256 * 0.03f / 16, 1e-6);
+                MP_CHECK_NEAR(got.l[i], 128.0, 1e-4);
+                for (int d = 0; d < 64; d++)
+                    MP_CHECK_NEAR(got.o[i * 64 + d], 128.0 * sign, 1e-3);
+            }
+            partial_free(&got);
+            kv_free(&c);
+        }
 }
 
 MP_TEST(kernels_attention_kv_store_floats) {
@@ -618,8 +750,8 @@ MP_TEST(kernels_attention_kv_store_floats) {
         for (int slot = 0; slot < MP_KV_BLOCK; slot++) {
             kt_random(&random, k, 48);
             kt_random(&random, x, 16);
-            ref.call.kv_store(MP_F32, k, x, 48, 16, slot, want[0], want[1]);
-            v.call.kv_store(MP_F32, k, x, 48, 16, slot, got[0], got[1]);
+            ref.call.kv_store(k, x, 48, 16, slot, want[0], want[1]);
+            v.call.kv_store(k, x, 48, 16, slot, got[0], got[1]);
             kt_same_bytes(&v, want, got, sizeof want, "kv_store slot %d", slot);
             MP_CHECK(want[0][47 * MP_KV_BLOCK + slot] == k[47] && want[1][slot * 16 + 15] == x[15]);
         }

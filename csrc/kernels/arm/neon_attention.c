@@ -10,7 +10,11 @@
 MP_KEEP_ORDER
 #include "kernels/simd/vec_neon.h"
 
+#include "kernels/simd/attention_i16_tmpl.h"
 #include "kernels/simd/attention_tmpl.h"
 
-void mp_neon_attention(mp_kernel_table *table) { attention_fill(table, "neon"); }
+void mp_neon_attention(mp_kernel_table *table) {
+    attention_fill(table, "neon");
+    attention_i16_fill(table, "neon");
+}
 #endif

@@ -2,7 +2,6 @@
 #include <assert.h>
 
 #include "kernels/attention_scratch.h"
-#include "kernels/half.h"
 #include "kernels/ref/math.h"
 #include "kernels/variants.h"
 
@@ -64,52 +63,46 @@ static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scrat
     }
 }
 
-static float load_kv(mp_dtype dtype, const void *block, int64_t i) {
-    return dtype == MP_F16 ? mp_half_to_float(((const uint16_t *)block)[i]) : ((const float *)block)[i];
-}
-
-static void store_kv(mp_dtype dtype, float x, void *block, int64_t i) {
-    if (dtype == MP_F16)
-        ((uint16_t *)block)[i] = mp_ref_to_f16(x);
-    else
-        ((float *)block)[i] = x;
-}
-
-static void ref_kv_store(mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
-                         void *v_block) {
-    assert((dtype == MP_F32 || dtype == MP_F16) && 0 <= slot && slot < MP_KV_BLOCK);
+static void ref_kv_store(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block, void *v_block) {
+    assert(0 <= slot && slot < MP_KV_BLOCK);
     for (int d = 0; d < k_dim; d++)
-        store_kv(dtype, k[d], k_block, (int64_t)d * MP_KV_BLOCK + slot);
+        ((float *)k_block)[(int64_t)d * MP_KV_BLOCK + slot] = k[d];
     for (int d = 0; d < v_dim; d++)
-        store_kv(dtype, v[d], v_block, (int64_t)slot * v_dim + d);
+        ((float *)v_block)[(int64_t)slot * v_dim + d] = v[d];
+}
+
+/* Slots [from, to) of a block that the row at position `at` sees; empty when from >= to. */
+static void visible(const mp_attn_kv *a, int64_t at, int block, int *from, int *to) {
+    *from = MP_KV_BLOCK;
+    *to = 0;
+    for (int t = 0; t < MP_KV_BLOCK; t++) {
+        int64_t position = (int64_t)block * MP_KV_BLOCK + t;
+        if (position <= at && (a->window == 0 || position > at - a->window)) {
+            *from = t < *from ? t : *from;
+            *to = t + 1;
+        }
+    }
 }
 
 static void ref_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
-    assert(rows * a->group <= MP_ATTN_ROWS && (a->kv_dtype == MP_F32 || a->kv_dtype == MP_F16));
-    const void *k = a->k_blocks[block], *v = a->v_blocks[block];
+    assert(rows * a->group <= MP_ATTN_ROWS);
+    const float *k = a->k_blocks[block], *v = a->v_blocks[block];
     for (int i = 0; i < rows * a->group; i++) {
         const float *q = a->q + (i / a->group) * a->ldq + (i % a->group) * a->ldq_group;
-        const int64_t at = a->pos0 + i / a->group;
-        int from = MP_KV_BLOCK, to = 0;
-        for (int t = 0; t < MP_KV_BLOCK; t++) {
-            int64_t position = (int64_t)block * MP_KV_BLOCK + t;
-            if (position <= at && (a->window == 0 || position > at - a->window)) {
-                from = t < from ? t : from;
-                to = t + 1;
-            }
-        }
+        int from, to;
+        visible(a, a->pos0 + i / a->group, block, &from, &to);
         float s[MP_KV_BLOCK] = {0};
         for (int t = from; t < to; t++) {
             float f = 0.0f;
             for (int d = 0; d < a->k_dim; d++)
-                f = fmaf(q[d], load_kv(a->kv_dtype, k, (int64_t)d * MP_KV_BLOCK + t), f);
+                f = fmaf(q[d], k[(int64_t)d * MP_KV_BLOCK + t], f);
             s[t] = f * a->scale;
         }
         out->l[i] = softmax_visible(s, MP_KV_BLOCK, from, to, &out->m[i]);
         for (int d = 0; d < a->v_dim; d++) {
             float f = 0.0f;
             for (int t = from; t < to; t++)
-                f = fmaf(s[t], load_kv(a->kv_dtype, v, (int64_t)t * a->v_dim + d), f);
+                f = fmaf(s[t], v[(int64_t)t * a->v_dim + d], f);
             out->o[(int64_t)i * a->v_dim + d] = f + 0.0f;
         }
     }
@@ -137,11 +130,116 @@ static void ref_attn_merge(int rows, int v_dim, const mp_attn_partial *in, mp_at
 }
 
 static void ref_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state, void *scratch) {
-    mp_attn_kv_layout at = mp_attn_kv_plan(a->k_dim, a->v_dim);
+    mp_attn_kv_layout at = mp_attn_kv_plan(a->v_dim);
     uint8_t *base = scratch;
     mp_attn_partial part = {(float *)(base + at.m), (float *)(base + at.l), (float *)base};
     for (int block = block0; block < block1; block++) {
         ref_attn_block(a, rows, block, &part);
+        ref_attn_merge(rows * a->group, a->v_dim, &part, state);
+    }
+}
+
+/* ---- keys and values in integers ---- */
+
+/* n[i] = x[i] * (most / top), rounded once; returns the scale. to may be x, which is read ahead of what is written. */
+static float to_integers(const float *x, int n, int most, int16_t *to) {
+    uint32_t top = 0; /* as bits, where NaN is above all */
+    for (int i = 0; i < n; i++)
+        top = mp_ref_bits(fabsf(x[i])) > top ? mp_ref_bits(fabsf(x[i])) : top;
+    const float max = mp_ref_float(top);
+    const bool finite = max < INFINITY, nothing = !finite || max < MP_I16_LEAST;
+    for (int i = 0; i < n; i++) {
+        int16_t y = nothing ? 0 : (int16_t)(fmaf(x[i], (float)most / max, MP_ROUND_MAGIC) - MP_ROUND_MAGIC);
+        memcpy(to + i, &y, sizeof y);
+    }
+    return !finite ? NAN : nothing ? 0.0f : max / (float)most;
+}
+
+static void ref_attn_query_i16(float *q, int k_dim) {
+    int16_t *to = (int16_t *)(void *)q;
+    const float scale = to_integers(q, k_dim, MP_I16_KEY, to);
+    memcpy(to + k_dim, &scale, sizeof scale);
+}
+
+static float *scales(void *block, int dim) { return (float *)((int16_t *)block + MP_KV_BLOCK * dim); }
+
+static void ref_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
+                             void *v_block) {
+    assert(0 <= slot && slot < MP_KV_BLOCK);
+    enum { MOST = 4096 };
+    int16_t part[MOST];
+    assert(k_dim <= MOST && v_dim <= MOST);
+    scales(k_block, k_dim)[slot] = to_integers(k, k_dim, MP_I16_KEY, part);
+    for (int d = 0; d < k_dim; d++)
+        ((int16_t *)k_block)[(d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2] = part[d];
+    scales(v_block, v_dim)[slot] = to_integers(v, v_dim, MP_I16_VALUE, part);
+    for (int d = 0; d < v_dim; d++)
+        ((int16_t *)v_block)[(slot / 2 * v_dim + d) * 2 + slot % 2] = part[d];
+}
+
+static float exp2_weight(float y) {
+    y = mp_ref_max(MP_EXP2_LO, y);
+    const float t = y + MP_ROUND_MAGIC, r = y - (t - MP_ROUND_MAGIC);
+    float p = fmaf(MP_EXP2_D4, r, MP_EXP2_D3);
+    p = fmaf(p, r, MP_EXP2_D2);
+    p = fmaf(p, r, MP_EXP2_D1);
+    p = fmaf(p, r, 1.0f);
+    return isnan(y) ? y : mp_ref_float(mp_ref_bits(p) + (mp_ref_bits(t) << 23));
+}
+
+static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
+    assert(rows * a->group <= MP_ATTN_ROWS);
+    const int16_t *k = a->k_blocks[block], *v = a->v_blocks[block];
+    const float *sk = scales(a->k_blocks[block], a->k_dim), *sv = scales(a->v_blocks[block], a->v_dim);
+    for (int i = 0; i < rows * a->group; i++) {
+        const int16_t *q =
+            (const int16_t *)(const void *)(a->q + (i / a->group) * a->ldq + (i % a->group) * a->ldq_group);
+        int from, to;
+        visible(a, a->pos0 + i / a->group, block, &from, &to);
+        float sq, x[MP_KV_BLOCK] = {0}, w[MP_KV_BLOCK] = {0}, top = -INFINITY, sum[LANES] = {0};
+        memcpy(&sq, q + a->k_dim, sizeof sq);
+        for (int t = from; t < to; t++) {
+            for (int d = 0; d < a->k_dim; d += MP_I16_DEPTH) {
+                int32_t dot = 0;
+                for (int e = d; e < a->k_dim && e < d + MP_I16_DEPTH; e++)
+                    dot += q[e] * k[(e / 2 * MP_KV_BLOCK + t) * 2 + e % 2];
+                x[t] = d == 0 ? (float)dot : x[t] + (float)dot;
+            }
+            x[t] *= sk[t];
+            top = mp_ref_max(x[t], top);
+        }
+        const float f = sq * a->scale, f2 = f * MP_LOG2E;
+        out->m[i] = from < to ? top * f + 0.0f : -INFINITY;
+        uint32_t most = 0;
+        for (int t = from; t < to; t++) {
+            const float p = exp2_weight(fmaf(x[t], f2, -(top * f2)));
+            sum[t % LANES] += p;
+            w[t] = p * sv[t];
+            most = mp_ref_bits(w[t]) > most ? mp_ref_bits(w[t]) : most;
+        }
+        out->l[i] = tree_sum(sum);
+        const float high = mp_ref_float(most);
+        const bool finite = high < INFINITY, nothing = !finite || high < MP_I16_LEAST;
+        const float by = !finite ? NAN : nothing ? 0.0f : high / (float)MP_I16_WEIGHT;
+        int32_t n[MP_KV_BLOCK] = {0};
+        for (int t = from; t < to && !nothing; t++)
+            n[t] = (int32_t)(fmaf(w[t], (float)MP_I16_WEIGHT / high, MP_ROUND_MAGIC) - MP_ROUND_MAGIC);
+        for (int d = 0; d < a->v_dim; d++) {
+            int32_t dot = 0;
+            for (int t = from; t < to; t++)
+                dot += n[t] * v[(t / 2 * a->v_dim + d) * 2 + t % 2];
+            out->o[(int64_t)i * a->v_dim + d] = (float)dot * by;
+        }
+    }
+}
+
+static void ref_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state,
+                            void *scratch) {
+    mp_attn_kv_layout at = mp_attn_kv_plan(a->v_dim);
+    uint8_t *base = scratch;
+    mp_attn_partial part = {(float *)(base + at.m), (float *)(base + at.l), (float *)base};
+    for (int block = block0; block < block1; block++) {
+        ref_attn_block_i16(a, rows, block, &part);
         ref_attn_merge(rows * a->group, a->v_dim, &part, state);
     }
 }
@@ -152,4 +250,8 @@ void mp_ref_attention(mp_kernel_table *table) {
     MP_SET(table, attn_block, ref_attn_block, "ref");
     MP_SET(table, attn_merge, ref_attn_merge, "ref");
     MP_SET(table, attn_kv, ref_attn_kv, "ref");
+    MP_SET(table, kv_store_i16, ref_kv_store_i16, "ref");
+    MP_SET(table, attn_query_i16, ref_attn_query_i16, "ref");
+    MP_SET(table, attn_block_i16, ref_attn_block_i16, "ref");
+    MP_SET(table, attn_kv_i16, ref_attn_kv_i16, "ref");
 }

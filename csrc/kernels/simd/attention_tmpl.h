@@ -15,21 +15,21 @@
 #include <string.h>
 
 #include "kernels/attention_scratch.h"
+#include "kernels/simd/attention_kv_tmpl.h"
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
 /* What b is made of, and how far apart its rows are. */
 typedef struct attn_source {
-    const void *data;
-    int64_t ld;       /* elements */
-    const void *next; /* the same rows of what comes after it, to be fetched meanwhile; or NULL */
+    const float *data;
+    int64_t ld;
+    const float *next; /* the same rows of what comes after it, to be fetched meanwhile; or NULL */
 } attn_source;
 
-static VEC_INLINE void chain(const int R, const int V, const bool half, const float *const *a, const attn_source *b,
-                             int column, int from, int to, vec *sum) {
-    const int64_t size = half ? 2 : 4, step = b->ld * size;
-    const uint8_t *at = (const uint8_t *)b->data + from * step + column * size;
-    const uint8_t *next = b->next ? (const uint8_t *)b->next + from * step + column * size : NULL;
+static VEC_INLINE void chain(const int R, const int V, const float *const *a, const attn_source *b, int column,
+                             int from, int to, vec *sum) {
+    const float *at = b->data + from * b->ld + column;
+    const float *next = b->next ? b->next + from * b->ld + column : NULL;
     const float *row[VEC_TILE_ROWS];
     VEC_UNROLL
     for (int r = 0; r < R; r++)
@@ -37,17 +37,16 @@ static VEC_INLINE void chain(const int R, const int V, const bool half, const fl
     VEC_UNROLL
     for (int i = 0; i < R * V; i++)
         sum[i] = vec_zero();
-    for (int k = from; k < to; k++, at += step) {
+    for (int k = from; k < to; k++, at += b->ld) {
         vec x[4];
         VEC_UNROLL
         for (int v = 0; v < V; v++)
-            x[v] = half ? vec_load_half((const uint16_t *)(const void *)at + v * VEC_N)
-                        : vec_load((const float *)(const void *)at + v * VEC_N);
+            x[v] = vec_load(at + v * VEC_N);
         if (next) {
             VEC_UNROLL
-            for (int64_t line = 0; line < V * VEC_N * size; line += 64)
-                vec_prefetch(next + line);
-            next += step;
+            for (int v = 0; v < V; v++)
+                vec_prefetch(next + v * VEC_N);
+            next += b->ld;
         }
         VEC_UNROLL
         for (int r = 0; r < R; r++) {
@@ -105,12 +104,12 @@ static VEC_INLINE int tile_rows(int rows) {
 
 /* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs): as many steps of V vecs as there are from v on;
  * returns the vec it came to. */
-static VEC_INLINE int scores_step(const int R, const int V, const bool half, const float *const *a,
-                                  const attn_source *b, int depth, int v, int vecs, float scale, float *s, int64_t ld) {
+static VEC_INLINE int scores_step(const int R, const int V, const float *const *a, const attn_source *b, int depth,
+                                  int v, int vecs, float scale, float *s, int64_t ld) {
     const vec by = vec_set(scale);
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
-        chain(R, V, half, a, b, v * VEC_N, 0, depth, sum);
+        chain(R, V, a, b, v * VEC_N, 0, depth, sum);
         VEC_UNROLL
         for (int i = 0; i < R * V; i++)
             vec_store(s + i / V * ld + (v + i % V) * VEC_N, vec_mul(sum[i], by));
@@ -118,26 +117,19 @@ static VEC_INLINE int scores_step(const int R, const int V, const bool half, con
     return v;
 }
 
-static VEC_INLINE void scores_of(const int R, const bool half, const float *const *a, const attn_source *b, int depth,
-                                 int vecs, float scale, float *s, int64_t ld) {
+static VEC_INLINE void scores_of(const int R, const float *const *a, const attn_source *b, int depth, int vecs,
+                                 float scale, float *s, int64_t ld) {
     int v = 0;
     if (R * 4 <= VEC_ACCUMULATORS)
-        v = scores_step(R, 4, half, a, b, depth, v, vecs, scale, s, ld);
+        v = scores_step(R, 4, a, b, depth, v, vecs, scale, s, ld);
     if (R * 2 <= VEC_ACCUMULATORS)
-        v = scores_step(R, 2, half, a, b, depth, v, vecs, scale, s, ld);
-    scores_step(R, 1, half, a, b, depth, v, vecs, scale, s, ld);
+        v = scores_step(R, 2, a, b, depth, v, vecs, scale, s, ld);
+    scores_step(R, 1, a, b, depth, v, vecs, scale, s, ld);
 }
 
-static MP_NOINLINE void scores_f32(int rows, const float *const *a, const attn_source *b, int depth, int vecs,
-                                   float scale, float *s, int64_t ld) {
-#define TILE_RUN(R) scores_of(R, false, a, b, depth, vecs, scale, s, ld)
-    TILE_EACH(rows, TILE_RUN)
-#undef TILE_RUN
-}
-
-static MP_NOINLINE void scores_f16(int rows, const float *const *a, const attn_source *b, int depth, int vecs,
-                                   float scale, float *s, int64_t ld) {
-#define TILE_RUN(R) scores_of(R, true, a, b, depth, vecs, scale, s, ld)
+static MP_NOINLINE void scores(int rows, const float *const *a, const attn_source *b, int depth, int vecs, float scale,
+                               float *s, int64_t ld) {
+#define TILE_RUN(R) scores_of(R, a, b, depth, vecs, scale, s, ld)
     TILE_EACH(rows, TILE_RUN)
 #undef TILE_RUN
 }
@@ -257,8 +249,6 @@ typedef struct attn_output {
     const uint8_t *what; /* [rows] with a and b */
 } attn_output;
 
-enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
-
 /* rows x vecs sums at tile [rows, 16 * vecs] to columns from `column` on. Not part of the tile's own code, which exists
  * once for every R and V. */
 static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column, const float *tile) {
@@ -282,11 +272,11 @@ static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column
 }
 
 /* Rows of probabilities p times rows [from, to) of b, `vecs` wide: steps as above. */
-static VEC_INLINE int output_step(const int R, const int V, const bool half, const float *const *p,
-                                  const attn_source *b, int from, int to, int v, int vecs, const attn_output *o) {
+static VEC_INLINE int output_step(const int R, const int V, const float *const *p, const attn_source *b, int from,
+                                  int to, int v, int vecs, const attn_output *o) {
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
-        chain(R, V, half, p, b, v * VEC_N, from, to, sum);
+        chain(R, V, p, b, v * VEC_N, from, to, sum);
         _Alignas(64) float tile[VEC_ACCUMULATORS * VEC_N];
         VEC_UNROLL
         for (int i = 0; i < R * V; i++)
@@ -296,26 +286,19 @@ static VEC_INLINE int output_step(const int R, const int V, const bool half, con
     return v;
 }
 
-static VEC_INLINE void output_of(const int R, const bool half, const float *const *p, const attn_source *b, int from,
-                                 int to, int vecs, const attn_output *o) {
+static VEC_INLINE void output_of(const int R, const float *const *p, const attn_source *b, int from, int to, int vecs,
+                                 const attn_output *o) {
     int v = 0;
     if (R * 4 <= VEC_ACCUMULATORS)
-        v = output_step(R, 4, half, p, b, from, to, v, vecs, o);
+        v = output_step(R, 4, p, b, from, to, v, vecs, o);
     if (R * 2 <= VEC_ACCUMULATORS)
-        v = output_step(R, 2, half, p, b, from, to, v, vecs, o);
-    output_step(R, 1, half, p, b, from, to, v, vecs, o);
+        v = output_step(R, 2, p, b, from, to, v, vecs, o);
+    output_step(R, 1, p, b, from, to, v, vecs, o);
 }
 
-static MP_NOINLINE void output_f32(int rows, const float *const *p, const attn_source *b, int from, int to, int vecs,
-                                   const attn_output *o) {
-#define TILE_RUN(R) output_of(R, false, p, b, from, to, vecs, o)
-    TILE_EACH(rows, TILE_RUN)
-#undef TILE_RUN
-}
-
-static MP_NOINLINE void output_f16(int rows, const float *const *p, const attn_source *b, int from, int to, int vecs,
-                                   const attn_output *o) {
-#define TILE_RUN(R) output_of(R, true, p, b, from, to, vecs, o)
+static MP_NOINLINE void outputs(int rows, const float *const *p, const attn_source *b, int from, int to, int vecs,
+                                const attn_output *o) {
+#define TILE_RUN(R) output_of(R, p, b, from, to, vecs, o)
     TILE_EACH(rows, TILE_RUN)
 #undef TILE_RUN
 }
@@ -380,7 +363,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
                 R = tile_rows(rows - r);
                 for (int i = 0; i < R; i++)
                     q[i] = a->q + (block + r + i) * a->ld;
-                scores_f32(R, q, &keys, a->D, vecs, a->scale, s + (int64_t)r * plan.keys + c, plan.keys);
+                scores(R, q, &keys, a->D, vecs, a->scale, s + (int64_t)r * plan.keys + c, plan.keys);
             }
         }
         for (int r = 0, R; r < rows; r += R) {
@@ -402,55 +385,32 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
             /* the first row sees the oldest key, the last one the newest */
             const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
             const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
-            output_f32(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);
+            outputs(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);
         }
     }
 }
 
 /* ---- the paged cache ---- */
 
-static void attn_kv_store(mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
+static void attn_kv_store(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
                           void *v_block) {
-    assert((dtype == MP_F32 || dtype == MP_F16) && 0 <= slot && slot < MP_KV_BLOCK);
-    assert(k_dim % VEC_N == 0 && v_dim % VEC_N == 0);
-    if (dtype == MP_F32) {
-        float *column = (float *)k_block + slot;
-        for (int d = 0; d < k_dim; d++)
-            column[d * MP_KV_BLOCK] = k[d];
-        memcpy((float *)v_block + (int64_t)slot * v_dim, v, sizeof(float) * (size_t)v_dim);
-        return;
-    }
-    uint16_t *column = (uint16_t *)k_block + slot;
-    for (int d = 0; d < k_dim; d += VEC_N) {
-        uint16_t part[VEC_N];
-        vec_store_half(part, vec_load(k + d));
-        VEC_UNROLL
-        for (int i = 0; i < VEC_N; i++)
-            column[(d + i) * MP_KV_BLOCK] = part[i];
-    }
-    for (int d = 0; d < v_dim; d += VEC_N)
-        vec_store_half((uint16_t *)v_block + (int64_t)slot * v_dim + d, vec_load(v + d));
-}
-
-/* Slots [from, to) of a block that row r sees; empty when from >= to. */
-static VEC_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *from, int *to) {
-    const int64_t own = a->pos0 + r - (int64_t)block * MP_KV_BLOCK; /* the row's position, counted from the block's */
-    const int64_t oldest = a->window ? own - a->window + 1 : 0;
-    *to = own < 0 ? 0 : own < MP_KV_BLOCK ? (int)own + 1 : MP_KV_BLOCK;
-    *from = oldest < 0 ? 0 : oldest < MP_KV_BLOCK ? (int)oldest : MP_KV_BLOCK;
+    assert(0 <= slot && slot < MP_KV_BLOCK && k_dim % VEC_N == 0 && v_dim % VEC_N == 0);
+    float *column = (float *)k_block + slot;
+    for (int d = 0; d < k_dim; d++)
+        column[d * MP_KV_BLOCK] = k[d];
+    memcpy((float *)v_block + (int64_t)slot * v_dim, v, sizeof(float) * (size_t)v_dim);
 }
 
 /* p, m and l of one block for all rows x group. */
-static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const attn_source *k, bool half, float *p,
-                                  float *m, float *l) {
+static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const attn_source *k, float *p, float *m,
+                                  float *l) {
     attn_source source = *k;
     for (int i = 0, R; i < n; i += R) {
         const float *q[VEC_TILE_ROWS];
         R = tile_rows(n - i);
         for (int j = 0; j < R; j++)
             q[j] = a->q + (i + j) / a->group * a->ldq + (i + j) % a->group * a->ldq_group;
-        (half ? scores_f16 : scores_f32)(R, q, &source, a->k_dim, MP_KV_BLOCK / VEC_N, a->scale,
-                                         p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
+        scores(R, q, &source, a->k_dim, MP_KV_BLOCK / VEC_N, a->scale, p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
         source.next = NULL; /* fetched once is enough */
     }
     for (int i = 0; i < n; i += VEC_TILE_ROWS) {
@@ -464,7 +424,7 @@ static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const a
     }
 }
 
-static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const attn_source *v, bool half, const float *p,
+static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const attn_source *v, const float *p,
                                  const attn_output *out) {
     attn_source source = *v;
     for (int i = 0, R; i < n; i += R) {
@@ -482,54 +442,22 @@ static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const at
             o.b += i;
             o.what += i;
         }
-        (half ? output_f16 : output_f32)(R, row, &source, from, to, a->v_dim / VEC_N, &o);
+        outputs(R, row, &source, from, to, a->v_dim / VEC_N, &o);
         source.next = NULL;
     }
-}
-
-static void kv_check(const mp_attn_kv *a, int rows) {
-    assert(rows > 0 && a->group > 0 && rows * a->group <= MP_ATTN_ROWS);
-    assert(a->k_dim % VEC_N == 0 && a->v_dim % VEC_N == 0 && (a->kv_dtype == MP_F32 || a->kv_dtype == MP_F16));
-    (void)a;
-    (void)rows;
 }
 
 static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
     kv_check(a, rows);
     const int n = rows * a->group;
-    const bool half = a->kv_dtype == MP_F16;
     _Alignas(64) float p[MP_ATTN_ROWS * MP_KV_BLOCK];
     /* the next block is fetched meanwhile if it is seen at all: whoever comes for this one mostly goes on to it */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
     const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
-    kv_softmax(a, n, block, &k, half, p, out->m, out->l);
+    kv_softmax(a, n, block, &k, p, out->m, out->l);
     const attn_output o = {out->o, a->v_dim, a->v_dim, NULL, NULL, NULL, NULL};
-    kv_output(a, n, block, &v, half, p, &o);
-}
-
-/* The new m and l of a state, the factors a and b of its o and of the partial's, and what to do in each row. */
-static VEC_INLINE void merge_factors(int n, const float *m, const float *l, mp_attn_partial *state, float *a, float *b,
-                                     uint8_t *what) {
-    for (int i = 0; i < n; i += VEC_N) {
-        const int left = n - i < VEC_N ? n - i : VEC_N;
-        const vec old = vec_load_n(state->m + i, left), new = vec_load_n(m + i, left), top = vec_max(new, old);
-        vec_store(a + i, vec_exp(vec_sub(old, top)));
-        vec_store(b + i, vec_exp(vec_sub(new, top)));
-    }
-    for (int i = 0; i < n; i++) {
-        if (l[i] == 0.0f) {
-            what[i] = ATTN_SKIP;
-        } else if (state->l[i] == 0.0f) {
-            what[i] = ATTN_TAKE;
-            state->m[i] = m[i];
-            state->l[i] = l[i];
-        } else {
-            what[i] = ATTN_MERGE;
-            state->m[i] = m[i] > state->m[i] ? m[i] : state->m[i];
-            state->l[i] = state->l[i] * a[i] + l[i] * b[i];
-        }
-    }
+    kv_output(a, n, block, &v, p, &o);
 }
 
 static void attn_attn_merge(int rows, int v_dim, const mp_attn_partial *in, mp_attn_partial *state) {
@@ -553,26 +481,12 @@ static void attn_attn_merge(int rows, int v_dim, const mp_attn_partial *in, mp_a
     }
 }
 
-/* A block of halves as floats, of which a tile after the other then makes use. */
-static VEC_INLINE void unpack(const attn_source *from, int n, float *to) {
-    const uint16_t *x = from->data;
-    const uint8_t *next = from->next;
-    for (int i = 0; i < n; i += 2 * VEC_N) {
-        if (next)
-            vec_prefetch(next + 2 * (int64_t)i);
-        vec_store(to + i, vec_load_half(x + i));
-        vec_store(to + i + VEC_N, vec_load_half(x + i + VEC_N));
-    }
-}
-
 static void attn_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state, void *scratch) {
     kv_check(a, rows);
-    const mp_attn_kv_layout plan = mp_attn_kv_plan(a->k_dim, a->v_dim);
+    const mp_attn_kv_layout plan = mp_attn_kv_plan(a->v_dim);
     const int n = rows * a->group;
-    const bool half = a->kv_dtype == MP_F16;
-    const bool unpacked = half && n > 2 * VEC_TILE_ROWS; /* more than two tiles would convert it again and again */
     uint8_t *base = scratch, what[MP_ATTN_ROWS];
-    float *block_f32 = scratch, *p = (float *)(base + plan.p), *m = (float *)(base + plan.m);
+    float *p = (float *)(base + plan.p), *m = (float *)(base + plan.m);
     float *l = (float *)(base + plan.l), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
     for (int block = block0; block < block1; block++) {
         int from, to, first, unused;
@@ -581,20 +495,12 @@ static void attn_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, 
         if (first >= to) /* nobody sees anything */
             continue;
         const bool more = block + 1 < block1;
-        attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
-        attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
-        if (unpacked) {
-            unpack(&k, a->k_dim * MP_KV_BLOCK, block_f32);
-            k = (attn_source){block_f32, MP_KV_BLOCK, NULL};
-        }
-        kv_softmax(a, n, block, &k, half && !unpacked, p, m, l);
+        const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
+        const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
+        kv_softmax(a, n, block, &k, p, m, l);
         merge_factors(n, m, l, state, fa, fb, what);
-        if (unpacked) {
-            unpack(&v, a->v_dim * MP_KV_BLOCK, block_f32);
-            v = (attn_source){block_f32, a->v_dim, NULL};
-        }
         const attn_output o = {state->o, a->v_dim, a->v_dim, NULL, fa, fb, what};
-        kv_output(a, n, block, &v, half && !unpacked, p, &o);
+        kv_output(a, n, block, &v, p, &o);
     }
 }
 

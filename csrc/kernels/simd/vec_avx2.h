@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "kernels/simd/target.h"
 #include "kernels/simd/vec_x86.h"
@@ -61,18 +62,6 @@ static MP_INLINE void vec_store(float *p, vec x) {
 static MP_INLINE void vec_store_n(float *p, vec x, int n) {
     _mm256_maskstore_ps(p, vec_avx2_below(n), x.lo);
     _mm256_maskstore_ps(p + 8, vec_avx2_below(n - 8), x.hi);
-}
-
-static MP_INLINE vec vec_load_half(const uint16_t *p) {
-    const __m128i *from = (const __m128i *)(const void *)p;
-    vec y = {_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from + 1))};
-    return y;
-}
-
-static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
-    __m128i *to = (__m128i *)(void *)p;
-    _mm_storeu_si128(to, _mm256_cvtps_ph(x.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    _mm_storeu_si128(to + 1, _mm256_cvtps_ph(x.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 /* Of 16 numbers, the even or the odd ones: shuffle_ps works within halves of 4, permute4x64 then mends the order. */
@@ -147,5 +136,61 @@ static MP_INLINE vec vec_select(vmask m, vec a, vec b) {
 static MP_INLINE float vec_sum(vec x) { return vec_x86_sum8(_mm256_add_ps(x.lo, x.hi)); }
 
 static MP_INLINE float vec_top(vec x) { return vec_x86_top8(_mm256_max_ps(x.hi, x.lo)); }
+
+/* ---- pairs of 16-bit integers ---- */
+
+typedef struct veci {
+    __m256i lo, hi;
+} veci;
+
+static MP_INLINE veci veci_zero(void) {
+    veci y = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    return y;
+}
+
+static MP_INLINE veci veci_load(const int16_t *p) {
+    const __m256i *from = (const __m256i *)(const void *)p;
+    veci y = {_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)};
+    return y;
+}
+
+static MP_INLINE veci veci_spread(const int16_t *p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    veci y = {_mm256_set1_epi32(pair), _mm256_set1_epi32(pair)};
+    return y;
+}
+
+static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
+    sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));
+    sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi));
+    return sum;
+}
+
+static MP_INLINE vec veci_to_float(veci x) {
+    vec y = {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)};
+    return y;
+}
+
+static MP_INLINE void vec_store_low16(int16_t *p, vec x) {
+    const __m256i mask = _mm256_set1_epi32(0xffff);
+    const __m256i lo = _mm256_and_si256(_mm256_castps_si256(x.lo), mask);
+    const __m256i hi = _mm256_and_si256(_mm256_castps_si256(x.hi), mask);
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8));
+}
+
+static MP_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+    int16_t part[16];
+    vec_store_low16(part, x);
+    MP_UNROLL
+    for (int l = 0; l < 16; l++)
+        p[2 * l] = part[l];
+}
+
+#define VEC_AVX2_MAX_BITS(a, b) _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+
+VEC_AVX2_2(vec_max_bits, VEC_AVX2_MAX_BITS)
+
+static MP_INLINE float vec_top_bits(vec x) { return vec_x86_top_bits8(VEC_AVX2_MAX_BITS(x.lo, x.hi)); }
 
 #endif

@@ -1,10 +1,11 @@
 /* vec_avx512.h: the vector layer over one 512-bit register. Meanings: vec_plain.h. Inside MP_TARGET_AVX512_BEGIN;
- * the headers named here come before it. */
+ * the headers named here come before it. VEC_VNNI is defined where the region has VNNI. */
 #ifndef MP_KERNELS_SIMD_VEC_AVX512_H
 #define MP_KERNELS_SIMD_VEC_AVX512_H
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "kernels/simd/target.h"
 #include "kernels/simd/vec_x86.h"
@@ -26,14 +27,6 @@ static MP_INLINE vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
 static MP_INLINE vec vec_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(vec_avx512_first(n), p); }
 static MP_INLINE void vec_store(float *p, vec x) { _mm512_storeu_ps(p, x); }
 static MP_INLINE void vec_store_n(float *p, vec x, int n) { _mm512_mask_storeu_ps(p, vec_avx512_first(n), x); }
-
-static MP_INLINE vec vec_load_half(const uint16_t *p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-}
-
-static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
-    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
 
 static MP_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
     const __m512i at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -79,6 +72,48 @@ static MP_INLINE float vec_sum(vec x) {
 
 static MP_INLINE float vec_top(vec x) {
     return vec_x86_top8(_mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x)));
+}
+
+/* ---- pairs of 16-bit integers ---- */
+
+typedef __m512i veci;
+
+static MP_INLINE veci veci_zero(void) { return _mm512_setzero_si512(); }
+static MP_INLINE veci veci_load(const int16_t *p) { return _mm512_loadu_si512(p); }
+
+static MP_INLINE veci veci_spread(const int16_t *p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+
+static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
+#if !defined(VEC_VNNI)
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#elif defined(__clang__)
+    return _mm512_dpwssd_epi32(sum, a, b);
+#else /* gcc 12 spills sums of the intrinsic that live across a loop */
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+#endif
+}
+
+static MP_INLINE vec veci_to_float(veci x) { return _mm512_cvtepi32_ps(x); }
+
+static MP_INLINE void vec_store_low16(int16_t *p, vec x) {
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(x)));
+}
+
+static MP_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+    _mm512_mask_storeu_epi16(p, 0x55555555u, _mm512_castps_si512(x));
+}
+
+static MP_INLINE vec vec_max_bits(vec a, vec b) {
+    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+
+static MP_INLINE float vec_top_bits(vec x) {
+    return vec_x86_top_bits8(_mm512_castps512_ps256(vec_max_bits(x, _mm512_shuffle_f32x4(x, x, 0x4e))));
 }
 
 #endif

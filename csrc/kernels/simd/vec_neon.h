@@ -64,22 +64,6 @@ static MP_INLINE void vec_store_n(float *p, vec x, int n) {
     memcpy(p, part, sizeof(float) * (size_t)n);
 }
 
-#define VEC_NEON_HALF(bits) vcvt_f32_f16(vreinterpret_f16_u16(bits))
-
-static MP_INLINE vec vec_load_half(const uint16_t *p) {
-    const uint16x8_t lo = vld1q_u16(p), hi = vld1q_u16(p + 8);
-    return (vec){VEC_NEON_HALF(vget_low_u16(lo)), VEC_NEON_HALF(vget_high_u16(lo)), VEC_NEON_HALF(vget_low_u16(hi)),
-                 VEC_NEON_HALF(vget_high_u16(hi))};
-}
-
-/* fcvtn rounds as FPCR says: to nearest even, which nothing here changes. Flush-to-zero leaves halves alone. */
-static MP_INLINE void vec_store_half(uint16_t *p, vec x) {
-    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x.a)));
-    vst1_u16(p + 4, vreinterpret_u16_f16(vcvt_f16_f32(x.b)));
-    vst1_u16(p + 8, vreinterpret_u16_f16(vcvt_f16_f32(x.c)));
-    vst1_u16(p + 12, vreinterpret_u16_f16(vcvt_f16_f32(x.d)));
-}
-
 static MP_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
     const float32x4x2_t a = vld2q_f32(p), b = vld2q_f32(p + 8), c = vld2q_f32(p + 16), d = vld2q_f32(p + 24);
     *even = (vec){a.val[0], b.val[0], c.val[0], d.val[0]};
@@ -182,6 +166,72 @@ static MP_INLINE float vec_top(vec x) {
     const float32x2_t low = vget_low_f32(u), high = vget_high_f32(u);
     const float32x2_t v = vbsl_f32(vcgt_f32(high, low), high, low);
     return vget_lane_f32(v, 1) > vget_lane_f32(v, 0) ? vget_lane_f32(v, 1) : vget_lane_f32(v, 0);
+}
+
+/* ---- pairs of 16-bit integers ---- */
+
+typedef struct veci {
+    int32x4_t a, b, c, d;
+} veci;
+
+static MP_INLINE veci veci_zero(void) {
+    const int32x4_t z = vdupq_n_s32(0);
+    return (veci){z, z, z, z};
+}
+
+#define VEC_NEON_PAIRS(p) vreinterpretq_s32_s16(vld1q_s16(p))
+
+static MP_INLINE veci veci_load(const int16_t *p) {
+    return (veci){VEC_NEON_PAIRS(p), VEC_NEON_PAIRS(p + 8), VEC_NEON_PAIRS(p + 16), VEC_NEON_PAIRS(p + 24)};
+}
+
+static MP_INLINE veci veci_spread(const int16_t *p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    const int32x4_t v = vdupq_n_s32(pair);
+    return (veci){v, v, v, v};
+}
+
+static MP_INLINE int32x4_t vec_neon_dot(int32x4_t sum, int32x4_t x, int32x4_t y) {
+    const int16x8_t p = vreinterpretq_s16_s32(x), q = vreinterpretq_s16_s32(y);
+    return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(q)), vmull_high_s16(p, q)));
+}
+
+static MP_INLINE veci veci_dot(veci sum, veci x, veci y) {
+    return (veci){vec_neon_dot(sum.a, x.a, y.a), vec_neon_dot(sum.b, x.b, y.b), vec_neon_dot(sum.c, x.c, y.c),
+                  vec_neon_dot(sum.d, x.d, y.d)};
+}
+
+static MP_INLINE vec veci_to_float(veci x) {
+    return (vec){vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)};
+}
+
+static MP_INLINE void vec_store_low16(int16_t *p, vec x) {
+    vst1_s16(p, vmovn_s32(vreinterpretq_s32_f32(x.a)));
+    vst1_s16(p + 4, vmovn_s32(vreinterpretq_s32_f32(x.b)));
+    vst1_s16(p + 8, vmovn_s32(vreinterpretq_s32_f32(x.c)));
+    vst1_s16(p + 12, vmovn_s32(vreinterpretq_s32_f32(x.d)));
+}
+
+static MP_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+    int16_t part[16];
+    vec_store_low16(part, x);
+    MP_UNROLL
+    for (int l = 0; l < 16; l++)
+        p[2 * l] = part[l];
+}
+
+#define VEC_NEON_MAX_BITS(x, y) \
+    vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(x), vreinterpretq_u32_f32(y)))
+
+VEC_NEON_2(vec, vec_max_bits, VEC_NEON_MAX_BITS)
+
+static MP_INLINE float vec_top_bits(vec x) {
+    const float32x4_t top = VEC_NEON_MAX_BITS(VEC_NEON_MAX_BITS(x.a, x.b), VEC_NEON_MAX_BITS(x.c, x.d));
+    const uint32_t bits = vmaxvq_u32(vreinterpretq_u32_f32(top));
+    float y;
+    memcpy(&y, &bits, sizeof y);
+    return y;
 }
 
 #endif

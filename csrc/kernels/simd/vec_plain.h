@@ -20,7 +20,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/half.h"
 #include "kernels/simd/target.h"
 
 /* How templates ask for code that melts into its caller and for loops over registers: of no use to arrays. */
@@ -81,29 +80,6 @@ static VEC_INLINE vec vec_load_n(const float *p, int n) {
 static VEC_INLINE void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
 
 static VEC_INLINE void vec_store_n(float *p, vec x, int n) { VEC_EACH(l) if (l < n) p[l] = x.lane[l]; }
-
-static VEC_INLINE vec vec_load_half(const uint16_t *p) {
-    vec y;
-    VEC_EACH(l) y.lane[l] = mp_half_to_float(p[l]);
-    return y;
-}
-
-/* 16 halves, rounded to nearest even; too large becomes inf. */
-static VEC_INLINE void vec_store_half(uint16_t *p, vec x) {
-    VEC_EACH(l) {
-        uint32_t u = vec_bits(x.lane[l]), sign = u >> 16 & 0x8000u, half;
-        u &= 0x7fffffffu;
-        if (u > 0x7f800000u) /* NaN, made quiet */
-            half = 0x7e00u | (u >> 13 & 0x3ffu);
-        else if (u >= 0x477ff000u) /* 65,520 and up */
-            half = 0x7c00u;
-        else if (u >= 0x38800000u) /* normal halves */
-            half = (u + 0xfffu + (u >> 13 & 1u) - (112u << 23)) >> 13;
-        else /* multiples of 2^-24; adding 0.5 leaves 24 bits, rounded to nearest even by the addition */
-            half = vec_bits(vec_from_bits(u) + 0.5f) - 0x3f000000u;
-        p[l] = (uint16_t)(sign | half);
-    }
-}
 
 /* p[0], p[2], ... p[30] and p[1], p[3], ... p[31]; and back. */
 static VEC_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
@@ -192,6 +168,70 @@ static VEC_INLINE vmask vec_lanes(int from, int to) {
 static VEC_INLINE vec vec_select(vmask m, vec a, vec b) {
     VEC_EACH(l) a.lane[l] = m.lane[l] ? a.lane[l] : b.lane[l];
     return a;
+}
+
+/* ---- pairs of 16-bit integers ---- */
+
+typedef struct veci { /* 16 pairs, or 16 sums */
+    int32_t lane[16];
+} veci;
+
+static VEC_INLINE veci veci_zero(void) {
+    veci y;
+    VEC_EACH(l) y.lane[l] = 0;
+    return y;
+}
+
+/* 16 pairs as they lie; one pair in all lanes */
+static VEC_INLINE veci veci_load(const int16_t *p) {
+    veci y;
+    memcpy(&y, p, sizeof y);
+    return y;
+}
+
+static VEC_INLINE veci veci_spread(const int16_t *p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    veci y;
+    VEC_EACH(l) y.lane[l] = pair;
+    return y;
+}
+
+/* sum + a[0] * b[0] + a[1] * b[1], which the caller keeps within int32 */
+static VEC_INLINE veci veci_dot(veci sum, veci a, veci b) {
+    VEC_EACH(l) {
+        int16_t x[2], y[2];
+        memcpy(x, &a.lane[l], sizeof x);
+        memcpy(y, &b.lane[l], sizeof y);
+        sum.lane[l] += x[0] * y[0] + x[1] * y[1];
+    }
+    return sum;
+}
+
+static VEC_INLINE vec veci_to_float(veci x) {
+    vec y;
+    VEC_EACH(l) y.lane[l] = (float)x.lane[l];
+    return y;
+}
+
+/* The low 16 bits of each lane to p[0 ... 15]; or to p[0], p[2], ... p[30], where what lies between is not written. */
+static VEC_INLINE void vec_store_low16(int16_t *p, vec x) { VEC_EACH(l) p[l] = (int16_t)(uint16_t)vec_bits(x.lane[l]); }
+
+static VEC_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+    VEC_EACH(l) p[2 * l] = (int16_t)(uint16_t)vec_bits(x.lane[l]);
+}
+
+/* The greater as unsigned integers: of magnitudes the greater, any NaN above all. Of two, and of all lanes. */
+static VEC_INLINE vec vec_max_bits(vec a, vec b) {
+    VEC_EACH(l) a.lane[l] = vec_bits(a.lane[l]) > vec_bits(b.lane[l]) ? a.lane[l] : b.lane[l];
+    return a;
+}
+
+static VEC_INLINE float vec_top_bits(vec x) {
+    for (int l = 1; l < VEC_N; l++)
+        if (vec_bits(x.lane[l]) > vec_bits(x.lane[0]))
+            x.lane[0] = x.lane[l];
+    return x.lane[0];
 }
 
 /* ---- the fixed tree: lanes 8 apart, 4, 2, 1 ---- */

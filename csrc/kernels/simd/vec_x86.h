@@ -23,6 +23,14 @@ static MP_INLINE float vec_x86_top8(__m256 x) {
     return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(s), s));
 }
 
+static MP_INLINE float vec_x86_top_bits8(__m256 x) {
+    const __m256i y = _mm256_castps_si256(x);
+    __m128i s = _mm_max_epu32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+    s = _mm_max_epu32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_max_epu32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(s));
+}
+
 /* Rows r and r + 4 are loaded into the halves of one register, so that only two rounds of shuffles remain. */
 static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
     const float *row[8];

@@ -15,7 +15,11 @@ MP_TARGET_AVX2_BEGIN
 #include "kernels/simd/vec_avx2.h"
 
 #include "kernels/simd/attention_tmpl.h"
+#include "kernels/simd/attention_i16_tmpl.h"
 MP_TARGET_END
 
-void mp_avx2_attention(mp_kernel_table *table) { attention_fill(table, "avx2"); }
+void mp_avx2_attention(mp_kernel_table *table) {
+    attention_fill(table, "avx2");
+    attention_i16_fill(table, "avx2");
+}
 #endif

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "kernels/attention_scratch.h"
 #include "kernels/math_const.h"
 #include "kernels/simd/target.h"
@@ -15,10 +16,13 @@ MP_TARGET_AVX512_BEGIN
 #include "kernels/simd/vec_avx512.h"
 
 #include "kernels/simd/attention_tmpl.h"
+#include "kernels/simd/attention_i16_tmpl.h"
 MP_TARGET_END
 
 void mp_avx512_attention(mp_kernel_table *table, uint32_t features) {
-    (void)features; /* the common set is enough */
     attention_fill(table, "avx512");
+    attention_i16_fill(table, "avx512");
+    if (features & MP_CPU_AVX512_VNNI)
+        mp_avx512vnni_attention(table);
 }
 #endif

@@ -4,10 +4,9 @@
 #include <string.h>
 
 void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget) {
-    size_t item = group->dtype == MP_F32 ? 4 : 2;
     *cache = (mp_kv_cache){.group = *group, .budget = budget};
-    cache->k_bytes = item * MP_KV_BLOCK * (size_t)group->k_dim;
-    cache->v_bytes = item * MP_KV_BLOCK * (size_t)group->v_dim;
+    cache->k_bytes = mp_kv_bytes(group->form, group->k_dim);
+    cache->v_bytes = mp_kv_bytes(group->form, group->v_dim);
     cache->block_bytes = (size_t)group->layers * (size_t)group->heads * (cache->k_bytes + cache->v_bytes);
 }
 

@@ -2,7 +2,7 @@
  *
  * One block id stands for the same 64 positions in every layer and head:
  *
- *   block memory:  layer 0: head 0 [K: k_dim x 64][V: 64 x v_dim]  head 1 ...   layer 1: ...
+ *   block memory:  layer 0: head 0 [K block][V block] as kernels.h has them  head 1 ...   layer 1: ...
  *
  * A group says how layers, heads and sizes go (include the layers that are alike; sliding-window layers would be a
  * group of their own). Blocks are charged to the budget when their memory is made and kept for reuse until released.
@@ -15,8 +15,8 @@
 
 typedef struct mp_kv_group {
     int layers, heads, k_dim, v_dim;
-    int window;     /* 0 = every position is kept */
-    mp_dtype dtype; /* F32 or F16, for keys and values */
+    int window; /* 0 = every position is kept */
+    mp_kv_form form;
 } mp_kv_group;
 
 typedef struct mp_kv_cache {

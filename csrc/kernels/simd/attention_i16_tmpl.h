@@ -1,0 +1,391 @@
+/* attention_i16_tmpl.h: attention over a cache of integers. Template: after a vec_*.h. What is computed: kernels.h.
+ *
+ * As in attention_tmpl.h both halves are "rows of numbers times rows of vectors", here pairs of 16-bit integers:
+ *
+ *     sum[r][lanes] = over pairs k of a[r][k][0] * b[k][lanes][0] + a[r][k][1] * b[k][lanes][1]
+ *
+ * Scores: pairs of components, lanes = keys. Output: pairs of tokens, lanes = components. The sums are exact, so one
+ * piece of code does both, and only what happens between them (i16_softmax) has an order to keep. */
+#ifndef MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
+#define MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/attention_scratch.h"
+#include "kernels/simd/attention_kv_tmpl.h"
+#include "kernels/simd/vmath_tmpl.h"
+#include "kernels/variants.h"
+
+/* ---- products ---- */
+
+enum { I16_ROWS = 6 }; /* rows of a tile */
+
+typedef struct i16_source {
+    const int16_t *data;
+    int64_t ld;          /* pairs */
+    const int16_t *next; /* the same rows of what comes after it, to be fetched meanwhile; or NULL */
+} i16_source;
+
+/* The vecs of columns [v, vecs) by V as long as there are V; returns the vec it came to. */
+static VEC_INLINE int i16_step(const int R, const int V, const int16_t *const *a, const i16_source *b, int from, int to,
+                               int v, int vecs, bool add, float *out, int64_t ld) {
+    for (; v + V <= vecs; v += V) {
+        const int16_t *at = b->data + 2 * (from * b->ld + v * VEC_N);
+        const int16_t *next = b->next ? b->next + 2 * (from * b->ld + v * VEC_N) : NULL;
+        const int16_t *row[I16_ROWS];
+        veci sum[I16_ROWS * 4];
+        VEC_UNROLL
+        for (int r = 0; r < R; r++)
+            row[r] = a[r];
+        VEC_UNROLL
+        for (int i = 0; i < R * V; i++)
+            sum[i] = veci_zero();
+        for (int k = from; k < to; k++, at += 2 * b->ld) {
+            veci x[4];
+            VEC_UNROLL
+            for (int i = 0; i < V; i++)
+                x[i] = veci_load(at + 2 * i * VEC_N);
+            if (next) {
+                VEC_UNROLL
+                for (int i = 0; i < V; i++)
+                    vec_prefetch(next + 2 * i * VEC_N);
+                next += 2 * b->ld;
+            }
+            VEC_UNROLL
+            for (int r = 0; r < R; r++) {
+                const veci y = veci_spread(row[r] + 2 * k);
+                VEC_UNROLL
+                for (int i = 0; i < V; i++)
+                    sum[r * V + i] = veci_dot(sum[r * V + i], x[i], y);
+            }
+        }
+        VEC_UNROLL
+        for (int i = 0; i < R * V; i++) {
+            float *to_sum = out + i / V * ld + (v + i % V) * VEC_N;
+            const vec f = veci_to_float(sum[i]);
+            vec_store(to_sum, add ? vec_add(vec_load(to_sum), f) : f);
+        }
+    }
+    return v;
+}
+
+static VEC_INLINE void i16_tile(const int R, const int16_t *const *a, const i16_source *b, int from, int to, int v,
+                                int vecs, bool add, float *out, int64_t ld) {
+    if (R * 4 <= VEC_ACCUMULATORS)
+        v = i16_step(R, 4, a, b, from, to, v, vecs, add, out, ld);
+    if (R * 2 <= VEC_ACCUMULATORS)
+        v = i16_step(R, 2, a, b, from, to, v, vecs, add, out, ld);
+    i16_step(R, 1, a, b, from, to, v, vecs, add, out, ld);
+}
+
+/* out[r * ld + c] = the sum over pairs [from, to) as a float, or that added to what is there, for the columns c of vecs
+ * [v, vecs). */
+static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i16_source *b, int from, int to, int v,
+                                     int vecs, bool add, float *out, int64_t ld) {
+#define I16_RUN(R)                                          \
+    case R:                                                 \
+        i16_tile(R, a, b, from, to, v, vecs, add, out, ld); \
+        break;
+    switch (rows) {
+        I16_RUN(1)
+        I16_RUN(2)
+        I16_RUN(3)
+        I16_RUN(4)
+        I16_RUN(5)
+        I16_RUN(6)
+    default:
+        assert(false);
+    }
+#undef I16_RUN
+}
+
+/* As few tiles as there can be, as even as can be: the rows of the next. */
+static VEC_INLINE int i16_tile_rows(int rows) {
+    const int tiles = (rows + I16_ROWS - 1) / I16_ROWS;
+    return (rows + tiles - 1) / tiles;
+}
+
+/* ---- storing ---- */
+
+/* The factor that makes integers of a row, and its scale. */
+static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
+    vec top = vec_zero();
+    for (int i = 0; i < n; i += VEC_N)
+        top = vec_max_bits(vec_abs(vec_load(x + i)), top);
+    const float max = vec_top_bits(top);
+    *scale = max < INFINITY ? max < MP_I16_LEAST ? 0.0f : max / (float)most : NAN;
+    return max < INFINITY && max >= MP_I16_LEAST ? (float)most / max : 0.0f;
+}
+
+/* x times a factor (0: zeros, whatever x is) as integers in the low bits of each lane. */
+static VEC_INLINE vec i16_round(vec x, float factor) {
+    const vec magic = vec_set(MP_ROUND_MAGIC);
+    return factor == 0.0f ? magic : vec_fma(x, vec_set(factor), magic);
+}
+
+static void attn_attn_query_i16(float *q, int k_dim) {
+    assert(k_dim % VEC_N == 0);
+    float scale;
+    const float factor = i16_factor(q, k_dim, MP_I16_KEY, &scale);
+    int16_t *to = (int16_t *)(void *)q;
+    for (int d = 0; d < k_dim; d += VEC_N) /* never writes what is still to be read */
+        vec_store_low16(to + d, i16_round(vec_load(q + d), factor));
+    memcpy(to + k_dim, &scale, sizeof scale);
+}
+
+static VEC_INLINE float *i16_scales(void *block, int dim) { return (float *)((int16_t *)block + MP_KV_BLOCK * dim); }
+
+static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
+                              void *v_block) {
+    assert(0 <= slot && slot < MP_KV_BLOCK && k_dim % VEC_N == 0 && v_dim % VEC_N == 0);
+    float factor = i16_factor(k, k_dim, MP_I16_KEY, i16_scales(k_block, k_dim) + slot);
+    int16_t *column = (int16_t *)k_block + 2 * slot;
+    for (int d = 0; d < k_dim; d += VEC_N, column += VEC_N * MP_KV_BLOCK) {
+        int16_t part[VEC_N];
+        vec_store_low16(part, i16_round(vec_load(k + d), factor));
+        VEC_UNROLL
+        for (int i = 0; i < VEC_N / 2; i++)
+            memcpy(column + 2 * i * MP_KV_BLOCK, part + 2 * i, 2 * sizeof *part);
+    }
+    factor = i16_factor(v, v_dim, MP_I16_VALUE, i16_scales(v_block, v_dim) + slot);
+    int16_t *row = (int16_t *)v_block + slot / 2 * 2 * v_dim + slot % 2;
+    for (int d = 0; d < v_dim; d += VEC_N)
+        vec_store_low16_apart(row + 2 * d, i16_round(vec_load(v + d), factor));
+}
+
+/* ---- a block ---- */
+
+typedef struct i16_rows { /* the query rows of a call, and what is made of them in a block */
+    const mp_attn_kv *a;
+    int n;
+    const int16_t *q[MP_ATTN_ROWS];
+    float f[MP_ATTN_ROWS], f2[MP_ATTN_ROWS]; /* factors of a row's scores, for m and for the powers of two */
+    float *s;                                /* [n, MP_KV_BLOCK] scores, then weights */
+    int16_t *p;                              /* [n, MP_KV_BLOCK] weights as integers */
+    float *m, *l, *by;                       /* [n up to 16] */
+} i16_rows;
+
+static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
+    x->a = a;
+    x->n = rows * a->group;
+    for (int i = 0; i < x->n; i++) {
+        float scale;
+        x->q[i] = (const int16_t *)(const void *)(a->q + i / a->group * a->ldq + i % a->group * a->ldq_group);
+        memcpy(&scale, x->q[i] + a->k_dim, sizeof scale);
+        x->f[i] = scale * a->scale;
+        x->f2[i] = x->f[i] * MP_LOG2E;
+    }
+    for (int i = x->n; i % VEC_N > 0; i++)
+        x->f[i] = x->f2[i] = 0.0f;
+}
+
+/* Slots that any of `rows` rows from i on sees: the first sees the oldest, the last the newest. */
+static VEC_INLINE void i16_seen(const i16_rows *x, int i, int rows, int block, int *from, int *to) {
+    int unused;
+    kv_visible(x->a, i / x->a->group, block, from, &unused);
+    kv_visible(x->a, (i + rows - 1) / x->a->group, block, &unused, to);
+}
+
+static VEC_INLINE void i16_scores(const i16_rows *x, int block, const int16_t *next) {
+    const int pairs = x->a->k_dim / 2;
+    i16_source k = {x->a->k_blocks[block], MP_KV_BLOCK, next};
+    for (int i = 0, R; i < x->n; i += R) {
+        int from, to;
+        R = i16_tile_rows(x->n - i);
+        i16_seen(x, i, R, block, &from, &to);
+        for (int d = 0; d < pairs && from < to; d += MP_I16_DEPTH / 2) {
+            const int end = pairs - d < MP_I16_DEPTH / 2 ? pairs : d + MP_I16_DEPTH / 2;
+            i16_products(R, x->q + i, &k, d, end, from / VEC_N, (to + VEC_N - 1) / VEC_N, d > 0,
+                         x->s + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
+        }
+        k.next = NULL; /* fetched once is enough */
+    }
+}
+
+/* exp2 for y <= 0, and NaN. */
+static VEC_INLINE vec i16_exp2(vec y) {
+    const vec magic = vec_set(MP_ROUND_MAGIC);
+    y = vec_max(vec_set(MP_EXP2_LO), y);
+    const vec t = vec_add(y, magic), r = vec_sub(y, vec_sub(t, magic));
+    vec p = vec_fma(vec_set(MP_EXP2_D4), r, vec_set(MP_EXP2_D3));
+    p = vec_fma(p, r, vec_set(MP_EXP2_D2));
+    p = vec_fma(p, r, vec_set(MP_EXP2_D1));
+    p = vec_fma(p, r, vec_set(1.0f));
+    return vec_scale_exponent(p, t); /* the low bits of a NaN's t are 0 */
+}
+
+/* Scores of a row times the keys' scales; the greatest. whole: all slots are seen. */
+static VEC_INLINE float i16_top(const bool whole, float *s, const float *sk, int from, int to) {
+    const vec lowest = vec_set(-INFINITY);
+    vec top = lowest;
+    VEC_UNROLL
+    for (int t = 0; t < MP_KV_BLOCK; t += VEC_N) {
+        if (!whole && (t + VEC_N <= from || t >= to))
+            continue;
+        const vec x = vec_mul(vec_load(s + t), vec_load(sk + t));
+        vec_store(s + t, x);
+        top = vec_max(whole ? x : vec_select(vec_lanes(from - t, to - t), x, lowest), top);
+    }
+    return vec_top(top);
+}
+
+/* Scores become weights; the sum of the probabilities and the greatest weight. */
+static VEC_INLINE float i16_weights(const bool whole, float *s, const float *sv, int from, int to, float f2,
+                                    float center, float *most) {
+    const vec by = vec_set(f2), less = vec_set(-center);
+    vec sum = vec_zero(), top = vec_zero();
+    VEC_UNROLL
+    for (int t = 0; t < MP_KV_BLOCK; t += VEC_N) {
+        if (!whole && (t + VEC_N <= from || t >= to))
+            continue;
+        vec p = i16_exp2(vec_fma(vec_load(s + t), by, less)), w = vec_mul(p, vec_load(sv + t));
+        if (!whole) {
+            const vmask seen = vec_lanes(from - t, to - t);
+            p = vec_select(seen, p, vec_zero());
+            w = vec_select(seen, w, vec_zero());
+        }
+        vec_store(s + t, w);
+        sum = vec_add(sum, p);
+        top = vec_max_bits(w, top);
+    }
+    *most = vec_top_bits(top);
+    return vec_sum(sum);
+}
+
+static VEC_INLINE void i16_integers(const bool whole, const float *w, int from, int to, float inverse, int16_t *p) {
+    const vec by = vec_set(inverse), magic = vec_set(MP_ROUND_MAGIC);
+    VEC_UNROLL
+    for (int t = 0; t < MP_KV_BLOCK; t += VEC_N) {
+        const bool seen = whole || (t + VEC_N > from && t < to);
+        vec_store_low16(p + t, seen ? vec_fma(vec_load(w + t), by, magic) : vec_zero());
+    }
+}
+
+static VEC_INLINE void i16_softmax(const i16_rows *x, int block, const float *sk, const float *sv) {
+    for (int base = 0; base < x->n; base += VEC_N) { /* all maxima before all powers: steps of different rows overlap */
+        const int rows = x->n - base < VEC_N ? x->n - base : VEC_N;
+        int from[VEC_N], to[VEC_N];
+        float top[VEC_N] = {0}, center[VEC_N], most[VEC_N] = {0}, inverse[VEC_N];
+        float *s = x->s + (int64_t)base * MP_KV_BLOCK, *m = x->m + base, *l = x->l + base;
+        for (int r = 0; r < rows; r++) {
+            kv_visible(x->a, (base + r) / x->a->group, block, from + r, to + r);
+            float *row = s + r * MP_KV_BLOCK;
+            top[r] = to[r] - from[r] == MP_KV_BLOCK ? i16_top(true, row, sk, 0, MP_KV_BLOCK)
+                                                    : i16_top(false, row, sk, from[r], to[r]);
+        }
+        /* + 0: of which zero the greatest is, is nobody's business */
+        vec_store(m, vec_fma(vec_load(top), vec_load(x->f + base), vec_zero()));
+        vec_store(center, vec_mul(vec_load(top), vec_load(x->f2 + base)));
+        for (int r = 0; r < rows; r++) {
+            float *row = s + r * MP_KV_BLOCK;
+            if (to[r] - from[r] == MP_KV_BLOCK) {
+                l[r] = i16_weights(true, row, sv, 0, MP_KV_BLOCK, x->f2[base + r], center[r], most + r);
+            } else if (from[r] < to[r]) {
+                l[r] = i16_weights(false, row, sv, from[r], to[r], x->f2[base + r], center[r], most + r);
+            } else {
+                m[r] = -INFINITY;
+                l[r] = most[r] = 0.0f;
+            }
+        }
+        const vec high = vec_load(most), weight = vec_set((float)MP_I16_WEIGHT), zero = vec_zero();
+        const vmask finite = vec_less(high, vec_set(INFINITY)), tiny = vec_less(high, vec_set(MP_I16_LEAST));
+        vec_store(inverse, vec_select(tiny, zero, vec_select(finite, vec_div(weight, high), zero)));
+        vec_store(x->by + base, vec_select(tiny, zero, vec_select(finite, vec_div(high, weight), vec_set(NAN))));
+        for (int r = 0; r < rows; r++) {
+            int16_t *p = x->p + (int64_t)(base + r) * MP_KV_BLOCK;
+            if (to[r] - from[r] == MP_KV_BLOCK)
+                i16_integers(true, s + r * MP_KV_BLOCK, 0, MP_KV_BLOCK, inverse[r], p);
+            else
+                i16_integers(false, s + r * MP_KV_BLOCK, from[r], to[r], inverse[r], p);
+        }
+    }
+}
+
+/* Integer weights of `rows` rows from i on times the block's values: out [rows, v_dim]. */
+static VEC_INLINE void i16_output(const i16_rows *x, int i, int rows, int block, const i16_source *v, float *out) {
+    const int16_t *p[I16_ROWS];
+    int from, to;
+    for (int r = 0; r < rows; r++)
+        p[r] = x->p + (int64_t)(i + r) * MP_KV_BLOCK;
+    i16_seen(x, i, rows, block, &from, &to);
+    i16_products(rows, p, v, from / 2, (to + 1) / 2, 0, x->a->v_dim / VEC_N, false, out, x->a->v_dim);
+}
+
+static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
+    kv_check(a, rows);
+    _Alignas(64) float s[MP_ATTN_ROWS * MP_KV_BLOCK], m[MP_ATTN_ROWS], l[MP_ATTN_ROWS], by[MP_ATTN_ROWS];
+    _Alignas(64) int16_t p[MP_ATTN_ROWS * MP_KV_BLOCK];
+    i16_rows x = {.s = s, .p = p, .m = m, .l = l, .by = by};
+    i16_begin(a, rows, &x);
+    /* the next block is fetched meanwhile if it is seen at all: whoever comes for this one mostly goes on to it */
+    const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
+    i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
+    i16_scores(&x, block, more ? a->k_blocks[block + 1] : NULL);
+    i16_softmax(&x, block, i16_scales(a->k_blocks[block], a->k_dim), i16_scales(a->v_blocks[block], a->v_dim));
+    for (int i = 0, R; i < x.n; i += R) {
+        float *o = out->o + (int64_t)i * a->v_dim;
+        R = i16_tile_rows(x.n - i);
+        i16_output(&x, i, R, block, &v, o);
+        v.next = NULL;
+        for (int r = 0; r < R; r++, o += a->v_dim)
+            for (int d = 0; d < a->v_dim; d += VEC_N)
+                vec_store(o + d, vec_mul(vec_load(o + d), vec_set(by[i + r])));
+    }
+    memcpy(out->m, m, sizeof(float) * (size_t)x.n);
+    memcpy(out->l, l, sizeof(float) * (size_t)x.n);
+}
+
+/* A row of sums into a state's o. */
+static VEC_INLINE void i16_put(int what, const float *sum, int n, float by, float a, float b, float *o) {
+    const vec scale = vec_set(by), old = vec_set(a), new = vec_set(b);
+    if (what == ATTN_TAKE)
+        for (int d = 0; d < n; d += VEC_N)
+            vec_store(o + d, vec_mul(vec_load(sum + d), scale));
+    else if (what == ATTN_MERGE)
+        for (int d = 0; d < n; d += VEC_N)
+            vec_store(o + d, vec_add(vec_mul(vec_load(o + d), old), vec_mul(vec_mul(vec_load(sum + d), scale), new)));
+}
+
+static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state,
+                             void *scratch) {
+    kv_check(a, rows);
+    const mp_attn_i16_layout plan = mp_attn_i16_plan(a->v_dim);
+    uint8_t *base = scratch, what[MP_ATTN_ROWS];
+    float *tile = (float *)(base + plan.tile), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
+    i16_rows x = {.s = scratch,
+                  .p = (int16_t *)(void *)(base + plan.p),
+                  .m = (float *)(base + plan.m),
+                  .l = (float *)(base + plan.l),
+                  .by = (float *)(base + plan.by)};
+    i16_begin(a, rows, &x);
+    for (int block = block0; block < block1; block++) {
+        int from, to;
+        i16_seen(&x, 0, x.n, block, &from, &to);
+        if (from >= to) /* nobody sees anything */
+            continue;
+        const bool more = block + 1 < block1;
+        i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
+        i16_scores(&x, block, more ? a->k_blocks[block + 1] : NULL);
+        i16_softmax(&x, block, i16_scales(a->k_blocks[block], a->k_dim), i16_scales(a->v_blocks[block], a->v_dim));
+        merge_factors(x.n, x.m, x.l, state, fa, fb, what);
+        for (int i = 0, R; i < x.n; i += R) {
+            R = i16_tile_rows(x.n - i);
+            i16_output(&x, i, R, block, &v, tile);
+            v.next = NULL;
+            for (int r = 0; r < R; r++)
+                i16_put(what[i + r], tile + r * a->v_dim, a->v_dim, x.by[i + r], fa[i + r], fb[i + r],
+                        state->o + (int64_t)(i + r) * a->v_dim);
+        }
+    }
+}
+
+static void attention_i16_fill(mp_kernel_table *table, const char *variant) {
+    MP_SET(table, kv_store_i16, attn_kv_store_i16, variant);
+    MP_SET(table, attn_query_i16, attn_attn_query_i16, variant);
+    MP_SET(table, attn_block_i16, attn_attn_block_i16, variant);
+    MP_SET(table, attn_kv_i16, attn_attn_kv_i16, variant);
+}
+
+#endif
