@@ -37,9 +37,7 @@ static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int ro
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     call->rope(k, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
-    (in_integers(pass) ? call->kv_store_i16 : call->kv_store)(
-        k, v, model->head_dim, model->head_dim, position % MP_KV_BLOCK, mp_kv_k(pass->cache, block, layer, head),
-        mp_kv_v(pass->cache, block, layer, head));
+    mp_kv_put(pass->cache, block, layer, head, position % MP_KV_BLOCK, k, v);
 }
 
 /* Rotate the query heads of a row that share KV head `head`, and make them what the cache's form wants. */

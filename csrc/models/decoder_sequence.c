@@ -221,12 +221,10 @@ void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculatio
 
 void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros) {
     const mp_kv_cache *kv = &cache->kv;
-    const mp_kernels *call = mp_kernels_get();
     for (int32_t at = seq->cached; at < seq->cached + rows; at++) {
         uint32_t block = seq->blocks[at / MP_KV_BLOCK];
         for (int layer = 0; layer < kv->group.layers; layer++)
             for (int head = 0; head < kv->group.heads; head++)
-                call->kv_store(kv->group.dtype, zeros, zeros, kv->group.k_dim, kv->group.v_dim, at % MP_KV_BLOCK,
-                               mp_kv_k(kv, block, layer, head), mp_kv_v(kv, block, layer, head));
+                mp_kv_put(kv, block, layer, head, at % MP_KV_BLOCK, zeros, zeros);
     }
 }

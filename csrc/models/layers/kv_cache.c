@@ -115,3 +115,10 @@ uint64_t mp_kv_trim(mp_kv_cache *cache) {
         drop_tables(cache);
     return bytes;
 }
+
+void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int layer, int head, int slot, const float *k, const float *v) {
+    const mp_kernels *call = mp_kernels_get();
+    const mp_kv_group *group = &cache->group;
+    (group->form == MP_KV_I16 ? call->kv_store_i16 : call->kv_store)(
+        k, v, group->k_dim, group->v_dim, slot, mp_kv_k(cache, id, layer, head), mp_kv_v(cache, id, layer, head));
+}

@@ -52,4 +52,7 @@ static inline void *mp_kv_v(const mp_kv_cache *cache, uint32_t id, int layer, in
     return (uint8_t *)mp_kv_k(cache, id, layer, head) + cache->k_bytes;
 }
 
+/* Store the key and value of one token and head in the cache's form. Other slots may be stored by others meanwhile. */
+void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int layer, int head, int slot, const float *k, const float *v);
+
 #endif
