@@ -211,12 +211,10 @@ size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; 
 enum { MP_I16_KEY = 4095, MP_I16_VALUE = 2047, MP_I16_WEIGHT = 16383, MP_I16_DEPTH = 128 };
 #define MP_I16_LEAST 0x1p-100f /* so that no scale, inverse or product with an integer leaves the normal floats */
 
-typedef enum mp_kv_form { MP_KV_F32, MP_KV_I16 } mp_kv_form;
-static inline const char *mp_kv_form_name(mp_kv_form form) { return form == MP_KV_F32 ? "F32" : "I16"; }
-/* Bytes of a K or V block of so many components (a multiple of 16); a multiple of 64. */
-static inline size_t mp_kv_bytes(mp_kv_form form, int dim) {
+/* Bytes of a K or V block, F32 or I16, of so many components (a multiple of 16); a multiple of 64. */
+static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
     const size_t most = MP_KV_BLOCK * (size_t)dim;
-    return form == MP_KV_F32 ? most * sizeof(float) : most * sizeof(int16_t) + MP_KV_BLOCK * sizeof(float);
+    return dtype == MP_F32 ? most * sizeof(float) : most * sizeof(int16_t) + MP_KV_BLOCK * sizeof(float);
 }
 
 typedef struct mp_attn_kv {

@@ -25,7 +25,7 @@ static float *rotation(const mp_decoder_pass *pass, int row) {
     return pass->cos_sin + (size_t)row * (size_t)pass->model->rope.dim;
 }
 
-static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.form == MP_KV_I16; }
+static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
 
 /* Rotate key head `head` of a row and store it with its value. */
 static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, int layer, int head) {

@@ -735,7 +735,7 @@ static void seed_prefixes(decoder_engine *engine) {
     for (int i = 0; i < mp_spec_file_count(spec); i++)
         mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* of one revision: see mp_spec_same_file */
     mp_prefix_seed(&engine->cache, engine->model->base.facts.compute);
-    mp_prefix_seed(&engine->cache, mp_kv_form_name(engine->model->kv.form));
+    mp_prefix_seed(&engine->cache, mp_dtype_get(engine->model->kv.dtype)->name);
 }
 
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {

@@ -199,7 +199,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .heads = model->kv_heads,
         .k_dim = model->head_dim,
         .v_dim = model->head_dim,
-        .form = exact ? MP_KV_F32 : MP_KV_I16,
+        .dtype = exact ? MP_F32 : MP_I16,
     };
     atomic_init(&model->row_ns, (uint64_t)builder.parameters / 256 + 1000);
     model->base.speed[0] = &model->row_ns;

@@ -289,35 +289,35 @@ enum { KV_MOST = 12 };
 
 typedef struct kv_case {
     mp_attn_kv a;
-    mp_kv_form form;
+    mp_dtype dtype;
     int tokens, blocks;
     size_t k_bytes, v_bytes;  /* of a block */
     float *q, *keys, *values; /* [tokens, k_dim] ... */
     void *k[KV_MOST], *v[KV_MOST], *scratch;
 } kv_case;
 
-static void kv_put(const kt_set *set, mp_kv_form form, const float *k, const float *v, int k_dim, int v_dim, int slot,
+static void kv_put(const kt_set *set, mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot,
                    void *k_block, void *v_block) {
-    (form == MP_KV_I16 ? set->call.kv_store_i16 : set->call.kv_store)(k, v, k_dim, v_dim, slot, k_block, v_block);
+    (dtype == MP_I16 ? set->call.kv_store_i16 : set->call.kv_store)(k, v, k_dim, v_dim, slot, k_block, v_block);
 }
 
 static void kv_block(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block,
                      mp_attn_partial *out) {
-    (c->form == MP_KV_I16 ? set->call.attn_block_i16 : set->call.attn_block)(a, rows, block, out);
+    (c->dtype == MP_I16 ? set->call.attn_block_i16 : set->call.attn_block)(a, rows, block, out);
 }
 
 static void kv_attend(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block0, int block1,
                       mp_attn_partial *state) {
-    (c->form == MP_KV_I16 ? set->call.attn_kv_i16 : set->call.attn_kv)(a, rows, block0, block1, state, c->scratch);
+    (c->dtype == MP_I16 ? set->call.attn_kv_i16 : set->call.attn_kv)(a, rows, block0, block1, state, c->scratch);
 }
 
 /* `tokens` tokens stored by ref's kv_store, and queries for the last `rows` of them. */
 static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, int rows, int group, int k_dim, int v_dim,
-                       mp_kv_form form, int window, float size) {
-    kv_case c = {.form = form, .tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
+                       mp_dtype dtype, int window, float size) {
+    kv_case c = {.dtype = dtype, .tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
     MP_CHECK(c.blocks <= KV_MOST && rows <= tokens);
-    c.k_bytes = mp_kv_bytes(form, k_dim);
-    c.v_bytes = mp_kv_bytes(form, v_dim);
+    c.k_bytes = mp_kv_bytes(dtype, k_dim);
+    c.v_bytes = mp_kv_bytes(dtype, v_dim);
     for (int b = 0; b < c.blocks; b++) {
         c.k[b] = kt_alloc(c.k_bytes);
         c.v[b] = kt_alloc(c.v_bytes);
@@ -329,14 +329,14 @@ static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, in
     for (int64_t i = 0; i < (int64_t)tokens * k_dim; i++)
         c.keys[i] *= size;
     for (int t = 0; t < tokens; t++)
-        kv_put(ref, form, c.keys + t * k_dim, c.values + t * v_dim, k_dim, v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
-               c.v[t / MP_KV_BLOCK]);
+        kv_put(ref, dtype, c.keys + t * k_dim, c.values + t * v_dim, k_dim, v_dim, t % MP_KV_BLOCK,
+               c.k[t / MP_KV_BLOCK], c.v[t / MP_KV_BLOCK]);
     const int64_t ldq_group = k_dim + pick(random, 0, 2), ldq = group * ldq_group + pick(random, 0, 2);
     c.q = malloc(sizeof(float) * (size_t)(rows * ldq));
     kt_random(random, c.q, rows * ldq);
     for (int64_t i = 0; i < rows * ldq; i++)
         c.q[i] *= size;
-    for (int i = 0; i < rows * group && form == MP_KV_I16; i++)
+    for (int i = 0; i < rows * group && dtype == MP_I16; i++)
         ref->call.attn_query_i16(c.q + i / group * ldq + i % group * ldq_group, k_dim);
     c.scratch = kt_alloc(mp_attn_kv_scratch(v_dim));
     c.a = (mp_attn_kv){.q = c.q,
@@ -387,8 +387,8 @@ static void partial_free(mp_attn_partial *p) {
 static void partial_same(const kt_set *set, const mp_attn_partial *want, const mp_attn_partial *got, int n, int v_dim,
                          const char *what, const kv_case *c) {
     char text[160];
-    snprintf(text, sizeof text, "%s: tokens=%d rows=%d group=%d k=%d v=%d form=%s window=%d", what, c->tokens,
-             n / c->a.group, c->a.group, c->a.k_dim, c->a.v_dim, mp_kv_form_name(c->form), c->a.window);
+    snprintf(text, sizeof text, "%s: tokens=%d rows=%d group=%d k=%d v=%d %s window=%d", what, c->tokens,
+             n / c->a.group, c->a.group, c->a.k_dim, c->a.v_dim, mp_dtype_get(c->dtype)->name, c->a.window);
     kt_same(set, want->m, got->m, n, "m of %s", text);
     kt_same(set, want->l, got->l, n, "l of %s", text);
     kt_same_matrix(set, want->o, got->o, n, v_dim, v_dim, "o of %s", text);
@@ -402,8 +402,7 @@ static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
     rows = rows < tokens ? rows : tokens;
     const int k_dim = dims[pick(random, 0, 8)], v_dim = pick(random, 0, 3) ? k_dim : dims[pick(random, 0, 8)];
     const int window = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
-    return kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_KV_I16 : MP_KV_F32, window,
-                   size);
+    return kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_I16 : MP_F32, window, size);
 }
 
 static int kv_rows(const kv_case *c) { return c->tokens - (int)c->a.pos0; }
@@ -448,8 +447,8 @@ MP_TEST(kernels_attention_kv_wide) {
     mp_test_random random = {22};
     kt_set ref = kt_ref();
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
-        for (int form = MP_KV_F32; form <= MP_KV_I16; form++) {
-            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, (mp_kv_form)form, 0, 1.0f);
+        for (int integers = 0; integers < 2; integers++) {
+            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, integers ? MP_I16 : MP_F32, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
             mp_attn_partial want = partial_make(64, 512), got = partial_make(64, 512);
             kv_attend(&ref, &c, a, 4, 0, c.blocks, &want);
@@ -521,7 +520,7 @@ MP_TEST(kernels_attention_kv_masked) {
                 const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* the whole block is out of sight */
                 for (int d = 0; d < a->k_dim + a->v_dim; d++)
                     k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
-                kv_put(&ref, c.form, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                kv_put(&ref, c.dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
                        c.v[t / MP_KV_BLOCK]);
             }
             kv_attend(&v, &c, a, rows, 0, c.blocks, &got);
@@ -540,9 +539,9 @@ MP_TEST(kernels_attention_kv_nan) {
     kt_set ref = kt_ref();
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
         for (int what = 0; what < 10; what++) {
-            const mp_kv_form form = what < 2 ? MP_KV_F32 : MP_KV_I16;
+            const mp_dtype dtype = what < 2 ? MP_F32 : MP_I16;
             const float bad = what % 2 ? NAN : INFINITY;
-            kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, form, 0, 1.0f);
+            kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, dtype, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
             if (what == 0) /* what an infinite key gives in fp32 hangs on the signs of the query */
                 c.keys[128 * 64 + 5] = NAN;
@@ -561,7 +560,7 @@ MP_TEST(kernels_attention_kv_nan) {
                     for (int t = 64; t < 128; t++)
                         c.keys[t * 64 + d] = bad;
             for (int t = 0; t < 129; t++)
-                kv_put(&v, form, c.keys + t * 64, c.values + t * 64, 64, 64, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                kv_put(&v, dtype, c.keys + t * 64, c.values + t * 64, 64, 64, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
                        c.v[t / MP_KV_BLOCK]);
             mp_attn_partial want = partial_make(3, 64), got = partial_make(3, 64), parts = partial_make(3, 64);
             mp_attn_partial part = partial_make(3, 64);
@@ -598,7 +597,7 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
         kv_case c = kv_any(&ref, &random, 1.5f);
         const mp_attn_kv *a = kv_of(&c);
         const int rows = kv_rows(&c), n = rows * a->group;
-        const bool integers = c.form == MP_KV_I16;
+        const bool integers = c.dtype == MP_I16;
         double *keys = malloc(sizeof(double) * (size_t)(c.tokens * a->k_dim));
         double *values = malloc(sizeof(double) * (size_t)(c.tokens * a->v_dim));
         for (int t = 0; t < c.tokens; t++) {
@@ -677,7 +676,7 @@ MP_TEST(kernels_attention_kv_store_integers) {
     enum { DIM = 48 };
     mp_test_random random = {27};
     kt_set ref = kt_ref();
-    const size_t bytes = mp_kv_bytes(MP_KV_I16, DIM);
+    const size_t bytes = mp_kv_bytes(MP_I16, DIM);
     void *want[2] = {kt_alloc(bytes), kt_alloc(bytes)}, *got[2] = {kt_alloc(bytes), kt_alloc(bytes)};
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store_i16);) {
         for (int i = 0; i < 2; i++) {
@@ -713,7 +712,7 @@ MP_TEST(kernels_attention_kv_largest) {
     kt_set ref = kt_ref();
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
         for (int sign = -1; sign <= 1; sign += 2) {
-            kv_case c = kv_make(&ref, &random, 128, 1, 2, 256, 64, MP_KV_I16, 0, 1.0f);
+            kv_case c = kv_make(&ref, &random, 128, 1, 2, 256, 64, MP_I16, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
             for (int t = 0; t < 128; t++) {
                 for (int d = 0; d < 256; d++)

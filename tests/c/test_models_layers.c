@@ -358,7 +358,7 @@ MP_TEST(models_kv_blocks_are_counted) {
     mp_budget budget = {0};
     mp_error error;
     mp_kv_cache cache;
-    mp_kv_group group = {.layers = 2, .heads = 3, .k_dim = 16, .v_dim = 32, .form = MP_KV_I16};
+    mp_kv_group group = {.layers = 2, .heads = 3, .k_dim = 16, .v_dim = 32, .dtype = MP_I16};
     mp_kv_init(&cache, &group, &budget);
     MP_CHECK_INT(cache.block_bytes, 2 * 3 * 64 * ((16 + 32) * 2 + 2 * 4)); /* and an fp32 scale each */
     budget.limit = 3 * cache.block_bytes;

@@ -17,7 +17,7 @@ typedef struct bench {
 } bench;
 
 static void set_up(bench *b, uint32_t percent) {
-    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .form = MP_KV_I16};
+    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
     mp_test_random random = {5};
     *b = (bench){.budget = {.limit = UINT64_MAX}};
     mp_prefix_init(&b->cache, &group, &b->budget, percent);
@@ -220,7 +220,7 @@ static uint64_t resident(void) {
 MP_TEST(models_prefix_memory_leaves_the_process) {
     bench b;
     uint32_t ids[40];
-    mp_kv_group group = {.layers = 30, .heads = 3, .k_dim = 64, .v_dim = 64, .form = MP_KV_I16}; /* 1.5 MB a block */
+    mp_kv_group group = {.layers = 30, .heads = 3, .k_dim = 64, .v_dim = 64, .dtype = MP_I16}; /* 1.5 MB a block */
     set_up(&b, 25);
     mp_prefix_deinit(&b.cache);
     mp_prefix_init(&b.cache, &group, &b.budget, 25);

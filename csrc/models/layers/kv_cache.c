@@ -5,8 +5,8 @@
 
 void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget) {
     *cache = (mp_kv_cache){.group = *group, .budget = budget};
-    cache->k_bytes = mp_kv_bytes(group->form, group->k_dim);
-    cache->v_bytes = mp_kv_bytes(group->form, group->v_dim);
+    cache->k_bytes = mp_kv_bytes(group->dtype, group->k_dim);
+    cache->v_bytes = mp_kv_bytes(group->dtype, group->v_dim);
     cache->block_bytes = (size_t)group->layers * (size_t)group->heads * (cache->k_bytes + cache->v_bytes);
 }
 
@@ -119,6 +119,6 @@ uint64_t mp_kv_trim(mp_kv_cache *cache) {
 void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int layer, int head, int slot, const float *k, const float *v) {
     const mp_kernels *call = mp_kernels_get();
     const mp_kv_group *group = &cache->group;
-    (group->form == MP_KV_I16 ? call->kv_store_i16 : call->kv_store)(
+    (group->dtype == MP_I16 ? call->kv_store_i16 : call->kv_store)(
         k, v, group->k_dim, group->v_dim, slot, mp_kv_k(cache, id, layer, head), mp_kv_v(cache, id, layer, head));
 }

@@ -16,7 +16,7 @@
 typedef struct mp_kv_group {
     int layers, heads, k_dim, v_dim;
     int window; /* 0 = every position is kept */
-    mp_kv_form form;
+    mp_dtype dtype; /* F32 or I16 */
 } mp_kv_group;
 
 typedef struct mp_kv_cache {
