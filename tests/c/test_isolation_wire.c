@@ -348,7 +348,7 @@ MP_TEST_SECONDS(isolation_answers_with_any_byte_changed_are_right_or_refused, 12
     }
 }
 
-MP_TEST(isolation_plans_with_any_byte_changed_are_right_or_refused) {
+MP_TEST_SECONDS(isolation_plans_with_any_byte_changed_are_right_or_refused, 60) {
     static scene s;
     for (int at = -1; at < 24; at++)
         for (int i = 0; i < CHANGES; i++) {
@@ -364,7 +364,7 @@ MP_TEST(isolation_plans_with_any_byte_changed_are_right_or_refused) {
         }
 }
 
-MP_TEST(isolation_vectors_with_any_byte_changed_are_right_or_refused) {
+MP_TEST_SECONDS(isolation_vectors_with_any_byte_changed_are_right_or_refused, 60) {
     static scene s;
     static const int32_t ids[] = {1, 2, 3};
     static const int64_t offsets[] = {0, 1, 3};

@@ -372,13 +372,14 @@ def isolation(m: Models) -> None:
 
 
 def process_memory(m: Models) -> None:
-    most = 6_000_000
+    most = 3_000_000
     with pool_of(isolation="process", process_memory=most) as pool:
-        assert pool.embed("a", m.bert).shape == (32,)
-        row, = pool.ps()
-        assert most < row.engine_bytes < most + 50_000_000
+        assert pool.generate("a", m.llama, **TEXT).text
         with pytest.raises(mpool.MemoryExhausted):
-            pool.embed(texts("a call that alone is larger", 4096), m.bert, timeout=60)
+            pool.generate("a", m.llama, max_tokens=1900, n=128, timeout=60)
+    with pool_of(isolation="process", process_memory=300_000_000, memory_bytes=200_000_000) as pool:
+        with pytest.raises(mpool.MemoryExhausted):  # it is set aside when the process starts
+            pool.load(m.llama)
 
 
 ROWS: dict[str, Callable[[Models], None]] = {
