@@ -7,14 +7,14 @@
 #include "base/options.h"
 
 enum { ALIGN = 8 };
-static const uint64_t PARENT_LOOK_NS = 4 * 1000 * 1000;    /* at a child that computes: it may die, calls may end */
+static const uint64_t PARENT_LOOK_NS = 4 * 1000 * 1000;   /* at a child that computes: it may die, calls may end */
 static const uint64_t CHILD_LOOK_NS = 1000 * 1000 * 1000; /* at a parent, with whom the system ends the child anyway */
 _Static_assert(sizeof(mp_frame) == 24, "frames are laid out alike on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
 _Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "a reader and a writer overlap");
 
-void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error,
-                     bool (*look)(void *arg), void *arg) {
+void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*look)(void *arg),
+                     void *arg) {
     *channel = (mp_channel){
         .page = page,
         .in = parent ? &page->replies : &page->requests,

@@ -80,17 +80,17 @@ typedef struct mp_channel { /* one side, private */
     mp_channel_page *page;
     mp_ring *in, *out;
     mp_bell_word *own_bell, *other_bell;
-    uint64_t tail, head;             /* own positions: in `in`, in `out` */
-    uint64_t in_number, out_number;  /* of the last frame */
+    uint64_t tail, head;            /* own positions: in `in`, in `out` */
+    uint64_t in_number, out_number; /* of the last frame */
     uint64_t spin_ns, look_ns;
-    bool broken;      /* for good; error says why */
-    mp_error *error;  /* the owner's */
+    bool broken;             /* for good; error says why */
+    mp_error *error;         /* the owner's */
     bool (*look)(void *arg); /* may the side wait on? false: the owner has filled *error */
     void *arg;
 } mp_channel;
 
-void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error,
-                     bool (*look)(void *arg), void *arg);
+void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*look)(void *arg),
+                     void *arg);
 /* Write a frame, waiting for room. False: broken. */
 bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const void *data, size_t bytes);
 /* Wait for a frame and copy it out: data has room for MP_FRAME_MOST bytes. spin: first, for as long as options allow.

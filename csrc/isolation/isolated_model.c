@@ -97,8 +97,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **eng
     return mp_proxy_create(&args, budget, engine, error);
 }
 
-static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total,
-                             mp_error *error) {
+static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
     const isolated_model *model = (const isolated_model *)base;
     MP_TRY(mp_call_wire_of(model->loader->capability)->check(call, error));
     return model->inner->ops->check(model->inner, call, cost_ns, total, error);
@@ -151,8 +150,7 @@ static mp_status isolated_load(void *self, mp_lease *lease, mp_budget *budget, m
     model->loader = loader;
     model->weights.fd = model->description.fd = -1;
     atomic_fetch_add_explicit(&loader->references, 1, memory_order_relaxed);
-    mp_status status =
-        loader->kind->load(loader->self, lease, budget, progress, &model->weights, &model->inner, error);
+    mp_status status = loader->kind->load(loader->self, lease, budget, progress, &model->weights, &model->inner, error);
     if (status == MP_OK)
         status = describe(model, error);
     if (status != MP_OK) {
@@ -275,8 +273,8 @@ static const mp_isolation_kind spec_kind = {
     .set_speed = mp_model_set_speed,
 };
 
-mp_status mp_isolation_loader(mp_spec *spec, mp_compute compute, const mp_isolation_options *options,
-                              mp_loader *loader, mp_error *error) {
+mp_status mp_isolation_loader(mp_spec *spec, mp_compute compute, const mp_isolation_options *options, mp_loader *loader,
+                              mp_error *error) {
     spec_source *source = mp_alloc_zeroed(sizeof *source, MP_TAG_SPEC);
     if (!source)
         return mp_fail_memory(error, sizeof *source, "a model loader");

@@ -26,8 +26,8 @@ typedef struct mp_isolation_options { /* copied */
 } mp_isolation_options;
 
 /* A loader over a spec, as mp_model_loader, whose workers are processes. Pins the spec. */
-mp_status mp_isolation_loader(mp_spec *spec, mp_compute compute, const mp_isolation_options *options,
-                              mp_loader *loader, mp_error *error);
+mp_status mp_isolation_loader(mp_spec *spec, mp_compute compute, const mp_isolation_options *options, mp_loader *loader,
+                              mp_error *error);
 /* The body of such a process: serves until its parent kills it or is gone. Returns an exit code. */
 __attribute__((visibility("default"))) int mp_isolation_main(void);
 

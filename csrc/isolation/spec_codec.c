@@ -343,8 +343,8 @@ mp_status mp_spec_decode(const uint8_t *bytes, size_t size, mp_spec **out, mp_er
     *out = NULL;
     mp_spec *spec = mp_spec_create();
     char *text = mp_alloc(MP_SPEC_MAX_KEY + 1, MP_TAG_MISC);
-    mp_status status = spec && text ? take_all(&c, spec, text, error)
-                                    : mp_fail_memory(error, MP_SPEC_MAX_KEY + 1, "a model spec");
+    mp_status status =
+        spec && text ? take_all(&c, spec, text, error) : mp_fail_memory(error, MP_SPEC_MAX_KEY + 1, "a model spec");
     mp_free(text);
     if (status != MP_OK) {
         mp_spec_unpin(spec);
