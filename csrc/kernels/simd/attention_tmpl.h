@@ -108,7 +108,7 @@ static VEC_INLINE int scores_step(const int R, const int V, const float *const *
                                   int v, int vecs, float scale, float *s, int64_t ld) {
     const vec by = vec_set(scale);
     vec sum[VEC_ACCUMULATORS];
-    for (; v + V <= vecs; v += V) {
+    for (const int last = vecs - V; v <= last; v += V) {
         chain(R, V, a, b, v * VEC_N, 0, depth, sum);
         VEC_UNROLL
         for (int i = 0; i < R * V; i++)
