@@ -719,8 +719,15 @@ static void engine_destroy(mp_engine *base) {
     mp_free(engine);
 }
 
-static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
-                                                 engine_retire, engine_trim, engine_destroy};
+/* But for the drafts of running answers. */
+static uint64_t engine_bytes(const mp_engine *base) {
+    const decoder_engine *engine = (const decoder_engine *)base;
+    const mp_kv_cache *kv = &engine->cache.kv;
+    return engine->charged + (uint64_t)(kv->blocks - kv->empty_count) * kv->block_bytes;
+}
+
+static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
+                                                 engine_retire, engine_trim, engine_destroy, engine_bytes};
 
 void mp_decoder_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
     decoder_engine *engine = (decoder_engine *)base;

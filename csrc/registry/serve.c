@@ -48,9 +48,11 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
         own = *error; /* may be the item's, which retire may clear */
     w->engine->ops->retire(w->engine, &ticket->item);
     w->trimmed = ticket->admitted = false;
+    uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
+    w->held_bytes = held;
     mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish(entry, ticket, status, &own);
@@ -144,8 +146,10 @@ static void rest(mp_worker *w, uint64_t until_ns) {
         w->lean = true;
         mp_mutex_unlock(&entry->lock);
         w->engine->ops->trim(w->engine);
+        uint64_t held = mp_worker_bytes(w);
         mp_governor_notify(services->governor);
         mp_mutex_lock(&entry->lock);
+        w->held_bytes = held;
         return;
     }
     uint64_t due = mp_sys_after(w->idle_since_ns, entry->keep_alive_ns);
@@ -412,8 +416,10 @@ static void run_mean(double *mean, double sample) {
 /* After a step that was offered n items. True: the worker was set apart meanwhile. */
 static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     mp_entry *entry = w->entry;
+    uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     bool dead = w->state == MP_WORKER_DEAD;
+    w->held_bytes = held;
     w->in_step = w->moving = false;
     w->step_live = 0;
     for (int i = 0; i < w->plan.count && !dead; i++)
