@@ -277,11 +277,12 @@ static bool ask_others(mp_worker *w) {
     return mp_governor_reclaim(governor, limit / 16, false) > 0;
 }
 
-/* Under the lock: what is put back must not return before somebody has left, or for a while if memory is `coming`. */
-static void close_door(mp_worker *w, bool coming) {
+/* Under the lock: what is put back must not return before somebody has left; or for a while only, if `again`: there may
+ * be nobody who leaves. */
+static void close_door(mp_worker *w, bool again) {
     w->memory_tight = true;
     w->lean = true; /* it was trimmed; else workers that hand a call to and fro ask each other for ever */
-    w->retry_ns = coming ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
+    w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
     mp_dispatch_ring_all(w->entry); /* what waited for this one may go to the next */
 }
 
@@ -321,8 +322,10 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         /* Others hold what it needs (those not admitted are the fresh ones behind it): wait until one has left. Or
-         * other models hold it without need: wait until they have given it up. */
+         * other models hold it without need: wait until they have given it up. Other workers' may end before the door
+         * is closed, or have been refused just now too, each for the other's sake. */
         mp_mutex_lock(&entry->lock);
+        bool mine = w->active_count > w->fresh_count - i;
         bool others = mp_entry_running(entry) > w->fresh_count - i;
         mp_mutex_unlock(&entry->lock);
         bool coming = !others && ask_others(w);
@@ -331,7 +334,7 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         mp_mutex_lock(&entry->lock);
-        close_door(w, coming);
+        close_door(w, !mine);
         mp_mutex_unlock(&entry->lock);
         put_back_fresh(w, i);
         break;
