@@ -62,7 +62,8 @@ bool mp_speculation_open(const mp_speculation *s, int sequences, int rows);
 void mp_speculation_choose(mp_speculation *s, mp_guess **guesses, int n, int sequences, int rows, uint64_t row_ns);
 /* Token number i of a guess was right or wrong. */
 void mp_speculation_learn(mp_speculation *s, mp_guess *guess, int i, bool right);
-/* A step in which every sequence decoded, one row each without the guesses, of which so many were checked and right. */
+/* A step in which every sequence decoded, one row each without the guesses, of which so many were checked and right. ns:
+ * of its own on a processor; what others did meanwhile says nothing about rows. */
 void mp_speculation_account(mp_speculation *s, int sequences, int checked, int right, uint64_t ns);
 
 /* Change an engine's ways, between steps. propose: NULL = by look-up. */
