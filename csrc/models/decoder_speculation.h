@@ -33,11 +33,15 @@ typedef struct mp_guess { /* of a sequence; starts zeroed */
 /* For tests: the guess instead of a look-up; returns how many of `most`. */
 typedef int mp_propose(void *arg, const mp_item *item, int choice, int32_t *draft, int most);
 
-typedef enum mp_speculate {
+typedef enum mp_speculate { /* MPOOL_SPECULATION */
     MP_SPECULATE_OFF,
     MP_SPECULATE_AUTO,
     MP_SPECULATE_ALWAYS
-} mp_speculate; /* MPOOL_SPECULATION */
+} mp_speculate;
+    MP_SPECULATE_OFF,
+    MP_SPECULATE_AUTO,
+    MP_SPECULATE_ALWAYS
+} mp_speculate;
 
 typedef struct mp_pace {
     double ns;
