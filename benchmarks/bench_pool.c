@@ -83,8 +83,8 @@ static uint64_t empty_trim(mp_engine *engine) {
 static void empty_free_engine(mp_engine *engine) { mp_free(engine); }
 
 static mp_status empty_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *said) {
-    static const mp_engine_ops ops = {empty_admit,  empty_plan, empty_step,       empty_forget,
-                                      empty_forget, empty_trim, empty_free_engine};
+    static const mp_engine_ops ops = {empty_admit,  empty_plan, empty_step,        empty_forget,
+                                      empty_forget, empty_trim, empty_free_engine, NULL};
     (void)model, (void)budget;
     *engine = mp_alloc_zeroed(sizeof(**engine), MP_TAG_SCRATCH);
     if (!*engine)

@@ -153,7 +153,7 @@ class Registry:
         model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, arrivals (calls a second) and
         foreseen_workers (both 0 unless predictive_scaling has something to say), units_in and
         units_out (tokens and images, of answered calls), worker (one dict a worker: id,
-        state, running, served, busy_seconds, idle_seconds, engine_bytes, process: the id of its own, or 0, node:
+        state, running, served, busy_seconds, idle_seconds, engine_bytes, predicted_bytes, process: the id of its own, or 0, node:
         memory node, -1: there is one), latency (seconds of answered calls: count, sum, min, max,
         p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
         parameters, weight_bytes) once loaded."""

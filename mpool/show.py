@@ -38,7 +38,7 @@ class ModelRow:
         last_error: name of the error of the last call that failed; empty: there was none.
         pinned: asked for by ``load(..., pin=True)``.
         model_bytes: weights, shared by all workers.
-        engine_bytes: scratch and caches.
+        engine_bytes: scratch and caches that its workers hold, as of their last steps.
         nodes: memory nodes (NUMA) that its workers are on; empty on a machine with one.
         calls, errors: since the pool was made.
         idle_seconds: since the last call.

@@ -68,6 +68,12 @@ static void real_sleep_ns(uint64_t ns) {
 
 uint64_t mp_sys_now_ns(void) { return SYS(now_ns)(); }
 
+uint64_t mp_sys_thread_ns(void) {
+    struct timespec time = {0};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
 void mp_sys_sleep_ns(uint64_t ns) { SYS(sleep_ns)(ns); }
 
 static uint64_t real_taken_away(void) {

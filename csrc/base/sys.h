@@ -14,6 +14,8 @@
 
 /* --- time: nanoseconds of CLOCK_MONOTONIC; deadlines are absolute in it; 0 = none --- */
 uint64_t mp_sys_now_ns(void);
+/* Time that the calling thread has had a processor; takes a microsecond. */
+uint64_t mp_sys_thread_ns(void);
 void mp_sys_sleep_ns(uint64_t ns);
 /* So much later; UINT64_MAX is never, and stays. */
 static inline uint64_t mp_sys_after(uint64_t now_ns, uint64_t ns) {

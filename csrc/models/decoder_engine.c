@@ -599,7 +599,7 @@ static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *out
 }
 
 /* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
-static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns) {
+static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, guesses = 0, right = 0;
     for (int s = 0; s < engine->step_count; s++) {
@@ -613,7 +613,7 @@ static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns)
     work->right += (uint64_t)right;
     work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
     if (rows - guesses == all->n_seq && all->n_output == rows)
-        mp_speculation_account(&engine->speculation, all->n_seq, guesses, right, ns);
+        mp_speculation_account(&engine->speculation, all->n_seq, guesses, right, mp_sys_thread_ns() - thread_ns);
     bool many = rows >= STEP_ROWS / 16;
     _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
     uint64_t now = many ? ns / (uint64_t)rows : ns, old = atomic_load_explicit(estimate, memory_order_relaxed);
@@ -676,7 +676,7 @@ static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int 
 
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     decoder_engine *engine = (decoder_engine *)base;
-    uint64_t start = mp_sys_now_ns();
+    uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
     for (int p = 0; p < plan->count; p++) {
         mp_text_call *call = (mp_text_call *)plan->items[p]->call;
         if (!call->started_ns)
@@ -691,7 +691,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_lease_run(lease, pass_body, &pass);
         if (!pass.stop) {
             draw_all(engine, plan, &pass, sampling, outcomes);
-            learn(engine, &rows, start);
+            learn(engine, &rows, start, thread_ns);
         }
     }
     report(engine, plan, outcomes);
@@ -719,8 +719,15 @@ static void engine_destroy(mp_engine *base) {
     mp_free(engine);
 }
 
-static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
-                                                 engine_retire, engine_trim, engine_destroy};
+/* But for the drafts of running answers. */
+static uint64_t engine_bytes(const mp_engine *base) {
+    const decoder_engine *engine = (const decoder_engine *)base;
+    const mp_kv_cache *kv = &engine->cache.kv;
+    return engine->charged + (uint64_t)(kv->blocks - kv->empty_count) * kv->block_bytes;
+}
+
+static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
+                                                 engine_retire, engine_trim, engine_destroy, engine_bytes};
 
 void mp_decoder_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
     decoder_engine *engine = (decoder_engine *)base;

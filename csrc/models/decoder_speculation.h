@@ -33,11 +33,8 @@ typedef struct mp_guess { /* of a sequence; starts zeroed */
 /* For tests: the guess instead of a look-up; returns how many of `most`. */
 typedef int mp_propose(void *arg, const mp_item *item, int choice, int32_t *draft, int most);
 
-typedef enum mp_speculate {
-    MP_SPECULATE_OFF,
-    MP_SPECULATE_AUTO,
-    MP_SPECULATE_ALWAYS
-} mp_speculate; /* MPOOL_SPECULATION */
+/* MPOOL_SPECULATION */
+typedef enum mp_speculate { MP_SPECULATE_OFF, MP_SPECULATE_AUTO, MP_SPECULATE_ALWAYS } mp_speculate;
 
 typedef struct mp_pace {
     double ns;
@@ -62,7 +59,8 @@ bool mp_speculation_open(const mp_speculation *s, int sequences, int rows);
 void mp_speculation_choose(mp_speculation *s, mp_guess **guesses, int n, int sequences, int rows, uint64_t row_ns);
 /* Token number i of a guess was right or wrong. */
 void mp_speculation_learn(mp_speculation *s, mp_guess *guess, int i, bool right);
-/* A step in which every sequence decoded, one row each without the guesses, of which so many were checked and right. */
+/* A step in which every sequence decoded, one row each without the guesses, of which so many were checked and right.
+ * ns: of its own on a processor; what others did meanwhile says nothing about rows. */
 void mp_speculation_account(mp_speculation *s, int sequences, int checked, int right, uint64_t ns);
 
 /* Change an engine's ways, between steps. propose: NULL = by look-up. */

@@ -387,8 +387,13 @@ static void engine_destroy(mp_engine *base) {
     mp_free(engine);
 }
 
-static const mp_engine_ops encoder_engine_ops = {engine_admit,  engine_plan, engine_step,   engine_preempt,
-                                                 engine_retire, engine_trim, engine_destroy};
+static uint64_t engine_bytes(const mp_engine *base) {
+    const encoder_engine *engine = (const encoder_engine *)base;
+    return engine->charged + engine->dedup.charged;
+}
+
+static const mp_engine_ops encoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
+                                                 engine_retire, engine_trim, engine_destroy, engine_bytes};
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
     encoder_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);

@@ -66,6 +66,8 @@ typedef struct mp_engine_ops { /* one thread at a time calls these: the worker t
     /* Free what can be had without failing anybody (caches, arenas); returns bytes freed. */
     uint64_t (*trim)(mp_engine *engine);
     void (*destroy)(mp_engine *engine); /* no admitted items left */
+    /* Bytes of the budget that it holds now: scratch, caches. No function: as many as were predicted. */
+    uint64_t (*bytes)(const mp_engine *engine);
 } mp_engine_ops;
 /* What prefix reuse saved. Written by the worker, read (relaxed) by any thread while the engine lives. */
 typedef struct mp_prefix_counters {

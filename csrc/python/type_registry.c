@@ -434,10 +434,11 @@ static PyObject *facts_of(const mp_model *model) {
 }
 
 static PyObject *worker_row(const mp_worker_info *info) {
-    return Py_BuildValue("{s:I,s:s,s:i,s:K,s:d,s:d,s:K,s:i,s:i}", "id", info->id, "state", info->state, "running",
+    return Py_BuildValue("{s:I,s:s,s:i,s:K,s:d,s:d,s:K,s:K,s:i,s:i}", "id", info->id, "state", info->state, "running",
                          info->running, "served", (unsigned long long)info->served, "busy_seconds",
                          (double)info->busy_ns * 1e-9, "idle_seconds", (double)info->idle_ns * 1e-9, "engine_bytes",
-                         (unsigned long long)info->engine_bytes, "process", info->process, "node", info->node);
+                         (unsigned long long)info->engine_bytes, "predicted_bytes",
+                         (unsigned long long)info->predicted_bytes, "process", info->process, "node", info->node);
 }
 
 /* Times of answered calls in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty

@@ -12,6 +12,7 @@ enum { STALL_MOST = 4 }; /* times the limit: nobody sets the worker apart */
 
 typedef struct chaos_engine {
     mp_engine base;
+    mp_engine_ops ops;
     mp_engine *inner;
     mp_services *services;
     uint64_t stream, steps, admissions;
@@ -166,6 +167,11 @@ static uint64_t chaos_trim(mp_engine *base) {
     return inner->ops->trim(inner);
 }
 
+static uint64_t chaos_bytes(const mp_engine *base) {
+    const mp_engine *inner = ((const chaos_engine *)base)->inner;
+    return inner->ops->bytes(inner);
+}
+
 static void chaos_destroy(mp_engine *base) {
     mp_engine *inner = of(base)->inner;
     inner->ops->destroy(inner);
@@ -178,7 +184,7 @@ static const mp_error *chaos_lost(mp_engine *base) {
 }
 
 mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker, mp_engine **engine, mp_error *error) {
-    static const mp_engine_ops ops = {
+    const mp_engine_ops ops = {
         .admit = chaos_admit,
         .plan = chaos_plan,
         .step = chaos_step,
@@ -186,6 +192,7 @@ mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker,
         .retire = chaos_retire,
         .trim = chaos_trim,
         .destroy = chaos_destroy,
+        .bytes = (*engine)->ops->bytes ? chaos_bytes : NULL,
     };
     if (!mp_chaos_is_on(&services->chaos))
         return MP_OK;
@@ -196,7 +203,8 @@ mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker,
         return mp_fail_memory(error, sizeof(*self), "chaos");
     }
     *self = (chaos_engine){
-        .base = {.ops = &ops, .prefix = (*engine)->prefix, .lost = chaos_lost, .process = (*engine)->process},
+        .ops = ops,
+        .base = {.ops = &self->ops, .prefix = (*engine)->prefix, .lost = chaos_lost, .process = (*engine)->process},
         .inner = *engine,
         .services = services,
         .stream = mp_chaos_stream(&services->chaos, key, worker),

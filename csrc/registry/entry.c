@@ -529,7 +529,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     uint64_t bytes = 0, newest_ns = 0;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
-        bytes += worker->engine_bytes;
+        bytes += worker->held_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
@@ -734,12 +734,13 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
             .served = worker->served,
             .busy_ns = worker->step_ns,
             .idle_ns = mp_worker_idles(worker) ? now - worker->idle_since_ns : 0,
-            .engine_bytes = serves ? worker->engine_bytes : 0,
+            .engine_bytes = serves ? worker->held_bytes : 0,
+            .predicted_bytes = worker->engine_bytes,
             .process = serves ? worker->process : 0,
         };
         info->workers += serves;
         info->busy += worker->active_count > 0;
-        info->engine_bytes += serves ? worker->engine_bytes : 0;
+        info->engine_bytes += serves ? worker->held_bytes : 0;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }

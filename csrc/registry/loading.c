@@ -159,6 +159,7 @@ bool mp_worker_start(mp_worker *worker) {
     mp_status status = load(worker, loader, &second, &error);
     mp_worker_set_runnable(worker, false);
     const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
+    uint64_t held = status == MP_OK ? mp_worker_bytes(worker) : 0;
 
     mp_mutex_lock(&entry->lock);
     worker->moving = false;
@@ -176,6 +177,7 @@ bool mp_worker_start(mp_worker *worker) {
         entry->backoff_ns = 0;
         entry->failed = false;
         worker->process = worker->engine->process;
+        worker->held_bytes = held;
         mp_worker_set_state(worker, MP_WORKER_READY);
         worker->rung = true; /* it is about to look for work */
         if (second.governor)

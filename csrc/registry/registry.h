@@ -112,7 +112,8 @@ typedef struct mp_worker_info {
     int node;          /* of the machine's memory nodes, the one that it is on; -1: there is one */
     const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
     int running;
-    uint64_t served, busy_ns, idle_ns, engine_bytes; /* calls ended; time in steps; without work since */
+    uint64_t served, busy_ns, idle_ns; /* calls ended; time in steps; without work since */
+    uint64_t engine_bytes, predicted_bytes; /* that its engine holds, as of its last step; that were foreseen for it */
     int process; /* its id, of a worker that has one of its own; else 0 */
 } mp_worker_info;
 

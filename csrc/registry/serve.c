@@ -48,9 +48,11 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
         own = *error; /* may be the item's, which retire may clear */
     w->engine->ops->retire(w->engine, &ticket->item);
     w->trimmed = ticket->admitted = false;
+    uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
+    w->held_bytes = held;
     mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish(entry, ticket, status, &own);
@@ -144,8 +146,10 @@ static void rest(mp_worker *w, uint64_t until_ns) {
         w->lean = true;
         mp_mutex_unlock(&entry->lock);
         w->engine->ops->trim(w->engine);
+        uint64_t held = mp_worker_bytes(w);
         mp_governor_notify(services->governor);
         mp_mutex_lock(&entry->lock);
+        w->held_bytes = held;
         return;
     }
     uint64_t due = mp_sys_after(w->idle_since_ns, entry->keep_alive_ns);
@@ -273,11 +277,12 @@ static bool ask_others(mp_worker *w) {
     return mp_governor_reclaim(governor, limit / 16, false) > 0;
 }
 
-/* Under the lock: what is put back must not return before somebody has left, or for a while if memory is `coming`. */
-static void close_door(mp_worker *w, bool coming) {
+/* Under the lock: what is put back must not return before somebody has left; or for a while only, if `again`: there may
+ * be nobody who leaves. */
+static void close_door(mp_worker *w, bool again) {
     w->memory_tight = true;
     w->lean = true; /* it was trimmed; else workers that hand a call to and fro ask each other for ever */
-    w->retry_ns = coming ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
+    w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
     mp_dispatch_ring_all(w->entry); /* what waited for this one may go to the next */
 }
 
@@ -317,8 +322,10 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         /* Others hold what it needs (those not admitted are the fresh ones behind it): wait until one has left. Or
-         * other models hold it without need: wait until they have given it up. */
+         * other models hold it without need: wait until they have given it up. Other workers' may end before the door
+         * is closed, or have been refused just now too, each for the other's sake. */
         mp_mutex_lock(&entry->lock);
+        bool mine = w->active_count > w->fresh_count - i;
         bool others = mp_entry_running(entry) > w->fresh_count - i;
         mp_mutex_unlock(&entry->lock);
         bool coming = !others && ask_others(w);
@@ -327,7 +334,7 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         mp_mutex_lock(&entry->lock);
-        close_door(w, coming);
+        close_door(w, !mine);
         mp_mutex_unlock(&entry->lock);
         put_back_fresh(w, i);
         break;
@@ -412,8 +419,10 @@ static void run_mean(double *mean, double sample) {
 /* After a step that was offered n items. True: the worker was set apart meanwhile. */
 static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     mp_entry *entry = w->entry;
+    uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     bool dead = w->state == MP_WORKER_DEAD;
+    w->held_bytes = held;
     w->in_step = w->moving = false;
     w->step_live = 0;
     for (int i = 0; i < w->plan.count && !dead; i++)

@@ -121,6 +121,11 @@ void mp_worker_ring(mp_worker *worker) {
         mp_bell_wake(&worker->bell); /* under the lock, as the worker may be gone after it */
 }
 
+uint64_t mp_worker_bytes(const mp_worker *worker) {
+    const mp_engine *engine = worker->engine;
+    return engine->ops->bytes ? engine->ops->bytes(engine) : worker->engine_bytes;
+}
+
 /* --- lanes --- */
 
 /* What was planned is not what is wanted any more. */

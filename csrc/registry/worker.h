@@ -81,7 +81,8 @@ typedef struct mp_worker {
     bool runnable; /* counted among those that share the lanes */
     uint64_t idle_since_ns;
     uint64_t served, step_ns; /* calls ended; time in steps: for comparison with its mates */
-    uint64_t engine_bytes;
+    uint64_t engine_bytes; /* predicted */
+    uint64_t held_bytes;   /* what the engine holds, as of its last step */
     int process; /* id of the one that its engine stands for; 0 = this one */
     mp_watch watch;
 
@@ -121,6 +122,9 @@ bool mp_worker_lease(mp_worker *worker, int want);
 void mp_worker_return_lanes(mp_worker *worker);
 /* It has work, and shares the lanes with others that have. */
 void mp_worker_set_runnable(mp_worker *worker, bool runnable);
+
+/* By the worker: what its engine holds. */
+uint64_t mp_worker_bytes(const mp_worker *worker);
 
 /* Under the entry's lock. */
 void mp_worker_set_state(mp_worker *worker, mp_worker_state state);

@@ -254,6 +254,8 @@ MUTATIONS = [
              "w->memory_tight = !BUG;", "memory", MANY),
     Mutation(240, _S, "close_door", "two workers hand a call to and fro for ever", "w->lean = true;",
              "w->lean = !BUG;", "memory", MANY),
+    Mutation(235, _S, "admit_fresh", "two workers wait for each other's calls, neither of which has memory",
+             "close_door(w, !mine);", "close_door(w, BUG ? coming : !mine);", "chaos", MANY),
     Mutation(250, _S, "admit_fresh", "a call starts after its deadline",
              "if (ticket->item.deadline_ns && mp_sys_now_ns()",
              "if (!BUG && ticket->item.deadline_ns && mp_sys_now_ns()", "faults", MANY),

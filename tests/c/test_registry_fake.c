@@ -171,8 +171,16 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 }
 
 static uint64_t engine_trim(mp_engine *base) {
-    atomic_fetch_add(&((fake_engine *)base)->fake->trims, 1);
+    fake *fake = ((fake_engine *)base)->fake;
+    atomic_fetch_add(&fake->trims, 1);
+    atomic_store(&fake->held_bytes, atomic_load(&fake->held_bytes) / 2);
     return 0;
+}
+
+static uint64_t engine_bytes(const mp_engine *base) {
+    const fake *fake = ((const fake_engine *)base)->fake;
+    uint64_t held = atomic_load(&fake->held_bytes);
+    return held ? held : fake->engine_bytes;
 }
 
 static void engine_destroy(mp_engine *base) {
@@ -194,6 +202,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         .retire = engine_retire,
         .trim = engine_trim,
         .destroy = engine_destroy,
+        .bytes = engine_bytes,
     };
     fake_model *model = (fake_model *)base;
     fake_engine *engine = mp_alloc_zeroed(sizeof(*engine), MP_TAG_SCRATCH);

@@ -21,6 +21,7 @@ typedef struct fake { /* one a key; must outlive the registry */
     _Atomic int memory;          /* what all admitted items may hold together; 0 = no limit */
     _Atomic bool unhealthy;
     uint64_t model_bytes, engine_bytes; /* really charged to the budget */
+    _Atomic uint64_t held_bytes;        /* what engines say that they hold; 0 = engine_bytes; trim halves it */
     int lanes;                          /* wanted a step; 0 = 1 */
     int lane_limit;                     /* of the ledger; 0 = unchecked */
     int workers;                        /* that a model may have; 0 = 1 */

@@ -124,3 +124,54 @@ MP_TEST(registry_memory_of_a_forked_model_is_given_up) {
     MP_CHECK_INT(fakes[0].models, 1); /* the parent's is its own */
     fake_end(registry);
 }
+
+/* --- what engines hold is what they say, not what was predicted --- */
+
+static uint64_t held_by(mp_registry *registry, const char *key) {
+    mp_entry_info info;
+    fake_info(registry, key, &info);
+    MP_CHECK(info.worker_count == 1 && info.worker[0].engine_bytes == info.engine_bytes);
+    return info.engine_bytes;
+}
+
+/* Shown soon: the worker says so before it rests. */
+static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) {
+    uint64_t end = fake_in_ms(5000);
+    while (held_by(registry, key) != bytes && mp_sys_now_ns() < end)
+        mp_sys_sleep_ns(FAKE_MS(1));
+    MP_CHECK_INT(held_by(registry, key), bytes);
+}
+
+MP_TEST(registry_memory_of_engines_is_what_they_hold) {
+    fake fakes[2];
+    for (int chaos = 0; chaos < 2; chaos++) { /* through the engine of chaos too */
+        mp_registry_config config = {.lanes = 1, .max_workers = 1, .memory_limit = 200000};
+        config.chaos.slow = chaos;
+        mp_registry *registry = fake_registry_of(config);
+        mp_error error;
+        for (int i = 0; i < 2; i++) {
+            fake_init(&fakes[i]);
+            fakes[i].model_bytes = 110000;
+            fake_add(registry, i ? "b" : "a", &fakes[i], false);
+        }
+        MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+        MP_CHECK_INT(held_by(registry, "a"), 100); /* as it was made */
+        atomic_store(&fakes[0].held_bytes, 70000);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+        expect_held(registry, "a", 70000);
+        atomic_store(&fakes[0].hold, true); /* in the middle of a step: as of the last one */
+        mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+        fake_until(&fakes[0].in_steps, 1);
+        atomic_store(&fakes[0].held_bytes, 80000);
+        MP_CHECK_INT(held_by(registry, "a"), 70000);
+        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* has no place beside it */
+        MP_CHECK_INT(fake_finish(other), MP_MEMORY_EXHAUSTED);
+        atomic_store(&fakes[0].hold, false);
+        MP_CHECK_INT(fake_finish(ticket), MP_OK);
+        expect_held(registry, "a", 80000);
+        MP_CHECK_OK(mp_registry_load(registry, "b", false, fake_in_ms(5000), &error), &error); /* without its rest */
+        MP_CHECK_INT(fakes[0].models, 0); /* trimmed first, and then given up */
+        MP_CHECK_INT(atomic_load(&fakes[0].held_bytes), 40000);
+        fake_end(registry);
+    }
+}

@@ -158,10 +158,10 @@ def test_submit_does_not_wait_for_a_full_queue(llama: Path) -> None:
 def test_a_model_that_does_not_fit_makes_others_go_unless_they_are_pinned(bert: Path, llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as own:
         own.embed("a", bert), own.generate("a", llama, **TEXT)
-        small, large = (next(row for row in own.ps() if row.key == str(key)) for key in (bert, llama))
+        rows = own.registry.entries()
     # room for either and what it works with, but not for both
-    limit = max(row.model_bytes + row.engine_bytes for row in (small, large)) + min(
-        small.model_bytes, large.model_bytes) // 2
+    limit = max(row["model_bytes"] + row["worker"][0]["predicted_bytes"] for row in rows) + min(
+        row["model_bytes"] for row in rows) // 2
     calls = (lambda own: own.load(llama), lambda own: own.generate("a", llama, **TEXT),
              lambda own: own.submit("text_to_text", prompt="a", model=llama, **TEXT).result(),
              lambda own: asyncio.run(aio.generate("a", llama, pool=own, **TEXT)))

@@ -131,6 +131,19 @@ DEFAULTS = dict(
     chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", process_memory=0)
 
 
+def test_bytes_of_engines_are_what_they_hold(bert: Path, llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+        held = []
+        for texts in (["one"], ["one two three " * 10 + str(number) for number in range(64)]):
+            pool.embed(texts, bert)
+            held.append(row_of(pool).engine_bytes)
+        assert 0 < held[0] < held[1] < pool.registry.entries()[0]["worker"][0]["predicted_bytes"]
+        pool.generate("one " * 100, llama, **TEXT)
+        held = [row.engine_bytes for row in pool.ps() if row.key == str(llama)]
+        pool.generate("two " * 900, llama, **TEXT)  # more blocks, and they stay to be found again
+        assert 0 < held[0] < next(row.engine_bytes for row in pool.ps() if row.key == str(llama))
+
+
 def test_names_and_defaults_are_pinned() -> None:
     """Public: who renames a metric or changes a default changes this list with it."""
     assert [name for name, _ in _core.metrics()] == NAMES and all(meaning for _, meaning in _core.metrics())

@@ -41,7 +41,7 @@ for model in (bert, other):
     probe.embed("x", model)
 probe.generate("x", llama, max_tokens=1)
 for row in probe.registry.entries():
-    needs.append(row["model_bytes"] + row["engine_bytes"])
+    needs.append(row["model_bytes"] + sum(worker["predicted_bytes"] for worker in row["worker"]))
 TEXTS = ["the quick brown fox " * n + str(n) for n in range(1, 13)]
 alone_bert = {text: probe.embed(text, bert).tobytes() for text in TEXTS}
 alone_other = {text: probe.embed(text, other).tobytes() for text in TEXTS}

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+import mpool
 from realmodels import real_path
 
 STORY = ("The harbour of Lindholm lies at the mouth of the river Aale. Every morning at six the ferry Margarete leaves "
-         "for the island, carrying milk, letters and the two teachers of the school. In winter the channel freezes, and "
-         "the icebreaker Thor opens a lane that is eleven metres wide. ")
+         "for the island, carrying milk, letters and the two teachers of the school. In winter the channel freezes, "
+         "and the icebreaker Thor opens a lane that is eleven metres wide. ")
 CODE = ("def area(shape):\n    if shape.kind == \"circle\":\n        return 3.14159 * shape.radius ** 2\n"
         "    return shape.side ** 2\n")
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -72,3 +73,19 @@ def test_real_answers_are_the_same() -> None:
 @pytest.mark.slow
 def test_larger_answers_are_the_same() -> None:
     check(real_path("qwen05"), 80)
+
+
+def test_eight_chats_share_the_passes(llama: Path) -> None:
+    """What a step and a pass are: tests/c/test_models_streams.c. Here what the metrics show of it."""
+    tokens = 120
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+        key = pool.load(llama)
+        jobs = [pool.submit("text_to_text", model=key, messages=[{"role": "user", "content": f"Chat {number}?"}],
+                            max_tokens=tokens, temperature=1.0, seed=number, ignore_eos=True) for number in range(8)]
+        done = [job.result() for job in jobs]
+        found = pool.metrics()
+    assert [one.usage.completion_tokens for one in done] == [tokens] * 8
+    assert found["passes"] == found["steps"]
+    # one by one they would take 8 * 120 passes; they were submitted one after the other, so some run a while alone
+    assert found["passes"] < 4 * tokens
+    assert found["rows"] >= 8 * (tokens - 1) + sum(one.usage.prompt_tokens - one.usage.cached_tokens for one in done)
