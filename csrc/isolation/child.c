@@ -10,6 +10,7 @@
 #include "base/cpu.h"
 #include "base/options.h"
 #include "base/process.h"
+#include "base/topology.h"
 #include "base/trace.h"
 #include "files/file_map.h"
 #include "isolation/capability_wire.h"
@@ -39,6 +40,8 @@ typedef struct child {
     mp_model *model;
     mp_engine *engine;
     mp_team *team;
+    mp_cpu_set places[MP_NODES_MAX]; /* where steps ran so far: threads know a place by its address */
+    int place_count;
     child_item *items;
     mp_plan plan;
     uint64_t plan_number;
@@ -185,15 +188,29 @@ static bool plan(child *c) {
     return mp_wire_end(&c->out);
 }
 
+static const mp_cpu_set *get_place(child *c) {
+    mp_cpu_set cpus;
+    if (!mp_get_u8(&c->in) || !mp_get(&c->in, &cpus, sizeof cpus))
+        return NULL;
+    for (int i = 0; i < c->place_count; i++)
+        if (memcmp(&c->places[i], &cpus, sizeof cpus) == 0)
+            return &c->places[i];
+    if (c->place_count == MP_NODES_MAX)
+        return NULL;
+    c->places[c->place_count] = cpus;
+    return &c->places[c->place_count++];
+}
+
 /* Helpers are started when a step first has lanes for them. Without memory for them it computes alone. */
-static void lease_lanes(child *c, int lanes) {
+static void lease_lanes(child *c, int lanes, const mp_cpu_set *cpus) {
     mp_error error;
     if (lanes > 1 && mp_team_size(c->team) < lanes) {
         mp_team_destroy(c->team);
         c->team = NULL;
         mp_team_create(lanes - 1, &c->team, &error);
     }
-    mp_team_lease(c->team, lanes, &c->page->lease);
+    mp_place place = {.cpus = cpus, .lanes = lanes};
+    mp_team_lease_at(c->team, &place, 1, &c->page->lease);
     c->page->lease.cancelled = &c->page->stop;
 }
 
@@ -213,6 +230,7 @@ static void put_learnt(child *c) {
 static bool step(child *c) {
     uint64_t number = mp_get_u64(&c->in);
     uint32_t lanes = mp_get_count(&c->in, 256, "a step has too many lanes");
+    const mp_cpu_set *cpus = get_place(c);
     uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "a step has too many calls");
     if (c->in.failed || number != c->plan_number || n != (uint32_t)c->plan.count || n == 0 || lanes == 0)
         return mp_wire_refuse(&c->in, "a step is not the one that was planned");
@@ -224,7 +242,7 @@ static bool step(child *c) {
     }
     if (!mp_wire_done(&c->in))
         return false;
-    lease_lanes(c, (int)lanes);
+    lease_lanes(c, (int)lanes, cpus);
     c->engine->ops->step(c->engine, &c->page->lease, &c->plan, c->outcomes);
     mp_team_return(&c->page->lease);
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_STEP);

@@ -16,6 +16,7 @@
 
 #include "base/cpu.h"
 #include "base/options.h"
+#include "base/topology.h"
 #include "isolation/capability_wire.h"
 
 static const uint64_t MOST_PASSED_NS = 20 * 1000 * 1000;
@@ -342,6 +343,15 @@ static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
+/* On a machine with several memory nodes: the CPUs that this thread is bound to for the lease, if all lanes fit there. */
+static void put_place(proxy *p, const mp_lease *lease) {
+    mp_cpu_set cpus = {{0}};
+    bool bound = lease->bound && mp_sys_get_affinity(&cpus) && lease->lanes <= mp_cpu_set_count(&cpus);
+    mp_put_u8(&p->out, bound);
+    if (bound)
+        mp_put(&p->out, &cpus, sizeof cpus);
+}
+
 static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     proxy *p = (proxy *)base;
     if (p->gone) { /* before the step began: nobody is its victim */
@@ -355,6 +365,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     mp_wire_begin(&p->out, &p->channel, MP_FRAME_STEP);
     mp_put_u64(&p->out, p->plans);
     mp_put_u32(&p->out, (uint32_t)lease->lanes);
+    put_place(p, lease);
     mp_put_u32(&p->out, (uint32_t)plan->count);
     for (int i = 0; i < plan->count; i++)
         mp_put_u8(&p->out, atomic_load_explicit(&plan->items[i]->cancelled, memory_order_relaxed) != 0);
