@@ -22,7 +22,8 @@
 #include <sys/auxv.h>
 #endif
 
-/* One row a level, lowest first. Each level has all features of those below it on the same architecture. */
+/* One row a level, lowest first: a machine's own is the last that it has all of. All but avxvnni have the features of
+ * those below them: CPUs with AVX-512 need not know it, and have no use for it beside their own VNNI. */
 static const struct level {
     const char *name;
     uint32_t features;
@@ -30,6 +31,7 @@ static const struct level {
     {"ref", 0},
 #if defined(__x86_64__)
     {"avx2", MP_CPU_AVX2},
+    {"avxvnni", MP_CPU_AVX2 | MP_CPU_AVX_VNNI},
     {"avx512", MP_CPU_AVX2 | MP_CPU_AVX512},
     {"avx512vnni", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI},
     {"avx512bf16", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI | MP_CPU_AVX512_BF16},
@@ -44,8 +46,9 @@ static const struct level {
 enum { LEVEL_COUNT = sizeof(levels) / sizeof(levels[0]) };
 
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
-/* written once under `detected` */
+/* written once under `detected`; machine_has: bits of mp_cpu_features */
 static int machine_level;
+static uint32_t machine_has;
 static char machine_name[64];
 /* index into levels, or -1 while no mask was set: then the machine's own */
 static _Atomic int masked_level = -1;
@@ -70,10 +73,11 @@ static uint32_t machine_features(void) {
         DQ = 1 << 17,
         BW = 1 << 30,
         VNNI = 1 << 11,     /* leaf 7 ecx */
-        BF16 = 1 << 5,      /* leaf 7.1 eax */
+        AVX_VNNI = 1 << 4,  /* leaf 7.1 eax */
+        BF16 = 1 << 5,
     };
     const uint32_t VL = 1u << 31; /* leaf 7 ebx; no int */
-    uint32_t a, b, c, d, features = 0;
+    uint32_t a, b, c, d, features = 0, more = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE))
         return 0;
     uint64_t saved = xgetbv0();
@@ -81,13 +85,18 @@ static uint32_t machine_features(void) {
         !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & AVX2))
         return 0;
     features |= MP_CPU_AVX2;
+    uint32_t unused[3];
+    if (a >= 1)
+        __get_cpuid_count(7, 1, &more, &unused[0], &unused[1], &unused[2]);
+    if (more & AVX_VNNI)
+        features |= MP_CPU_AVX_VNNI;
     const uint32_t avx512 = F | DQ | BW | VL;
     if ((saved & ZMM) != ZMM || (b & avx512) != avx512)
         return features;
     features |= MP_CPU_AVX512;
     if (c & VNNI)
         features |= MP_CPU_AVX512_VNNI;
-    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & BF16))
+    if (more & BF16)
         features |= MP_CPU_AVX512_BF16;
     return features;
 }
@@ -126,10 +135,12 @@ static uint32_t machine_features(void) { return 0; }
 static void read_name(char *name, size_t size) { (void)name, (void)size; }
 #endif
 
+static bool is_here(const struct level *level) { return (level->features & ~machine_has) == 0; }
+
 static void detect(void) {
-    uint32_t features = machine_features();
+    machine_has = machine_features();
     for (int i = 0; i < LEVEL_COUNT; i++)
-        if ((levels[i].features & features) == levels[i].features)
+        if (is_here(&levels[i]))
             machine_level = i;
     snprintf(machine_name, sizeof(machine_name), "unknown CPU");
     read_name(machine_name, sizeof(machine_name));
@@ -148,14 +159,16 @@ mp_status mp_cpu_init(const char *mask, mp_error *error) {
         return MP_OK;
     }
     char allowed[128] = "";
-    for (int i = 0; i <= machine_level; i++) {
+    for (int i = 0; i < LEVEL_COUNT; i++) {
+        if (!is_here(&levels[i]))
+            continue;
         size_t used = strlen(allowed);
         snprintf(allowed + used, sizeof(allowed) - used, "%s%s", i ? ", " : "", levels[i].name);
     }
     for (int i = 0; i < LEVEL_COUNT; i++) {
         if (strcmp(levels[i].name, mask) != 0)
             continue;
-        if (i > machine_level)
+        if (!is_here(&levels[i]))
             return mp_fail(error, MP_UNSUPPORTED,
                            "MPOOL_CPU is \"%s\", which this CPU (%s) does not have; allowed here: %s", mask,
                            machine_name, allowed);

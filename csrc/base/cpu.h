@@ -1,9 +1,9 @@
 /* cpu.h: what this CPU and its system can do, found once.
  *
  * A feature counts only when the operating system saves its registers (XGETBV) or names it (HWCAP). The option
- * MPOOL_CPU lowers the level for tests and for reproducing another machine's bits: "ref"; on x86-64 "avx2", "avx512" (F
- * BW VL DQ), "avx512vnni", "avx512bf16"; on 64-bit ARM "neon", "dotprod", "i8mm", "bf16". Asking for more than the
- * machine has is an error, not a wish. */
+ * MPOOL_CPU lowers the level for tests and for reproducing another machine's bits: "ref"; on x86-64 "avx2", "avxvnni",
+ * "avx512" (F BW VL DQ), "avx512vnni", "avx512bf16"; on 64-bit ARM "neon", "dotprod", "i8mm", "bf16". Asking for more
+ * than the machine has is an error, not a wish. */
 #ifndef MP_BASE_CPU_H
 #define MP_BASE_CPU_H
 
@@ -18,6 +18,7 @@ enum { /* bits of mp_cpu_features */
     MP_CPU_DOTPROD = 1 << 5,     /* sdot, udot */
     MP_CPU_I8MM = 1 << 6,        /* usdot, smmla, usmmla */
     MP_CPU_ARM_BF16 = 1 << 7,    /* bfdot, bfmmla */
+    MP_CPU_AVX_VNNI = 1 << 8,    /* vpdpbusd of 256 bits */
 };
 
 /* Features in use after MPOOL_CPU. */

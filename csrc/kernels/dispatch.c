@@ -26,6 +26,12 @@ void mp_kernels_init(void) {
         mp_avx2_rows(&t);
         mp_avx2_attention(&t);
     }
+#if defined(MP_TARGET_AVXVNNI_BEGIN)
+    if (features & MP_CPU_AVX_VNNI) {
+        mp_avxvnni_dense(&t);
+        mp_avxvnni_quant(&t);
+    }
+#endif
     if (features & MP_CPU_AVX512) {
         mp_avx512_dense(&t, features);
         mp_avx512_quant(&t, features);

@@ -4,6 +4,7 @@
 #define MP_KERNELS_VARIANTS_H
 
 #include "kernels/kernels.h"
+#include "kernels/simd/target.h"
 
 /* Slot indices in the order of kernels.def. */
 enum {
@@ -31,6 +32,10 @@ void mp_avx2_dense(mp_kernel_table *table);
 void mp_avx2_quant(mp_kernel_table *table);
 void mp_avx2_rows(mp_kernel_table *table);
 void mp_avx2_attention(mp_kernel_table *table);
+#if defined(MP_TARGET_AVXVNNI_BEGIN)
+void mp_avxvnni_dense(mp_kernel_table *table);
+void mp_avxvnni_quant(mp_kernel_table *table);
+#endif
 /* the avx512 fillers look at `features` (bits of base/cpu.h) for VNNI and BF16 */
 void mp_avx512_dense(mp_kernel_table *table, uint32_t features);
 void mp_avx512_quant(mp_kernel_table *table, uint32_t features);

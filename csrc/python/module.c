@@ -185,6 +185,7 @@ static PyObject *cpu_features(void) {
         const char *name;
     } known[] = {
         {MP_CPU_AVX2, "avx2"},
+        {MP_CPU_AVX_VNNI, "avxvnni"},
         {MP_CPU_AVX512, "avx512"},
         {MP_CPU_AVX512_VNNI, "avx512vnni"},
         {MP_CPU_AVX512_BF16, "avx512bf16"},

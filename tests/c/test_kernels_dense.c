@@ -678,6 +678,11 @@ MP_TEST(kernels_dense_dispatch) {
 #if defined(__x86_64__)
     if (kt_use("avx2"))
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_f32), "avx2");
+    if (kt_use("avxvnni")) {
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx2");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avxvnni");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "avxvnni");
+    }
     if (kt_use("avx512")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx512");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avx2"); /* no 512-bit int8 without VNNI */

@@ -176,7 +176,8 @@ MP_TEST_SECONDS(models_contract_bfloat16, 120) {
 /* The same bits under every instruction set (bf16 apart). */
 MP_TEST_SECONDS(models_contract_masks, 120) {
     static const mp_dtype types[] = {MP_Q4_0, MP_Q6_K, MP_Q8_0, MP_Q4_K, MP_Q4_1};
-    static const char *const masks[] = {"ref", "avx2", "avx512", "avx512vnni", "neon", "dotprod", "i8mm"};
+    static const char *const masks[] = {"ref",        "avx2", "avxvnni", "avx512",
+                                        "avx512vnni", "neon", "dotprod", "i8mm"};
     uint64_t expected[ITEMS], got[ITEMS];
     tiny_model tiny;
     mp_error error;

@@ -4,7 +4,7 @@
 #include <assert.h>
 
 #include "kernels/arm/dot.h"
-#include "kernels/arm/quant_neon.h"
+#include "kernels/simd/quant_neon.h"
 #include "kernels/epilogue.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"

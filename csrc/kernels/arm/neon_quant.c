@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <math.h>
 
-#include "kernels/arm/quant_neon.h"
+#include "kernels/simd/quant_neon.h"
 #include "kernels/epilogue.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"

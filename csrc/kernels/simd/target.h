@@ -31,6 +31,11 @@
 #define MP_TARGET_AVX512_BF16_BEGIN \
     MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")
 
+/* MP_CPU_AVX_VNNI, where the compiler (and its assembler) is new enough to know it */
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
+#define MP_TARGET_AVXVNNI_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c,avxvnni")
+#endif
+
 /* 64-bit ARM: NEON needs no region. gcc wants the architecture that the extension came with, clang its name alone. */
 #if defined(__clang__)
 #define MP_TARGET_DOTPROD_BEGIN MP_TARGET_BEGIN("dotprod")

@@ -2,7 +2,6 @@
  * vec_plain.h. NEON is part of every 64-bit ARM, so this needs no target region. */
 #ifndef MP_KERNELS_SIMD_VEC_NEON_H
 #define MP_KERNELS_SIMD_VEC_NEON_H
-#if defined(__aarch64__)
 
 #include <arm_neon.h>
 #include <stdint.h>
@@ -234,5 +233,4 @@ static MP_INLINE float vec_top_bits(vec x) {
     return y;
 }
 
-#endif
 #endif

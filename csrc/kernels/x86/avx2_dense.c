@@ -106,6 +106,38 @@ static MP_INLINE __m256 i8_result(__m256i acc, const float *sw, float sa) {
 }
 #include "kernels/simd/dense_gemm.h"
 
+MP_TARGET_END
+
+/* ---- I8 by the 256-bit vpdpbusd -------------------------------------------------------------------------------- */
+#if defined(MP_TARGET_AVXVNNI_BEGIN)
+MP_TARGET_AVXVNNI_BEGIN
+#include "kernels/simd/vpdpbusd.h"
+
+#define D(name)         i8_vnni_##name
+#define D_W             __m256i
+#define D_A             __m256i
+#define D_ACC           __m256i
+#define D_STEPS(K)      (((K) + 3) / 4)
+#define D_CHUNK         INT32_MAX
+#define D_MAX_ROWS      6
+#define D_PANELS(R)     1
+#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x) ((x)->ldq)
+#define D_SCALED        1
+static MP_INLINE __m256i i8_vnni_start(int32_t sum) { return _mm256_set1_epi32(-128 * sum); }
+static MP_INLINE __m256i i8_vnni_load(const uint8_t *w) { return _mm256_load_si256((const __m256i *)(const void *)w); }
+static MP_INLINE __m256i i8_vnni_splat(const uint8_t *a) { return _mm256_set1_epi32(*(const any_word *)a); }
+static MP_INLINE __m256i i8_vnni_dot(__m256i acc, __m256i w, __m256i a) { return vex_dpbusd(acc, w, a); }
+static MP_INLINE __m256 i8_vnni_result(__m256i acc, const float *sw, float sa) {
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_mul_ps(_mm256_loadu_ps(sw), _mm256_set1_ps(sa)));
+}
+#include "kernels/simd/dense_gemm.h"
+MP_TARGET_END
+
+void mp_avxvnni_dense(mp_kernel_table *table) { MP_SET(table, gemm_i8, i8_vnni_gemm, "avxvnni"); }
+#endif
+
+MP_TARGET_AVX2_BEGIN
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
 /* 8 floats to 4 words of swapped pairs; integer rounding, as in the other variants. */

@@ -1,8 +1,7 @@
-/* arm/quant_neon.h: what quant_tmpl.h wants of NEON, all but the dot products: vectors of 8 lanes, as two registers.
+/* quant_neon.h: what quant_tmpl.h wants of NEON, all but the dot products: vectors of 8 lanes, as two registers.
  * Meanings: quant_tmpl.h. */
-#ifndef MP_KERNELS_ARM_QUANT_NEON_H
-#define MP_KERNELS_ARM_QUANT_NEON_H
-#if defined(__aarch64__)
+#ifndef MP_KERNELS_SIMD_QUANT_NEON_H
+#define MP_KERNELS_SIMD_QUANT_NEON_H
 
 #include <arm_neon.h>
 #include <stdint.h>
@@ -72,5 +71,4 @@ static MP_INLINE qf qf_i8(const uint8_t *from) {
     return (qf){vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))};
 }
 
-#endif
 #endif
