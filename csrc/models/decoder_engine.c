@@ -614,6 +614,8 @@ static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns,
     work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
     if (rows - guesses == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, guesses, right, mp_sys_thread_ns() - thread_ns);
+    if (guesses > 0)
+        return; /* plans are made without them */
     bool many = rows >= STEP_ROWS / 16;
     _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
     uint64_t now = many ? ns / (uint64_t)rows : ns, old = atomic_load_explicit(estimate, memory_order_relaxed);
