@@ -110,7 +110,7 @@ static void stand_still(const mp_services *services, const mp_lease *lease) {
         bool unwanted = atomic_load_explicit(lease->cancelled, memory_order_acquire) != 0;
         if (passed >= limit * STALL_MOST || (passed > limit && unwanted))
             return;
-        mp_sys_sleep_ns(slice < 5 * MS ? slice : 5 * MS);
+        mp_sys_sleep_ns(slice < 50 * MS ? slice : 50 * MS);
     }
 }
 

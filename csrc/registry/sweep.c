@@ -97,17 +97,20 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
 static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_ticket *list = NULL;
     bool loading = worker->state == MP_WORKER_LOADING && !entry->resident;
+    bool last = entry->worker_count == 1 && !entry->starting;
     if (loading) {
         entry->attempts_over++;
         mp_entry_set_failed(entry, error);
-        list = mp_entry_take_queue(entry);
     }
     if (worker->in_step)
         mp_entry_note_fault(entry);
     mp_entry_note_death(entry, error);
+    mp_error failure = loading ? *error : entry->failure;
+    if (loading || (entry->broken && last)) /* before anybody can see that they wait for nobody */
+        list = mp_entry_take_queue(entry);
     mp_worker_set_apart(worker, error);
     mp_mutex_unlock(&entry->lock);
-    mp_entry_finish_list(entry, list, error);
+    mp_entry_finish_list(entry, list, &failure);
     if (loading) {
         mp_count(entry->services, MP_METRIC_load_failures, 1);
         entry->services->event(entry->services->registry, entry, MP_ENTRY_LOAD_FAILED);

@@ -311,8 +311,8 @@ static void chaos_tune(mp_registry_config *config) {
                                     .stall = 0.01 * of(5),
                                     .die = 0.01 * of(10),
                                     .slow = 0.01 * of(20),
-                                    .memory = 0.01 * of(20)};
-    config->stall_timeout_ns = 100 * MS + sim_below(300 * MS);
+                                    .memory = 0.02 * of(24)};
+    config->stall_timeout_ns = 5 * SECOND; /* longer than a thread is ever late: chaos alone stands still */
     config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
     config->breaker_window_ns = SECOND;
     config->breaker_rest_ns = MS + sim_below(50 * MS);
