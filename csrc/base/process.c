@@ -149,6 +149,11 @@ void mp_process_how(const mp_process *process, char *to, size_t size) {
         snprintf(to, size, "ended with code %d", WEXITSTATUS(status));
 }
 
+int mp_process_code(const mp_process *process) {
+    bool known = process->ended && process->status != -1 && WIFEXITED(process->status);
+    return known ? WEXITSTATUS(process->status) : -1;
+}
+
 /* --- by a child --- */
 
 bool mp_process_has_parent(int parent) { return (int)getppid() == parent; }

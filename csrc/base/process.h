@@ -36,6 +36,8 @@ bool mp_process_alive(mp_process *process);
 void mp_process_kill(mp_process *process);
 /* "was killed by signal 9 (Killed)", "ended with code 1". */
 void mp_process_how(const mp_process *process, char *to, size_t size);
+/* Its exit code; -1 when it has none (yet). */
+int mp_process_code(const mp_process *process);
 
 /* --- by a child, at its start --- */
 

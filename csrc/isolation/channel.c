@@ -114,6 +114,16 @@ uint64_t mp_frame_checksum(const mp_frame *frame, const uint8_t *data) {
     return mix(hash, rest);
 }
 
+uint64_t mp_channel_build(void) {
+    /* builds differ in where things stand */
+    const uintptr_t places[] = {(uintptr_t)&mp_channel_receive, (uintptr_t)&mp_cpu_init, (uintptr_t)&mp_options_get,
+                                (uintptr_t)&mp_lease_run, (uintptr_t)&mp_status_find};
+    uint64_t hash = sizeof(mp_channel_page);
+    for (size_t i = 1; i < sizeof places / sizeof *places; i++)
+        hash = mix(hash, (uint64_t)(places[i] - places[0]));
+    return hash;
+}
+
 static uint64_t frame_cost(size_t bytes) { return (sizeof(mp_frame) + bytes + ALIGN - 1) & ~(uint64_t)(ALIGN - 1); }
 
 /* --- frames --- */

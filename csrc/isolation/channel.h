@@ -21,7 +21,15 @@
 enum {
     MP_RING_BYTES = 256 * 1024,
     MP_FRAME_MOST = 32 * 1024,
-    MP_CHANNEL_VERSION = 1,
+};
+
+enum { /* exit codes of a child that did not get as far as to say why */
+       MP_CHILD_OPTIONS = 80,
+       MP_CHILD_MEMORY,
+       MP_CHILD_BUILD,
+       MP_CHILD_PARENT,
+       MP_CHILD_CHANNEL,
+       MP_CHILD_REFUSED
 };
 
 typedef enum mp_frame_kind {
@@ -57,9 +65,8 @@ typedef struct mp_bell_word {
 } mp_bell_word;
 
 typedef struct mp_channel_setup { /* written by the parent before the child starts */
-    uint32_t version;
-    uint32_t page_bytes; /* sizes of what both sides were compiled with */
-    int32_t parent;      /* process */
+    uint64_t build;               /* mp_channel_build of the parent */
+    int32_t parent;               /* process */
     uint32_t spin_us;
     uint32_t capability;
     uint64_t description_bytes, weight_bytes; /* of the other descriptors; weights 0 = none */
@@ -100,6 +107,9 @@ bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t
 bool mp_channel_waiting(const mp_channel *channel);
 /* Break it: what came does not fit. Returns false. */
 bool mp_channel_break(mp_channel *channel, const char *what);
+
+/* Alike in processes that run the same build of the core, and hardly ever in others. */
+uint64_t mp_channel_build(void);
 
 uint64_t mp_frame_checksum(const mp_frame *frame, const uint8_t *data);
 

@@ -18,8 +18,6 @@
 #include "kernels/kernels.h"
 
 enum { FILES = 256 };
-/* Exit codes, for who looks at a child that did not get as far as to say why. */
-enum { EXIT_OPTIONS = 80, EXIT_MEMORY = 81, EXIT_VERSION = 82, EXIT_PARENT = 83, EXIT_CHANNEL = 84, EXIT_REFUSED = 85 };
 
 typedef struct child_item {
     mp_item item;
@@ -293,7 +291,7 @@ static bool serve_one(child *c) {
 static int init_core(void) {
     mp_error error;
     if (mp_options_init(&error) != MP_OK || mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK)
-        return EXIT_OPTIONS;
+        return MP_CHILD_OPTIONS;
     mp_log_set_level(MP_LOG_OFF); /* nobody drains it */
     mp_kernels_init();
     mp_file_map_init();
@@ -318,26 +316,28 @@ static int run(child *c) {
     mp_error error;
     mp_error_clear(&error);
     if (mp_shm_map(&c->memory, MP_PROCESS_FIRST_FD, sizeof(mp_channel_page), true, &error) != MP_OK)
-        return EXIT_MEMORY;
+        return error.code == MP_INTEGRITY ? MP_CHILD_BUILD : MP_CHILD_MEMORY;
     c->page = c->memory.data;
     const mp_channel_setup *setup = &c->page->setup;
+    if (setup->build != mp_channel_build())
+        return MP_CHILD_BUILD;
     c->wire = mp_call_wire_of((mp_capability)setup->capability);
-    if (setup->version != MP_CHANNEL_VERSION || setup->page_bytes != sizeof(mp_channel_page) || !c->wire)
-        return EXIT_VERSION;
+    if (!c->wire)
+        return MP_CHILD_BUILD;
     mp_process_limits limits = {.data_bytes = setup->data_limit, .files = FILES};
     if (mp_process_confine(setup->parent, &limits, &error) != MP_OK)
-        return EXIT_PARENT;
+        return MP_CHILD_PARENT;
     mp_channel_init(&c->channel, c->page, false, &c->broken, look, c);
     mp_status status = open_model(c, &error);
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_READY);
     mp_put_error(&c->out, status, &error);
     if (!mp_wire_end(&c->out))
-        return EXIT_CHANNEL;
+        return MP_CHILD_CHANNEL;
     if (status != MP_OK)
-        return EXIT_REFUSED;
+        return MP_CHILD_REFUSED;
     while (serve_one(c)) {
     }
-    return EXIT_CHANNEL;
+    return MP_CHILD_CHANNEL;
 }
 
 int mp_isolation_serve(const mp_isolation_kind *kind) {
@@ -346,7 +346,7 @@ int mp_isolation_serve(const mp_isolation_kind *kind) {
         return code;
     child *c = mp_alloc_zeroed(sizeof *c, MP_TAG_POOL);
     if (!c)
-        return EXIT_MEMORY;
+        return MP_CHILD_MEMORY;
     c->kind = kind;
     return run(c); /* the system frees the rest */
 }

@@ -475,8 +475,7 @@ static mp_status start(proxy *p, mp_error *error) {
     mp_shm_keep_from_forks(&p->memory);
     p->page = p->memory.data;
     p->page->setup = (mp_channel_setup){
-        .version = MP_CHANNEL_VERSION,
-        .page_bytes = sizeof(mp_channel_page),
+        .build = mp_channel_build(),
         .parent = mp_process_id(),
         .capability = (uint32_t)args->capability,
         .spin_us = (uint32_t)(mp_options_get()->spin_us < 50 ? mp_options_get()->spin_us : 50),
@@ -498,6 +497,19 @@ static mp_status start(proxy *p, mp_error *error) {
     return MP_OK;
 }
 
+static const char *explain(int code) {
+    switch (code) {
+    case MP_CHILD_OPTIONS:
+        return ": it cannot use the options or the instructions that this process uses";
+    case MP_CHILD_MEMORY:
+        return ": it has no memory";
+    case MP_CHILD_BUILD:
+        return ": it is of another build of mpool than this process, which has to be started anew after an upgrade";
+    default:
+        return "";
+    }
+}
+
 /* Until it says that it is ready, or why it cannot be. */
 static mp_status await_ready(proxy *p, mp_error *error) {
     mp_status status = MP_OK;
@@ -512,8 +524,8 @@ static mp_status await_ready(proxy *p, mp_error *error) {
     if (ok)
         return status;
     bool late = p->silent_ns >= p->limit_ns;
-    return mp_fail(error, late ? MP_SPAWN_TIMEOUT : MP_SPAWN_FAILED, "%s (started as %s)", p->lost.message,
-                   p->args.argv[0]);
+    return mp_fail(error, late ? MP_SPAWN_TIMEOUT : MP_SPAWN_FAILED, "%s (started as %s)%s", p->lost.message,
+                   p->args.argv[0], explain(mp_process_code(&p->process)));
 }
 
 mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engine **engine, mp_error *error) {

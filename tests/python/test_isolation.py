@@ -303,6 +303,16 @@ def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, co
     assert children() == []
 
 
+def test_one_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens when the package is replaced under a process that goes on: it is said, and nothing is believed."""
+    command = _isolated.command()
+    code = command[4].replace("sys.exit(", "import mmap; page = mmap.mmap(3, 4096); page[0] ^= 1; sys.exit(")
+    monkeypatch.setattr(_isolated, "command", lambda: (*command[:4], code, *command[5:]))
+    with pool_of() as pool, pytest.raises(mpool.SpawnFailed, match="another build of mpool"):
+        pool.embed("a", bert)
+    assert children() == []
+
+
 def test_without_an_interpreter(bert: Path, monkeypatch: pytest.MonkeyPatch, pool: mpool.Pool) -> None:
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(mpool.SpawnFailed, match="sys.executable"):
