@@ -4,11 +4,13 @@ Every engine runs in a process of its own, one at a time, with the same number o
 its turn at each topic, and the order changes from round to round. A probe of the machine stands before and after every
 turn. A turn is disturbed if its two probes saw different states of the machine, or others were at work meanwhile.
 Ratios compare undisturbed turns of one round whose probes saw one state; who has none beside mpool gets more turns.
+A peer is compared with mpool in its own class of arithmetic, if that takes part (``--engines mpool:int8,...``).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -20,11 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import report
+from . import limits, report
 from .engines import EMBEDDERS, GENERATORS, MODULES
 from .probe import Frame, Probe, Watch, disturbance
 
 WORKER = Path(__file__).with_name("worker.py")
+#: What peers make of the weights, in folders named by these.
+MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
 
 
@@ -51,6 +55,9 @@ class Bench:
         self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
         self.paths = {"embed": weights(arguments.embedding_model, "text_embedding"),
                       "generate": weights(arguments.text_model, "text_to_text")}
+        quick = arguments.quick
+        self.texts = 48 if quick else 384
+        self.prompts, self.depths = ([16], [8]) if quick else ([16, 128, 512, 2048], [8, 512, 2048])
         self.ids: list[int] = []
         self.turns: list[Turn] = []
         self.failures: list[str] = []
@@ -96,9 +103,9 @@ class Bench:
         name, _, kind = topic.rpartition("-")
         common = {"topic": name or kind, "kind": kind, "path": self.paths[kind], "repeat": 1 if quick else 3}
         if kind == "embed":
-            return {**common, "texts": 48 if quick else 384}
-        return {**common, "ids": self.ids, "write": 16 if quick else 64, "prompts": [16] if quick else [16, 128, 512],
-                "depths": [8] if quick else [8, 512]}
+            return {**common, "texts": self.texts, "folder": str(MADE / hashed(self.paths["embed"])[:16])}
+        return {**common, "ids": self.ids, "write": 16 if quick else 64, "prompts": self.prompts,
+                "depths": self.depths}
 
     def one_turn(self, topic: str, engine: str, number: int) -> Turn | None:
         """Measures, between two probes."""
@@ -126,10 +133,10 @@ class Bench:
                 self.turns.append(turn)
                 say(f"round {number + 1}, {topic}, {engine}: {turn.disturbed or 'good'}")
             mine = [turn for turn in self.turns if (turn.topic, turn.round) == (topic, number)]
-            ours = [turn for turn in mine if turn.engine == "mpool"]
-            without = [engine for engine in engines if engine != "mpool" and "mpool" in engines and not any(
-                report.comparable(a, b) for a in ours for b in mine if b.engine == engine)]
-            waiting = (["mpool"] if without else []) + without
+            rivals = {engine: rival for engine in engines if (rival := report.against(engine, engines))}
+            without = [engine for engine, rival in rivals.items() if not any(
+                report.comparable(a, b) for a in mine if a.engine == rival for b in mine if b.engine == engine)]
+            waiting = list(dict.fromkeys([*(rivals[engine] for engine in without), *without]))
 
     def run(self) -> dict[str, Any]:
         """All rounds of all topics; returns the record."""
@@ -139,8 +146,10 @@ class Bench:
         self.arguments.engines = [engine for engine in self.arguments.engines if engine not in missing]
         topics = self.arguments.topics
         if any(topic.endswith("generate") for topic in topics):
-            found = self.run_worker("mpool", {"topic": "ids", "path": self.paths["generate"], "words": 1000})
+            found = self.run_worker("mpool", {"topic": "ids", "path": self.paths["generate"], "words": 1000 if self.arguments.quick else 4000})
             self.ids = found["ids"]
+        if any(topic.endswith("embed") for topic in topics):
+            self.prepare()
         for path in self.paths.values():
             warm(path)
         for number in range(self.arguments.rounds):
@@ -153,8 +162,19 @@ class Bench:
                 "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
                            "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],
                            "frame": turn.frame.as_json()} for turn in self.turns],
-                "agreement": report.agreement(self.turns), "summary": report.summary(self.turns),
+                "agreement": report.agreement(self.turns),
+                "summary": report.summary(self.turns, limits.work(self.paths, self.texts, self.prompts, self.depths),
+                                          self.arguments.threads),
                 "failures": self.failures}
+
+    def prepare(self) -> None:
+        """Has every engine make what it wants of the weights; who cannot takes no part."""
+        for engine in self.engines("embed"):
+            try:
+                self.run_worker(engine, {**self.task("embed", engine), "topic": "prepare"})
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                self.failures.append(str(error))
+                self.arguments.engines.remove(engine)
 
     def version(self, engine: str) -> str:
         """Of an engine's distribution."""
@@ -189,6 +209,7 @@ def warm(path: str) -> None:
                 pass
 
 
+@functools.cache
 def hashed(path: str) -> str:
     """SHA-256 of the weights."""
     digest = hashlib.sha256()
@@ -222,6 +243,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
     parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
+    parser.add_argument("--plot", metavar="PATH", help="draw it here, as .png or .svg (wants matplotlib)")
     parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, measures nothing")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
@@ -239,6 +261,8 @@ def main(argv: list[str] | None = None) -> int:
     record = bench.run()
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.plot:
+        report.plot(record, arguments.plot)
     print(report.text(record))
     return 1 if record["failures"] else 0
 

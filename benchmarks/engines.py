@@ -10,6 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+if __package__:
+    from . import peers
+else:  # in a worker, which is run by path
+    import peers  # type: ignore[no-redef]
+
 
 class Embedder(Protocol):
     """Texts to normalised vectors."""
@@ -55,6 +60,7 @@ class MpoolEmbedder:
         """In a pool with so many threads."""
         self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads, max_embed_inputs=self.most))
         self.model = self.pool.load(path, compute=self.compute)
+        self.used = self.pool.ps()[0].compute
 
     def embed(self, texts: list[str]) -> np.ndarray:
         """See Embedder."""
@@ -159,13 +165,17 @@ class LlamaCpp:
         return written, time.perf_counter() - start
 
 
-EMBEDDERS: dict[str, Any] = {"mpool": MpoolEmbedder, "sentence-transformers": SentenceTransformers}
+EMBEDDERS: dict[str, Any] = {"mpool": MpoolEmbedder, "sentence-transformers": SentenceTransformers,
+                             "onnxruntime": peers.OnnxRuntime, "openvino": peers.OpenVino,
+                             "ctranslate2": peers.CTranslate2}
 GENERATORS: dict[str, Any] = {"mpool": MpoolGenerator, "llama-cpp": LlamaCpp}
 #: Engine -> the module that must be there.
-MODULES = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "llama-cpp": "llama_cpp"}
+MODULES = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "llama-cpp": "llama_cpp",
+           "onnxruntime": "onnxruntime", "openvino": "openvino", "ctranslate2": "ctranslate2"}
 
 
-def make(kind: str, engine: str) -> Any:
-    """An engine by name; ``kind``: embed or generate."""
+def make(kind: str, engine: str, folder: str) -> Any:
+    """An engine by name; ``kind``: embed or generate; ``folder``: of what it makes of the weights, if it does."""
     name, _, variant = engine.partition(":")
-    return (EMBEDDERS if kind == "embed" else GENERATORS)[name](variant)
+    found = (EMBEDDERS if kind == "embed" else GENERATORS)[name]
+    return found(variant, folder) if issubclass(found, peers.Converted) else found(variant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from . import limits
 from .probe import disturbance
 
 #: Ends of measures of which less is better.
@@ -16,11 +17,27 @@ def comparable(a: Any, b: Any) -> bool:
     return a.disturbed is None and b.disturbed is None and disturbance([a.frame, b.frame]) is None
 
 
-def summary(turns: list[Any]) -> dict[str, Any]:
+def arithmetic(turn: Any) -> str:
+    """Class of arithmetic of an engine's turn; quantised weights count as int8."""
+    name, _, variant = turn.engine.partition(":")
+    return variant or turn.result.get("compute") or ("int8" if turn.topic == "generate" else "float32")
+
+
+def against(engine: str, engines: list[str]) -> str | None:
+    """The mpool that an engine is compared with: of its class of arithmetic if that takes part, else the default."""
+    name, _, variant = engine.partition(":")
+    own = f"mpool:{variant or 'float32'}"
+    if name != "mpool" and own in engines:
+        return own
+    return "mpool" if engine != "mpool" and "mpool" in engines else None
+
+
+def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int = 1) -> dict[str, Any]:
     """Topic -> measure -> engine -> its median, and how many times better mpool is.
 
     Medians are of undisturbed turns. A ratio is the median of those of comparable turns, within rounds; ``pairs`` says
-    of how many. Where there are none, both are of what there is, and ``pairs`` is 0.
+    of how many. Where there are none, both are of what there is, and ``pairs`` is 0. ``limit`` is the part of what the
+    machine allows (limits.py), of measures whose ``work`` is known.
     """
     found: dict[str, Any] = {}
     for topic in dict.fromkeys(turn.topic for turn in turns):
@@ -29,6 +46,13 @@ def summary(turns: list[Any]) -> dict[str, Any]:
         engines = dict.fromkeys(turn.engine for turn in mine)
         found[topic] = {name: {engine: cell for engine in engines if (cell := _cell_of(name, engine, mine))}
                         for name in names}
+        for name, row in found[topic].items():
+            for engine, cell in row.items():
+                shares = [share for turn in mine if turn.engine == engine and name in measures(turn)
+                          and name in (work or {}) and (share := limits.share(
+                              work[name], measures(turn)[name], turn.frame, threads, arithmetic(turn))) is not None]
+                if shares:
+                    cell["limit"] = statistics.median(shares)
     return found
 
 
@@ -43,9 +67,11 @@ def _cell_of(name: str, engine: str, turns: list[Any]) -> dict[str, float]:
         return {}
     good = [turn for turn in mine if turn.disturbed is None] or mine
     cell = {"median": statistics.median(measures(turn)[name] for turn in good)}
-    ours = [turn for turn in turns if turn.engine == "mpool" and name in measures(turn)]
+    rival = against(engine, [turn.engine for turn in turns])
+    ours = [turn for turn in turns if turn.engine == rival and name in measures(turn)]
     pairs = [(a, b) for a in ours for b in mine if a.round == b.round]
-    if engine != "mpool" and pairs:
+    if pairs:
+        cell["against"] = rival
         sound = [(a, b) for a, b in pairs if comparable(a, b)]
         cell["ratio"] = statistics.median(_ratio(name, measures(a)[name], measures(b)[name])
                                           for a, b in sound or pairs)
@@ -101,8 +127,35 @@ def text(record: dict[str, Any]) -> str:
     lines += ["", *(f"{what}: " + ", ".join(f"{engine} {value}" for engine, value in found.items())
                     for what, found in record["agreement"].items())]
     lines += [f"FAILED: {failure}" for failure in record["failures"]]
-    return "\n".join([*lines, "", "In brackets: how many times better mpool is, and of how many comparable turns that is",
-                      "the median. ?: there were none, as the machine was busy or changed its state: of no weight."])
+    return "\n".join([*lines, "", "In brackets: how many times better mpool in the same class of arithmetic is, and of how "
+                      "many comparable turns", "that is the median. ?: there were none, as the machine was busy or "
+                      "changed its state: of no weight. %: of what the", "machine allows, by the probes around it."])
+
+
+def plot(record: dict[str, Any], path: str) -> None:
+    """Bars of every rate and time, engine beside engine, to a picture of the kind that the path's end says."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [(name, row) for topic in record["summary"].values() for name, row in topic.items() if row]
+    columns = 4
+    figure, axes = pyplot.subplots(-(-len(rows) // columns), columns, squeeze=False, layout="constrained",
+                                   figsize=(16, 2.2 * -(-len(rows) // columns)))
+    for axis, (name, row) in zip(axes.flat, rows):
+        values = [cell["median"] for cell in row.values()]
+        colours = ["tab:blue" if engine.startswith("mpool") else "tab:grey" for engine in row]
+        axis.barh(list(row), values, color=colours)
+        axis.invert_yaxis()
+        axis.set_title(name + (", less is better" if name.endswith(LESS) else ""), fontsize=9)
+        axis.tick_params(labelsize=8)
+    for axis in list(axes.flat)[len(rows):]:
+        axis.axis("off")
+    machine = record["machine"]
+    figure.suptitle(f"{machine['date']}, {machine['cpu']}, {machine['threads']} threads", fontsize=10)
+    figure.savefig(path)
+    pyplot.close(figure)
 
 
 def _cell(found: dict[str, float] | None) -> str:
@@ -110,6 +163,6 @@ def _cell(found: dict[str, float] | None) -> str:
         return "-"
     value = found["median"]
     number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    if "ratio" not in found:
-        return number
-    return f"{number} ({found['ratio']:.2f}x, {found['pairs'] or '?'})"
+    if "limit" in found:
+        number += f" {found['limit']:.0%}"
+    return f"{number} ({found['ratio']:.2f}x, {found['pairs'] or '?'})" if "ratio" in found else number

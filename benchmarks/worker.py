@@ -22,9 +22,18 @@ def make(task: dict[str, Any], kind: str) -> Any:
     """The engine of a task, with its library imported."""
     import engines
 
-    engine = engines.make(kind, task["engine"])
+    engine = engines.make(kind, task["engine"], task.get("folder", ""))
     engine.imports()
     return engine
+
+
+def prepare(task: dict[str, Any]) -> dict[str, Any]:
+    """What an engine wants of the weights before it is measured."""
+    engine = make(task, "embed")
+    if hasattr(engine, "prepare"):
+        os.makedirs(task["folder"], exist_ok=True)
+        engine.prepare(task["path"])
+    return {}
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -62,7 +71,7 @@ def embed(task: dict[str, Any]) -> dict[str, Any]:
     single = texts.same(240, 9, 1)
     found["one text ms"] = statistics.median(timed(lambda: engine.embed([text])) for text in single) * 1e3
     found |= many_threads(engine, texts.same(240, 9, 2))
-    return {"measures": found, "vectors": first.tolist(), "rss MB": rss()}
+    return {"measures": found, "vectors": first.tolist(), "rss MB": rss(), "compute": getattr(engine, "used", None)}
 
 
 def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
@@ -88,7 +97,7 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
     """Tokens a second of prompts and of writing, by the same ids for everybody."""
     engine = make(task, "generate")
     ids, written, found = task["ids"], task["write"], {}
-    engine.load(task["path"], task["threads"], 1024 + written)
+    engine.load(task["path"], task["threads"], max([*task["prompts"], *task["depths"]]) + written + 512)
     first, _ = engine.generate(ids[:32], 32)
     shift = 0
     for length in task["prompts"]:
@@ -149,7 +158,8 @@ def rss() -> float:
 
 if __name__ == "__main__":
     asked = json.loads(sys.stdin.read())
-    answer = {"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids}[asked["topic"]](asked)
+    answer = {"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids,
+              "prepare": prepare}[asked["topic"]](asked)
     sys.stdout.flush()
     print("\n" + json.dumps(answer), flush=True)
     os._exit(0)  # what libraries do on their way out is nobody's measure, and may hang

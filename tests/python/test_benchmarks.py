@@ -19,7 +19,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("the benchmarks are not here", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
 
-from benchmarks import build_kernels, policies, report, texts  # noqa: E402
+from benchmarks import build_kernels, limits, peers, policies, report, texts  # noqa: E402
 from benchmarks.__main__ import Turn  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 
@@ -58,8 +58,8 @@ def test_ratios_say_how_many_times_better_mpool_is() -> None:
              turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # a slow hour for both
              turn("peer", 1, {"mixed texts/s": 10.0, "one text ms": 60.0})]
     rows = report.summary(turns)["embed"]
-    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "ratio": 2.0, "pairs": 2}
-    assert rows["one text ms"]["peer"] == {"median": 33.0, "ratio": 3.0, "pairs": 2}
+    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "against": "mpool", "ratio": 2.0, "pairs": 2}
+    assert rows["one text ms"]["peer"] == {"median": 33.0, "against": "mpool", "ratio": 3.0, "pairs": 2}
     assert rows["memory MB"]["peer"]["ratio"] == 1.0
 
 
@@ -68,15 +68,68 @@ def test_disturbed_turns_do_not_count() -> None:
     good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
     bad = [turn("mpool", 0, {"a": 2.0}, others=0.5), turn("peer", 0, {"a": 100.0}, others=0.5)]
     assert [entry.disturbed is None for entry in good + bad] == [True, True, False, False]
-    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "ratio": 2.0, "pairs": 1}
-    assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "ratio": 0.02, "pairs": 0}
+    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "against": "mpool", "ratio": 2.0, "pairs": 1}
+    assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "against": "mpool", "ratio": 0.02, "pairs": 0}
 
 
 def test_turns_in_different_states_are_not_compared() -> None:
     """Though neither was disturbed."""
     turns = [turn("mpool", 0, {"a": 2.0}, NEAR), turn("peer", 0, {"a": 1.0}, NEAR), turn("peer", 0, {"a": 4.0}, FAR)]
     assert all(entry.disturbed is None for entry in turns)
-    assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "ratio": 2.0, "pairs": 1}
+    assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "against": "mpool", "ratio": 2.0, "pairs": 1}
+
+
+def test_a_peer_is_compared_in_its_own_class() -> None:
+    """With the mpool of the same arithmetic, else with the default one."""
+    engines = ["mpool", "mpool:float32", "mpool:int8", "peer", "peer:int8", "peer:bfloat16"]
+    assert [report.against(engine, engines) for engine in engines] == \
+        [None, "mpool", "mpool", "mpool:float32", "mpool:int8", "mpool"]
+    assert report.against("peer", ["peer"]) is None
+    turns = [turn("mpool:int8", 0, {"a": 6.0}), turn("mpool", 0, {"a": 2.0}), turn("peer:int8", 0, {"a": 3.0})]
+    assert report.summary(turns)["embed"]["a"]["peer:int8"]["ratio"] == 2.0
+
+
+def test_parts_of_the_limit() -> None:
+    """Of arithmetic by class and threads, of memory by bytes; none where the probe does not know."""
+    frame = Frame({"read_1": 10.0, "read_2": 20.0, "fp32": 100.0, "bf16": 200.0}, {"read_2": 25.0}, 0.0)
+    for measure, arithmetic, part in (({"operations": 2e9}, "float32", 0.1), ({"operations": 2e9}, "bfloat16", 0.05),
+                                      ({"operations": 2e9}, "int8", None), ({"bytes": 5e8}, "int8", 0.2)):
+        assert limits.share(measure, 10.0, frame, 2, arithmetic) == part
+    assert limits.share({"bytes": 1.0}, 1.0, Frame(None, None, None), 2, "int8") is None
+    found = report.summary([turn("mpool:float32", 0, {"mixed texts/s": 10.0}, {**NEAR, "fp32": 100.0})],
+                           {"mixed texts/s": {"operations": 1e9}}, 2)
+    assert found["embed"]["mixed texts/s"]["mpool:float32"] == {"median": 10.0, "limit": 0.05}
+
+
+def test_work_is_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Operations a text grow with its length, and writing reads every weight once."""
+    paths = {"embed": str(tinymodels.cached(tmp_path_factory, "bert")),
+             "generate": str(tinymodels.cached(tmp_path_factory, "llama"))}
+    found = limits.work(paths, 48, [16, 32], [8])
+    assert found["short texts/s"]["operations"] < found["long texts/s"]["operations"]
+    assert found["pp16 tokens/s"]["operations"] < found["pp32 tokens/s"]["operations"]
+    weights = sum(file.stat().st_size for file in Path(paths["generate"]).glob("*.safetensors"))
+    assert 0.3 * weights < found["tg@8 tokens/s"]["bytes"] <= weights
+
+
+@pytest.mark.parametrize("module, name, variant", [
+    ("onnxruntime", "OnnxRuntime", "float32"), ("onnxruntime", "OnnxRuntime", "int8"),
+    ("openvino", "OpenVino", "float32"), ("openvino", "OpenVino", "bfloat16"),
+    ("ctranslate2", "CTranslate2", "float32"), ("ctranslate2", "CTranslate2", "int8")])
+def test_peers_compute_the_same(tmp_path: Path, module: str, name: str, variant: str) -> None:
+    """As sentence-transformers, where they are installed."""
+    for needed in (module, "onnx" if module != "ctranslate2" else module, "sentence_transformers"):
+        pytest.importorskip(needed)
+    from sentence_transformers import SentenceTransformer
+
+    path = str(real_path("minilm"))
+    engine = getattr(peers, name)(variant, str(tmp_path))
+    engine.imports()
+    engine.prepare(path)
+    engine.load(path, 1)
+    given = texts.mixed(40)
+    want = SentenceTransformer(path, device="cpu").encode(given, normalize_embeddings=True)
+    assert (engine.embed(given) * want).sum(1).min() > (0.95 if variant == "int8" else 0.9999)
 
 
 def test_states_of_the_machine() -> None:
@@ -96,6 +149,7 @@ def test_probe() -> None:
     found = probe.run()
     assert found is not None and 0.05 < found["read_1"] < 10_000 and found["read_2"] > 0.05
     assert len(probe.cpus) < 2 or 1 < found["round_trip_ns"] < 1e9
+    assert all(0 <= found[name] < 1e6 for name in ("fp32", "bf16", "int8"))
 
 
 def test_agreement_of_engines() -> None:

@@ -1,0 +1,65 @@
+"""What the machine would allow: the work of a measure, and the probe's figures as its limit.
+
+Work is counted of the linear layers (two operations a weight and row) and of attention (four a pair of positions and
+component). Writing is counted in bytes: every weight is read once a token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from . import texts
+
+#: Class of arithmetic -> the probe's figure of it.
+PEAKS = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
+
+
+def work(paths: dict[str, str], count: int, prompts: list[int], depths: list[int]) -> dict[str, dict[str, Any]]:
+    """Measure -> its work for one text or token: operations, or bytes."""
+    from mpool.catalog import describe
+    from mpool.text import Tokenizer
+
+    found: dict[str, dict[str, Any]] = {}
+    encoder, decoder = (describe(paths[kind]) for kind in ("embed", "generate"))
+    tokenizer = Tokenizer.from_source(encoder.tokenizer)
+    most = encoder.embedding.max_tokens
+    for name, batch in (("mixed", texts.mixed(count, 1)), ("short", texts.same(count, 10, 1)),
+                        ("long", texts.same(count // 3, 90, 1))):
+        lengths = [min(most, len(tokenizer.encode(text))) for text in batch]
+        total = sum(_operations(encoder, length, length) for length in lengths)
+        found[f"{name} texts/s"] = {"operations": total / len(lengths)}
+    for length in prompts:
+        found[f"pp{length} tokens/s"] = {"operations": _operations(decoder, length, (length + 1) / 2) / length}
+    for depth in depths:
+        found[f"tg@{depth} tokens/s"] = {"bytes": sum(tensor.nbytes for tensor in decoder.spec.tensors
+                                                      if len(tensor.shape) == 2 and _is_read(decoder, tensor.name))}
+    return found
+
+
+def _operations(model: Any, rows: int, keys: float) -> float:
+    layers, width = _facts(model)
+    weights = sum(math.prod(tensor.shape) for tensor in model.spec.tensors
+                  if len(tensor.shape) == 2 and tensor.name.startswith("blk."))
+    return 2.0 * weights * rows + 4.0 * layers * width * rows * keys
+
+
+def _facts(model: Any) -> tuple[int, int]:
+    kv, name = model.spec.kv, model.spec.architecture
+    return int(kv[f"{name}.block_count"]), int(kv[f"{name}.embedding_length"])
+
+
+def _is_read(model: Any, name: str) -> bool:
+    """The table of tokens is read for a token where it is the output matrix, too."""
+    tied = all(tensor.name != "output.weight" for tensor in model.spec.tensors)
+    return tied or name != "token_embd.weight"
+
+
+def share(measure: dict[str, Any], rate: float, frame: Any, threads: int, arithmetic: str) -> float | None:
+    """Part of the limit, by the better of the probes around it; None where the probe does not know."""
+    probes = [probe for probe in (frame.before, frame.after) if probe]
+    if "bytes" in measure:
+        best = max((probe["read_2" if threads > 1 else "read_1"] for probe in probes), default=0.0)
+        return rate * measure["bytes"] / best / 1e9 if best > 0 else None
+    best = max((probe.get(PEAKS[arithmetic], 0.0) for probe in probes), default=0.0) * threads
+    return rate * measure["operations"] / best / 1e9 if best > 0 else None

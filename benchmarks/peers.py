@@ -1,0 +1,261 @@
+"""Peers that want the embedding model in files of their own: ONNX Runtime, OpenVINO, CTranslate2.
+
+``prepare`` makes those from the folder's own weights (with torch and the peers' converters), once, in a folder named by
+the weights' hash; no measure holds the time of it. Texts go through HF ``tokenizers`` by the folder's tokenizer.json, cut
+to what the folder says, in batches of 32 sorted by length, as sentence-transformers does; pooling by mean, and length 1.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH = 32
+
+
+class Tokens:
+    """Texts to padded ids and masks, int64 (texts, longest)."""
+
+    def __init__(self, path: str) -> None:
+        from tokenizers import Tokenizer
+
+        self.one = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+        settings = Path(path) / "sentence_bert_config.json"
+        most = json.loads(settings.read_text())["max_seq_length"] if settings.exists() else 512
+        self.one.no_padding()
+        self.one.enable_truncation(most)
+
+    def batches(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """(which texts, ids, mask) a batch."""
+        found = [encoding.ids for encoding in self.one.encode_batch(texts)]
+        order = sorted(range(len(texts)), key=lambda index: -len(found[index]))
+        batches = []
+        for start in range(0, len(order), BATCH):
+            which = order[start:start + BATCH]
+            ids = np.zeros((len(which), len(found[which[0]])), dtype=np.int64)
+            mask = np.zeros_like(ids)
+            for row, index in enumerate(which):
+                ids[row, :len(found[index])] = found[index]
+                mask[row, :len(found[index])] = 1
+            batches.append((np.array(which), ids, mask))
+        return batches
+
+
+class Converted:
+    """What the three have in common."""
+
+    variants: tuple[str, ...] = ()
+
+    def __init__(self, variant: str, folder: str) -> None:
+        self.variant, self.folder = variant or self.variants[0], Path(folder)
+        if self.variant not in self.variants:
+            raise ValueError(f"{type(self).__name__} has {', '.join(self.variants)}")
+
+    def imports(self) -> None:
+        """The library, and the tokenizers."""
+        raise NotImplementedError
+
+    def prepare(self, path: str) -> None:
+        """Makes what ``load`` reads, unless it is there. In a process of its own."""
+        raise NotImplementedError
+
+    def start(self, threads: int) -> None:
+        """Reads what ``prepare`` made."""
+        raise NotImplementedError
+
+    def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Last hidden states of a batch (texts, longest, d)."""
+        raise NotImplementedError
+
+    def load(self, path: str, threads: int) -> None:
+        """See Embedder."""
+        self.tokens = Tokens(path)
+        self.start(threads)
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        """See Embedder."""
+        out: np.ndarray | None = None
+        for which, ids, mask in self.tokens.batches(texts):
+            hidden = self.hidden(ids, mask)
+            pooled = np.einsum("tld,tl->td", hidden, mask.astype(np.float32)) / mask.sum(1, keepdims=True)
+            if out is None:
+                out = np.empty((len(texts), pooled.shape[1]), dtype=np.float32)
+            out[which] = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+        assert out is not None
+        return out
+
+
+class OnnxRuntime(Converted):
+    """ONNX Runtime over a graph whose attention, GELU and norms its own optimiser has fused; int8: quantised by it."""
+
+    variants = ("float32", "int8")
+
+    def imports(self) -> None:
+        """See Converted."""
+        import onnxruntime
+        import tokenizers  # noqa: F401
+
+        self.lib = onnxruntime
+
+    def prepare(self, path: str) -> None:
+        """See Converted."""
+        plain, fused, int8 = (self.folder / name for name in ("plain.onnx", "float32.onnx", "int8.onnx"))
+        if not plain.exists():
+            export(path, plain)
+        if not fused.exists():
+            from onnxruntime.transformers.optimizer import optimize_model
+
+            config = json.loads((Path(path) / "config.json").read_text())
+            optimize_model(str(plain), model_type="bert", num_heads=config["num_attention_heads"],
+                           hidden_size=config["hidden_size"]).save_model_to_file(str(fused))
+        if not int8.exists():
+            from onnx import TensorProto
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            quantize_dynamic(str(fused), str(int8), weight_type=QuantType.QInt8, per_channel=True,
+                             op_types_to_quantize=["MatMul", "Attention"],
+                             extra_options={"DefaultTensorType": TensorProto.FLOAT})
+
+    def start(self, threads: int) -> None:
+        """See Converted."""
+        options = self.lib.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        self.session = self.lib.InferenceSession(str(self.folder / f"{self.variant}.onnx"), options,
+                                                 providers=["CPUExecutionProvider"])
+
+    def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """See Converted."""
+        found: np.ndarray = self.session.run(None, {"ids": ids, "mask": mask})[0]
+        return found
+
+
+class OpenVino(Converted):
+    """OpenVINO over the plain graph, with the precision that it is asked for and its hint for latency."""
+
+    variants = ("float32", "bfloat16")
+
+    def imports(self) -> None:
+        """See Converted."""
+        import openvino
+        import tokenizers  # noqa: F401
+
+        self.lib = openvino
+
+    def prepare(self, path: str) -> None:
+        """See Converted."""
+        plain = self.folder / "plain.onnx"
+        if not plain.exists():
+            export(path, plain)
+
+    def start(self, threads: int) -> None:
+        """See Converted."""
+        import threading
+
+        precision = {"float32": "f32", "bfloat16": "bf16"}[self.variant]
+        self.model = self.lib.Core().compile_model(str(self.folder / "plain.onnx"), "CPU", {
+            "INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"})
+        self.mine = threading.local()
+
+    def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """See Converted."""
+        if not hasattr(self.mine, "request"):
+            self.mine.request = self.model.create_infer_request()
+        found: np.ndarray = self.mine.request.infer({"ids": ids, "mask": mask})[self.model.output(0)]
+        return found
+
+
+class CTranslate2(Converted):
+    """CTranslate2's Encoder, over a model that its own converter made."""
+
+    variants = ("float32", "int8")
+
+    def imports(self) -> None:
+        """See Converted."""
+        import ctranslate2
+        import tokenizers  # noqa: F401
+
+        self.lib = ctranslate2
+
+    def prepare(self, path: str) -> None:
+        """See Converted."""
+        import ctranslate2
+
+        out = self.folder / f"ctranslate2-{self.variant}"
+        if not out.exists():
+            whole = out.with_suffix(".part")
+            shutil.rmtree(whole, ignore_errors=True)
+            ctranslate2.converters.TransformersConverter(path).convert(str(whole), quantization=self.variant)
+            whole.rename(out)
+
+    def start(self, threads: int) -> None:
+        """See Converted."""
+        self.encoder = self.lib.Encoder(str(self.folder / f"ctranslate2-{self.variant}"), device="cpu",
+                                        compute_type=self.variant, intra_threads=threads, inter_threads=1)
+
+    def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """See Converted."""
+        given = self.lib.StorageView.from_array(ids.astype(np.int32))
+        lengths = self.lib.StorageView.from_array(mask.sum(1).astype(np.int32))
+        return np.array(self.encoder.forward_batch(given, lengths).last_hidden_state)
+
+
+def export(path: str, out: Path) -> None:
+    """An ONNX graph of a BERT folder: ids and mask (texts, longest), int64 -> last hidden states.
+
+    The encoder is written down here in plain operations (Devlin et al., arXiv:1810.04805), so that the graph does not
+    depend on how a version of transformers builds its masks.
+    """
+    import torch
+    from safetensors.torch import load_file
+    from torch.nn import functional
+
+    config = json.loads((Path(path) / "config.json").read_text())
+    weights = load_file(Path(path) / "model.safetensors")
+    weights = {name.removeprefix("bert."): tensor.float() for name, tensor in weights.items()}
+    heads, wide, eps = config["num_attention_heads"], config["hidden_size"], config["layer_norm_eps"]
+    size = wide // heads
+
+    def linear(x: Any, name: str) -> Any:
+        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(x: Any, name: str) -> Any:
+        return functional.layer_norm(x, (wide,), weights[f"{name}.weight"], weights[f"{name}.bias"], eps)
+
+    class Bert(torch.nn.Module):
+        """See above."""
+
+        def forward(self, ids: Any, mask: Any) -> Any:
+            """One batch."""
+            texts, longest = ids.shape[0], ids.shape[1]
+            words = functional.embedding(ids, weights["embeddings.word_embeddings.weight"])
+            types = functional.embedding(torch.zeros_like(ids), weights["embeddings.token_type_embeddings.weight"])
+            places = functional.embedding(torch.arange(longest).unsqueeze(0),
+                                          weights["embeddings.position_embeddings.weight"])
+            x = norm(words + types + places, "embeddings.LayerNorm")
+            bias = (1.0 - mask[:, None, None, :].float()) * -10000.0
+            for index in range(config["num_hidden_layers"]):
+                layer = f"encoder.layer.{index}"
+
+                def split(part: str, layer: str = layer, x: Any = x) -> Any:
+                    return linear(x, f"{layer}.attention.self.{part}").view(texts, longest, heads,
+                                                                            size).permute(0, 2, 1, 3)
+
+                scores = torch.matmul(split("query"), split("key").transpose(-1, -2)) / size ** 0.5 + bias
+                mixed = torch.matmul(torch.softmax(scores, -1), split("value")).permute(0, 2, 1, 3).contiguous()
+                mixed = linear(mixed.view(texts, longest, wide), f"{layer}.attention.output.dense")
+                x = norm(mixed + x, f"{layer}.attention.output.LayerNorm")
+                inner = functional.gelu(linear(x, f"{layer}.intermediate.dense"))
+                x = norm(linear(inner, f"{layer}.output.dense") + x, f"{layer}.output.LayerNorm")
+            return x
+
+    free = {0: "texts", 1: "longest"}
+    sample = torch.ones(2, 9, dtype=torch.long)
+    part = out.with_suffix(".part")
+    torch.onnx.export(Bert().eval(), (sample, sample), str(part), input_names=["ids", "mask"],
+                      output_names=["hidden"], dynamic_axes={"ids": free, "mask": free, "hidden": free},
+                      opset_version=17, dynamo=False)
+    part.rename(out)
