@@ -43,7 +43,7 @@ void mp_avx512_rows(mp_kernel_table *table, uint32_t features);
 void mp_avx512_attention(mp_kernel_table *table, uint32_t features);
 void mp_avx512vnni_attention(mp_kernel_table *table); /* called by the one above */
 #elif defined(__aarch64__)
-void mp_neon_dense(mp_kernel_table *table, uint32_t features); /* with dotprod and bf16, where `features` has them */
+void mp_neon_dense(mp_kernel_table *table, uint32_t features); /* and what `features` adds */
 void mp_neon_quant(mp_kernel_table *table);
 void mp_neon_rows(mp_kernel_table *table);
 void mp_neon_attention(mp_kernel_table *table);

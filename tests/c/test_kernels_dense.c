@@ -698,6 +698,8 @@ MP_TEST(kernels_dense_dispatch) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "dotprod");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "neon"); /* to ref's bits until bf16 is asked for */
     }
+    if (kt_use("i8mm"))
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "i8mm");
     if (kt_use("bf16"))
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "bf16");
 #endif

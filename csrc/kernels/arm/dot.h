@@ -25,15 +25,9 @@ static MP_INLINE int32x4_t arm_sdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
     return acc;
 }
 
-/* I8MM: w unsigned, a signed. */
-static MP_INLINE int32x4_t arm_usdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
-    __asm__("usdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc) : "w"(w), "w"(a));
-    return acc;
-}
-
-/* I8MM: two rows of 8 of unsigned w by two of signed a: acc[2 i + j] += w[8 i ...] . a[8 j ...]. */
-static MP_INLINE int32x4_t arm_usmmla(int32x4_t acc, int8x16_t w, int8x16_t a) {
-    __asm__("usmmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(w), "w"(a));
+/* I8MM: two rows of 8 bytes of w by two of a, all signed: acc[2 i + j] += w[8 i ...] . a[8 j ...]. */
+static MP_INLINE int32x4_t arm_smmla(int32x4_t acc, int32x4_t w, int32x4_t a) {
+    __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(w), "w"(a));
     return acc;
 }
 
@@ -42,6 +36,13 @@ static MP_INLINE int32x4_t arm_usmmla(int32x4_t acc, int8x16_t w, int8x16_t a) {
  * architecture has it while FPCR.EBF is 0, as it is unless someone sets it. */
 static MP_INLINE float32x4_t arm_bfdot(float32x4_t acc, uint16x8_t w, int8x16_t a) {
     __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(acc) : "w"(w), "w"(a));
+    return acc;
+}
+
+/* BF16: two rows of 4 of w by two of a: acc[2 i + j] takes two steps of bfdot, of the first two inputs and of the last
+ * two, with bfdot's roundings. */
+static MP_INLINE float32x4_t arm_bfmmla(float32x4_t acc, int32x4_t w, int32x4_t a) {
+    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(acc) : "w"(w), "w"(a));
     return acc;
 }
 

@@ -135,8 +135,34 @@ MP_TARGET_DOTPROD_BEGIN
 #include "kernels/simd/dense_gemm.h"
 MP_TARGET_END
 
-/* ---- BF16 by bfdot --------------------------------------------------------------------------------------------- */
-/* Half the instructions of the FMAs, and bits of its own (arm/dot.h), the same on every processor that has it. */
+/* ---- I8 by smmla, one row by sdot ------------------------------------------------------------------------------ */
+MP_TARGET_I8MM_BEGIN
+#define D(name)         i8mm_##name
+#define D_W             int8x16_t
+#define D_A             int8x16_t
+#define D_ACC           int32x4_t
+#define D_STEPS(K)      (((K) + 3) / 4)
+#define D_CHUNK         INT32_MAX
+#define D_MAX_ROWS      6
+#define D_PANELS(R)     1
+#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x) ((x)->ldq)
+#define D_SCALED        1
+#define i8mm_start      i8_start
+#define i8mm_load       i8_load
+#define i8mm_splat      arm_word
+#define i8mm_dot        arm_sdot
+#define i8mm_result     i8_result
+#define D_MMLA           arm_smmla
+#define D_UNZIP(n, x, y) vuzp##n##q_s32(x, y)
+#define D_BITS(w)        vreinterpretq_s32_s8(w)
+#include "kernels/simd/pair_tile.h"
+#define D_BODY(R, P, t) ((R) == 1 ? i8mm_tile(R, P, t) : i8mm_pair_tile(R, t))
+#include "kernels/simd/dense_gemm.h"
+MP_TARGET_END
+
+/* ---- BF16 by bfmmla, one row by bfdot: the same roundings ------------------------------------------------------ */
+/* Half the instructions of the FMAs, or a quarter, and bits of its own (arm/dot.h): the same wherever it is there. */
 MP_TARGET_BF16_BEGIN
 #define D(name)         bf16_##name
 #define D_W             uint16x8_t
@@ -154,6 +180,11 @@ MP_TARGET_BF16_BEGIN
 #define bf16_splat      arm_word
 #define bf16_dot        arm_bfdot
 static MP_INLINE uint16x8_t bf16_load(const uint8_t *w) { return vreinterpretq_u16_u8(vld1q_u8(w)); }
+#define D_MMLA           arm_bfmmla
+#define D_UNZIP(n, x, y) vuzp##n##q_f32(x, y)
+#define D_BITS(w)        vreinterpretq_s32_u16(w)
+#include "kernels/simd/pair_tile.h"
+#define D_BODY(R, P, t) ((R) == 1 ? bf16_tile(R, P, t) : bf16_pair_tile(R, t))
 #include "kernels/simd/dense_gemm.h"
 MP_TARGET_END
 
@@ -261,6 +292,8 @@ void mp_neon_dense(mp_kernel_table *table, uint32_t features) {
     MP_SET(table, hadamard, hadamard, "neon");
     if (features & MP_CPU_DOTPROD)
         MP_SET(table, gemm_i8, i8_dotprod_gemm, "dotprod");
+    if (features & MP_CPU_I8MM)
+        MP_SET(table, gemm_i8, i8mm_gemm, "i8mm");
     if (features & MP_CPU_ARM_BF16)
         MP_SET(table, gemm_bf16, bf16_gemm, "bf16");
 }

@@ -19,6 +19,7 @@
  *   D_PANELS(R)         panels that a tile of R rows spans: 1, or 2 when R rows alone would leave the latency exposed
  *   D_ROW(x, m)         row m of the activations, as const uint8_t *;  D_ROW_STRIDE(x): bytes between rows
  *   D_SCALED            1: D(result) wants the scales of int8
+ *   D_BODY(R, P, t)     what computes a tile, where that is not D(tile) of this file (pair_tile.h)
  * and, static MP_INLINE,
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
  *   D_W D(load)(const uint8_t *w)        V = 32 / D_HALVES / D_LANES vectors lie one after another
@@ -155,9 +156,12 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
 #else
 #define D_EACH(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
 #endif
-#define D_TILE(R)                                                     \
-    static void D(one_##R)(const dense_tile *t) { D(tile)(R, 1, t); } \
-    static void D(wide_##R)(const dense_tile *t) { D(tile)(R, D_PANELS(R), t); }
+#ifndef D_BODY
+#define D_BODY(R, P, t) D(tile)(R, P, t)
+#endif
+#define D_TILE(R)                                                    \
+    static void D(one_##R)(const dense_tile *t) { D_BODY(R, 1, t); } \
+    static void D(wide_##R)(const dense_tile *t) { D_BODY(R, D_PANELS(R), t); }
 #define D_ONE(R) D(one_##R),
 #define D_WIDE(R) D_PANELS(R) > 1 ? D(wide_##R) : D(one_##R),
 D_EACH(D_TILE)
@@ -239,6 +243,7 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
 
 #undef D_EACH
 #undef D_TILE
+#undef D_BODY
 #undef D_ONE
 #undef D_WIDE
 #undef D_V
