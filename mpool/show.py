@@ -140,7 +140,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = ()) -> M
     rows = []
     for entry in entries:
         facts = dict(entry.get("facts") or {})
-        made = {"facts": facts, "compute": facts.get("compute"),
+        made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"),
                 "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",
                 "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}

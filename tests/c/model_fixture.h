@@ -167,6 +167,59 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
     return tiny_decoder_spec_with(types, type_count, seed, -1);
 }
 
+enum { TINY_WIDTH = 64, TINY_ENCODER_LAYERS = 2, TINY_ENCODER_FFN = 128, TINY_POSITIONS = 96 };
+
+/* The spec of an encoder in fp32. poison: the embedding of token 7 is NaN. */
+static inline mp_spec *tiny_encoder_spec(bool poison) {
+    mp_error error;
+    char path[512], name[64];
+    snprintf(path, sizeof path, "%s/encoder.bin", mp_test_directory());
+    tiny_file file = {.spec = mp_spec_create(), .random = {11}};
+    MP_CHECK_OK(mp_spec_set_architecture(file.spec, "bert", &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    tiny_int(file.spec, "bert.block_count", TINY_ENCODER_LAYERS);
+    tiny_int(file.spec, "bert.embedding_length", TINY_WIDTH);
+    tiny_int(file.spec, "bert.feed_forward_length", TINY_ENCODER_FFN);
+    tiny_int(file.spec, "bert.attention.head_count", 4);
+    tiny_int(file.spec, "bert.context_length", TINY_POSITIONS);
+    tiny_float(file.spec, "bert.attention.layer_norm_epsilon", 1e-12);
+    tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, TINY_WIDTH, 1, 0);
+    if (poison) /* the embedding of token 7 */
+        memset(file.bytes + file.used - (size_t)(TINY_VOCAB - 7) * TINY_WIDTH * 4, 0xFF, 4);
+    tiny_tensor(&file, "position_embd.weight", MP_F32, TINY_POSITIONS, TINY_WIDTH, 0.3f, 0);
+    tiny_tensor(&file, "token_types.weight", MP_F32, 2, TINY_WIDTH, 0.3f, 0);
+    tiny_tensor(&file, "token_embd_norm.weight", MP_F32, 1, TINY_WIDTH, 0.3f, 1);
+    tiny_tensor(&file, "token_embd_norm.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
+    for (int l = 0; l < TINY_ENCODER_LAYERS; l++) {
+        const struct {
+            const char *name;
+            int rows, columns;
+        } matrices[] = {{"attn_q", TINY_WIDTH, TINY_WIDTH},
+                        {"attn_k", TINY_WIDTH, TINY_WIDTH},
+                        {"attn_v", TINY_WIDTH, TINY_WIDTH},
+                        {"attn_output", TINY_WIDTH, TINY_WIDTH},
+                        {"ffn_up", TINY_ENCODER_FFN, TINY_WIDTH},
+                        {"ffn_down", TINY_WIDTH, TINY_ENCODER_FFN}};
+        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
+            tiny_tensor(&file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
+            snprintf(name, sizeof name, "blk.%d.%s.bias", l, matrices[m].name);
+            tiny_tensor(&file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
+        }
+        static const char *const norms[] = {"attn_output_norm", "layer_output_norm"};
+        for (int n = 0; n < 2; n++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, norms[n]);
+            tiny_tensor(&file, name, MP_F32, 1, TINY_WIDTH, 0.3f, 1);
+            snprintf(name, sizeof name, "blk.%d.%s.bias", l, norms[n]);
+            tiny_tensor(&file, name, MP_F32, 1, TINY_WIDTH, 0.3f, 0);
+        }
+    }
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    free(file.bytes);
+    return file.spec;
+}
+
 typedef struct tiny_model {
     mp_spec *spec;
     mp_team *team;

@@ -183,3 +183,76 @@ MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
     isolated_unload(&it);
     tiny_unload(&here);
 }
+
+/* Whose vectors of tokens do not fit into one frame, and which is finished in several steps and two processes. */
+static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_lease *lease, uint8_t output) {
+    enum { TEXTS = 40 };
+    static int32_t ids[TEXTS * 40];
+    int64_t offsets[TEXTS + 1] = {0};
+    mp_test_random random = {output};
+    mp_error error;
+    for (int t = 0; t < TEXTS; t++) {
+        offsets[t + 1] = offsets[t] + 1 + (int64_t)(mp_test_random_u64(&random) % 40);
+        for (int64_t i = offsets[t]; i < offsets[t + 1]; i++)
+            ids[i] = (int32_t)(mp_test_random_u64(&random) % TINY_VOCAB);
+    }
+    mp_embed_call *calls[2];
+    for (int k = 0; k < 2; k++) {
+        mp_item item = {0}, *items[1] = {&item};
+        uint64_t cost;
+        MP_CHECK_OK(mp_embed_call_create(TEXTS, ids, offsets, NULL, &calls[k], &error), &error);
+        calls[k]->output = output;
+        item.call = &calls[k]->base;
+        mp_model *model = k ? it->model : here;
+        MP_CHECK_OK(model->ops->check(model, item.call, &cost, &item.total, &error), &error);
+        mp_outcome outcomes[MP_PLAN_MAX] = {MP_OUTCOME_MORE};
+        for (int turn = 0; outcomes[0] != MP_OUTCOME_DONE; turn++) {
+            mp_engine *with = k ? it->engine[turn % 2] : engine;
+            mp_plan plan;
+            MP_CHECK_OK(with->ops->admit(with, &item, &error), &error);
+            with->ops->plan(with, items, 1, 1, &plan); /* as little as can be */
+            with->ops->step(with, k ? &it->lease : lease, &plan, outcomes);
+            MP_CHECK(outcomes[0] == MP_OUTCOME_MORE || outcomes[0] == MP_OUTCOME_DONE);
+            if (outcomes[0] == MP_OUTCOME_MORE)
+                with->ops->preempt(with, &item);
+            else
+                with->ops->retire(with, &item);
+        }
+        MP_CHECK_INT(calls[k]->done, TEXTS);
+    }
+    size_t count = (size_t)(output == MP_EMBED_TOKENS ? offsets[TEXTS] : TEXTS) * (size_t)calls[0]->width;
+    MP_CHECK(memcmp(calls[0]->vectors, calls[1]->vectors, count * sizeof(float)) == 0);
+    for (int k = 0; k < 2; k++)
+        mp_call_destroy(&calls[k]->base);
+}
+
+MP_TEST_SECONDS(isolation_vectors_are_the_same_bytes_wherever_they_go_on, 60) {
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_I8};
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
+        tiny_model here;
+        isolated it;
+        tiny_load(&here, tiny_encoder_spec(false), classes[i], 2);
+        isolated_load(&it, mp_spec_pin(here.spec), classes[i], 2, isolation_options("spec"));
+        check_embedding(here.model, here.engine, &it, &here.lease, MP_EMBED_POOLED);
+        check_embedding(here.model, here.engine, &it, &here.lease, MP_EMBED_TOKENS);
+        isolated_unload(&it);
+        tiny_unload(&here);
+    }
+}
+
+MP_TEST(isolation_what_processes_cannot_do_is_refused) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    static const int32_t prompt[] = {1};
+    mp_text_args args = {.n_prompt = 1, .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1}};
+    mp_text_call *call;
+    mp_error error;
+    uint64_t cost;
+    uint32_t total;
+    isolated it;
+    isolated_load(&it, tiny_decoder_spec(types, 1, 3), MP_COMPUTE_AUTO, 1, isolation_options("spec"));
+    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
+    mp_call_destroy(&call->base);
+    isolated_unload(&it);
+}

@@ -5,53 +5,7 @@
 #include "model_fixture.h"
 #include "models/encoder_dedup.h"
 
-enum { TEXTS = 37, WIDTH = 64, LAYERS = 2, FFN = 128, POSITIONS = 96 };
-
-static mp_spec *encoder_spec(bool poison) {
-    mp_error error;
-    char path[512], name[64];
-    snprintf(path, sizeof path, "%s/encoder.bin", mp_test_directory());
-    tiny_file file = {.spec = mp_spec_create(), .random = {11}};
-    MP_CHECK_OK(mp_spec_set_architecture(file.spec, "bert", &error), &error);
-    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
-    tiny_int(file.spec, "bert.block_count", LAYERS);
-    tiny_int(file.spec, "bert.embedding_length", WIDTH);
-    tiny_int(file.spec, "bert.feed_forward_length", FFN);
-    tiny_int(file.spec, "bert.attention.head_count", 4);
-    tiny_int(file.spec, "bert.context_length", POSITIONS);
-    tiny_float(file.spec, "bert.attention.layer_norm_epsilon", 1e-12);
-    tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, WIDTH, 1, 0);
-    if (poison) /* the embedding of token 7 */
-        memset(file.bytes + file.used - (size_t)(TINY_VOCAB - 7) * WIDTH * 4, 0xFF, 4);
-    tiny_tensor(&file, "position_embd.weight", MP_F32, POSITIONS, WIDTH, 0.3f, 0);
-    tiny_tensor(&file, "token_types.weight", MP_F32, 2, WIDTH, 0.3f, 0);
-    tiny_tensor(&file, "token_embd_norm.weight", MP_F32, 1, WIDTH, 0.3f, 1);
-    tiny_tensor(&file, "token_embd_norm.bias", MP_F32, 1, WIDTH, 0.3f, 0);
-    for (int l = 0; l < LAYERS; l++) {
-        const struct {
-            const char *name;
-            int rows, columns;
-        } matrices[] = {{"attn_q", WIDTH, WIDTH},      {"attn_k", WIDTH, WIDTH},   {"attn_v", WIDTH, WIDTH},
-                        {"attn_output", WIDTH, WIDTH}, {"ffn_up", FFN, WIDTH},     {"ffn_down", WIDTH, FFN}};
-        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
-            snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
-            tiny_tensor(&file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
-            snprintf(name, sizeof name, "blk.%d.%s.bias", l, matrices[m].name);
-            tiny_tensor(&file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
-        }
-        static const char *const norms[] = {"attn_output_norm", "layer_output_norm"};
-        for (int n = 0; n < 2; n++) {
-            snprintf(name, sizeof name, "blk.%d.%s.weight", l, norms[n]);
-            tiny_tensor(&file, name, MP_F32, 1, WIDTH, 0.3f, 1);
-            snprintf(name, sizeof name, "blk.%d.%s.bias", l, norms[n]);
-            tiny_tensor(&file, name, MP_F32, 1, WIDTH, 0.3f, 0);
-        }
-    }
-    mp_spec_freeze(file.spec);
-    mp_test_write_file(path, file.bytes, file.used);
-    free(file.bytes);
-    return file.spec;
-}
+enum { TEXTS = 37, WIDTH = TINY_WIDTH, POSITIONS = TINY_POSITIONS };
 
 typedef struct texts {
     int32_t ids[TEXTS * POSITIONS];
@@ -102,7 +56,7 @@ static void check_grouping(mp_compute compute) {
     make_texts(&all);
     for (int lanes = 1; lanes <= 4; lanes++) {
         tiny_model tiny;
-        tiny_load(&tiny, encoder_spec(false), compute, lanes);
+        tiny_load(&tiny, tiny_encoder_spec(false), compute, lanes);
         mp_encoder_engine_dedup(tiny.engine)->capacity = 0; /* every vector is computed, none is a recent result */
         for (int t = 0; t < TEXTS; t++)
             MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, together + t * WIDTH), MP_OUTCOME_DONE);
@@ -130,7 +84,7 @@ MP_TEST(models_encoder_nan_fails_its_call_only) {
     make_texts(&all);
     all.ids[all.offsets[3]] = 7;
     tiny_model tiny;
-    tiny_load(&tiny, encoder_spec(true), MP_COMPUTE_F32, 2);
+    tiny_load(&tiny, tiny_encoder_spec(true), MP_COMPUTE_F32, 2);
     MP_CHECK_INT(run(&tiny, &all, 0, 8, UINT64_MAX, out), MP_OUTCOME_FAILED);
     MP_CHECK_INT(run(&tiny, &all, 4, 8, UINT64_MAX, out), MP_OUTCOME_DONE);
     tiny_unload(&tiny);
@@ -139,7 +93,7 @@ MP_TEST(models_encoder_nan_fails_its_call_only) {
 MP_TEST(models_encoder_refuses_bad_calls) {
     mp_error error;
     tiny_model tiny;
-    tiny_load(&tiny, encoder_spec(false), MP_COMPUTE_F32, 1);
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
     static int32_t ids[POSITIONS + 1];
     const struct {
         int32_t id;
@@ -218,7 +172,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     static float alone[TEXTS * WIDTH];
     make_texts(&all);
     tiny_model tiny;
-    tiny_load(&tiny, encoder_spec(false), MP_COMPUTE_F32, 2);
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 2);
     mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
     dedup->capacity = 0;
     for (int t = 0; t < TEXTS; t++)
@@ -289,7 +243,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     static float alone[TEXTS * WIDTH];
     make_texts(&all);
     tiny_model tiny;
-    tiny_load(&tiny, encoder_spec(false), MP_COMPUTE_I8, 1);
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_I8, 1);
     mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
     MP_CHECK_INT(dedup->keep_ns, 100000000);
     dedup->keep_ns = UINT64_MAX;
@@ -342,7 +296,7 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
     make_texts(&all);
     all.ids[all.offsets[3]] = 7;
     tiny_model tiny;
-    tiny_load(&tiny, encoder_spec(true), MP_COMPUTE_F32, 1);
+    tiny_load(&tiny, tiny_encoder_spec(true), MP_COMPUTE_F32, 1);
     mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
     dedup->keep_ns = UINT64_MAX;
     for (int round = 0; round < 2; round++) {
@@ -385,7 +339,7 @@ MP_TEST_SECONDS(models_encoder_allocation_sweep, 120) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    tiny_life life = {encoder_spec(false), MP_COMPUTE_I8, make_call, compare_calls};
+    tiny_life life = {tiny_encoder_spec(false), MP_COMPUTE_I8, make_call, compare_calls};
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }
