@@ -298,7 +298,8 @@ def test_memory_of_a_process_is_bounded(llama: Path) -> None:
 def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...],
                                  error: type[mpool.MpoolError], why: str) -> None:
     monkeypatch.setattr(_isolated, "command", lambda: command)
-    with pool_of(load_timeout=1.0) as pool, pytest.raises(error, match=why):
+    timeout = 1.0 if error is mpool.SpawnTimeout else 30.0
+    with pool_of(load_timeout=timeout) as pool, pytest.raises(error, match=why):
         pool.embed("a", bert)
     assert children() == []
 
