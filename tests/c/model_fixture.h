@@ -112,8 +112,8 @@ static inline void tiny_tokens(mp_spec *spec) {
     MP_CHECK_OK(mp_spec_set_tokens(spec, &table, &error), &error);
 }
 
-/* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32) is
- * infinite; then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
+/* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32, Q8_0)
+ * is infinite; then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
 static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_count, uint64_t seed, int32_t infinite) {
     mp_error error;
     char path[512], name[64];
@@ -140,9 +140,13 @@ static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_co
                     {"ffn_up", TINY_FFN, TINY_HIDDEN}, {"ffn_down", TINY_HIDDEN, TINY_FFN}};
     tiny_tensor(&file, "token_embd.weight", types[0], TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
     if (infinite >= 0) {
-        float *row = (float *)(void *)(file.bytes + file.used) - (size_t)(TINY_VOCAB - infinite) * TINY_HIDDEN;
-        for (int i = 0; i < TINY_HIDDEN; i++)
-            row[i] = INFINITY;
+        static const uint16_t scale = 0x7C00;
+        const mp_dtype_row *type = mp_dtype_get(types[0]);
+        size_t row_bytes = (size_t)(TINY_HIDDEN / type->items * type->bytes);
+        uint8_t *row = file.bytes + file.used - (size_t)(TINY_VOCAB - infinite) * row_bytes;
+        MP_CHECK(types[0] == MP_F32 || types[0] == MP_Q8_0);
+        for (uint8_t *block = row; block < row + row_bytes; block += type->bytes)
+            memcpy(block, types[0] == MP_F32 ? (const void *)&(float){INFINITY} : &scale, types[0] == MP_F32 ? 4 : 2);
         tiny_tensor(&file, "output.weight", types[0], TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
     }
     tiny_tensor(&file, "output_norm.weight", MP_F32, 1, TINY_HIDDEN, 0.3f, 1);

@@ -383,11 +383,10 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
 
 /* A token whose row makes the model's arithmetic infinite may be guessed: rows before it in its block read its values
  * times zero, and that is NaN. */
-MP_TEST(models_speculation_survives_infinity) {
-    static const mp_dtype types[] = {MP_F32};
+static void survive_infinity(mp_dtype type) {
     const int32_t bad = 7;
     tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec_with(types, 1, 54, bad), MP_COMPUTE_F32, 2);
+    tiny_load(&tiny, tiny_decoder_spec_with(&type, 1, 54, bad), type == MP_F32 ? MP_COMPUTE_F32 : MP_COMPUTE_AUTO, 2);
     mp_text_args args = {.n_prompt = 70, .n_choices = 2, .sampling = {.temperature = 0.8f, .top_p = 1,
                          .repetition_penalty = 1, .max_tokens = 60, .logprobs = 3, .ignore_eos = true}};
     const float never = -1e6f;
@@ -415,4 +414,9 @@ MP_TEST(models_speculation_survives_infinity) {
     mp_call_destroy(&without.call->base);
     mp_call_destroy(&with.call->base);
     tiny_unload(&tiny);
+}
+
+MP_TEST(models_speculation_survives_infinity) {
+    survive_infinity(MP_F32);
+    survive_infinity(MP_Q8_0);
 }
