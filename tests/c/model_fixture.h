@@ -112,8 +112,8 @@ static inline void tiny_tokens(mp_spec *spec) {
     MP_CHECK_OK(mp_spec_set_tokens(spec, &table, &error), &error);
 }
 
-/* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32, Q8_0)
- * is infinite; then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
+/* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32, Q8_0) is
+ * infinite; then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
 static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_count, uint64_t seed, int32_t infinite) {
     mp_error error;
     char path[512], name[64];

@@ -6,7 +6,7 @@
 #include "model_fixture.h"
 #include "registry/registry.h"
 
-enum { STREAMS = 8, STEPS = 4096, ANSWER = 80 };
+enum { STREAMS = 8, STEPS = 4096, ANSWER = 80, HELD = 12 };
 
 typedef struct step_note {
     int items;
@@ -22,8 +22,7 @@ static struct {
     const mp_engine_ops *engine_ops;
     step_note note[STEPS];
     _Atomic int begun; /* steps */
-    _Atomic bool hold; /* a step does not end */
-    _Atomic bool held;
+    _Atomic int go;    /* steps from this number on do not end: 0, later HELD, later none */
 } seen;
 
 static void watched_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -37,11 +36,8 @@ static void watched_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan
     seen.engine_ops->step(engine, lease, plan, outcomes);
     note->passes = engine->work.passes - note->passes;
     note->rows = engine->work.rows - note->rows;
-    while (atomic_load(&seen.hold)) {
-        atomic_store(&seen.held, true);
+    while (at >= atomic_load(&seen.go))
         mp_sys_sleep_ns(100 * 1000);
-    }
-    atomic_store(&seen.held, false);
 }
 
 static mp_status watched_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error) {
@@ -117,18 +113,13 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     MP_CHECK_OK(mp_registry_load(registry, "a", false, MP_FOREVER, &error), &error);
 
     mp_ticket *tickets[STREAMS + 1];
-    atomic_store(&seen.hold, true); /* the first step ends when all are there */
-    for (int i = 0; i < STREAMS; i++)
+    for (int i = 0; i < STREAMS; i++) /* the first step ends when all are there */
         tickets[i] = chat(registry, i, 10 + 11 * i);
-    atomic_store(&seen.hold, false);
-    until_begun(12);
-    atomic_store(&seen.hold, true);
-    while (!atomic_load(&seen.held)) /* who has seen `hold` lets no step begin before it is lifted */
-        mp_sys_sleep_ns(1000 * 1000);
-    int running = atomic_load(&seen.begun);
+    atomic_store(&seen.go, HELD);
+    until_begun(HELD + 1);
     tickets[STREAMS] = chat(registry, STREAMS, 150);
     const mp_call *late = mp_ticket_call(tickets[STREAMS]);
-    atomic_store(&seen.hold, false);
+    atomic_store(&seen.go, STEPS);
 
     uint64_t tokens = 0;
     for (int i = 0; i <= STREAMS; i++) {
@@ -140,7 +131,7 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     MP_CHECK_INT(tokens, (STREAMS + 1) * ANSWER);
 
     /* who comes in a step is in the next, beside all others, and its prompt is read in the same pass */
-    const step_note *held = &seen.note[running - 1], *next = held + 1;
+    const step_note *held = &seen.note[HELD], *next = held + 1;
     MP_CHECK(!takes_part(held, late) && takes_part(next, late));
     MP_CHECK_INT(held->items, STREAMS);
     MP_CHECK_INT(next->items, STREAMS + 1);
