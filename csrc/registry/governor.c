@@ -210,13 +210,14 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     mp_mutex_unlock(&governor->lock);
 }
 
-uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
+/* The sum of their answers; to how much is possible, or to reclaim. */
+static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, bool possible) {
     uint64_t coming = 0;
     mp_mutex_lock(&governor->lock);
     for (mp_reclaimer *at = governor->reclaimers; at && coming < bytes;) {
         at->asked++; /* it stays on the list, and so does its place in it */
         mp_mutex_unlock(&governor->lock);
-        coming += at->reclaim(at->arg, bytes - coming, whole);
+        coming += possible ? at->possible(at->arg) : at->reclaim(at->arg, bytes - coming, whole);
         mp_mutex_lock(&governor->lock);
         mp_reclaimer *next = at->next;
         if (--at->asked == 0)
@@ -225,6 +226,13 @@ uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) 
         /* `next` may go while nobody asks it; it is pinned before the lock is given up again. */
     }
     mp_mutex_unlock(&governor->lock);
+    return coming;
+}
+
+uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
+    uint64_t coming = ask_all(governor, bytes, whole, false);
+    if (whole && coming < bytes && ask_all(governor, bytes, whole, true) >= bytes)
+        coming = ask_all(governor, bytes, false, false);
     return coming;
 }
 

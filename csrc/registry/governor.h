@@ -56,6 +56,8 @@ typedef struct mp_reclaimer {
      * enough. Returns how many bytes are on their way, those of earlier calls included: 0 = there is nothing to give
      * up. No lock of the governor is held. */
     uint64_t (*reclaim)(void *arg, uint64_t bytes, bool whole);
+    /* How many bytes it could give up, those on their way included. Likewise. */
+    uint64_t (*possible)(void *arg);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */
     int asked;                 /* threads inside reclaim; guarded by: the governor's lock */
@@ -63,7 +65,8 @@ typedef struct mp_reclaimer {
 void mp_governor_add_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer);
 /* Returns when nobody asks it any more. Legal on one that was not added. */
 void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer);
-/* Ask the reclaimers, one after the other, until so many bytes are on their way; returns how many are. */
+/* Ask the reclaimers, one after the other, until so many bytes are on their way; returns how many are. whole: one alone
+ * gives them all, if it can, else they do together. */
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* Memory was given back: those who wait for it look again. */
 void mp_governor_notify(mp_governor *governor);

@@ -209,13 +209,25 @@ static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
 
 /* --- what is done for all entries; no lock held --- */
 
-static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
-    mp_registry *registry = arg;
-    snapshot copy;
+static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
     mp_mutex_lock(&registry->lock);
-    bool taken = registry->closing == OPEN && take_snapshot(registry, true, &copy);
+    bool taken = registry->closing == OPEN && take_snapshot(registry, true, copy);
     mp_mutex_unlock(&registry->lock);
-    if (!taken)
+    return taken;
+}
+
+static uint64_t possible(void *arg) {
+    snapshot copy;
+    if (!take_open_snapshot(arg, &copy))
+        return 0;
+    uint64_t bytes = mp_upkeep_possible(copy.entries, copy.count);
+    drop_snapshot(&copy);
+    return bytes;
+}
+
+static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
+    snapshot copy;
+    if (!take_open_snapshot(arg, &copy))
         return 0;
     uint64_t coming = mp_upkeep_reclaim(copy.entries, copy.count, bytes, whole);
     drop_snapshot(&copy);
@@ -279,7 +291,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     mp_cond_init(&registry->changed);
     registry->grace_ns = mp_or_default(config->shutdown_grace_ns, 5000 * MS);
     mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
-    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .arg = registry};
+    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .arg = registry};
     mp_status status = create_services(registry, config, error);
     if (status == MP_OK)
         status = mp_fork_join(registry, error);

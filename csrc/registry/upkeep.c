@@ -58,6 +58,16 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool w
     return coming;
 }
 
+uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < count; i++) {
+        mp_eviction value;
+        mp_entry_value(entries[i], &value);
+        bytes += value.coming + value.bytes;
+    }
+    return bytes;
+}
+
 /* --- maintenance --- */
 
 static int in_use(mp_entry **entries, int count) {

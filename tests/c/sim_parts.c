@@ -94,6 +94,14 @@ static uint64_t give_memory(void *arg, uint64_t bytes, bool whole) {
     return sim_below(2) ? bytes : 0;
 }
 
+static uint64_t has_memory(void *arg) {
+    pretender *self = arg;
+    SIM_CHECK(self->there);
+    mp_seam_point();
+    SIM_CHECK(self->there && "it does not go while it is asked");
+    return sim_below(2) * LIMIT;
+}
+
 static bool gives_up(void *arg) {
     (void)arg;
     return sim_below(4) == 0;
@@ -109,7 +117,7 @@ static void use_memory(void *arg) {
         if (comes_and_goes) {
             pretender *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
             SIM_CHECK(self != NULL);
-            *self = (pretender){{.reclaim = give_memory, .arg = self}, true};
+            *self = (pretender){{.reclaim = give_memory, .possible = has_memory, .arg = self}, true};
             mp_governor_add_reclaimer(memory.governor, &self->reclaimer);
             mp_seam_point();
             mp_governor_remove_reclaimer(memory.governor, &self->reclaimer);

@@ -65,7 +65,7 @@ static mp_registry *open_with(mp_chaos_rule rule, fake *fake) {
     mp_registry_config config = {.lanes = 1,
                                  .max_workers = 1,
                                  .breaker_threshold = -1,
-                                 .stall_timeout_ns = FAKE_MS(60),
+                                 .stall_timeout_ns = rule.stall > 0 ? FAKE_MS(60) : FAKE_MS(20000),
                                  .chaos = rule};
     mp_registry *registry = fake_registry_of(config);
     fake_init(fake);

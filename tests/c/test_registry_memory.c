@@ -58,6 +58,46 @@ MP_TEST(registry_memory_comes_from_the_idle_beside_models_in_use) {
     fake_end(registry);
 }
 
+/* --- several registries give together what none of them has alone --- */
+
+static mp_registry *open_shared(fake *fake, const char *key) {
+    mp_registry_config config = {.spin_ns = 1, .max_workers = 1}; /* memory of the process */
+    mp_registry *registry;
+    mp_error error;
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    fake_init(fake);
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    fake->model_bytes = stats.memory_limit / 100 * 35;
+    fake_add(registry, key, fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, key, fake_call_create(1), NULL)), MP_OK);
+    return registry;
+}
+
+MP_TEST(registry_memory_of_several_registries_comes_together) {
+    fake first, second, large;
+    mp_registry *one = open_shared(&first, "a"), *two = open_shared(&second, "b");
+    mp_registry_stats stats;
+    mp_error error;
+    mp_registry_get_stats(one, &stats);
+    fake_init(&large);
+    large.model_bytes = stats.memory_limit / 100 * 45; /* one of them is enough */
+    fake_add(one, "c", &large, false);
+    MP_CHECK_OK(mp_registry_load(one, "c", false, fake_in_ms(5000), &error), &error);
+    MP_CHECK_INT(first.models + second.models, 1);
+    MP_CHECK_OK(mp_registry_evict(one, "c", 0, &error), &error);
+    MP_CHECK_OK(mp_registry_load(one, "a", false, fake_in_ms(5000), &error), &error);
+    MP_CHECK_OK(mp_registry_load(two, "b", false, fake_in_ms(5000), &error), &error);
+    MP_CHECK_INT(fake_finish(fake_submit(one, "a", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_INT(fake_finish(fake_submit(two, "b", fake_call_create(1), NULL)), MP_OK);
+    large.model_bytes = stats.memory_limit / 100 * 95; /* both have to go */
+    MP_CHECK_OK(mp_registry_load(one, "c", false, fake_in_ms(5000), &error), &error);
+    MP_CHECK_INT(first.models + second.models, 0);
+    mp_registry_close(two, 0);
+    mp_registry_destroy(two);
+    fake_end(one);
+}
+
 /* --- a call that has no chance costs nobody his model --- */
 
 MP_TEST(registry_memory_of_a_call_that_cannot_fit_is_not_asked_of_others) {
