@@ -358,6 +358,7 @@ def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
     assert int(limits["Max data size"]) < 2 * 10**9
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     assert status["NoNewPrivs"].strip() == "1"
+    assert int(status["RssAnon"].split()[0]) * 1024 < 16 << 20  # what is set aside for the process itself is enough
     assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1  # Ctrl-C is for the parent
     names = {number: os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
     assert all(name == "/dev/null" or "memfd:mpool" in name for name in names.values()), names
