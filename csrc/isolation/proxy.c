@@ -343,7 +343,7 @@ static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
-/* On a machine with several memory nodes: the CPUs that this thread is bound to for the lease, if all lanes fit there. */
+/* On a machine with several memory nodes: the CPUs that this thread is bound to for the lease, if they suffice. */
 static void put_place(proxy *p, const mp_lease *lease) {
     mp_cpu_set cpus = {{0}};
     bool bound = lease->bound && mp_sys_get_affinity(&cpus) && lease->lanes <= mp_cpu_set_count(&cpus);
