@@ -1,13 +1,14 @@
 /* bench_kernels.c: rate of the gemm kernels as a share of what this machine's arithmetic reaches at that very moment.
  *
  *   bench_kernels [--kind f32|bf16|i8|plain]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
- *                 [--pool MB] [--act]
+ *                 [--pool MB] [--act] [--attention]
  *
  * One thread. A line a kind, shape and M: per cent of the peak of that kind's instruction (vfmadd231ps, vdpbf16ps,
  * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2), measured by a probe just before and just after; the time is
  * the best of many short rounds, in CPU time. Weights rotate through --pool MB (default 0: one matrix, cache-resident as in an
  * encoder), activations are prepared outside of the time, --act puts bias and GELU into it. `pack` is the time of
- * packing one matrix. `plain` is mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS when there is one; --mask ref gives
+ * packing one matrix. --attention measures attn_kv and attn_kv_i16 instead, one token and a tile of a prompt over 128 to
+ * 2,048 positions (at --pool MB: over as many blocks as that takes), in per cent of vfmadd231ps and vpdpwssd. `plain` is mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS when there is one; --mask ref gives
  * the reference. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -46,34 +47,51 @@ static double now(void) {
     }
 #define F32_512(k)  "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #k "\n"
 #define BF16_512(k) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" #k "\n"
+#define I16_512(k)  "vpdpwssd %%zmm30, %%zmm31, %%zmm" #k "\n"
 #define I8_512(k)   "vpdpbusd %%zmm30, %%zmm31, %%zmm" #k "\n"
 #define F32_256(k)  "vfmadd231ps %%ymm" #k ", %%ymm" #k ", %%ymm" #k "\n"
 #define ZERO_512    "vpxord %%zmm30, %%zmm30, %%zmm30\nvpxord %%zmm31, %%zmm31, %%zmm31"
 PROBE(probe_f32, ZERO_512, F32_512)
 PROBE(probe_bf16, ZERO_512, BF16_512)
+PROBE(probe_i16, ZERO_512, I16_512)
 PROBE(probe_i8, ZERO_512, I8_512)
 PROBE(probe_avx2, "vzeroall", F32_256)
 
-static double probe(mp_wkind kind) {
-    const bool wide = mp_cpu_features() & MP_CPU_AVX512;
-    const bool dot8 = kind == MP_W_I8 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
-    const bool dot16 = kind == MP_W_BF16 && mp_cpu_features() & MP_CPU_AVX512_BF16;
-    void (*run)(long) = dot8 ? probe_i8 : dot16 ? probe_bf16 : wide ? probe_f32 : probe_avx2;
-    const double flops = dot8 ? 128 : dot16 ? 64 : wide ? 32 : 16; /* of one instruction */
+static double probe_rate(void (*run)(long), double operations) {
     const long rounds = 40000;
     double best = 0;
     for (int i = 0; i < 6; i++) {
         double t = now();
         run(rounds);
         t = now() - t;
-        const double rate = flops * 16 * (double)rounds / t * 1e-9;
+        const double rate = operations * 16 * (double)rounds / t * 1e-9;
         best = rate > best ? rate : best;
     }
     return best;
 }
+
+static double probe(mp_wkind kind) {
+    const bool wide = mp_cpu_features() & MP_CPU_AVX512;
+    const bool dot8 = kind == MP_W_I8 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
+    const bool dot16 = kind == MP_W_BF16 && mp_cpu_features() & MP_CPU_AVX512_BF16;
+    return dot8    ? probe_rate(probe_i8, 128)
+           : dot16 ? probe_rate(probe_bf16, 64)
+           : wide  ? probe_rate(probe_f32, 32)
+                   : probe_rate(probe_avx2, 16);
+}
+
+static double probe_attention(mp_dtype dtype) {
+    const bool words = dtype == MP_I16 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
+    return words ? probe_rate(probe_i16, 64) : probe(MP_W_F32);
+}
 #else
 static double probe(mp_wkind kind) {
     (void)kind;
+    return NAN;
+}
+
+static double probe_attention(mp_dtype dtype) {
+    (void)dtype;
     return NAN;
 }
 #endif
@@ -173,11 +191,80 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     mp_free(b->bias);
 }
 
+/* ---- attention -------------------------------------------------------------------------------------------------- */
+
+/* `rows` tokens at the end of `positions`, of `copies` caches in turn: a KV head with `group` queries of `dim`. */
+static void measure_attention(mp_dtype dtype, int rows, int positions, int group, int dim, double seconds,
+                              size_t pool) {
+    const mp_kernels *call = mp_kernels_get();
+    const bool integers = dtype == MP_I16;
+    const int blocks = (positions + MP_KV_BLOCK - 1) / MP_KV_BLOCK, n = rows * group;
+    const size_t bytes = mp_kv_bytes(dtype, dim), whole = 2 * bytes * (size_t)blocks;
+    const int copies = pool > whole ? (int)(pool / whole) : 1;
+    uint8_t *cache = must(whole * (size_t)copies);
+    void **pointers = must(sizeof(void *) * 2 * (size_t)(blocks * copies));
+    float *token = must(sizeof(float) * 2 * (size_t)dim), *q = must(sizeof(float) * (size_t)(n * dim));
+    float *state_memory = must(sizeof(float) * (size_t)(MP_ATTN_ROWS * (dim + 2)));
+    void *scratch = must(mp_attn_kv_scratch(dim));
+    mp_attn_partial state = {state_memory, state_memory + MP_ATTN_ROWS, state_memory + 2 * MP_ATTN_ROWS};
+    memset(cache, 0, whole * (size_t)copies);
+    for (int c = 0; c < copies; c++)
+        for (int t = 0; t < positions; t++) {
+            void **k = pointers + 2 * blocks * c + t / MP_KV_BLOCK, **v = k + blocks;
+            *k = cache + whole * (size_t)c + 2 * bytes * (size_t)(t / MP_KV_BLOCK);
+            *v = (uint8_t *)*k + bytes;
+            fill(token, 2 * dim);
+            (integers ? call->kv_store_i16 : call->kv_store)(token, token + dim, dim, dim, t % MP_KV_BLOCK, *k, *v);
+        }
+    fill(q, (int64_t)n * dim);
+    for (int i = 0; i < n && integers; i++)
+        call->attn_query_i16(q + i * dim, dim);
+    mp_attn_kv a = {.q = q, .ldq = (int64_t)group * dim, .ldq_group = dim, .group = group, .k_dim = dim, .v_dim = dim,
+                    .scale = 1 / sqrtf((float)dim), .pos0 = positions - rows};
+    double best = 1e9;
+    const double before = probe_attention(dtype), end = now() + seconds;
+    do {
+        const int times = 1 + 400000 / (n * positions * copies);
+        double t = now();
+        for (int i = 0; i < times; i++)
+            for (int c = 0; c < copies; c++) {
+                a.k_blocks = pointers + 2 * blocks * c;
+                a.v_blocks = a.k_blocks + blocks;
+                mp_attn_begin(n, dim, &state);
+                (integers ? call->attn_kv_i16 : call->attn_kv)(&a, rows, 0, blocks, &state, scratch);
+            }
+        t = (now() - t) / times / copies;
+        best = t < best ? t : best;
+    } while (now() < end);
+    const double after = probe_attention(dtype), peak = before > after ? before : after;
+    const double rate = 4.0 * n * positions * dim / best * 1e-9;
+    printf("attn %s D%-3d %2d x %-2d over %-5d %8.2f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s\n",
+           integers ? "i16" : "f32", dim, rows, group, positions, best * 1e6, rate, 100 * rate / peak, peak,
+           (double)whole / best * 1e-9);
+    fflush(stdout);
+    mp_free(cache);
+    mp_free(pointers);
+    mp_free(token);
+    mp_free(q);
+    mp_free(state_memory);
+    mp_free(scratch);
+}
+
+static void all_attention(double seconds, size_t pool) {
+    static const int heads[][2] = {{3, 64}, {7, 64}, {6, 128}}, positions[] = {128, 512, 2048};
+    for (int dtype = 0; dtype < 2; dtype++)
+        for (int h = 0; h < 3; h++)
+            for (int p = 0; p < 3; p++)
+                for (int tile = 0; tile < 2; tile++)
+                    measure_attention(dtype ? MP_I16 : MP_F32, tile ? MP_ATTN_ROWS / heads[h][0] : 1, positions[p],
+                                      heads[h][0], heads[h][1], seconds, pool);
+}
+
 int main(int argc, char **argv) {
     static const char *const names[] = {"f32", "bf16", "i8", "plain"};
     static const mp_wkind kinds[] = {MP_W_F32, MP_W_BF16, MP_W_I8, MP_W_F32};
     const char *mask = "";
-    bool want[4] = {false}, act = false;
+    bool want[4] = {false}, act = false, attention = false;
     int rows[32] = {8, 16, 64, 512}, row_count = 4, shapes[16][2] = {{1152, 384}, {1536, 384}, {384, 1536}},
         shape_count = 3;
     bool own_shapes = false;
@@ -187,6 +274,10 @@ int main(int argc, char **argv) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--act") == 0) {
             act = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--attention") == 0) {
+            attention = true;
             continue;
         }
         if (strcmp(argv[i], "--kind") == 0) {
@@ -220,6 +311,10 @@ int main(int argc, char **argv) {
     }
     mp_kernels_init();
     printf("# %s, %s\n", mp_cpu_name(), mp_cpu_level());
+    if (attention) {
+        all_attention(seconds, pool);
+        return 0;
+    }
     if (want[3]) {
         const char *path = getenv("MPOOL_BLAS"), *why;
         mp_blas_set_path(path ? path : "");

@@ -161,6 +161,7 @@ typedef struct i16_rows { /* the query rows of a call, and what is made of them 
     const mp_attn_kv *a;
     int n;
     const int16_t *q[MP_ATTN_ROWS];
+    int token[MP_ATTN_ROWS];                 /* of the call's rows, the one a query belongs to */
     float f[MP_ATTN_ROWS], f2[MP_ATTN_ROWS]; /* factors of a row's scores, for m and for the powers of two */
     float *s;                                /* [n, MP_KV_BLOCK] scores, then weights */
     int16_t *p;                              /* [n, MP_KV_BLOCK] weights as integers */
@@ -170,13 +171,15 @@ typedef struct i16_rows { /* the query rows of a call, and what is made of them 
 static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
     x->a = a;
     x->n = rows * a->group;
-    for (int i = 0; i < x->n; i++) {
-        float scale;
-        x->q[i] = (const int16_t *)(const void *)(a->q + i / a->group * a->ldq + i % a->group * a->ldq_group);
-        memcpy(&scale, x->q[i] + a->k_dim, sizeof scale);
-        x->f[i] = scale * a->scale;
-        x->f2[i] = x->f[i] * MP_LOG2E;
-    }
+    for (int r = 0, i = 0; r < rows; r++)
+        for (int g = 0; g < a->group; g++, i++) {
+            float scale;
+            x->token[i] = r;
+            x->q[i] = (const int16_t *)(const void *)(a->q + r * a->ldq + g * a->ldq_group);
+            memcpy(&scale, x->q[i] + a->k_dim, sizeof scale);
+            x->f[i] = scale * a->scale;
+            x->f2[i] = x->f[i] * MP_LOG2E;
+        }
     for (int i = x->n; i % VEC_N > 0; i++)
         x->f[i] = x->f2[i] = 0.0f;
 }
@@ -184,8 +187,16 @@ static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
 /* Slots that any of `rows` rows from i on sees: the first sees the oldest, the last the newest. */
 static VEC_INLINE void i16_seen(const i16_rows *x, int i, int rows, int block, int *from, int *to) {
     int unused;
-    kv_visible(x->a, i / x->a->group, block, from, &unused);
-    kv_visible(x->a, (i + rows - 1) / x->a->group, block, &unused, to);
+    kv_visible(x->a, x->token[i], block, from, &unused);
+    kv_visible(x->a, x->token[i + rows - 1], block, &unused, to);
+}
+
+/* Whether every row sees all of a block. */
+static VEC_INLINE bool i16_whole(const i16_rows *x, int block) {
+    int from, to, unused;
+    kv_visible(x->a, 0, block, &unused, &to);
+    kv_visible(x->a, x->token[x->n - 1], block, &from, &unused);
+    return from == 0 && to == MP_KV_BLOCK;
 }
 
 static VEC_INLINE void i16_scores(const i16_rows *x, int block, const int16_t *next) {
@@ -216,8 +227,13 @@ static VEC_INLINE vec i16_exp2(vec y) {
     return vec_scale_exponent(p, t); /* the low bits of a NaN's t are 0 */
 }
 
-/* Scores of a row times the keys' scales; the greatest. whole: all slots are seen. */
-static VEC_INLINE float i16_top(const bool whole, float *s, const float *sk, int from, int to) {
+/* What the lanes of a row's scores come to, one vec a row: reduced by vec_each_* for all rows at once. */
+typedef struct i16_lanes {
+    _Alignas(64) float top[VEC_N][VEC_N], sum[VEC_N][VEC_N];
+} i16_lanes;
+
+/* The greatest scores of a row. whole: all slots are seen. */
+static VEC_INLINE void i16_top(const bool whole, const float *s, const float *sk, int from, int to, float *lanes) {
     const vec lowest = vec_set(-INFINITY);
     vec top = lowest;
     VEC_UNROLL
@@ -225,22 +241,22 @@ static VEC_INLINE float i16_top(const bool whole, float *s, const float *sk, int
         if (!whole && (t + VEC_N <= from || t >= to))
             continue;
         const vec x = vec_mul(vec_load(s + t), vec_load(sk + t));
-        vec_store(s + t, x);
         top = vec_max(whole ? x : vec_select(vec_lanes(from - t, to - t), x, lowest), top);
     }
-    return vec_top(top);
+    vec_store(lanes, top);
 }
 
-/* Scores become weights; the sum of the probabilities and the greatest weight. */
-static VEC_INLINE float i16_weights(const bool whole, float *s, const float *sv, int from, int to, float f2,
-                                    float center, float *most) {
+/* Scores become weights; the sums of the probabilities and the greatest weights. */
+static VEC_INLINE void i16_weights(const bool whole, float *s, const float *sk, const float *sv, int from, int to,
+                                   float f2, float center, float *sums, float *tops) {
     const vec by = vec_set(f2), less = vec_set(-center);
     vec sum = vec_zero(), top = vec_zero();
     VEC_UNROLL
     for (int t = 0; t < MP_KV_BLOCK; t += VEC_N) {
         if (!whole && (t + VEC_N <= from || t >= to))
             continue;
-        vec p = i16_exp2(vec_fma(vec_load(s + t), by, less)), w = vec_mul(p, vec_load(sv + t));
+        const vec x = vec_mul(vec_load(s + t), vec_load(sk + t));
+        vec p = i16_exp2(vec_fma(x, by, less)), w = vec_mul(p, vec_load(sv + t));
         if (!whole) {
             const vmask seen = vec_lanes(from - t, to - t);
             p = vec_select(seen, p, vec_zero());
@@ -250,8 +266,8 @@ static VEC_INLINE float i16_weights(const bool whole, float *s, const float *sv,
         sum = vec_add(sum, p);
         top = vec_max_bits(w, top);
     }
-    *most = vec_top_bits(top);
-    return vec_sum(sum);
+    vec_store(sums, sum);
+    vec_store(tops, top);
 }
 
 static VEC_INLINE void i16_integers(const bool whole, const float *w, int from, int to, float inverse, int16_t *p) {
@@ -263,43 +279,50 @@ static VEC_INLINE void i16_integers(const bool whole, const float *w, int from, 
     }
 }
 
-static VEC_INLINE void i16_softmax(const i16_rows *x, int block, const float *sk, const float *sv) {
-    for (int base = 0; base < x->n; base += VEC_N) { /* all maxima before all powers: steps of different rows overlap */
-        const int rows = x->n - base < VEC_N ? x->n - base : VEC_N;
-        int from[VEC_N], to[VEC_N];
-        float top[VEC_N] = {0}, center[VEC_N], most[VEC_N] = {0}, inverse[VEC_N];
-        float *s = x->s + (int64_t)base * MP_KV_BLOCK, *m = x->m + base, *l = x->l + base;
-        for (int r = 0; r < rows; r++) {
-            kv_visible(x->a, (base + r) / x->a->group, block, from + r, to + r);
-            float *row = s + r * MP_KV_BLOCK;
-            top[r] = to[r] - from[r] == MP_KV_BLOCK ? i16_top(true, row, sk, 0, MP_KV_BLOCK)
-                                                    : i16_top(false, row, sk, from[r], to[r]);
-        }
-        /* + 0: of which zero the greatest is, is nobody's business */
-        vec_store(m, vec_fma(vec_load(top), vec_load(x->f + base), vec_zero()));
-        vec_store(center, vec_mul(vec_load(top), vec_load(x->f2 + base)));
-        for (int r = 0; r < rows; r++) {
-            float *row = s + r * MP_KV_BLOCK;
-            if (to[r] - from[r] == MP_KV_BLOCK) {
-                l[r] = i16_weights(true, row, sv, 0, MP_KV_BLOCK, x->f2[base + r], center[r], most + r);
-            } else if (from[r] < to[r]) {
-                l[r] = i16_weights(false, row, sv, from[r], to[r], x->f2[base + r], center[r], most + r);
-            } else {
-                m[r] = -INFINITY;
-                l[r] = most[r] = 0.0f;
-            }
-        }
-        const vec high = vec_load(most), weight = vec_set((float)MP_I16_WEIGHT), zero = vec_zero();
-        const vmask finite = vec_less(high, vec_set(INFINITY)), tiny = vec_less(high, vec_set(MP_I16_LEAST));
-        vec_store(inverse, vec_select(tiny, zero, vec_select(finite, vec_div(weight, high), zero)));
-        vec_store(x->by + base, vec_select(tiny, zero, vec_select(finite, vec_div(high, weight), vec_set(NAN))));
-        for (int r = 0; r < rows; r++) {
-            int16_t *p = x->p + (int64_t)(base + r) * MP_KV_BLOCK;
-            if (to[r] - from[r] == MP_KV_BLOCK)
-                i16_integers(true, s + r * MP_KV_BLOCK, 0, MP_KV_BLOCK, inverse[r], p);
-            else
-                i16_integers(false, s + r * MP_KV_BLOCK, from[r], to[r], inverse[r], p);
-        }
+/* At most N rows from `base` on, steps of different rows side by side. */
+static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, const i16_rows *x, int base, int block,
+                                        const float *sk, const float *sv) {
+    const int rows = x->n - base < N ? x->n - base : N;
+    int from[VEC_N], to[VEC_N];
+    float center[VEC_N], inverse[VEC_N];
+    float *s = x->s + (int64_t)base * MP_KV_BLOCK, *m = x->m + base, *l = x->l + base;
+    i16_lanes lanes;
+    for (int r = rows; r < N; r++) {
+        vec_store(lanes.top[r], vec_zero());
+        vec_store(lanes.sum[r], vec_zero());
+    }
+    for (int r = 0; r < rows; r++) {
+        if (!whole)
+            kv_visible(x->a, x->token[base + r], block, from + r, to + r);
+        i16_top(whole, s + r * MP_KV_BLOCK, sk, from[r], to[r], lanes.top[r]);
+    }
+    const vec top = vec_each_top(N, lanes.top[0]);
+    vec_store(m, vec_fma(top, vec_load(x->f + base), vec_zero())); /* which zero is the greatest must not show */
+    vec_store(center, vec_mul(top, vec_load(x->f2 + base)));
+    for (int r = 0; r < rows; r++)
+        i16_weights(whole, s + r * MP_KV_BLOCK, sk, sv, from[r], to[r], x->f2[base + r], center[r], lanes.sum[r],
+                    lanes.top[r]);
+    vec_store(l, vec_each_sum(N, lanes.sum[0]));
+    const vec most = vec_each_top_bits(N, lanes.top[0]), weight = vec_set((float)MP_I16_WEIGHT), zero = vec_zero();
+    const vmask finite = vec_less(most, vec_set(INFINITY)), tiny = vec_less(most, vec_set(MP_I16_LEAST));
+    vec_store(inverse, vec_select(tiny, zero, vec_select(finite, vec_div(weight, most), zero)));
+    vec_store(x->by + base, vec_select(tiny, zero, vec_select(finite, vec_div(most, weight), vec_set(NAN))));
+    for (int r = 0; r < rows; r++) {
+        if (!whole && from[r] >= to[r])
+            m[r] = -INFINITY; /* l and the weights are 0 */
+        i16_integers(whole, s + r * MP_KV_BLOCK, from[r], to[r], inverse[r], x->p + (int64_t)(base + r) * MP_KV_BLOCK);
+    }
+}
+
+static MP_NOINLINE void i16_softmax(const i16_rows *x, int block, const float *sk, const float *sv) {
+    const bool whole = i16_whole(x, block);
+    for (int i = 0; i < x->n; i += VEC_N) {
+        if (whole && x->n - i > 4)
+            i16_softmax_rows(16, true, x, i, block, sk, sv);
+        else if (whole)
+            i16_softmax_rows(4, true, x, i, block, sk, sv);
+        else
+            i16_softmax_rows(16, false, x, i, block, sk, sv);
     }
 }
 
@@ -317,8 +340,13 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     kv_check(a, rows);
     _Alignas(64) float s[MP_ATTN_ROWS * MP_KV_BLOCK], m[MP_ATTN_ROWS], l[MP_ATTN_ROWS], by[MP_ATTN_ROWS];
     _Alignas(64) int16_t p[MP_ATTN_ROWS * MP_KV_BLOCK];
-    i16_rows x = {.s = s, .p = p, .m = m, .l = l, .by = by};
+    i16_rows x;
     i16_begin(a, rows, &x);
+    x.s = s;
+    x.p = p;
+    x.m = m;
+    x.l = l;
+    x.by = by;
     /* the next block is fetched meanwhile if it is seen at all: whoever comes for this one mostly goes on to it */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
@@ -354,12 +382,13 @@ static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int bloc
     const mp_attn_i16_layout plan = mp_attn_i16_plan(a->v_dim);
     uint8_t *base = scratch, what[MP_ATTN_ROWS];
     float *tile = (float *)(base + plan.tile), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
-    i16_rows x = {.s = scratch,
-                  .p = (int16_t *)(void *)(base + plan.p),
-                  .m = (float *)(base + plan.m),
-                  .l = (float *)(base + plan.l),
-                  .by = (float *)(base + plan.by)};
+    i16_rows x;
     i16_begin(a, rows, &x);
+    x.s = scratch;
+    x.p = (int16_t *)(void *)(base + plan.p);
+    x.m = (float *)(base + plan.m);
+    x.l = (float *)(base + plan.l);
+    x.by = (float *)(base + plan.by);
     for (int block = block0; block < block1; block++) {
         int from, to;
         i16_seen(&x, 0, x.n, block, &from, &to);

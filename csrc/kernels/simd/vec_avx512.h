@@ -116,4 +116,29 @@ static MP_INLINE float vec_top_bits(vec x) {
     return vec_x86_top_bits8(_mm512_castps512_ps256(vec_max_bits(x, _mm512_shuffle_f32x4(x, x, 0x4e))));
 }
 
+/* Rows meet in pairs, so that a step of the tree does for two: lanes 8 apart of rows r and r + 8, 4 apart of r and
+ * r + 4, and so on. Of four rows the first stands in for those that are not there. */
+#define VEC_AVX512_EACH(name, op)                                                                              \
+    static MP_INLINE vec name(const int N, const float *p) {                                                   \
+        vec x[16];                                                                                             \
+        MP_UNROLL                                                                                              \
+        for (int r = 0; r < 16; r++)                                                                           \
+            x[r] = vec_load(p + (r < N ? r : 0) * VEC_N);                                                      \
+        MP_UNROLL                                                                                              \
+        for (int r = 0; r < 8; r++)                                                                            \
+            x[r] = op(_mm512_shuffle_f32x4(x[r], x[r + 8], 0xee), _mm512_shuffle_f32x4(x[r], x[r + 8], 0x44)); \
+        MP_UNROLL                                                                                              \
+        for (int r = 0; r < 4; r++)                                                                            \
+            x[r] = op(_mm512_shuffle_f32x4(x[r], x[r + 4], 0xdd), _mm512_shuffle_f32x4(x[r], x[r + 4], 0x88)); \
+        MP_UNROLL                                                                                              \
+        for (int r = 0; r < 2; r++)                                                                            \
+            x[r] = op(_mm512_shuffle_ps(x[r], x[r + 2], 0xee), _mm512_shuffle_ps(x[r], x[r + 2], 0x44));       \
+        x[0] = op(_mm512_shuffle_ps(x[0], x[1], 0xdd), _mm512_shuffle_ps(x[0], x[1], 0x88));                   \
+        const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);         \
+        return _mm512_permutexvar_ps(order, x[0]);                                                             \
+    }
+VEC_AVX512_EACH(vec_each_sum, vec_add)
+VEC_AVX512_EACH(vec_each_top, vec_max)
+VEC_AVX512_EACH(vec_each_top_bits, vec_max_bits)
+
 #endif

@@ -220,8 +220,7 @@ static MP_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
         p[2 * l] = part[l];
 }
 
-#define VEC_NEON_MAX_BITS(x, y) \
-    vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(x), vreinterpretq_u32_f32(y)))
+#define VEC_NEON_MAX_BITS(x, y) vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(x), vreinterpretq_u32_f32(y)))
 
 VEC_NEON_2(vec, vec_max_bits, VEC_NEON_MAX_BITS)
 
@@ -232,5 +231,16 @@ static MP_INLINE float vec_top_bits(vec x) {
     memcpy(&y, &bits, sizeof y);
     return y;
 }
+
+#define VEC_EACH_ROW(name, one)                              \
+    static MP_INLINE vec name(const int N, const float *p) { \
+        float y[VEC_N] = {0};                                \
+        for (int r = 0; r < N; r++)                          \
+            y[r] = one(vec_load(p + r * VEC_N));             \
+        return vec_load(y);                                  \
+    }
+VEC_EACH_ROW(vec_each_sum, vec_sum)
+VEC_EACH_ROW(vec_each_top, vec_top)
+VEC_EACH_ROW(vec_each_top_bits, vec_top_bits)
 
 #endif

@@ -250,6 +250,18 @@ static VEC_INLINE float vec_top(vec x) {
     return x.lane[0];
 }
 
+/* The reductions of N rows of 16 (N 4 or 16) at p [N][16], that of row r in lane r; the lanes beyond N are anything. */
+#define VEC_PLAIN_EACH(name, one)                             \
+    static VEC_INLINE vec name(const int N, const float *p) { \
+        vec y = vec_zero();                                   \
+        for (int r = 0; r < N; r++)                           \
+            y.lane[r] = one(vec_load(p + r * VEC_N));         \
+        return y;                                             \
+    }
+VEC_PLAIN_EACH(vec_each_sum, vec_sum)
+VEC_PLAIN_EACH(vec_each_top, vec_top)
+VEC_PLAIN_EACH(vec_each_top_bits, vec_top_bits)
+
 static VEC_INLINE void vec_prefetch(const void *p) { __builtin_prefetch(p); }
 
 #endif
