@@ -157,6 +157,11 @@ static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_d
 
 /* ---- a block ---- */
 
+/* What the lanes of a row's scores come to, one vec a row, of 16 rows. */
+typedef struct i16_lanes {
+    _Alignas(64) float top[VEC_N][VEC_N], sum[VEC_N][VEC_N];
+} i16_lanes;
+
 typedef struct i16_rows { /* the query rows of a call, and what is made of them in a block */
     const mp_attn_kv *a;
     int n;
@@ -166,6 +171,8 @@ typedef struct i16_rows { /* the query rows of a call, and what is made of them 
     float *s;                                /* [n, MP_KV_BLOCK] scores, then weights */
     int16_t *p;                              /* [n, MP_KV_BLOCK] weights as integers */
     float *m, *l, *by;                       /* [n up to 16] */
+    bool whole;                              /* every row sees all of the block */
+    i16_lanes lanes;
 } i16_rows;
 
 static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
@@ -182,21 +189,30 @@ static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
         }
     for (int i = x->n; i % VEC_N > 0; i++)
         x->f[i] = x->f2[i] = 0.0f;
+    for (int r = x->n; r < VEC_N; r++) { /* never written, but read with the others */
+        vec_store(x->lanes.top[r], vec_zero());
+        vec_store(x->lanes.sum[r], vec_zero());
+    }
 }
 
 /* Slots that any of `rows` rows from i on sees: the first sees the oldest, the last the newest. */
 static VEC_INLINE void i16_seen(const i16_rows *x, int i, int rows, int block, int *from, int *to) {
     int unused;
-    kv_visible(x->a, x->token[i], block, from, &unused);
-    kv_visible(x->a, x->token[i + rows - 1], block, &unused, to);
+    *from = 0;
+    *to = MP_KV_BLOCK;
+    if (!x->whole) {
+        kv_visible(x->a, x->token[i], block, from, &unused);
+        kv_visible(x->a, x->token[i + rows - 1], block, &unused, to);
+    }
 }
 
-/* Whether every row sees all of a block. */
-static VEC_INLINE bool i16_whole(const i16_rows *x, int block) {
-    int from, to, unused;
-    kv_visible(x->a, 0, block, &unused, &to);
-    kv_visible(x->a, x->token[x->n - 1], block, &from, &unused);
-    return from == 0 && to == MP_KV_BLOCK;
+/* Turn to a block; false: nobody sees anything of it. */
+static VEC_INLINE bool i16_turn(i16_rows *x, int block) {
+    int oldest, newest, from, to;
+    kv_visible(x->a, 0, block, &oldest, &to);
+    kv_visible(x->a, x->token[x->n - 1], block, &from, &newest);
+    x->whole = from == 0 && to == MP_KV_BLOCK;
+    return oldest < newest;
 }
 
 static VEC_INLINE void i16_scores(const i16_rows *x, int block, const int16_t *next) {
@@ -226,11 +242,6 @@ static VEC_INLINE vec i16_exp2(vec y) {
     p = vec_fma(p, r, vec_set(1.0f));
     return vec_scale_exponent(p, t); /* the low bits of a NaN's t are 0 */
 }
-
-/* What the lanes of a row's scores come to, one vec a row: reduced by vec_each_* for all rows at once. */
-typedef struct i16_lanes {
-    _Alignas(64) float top[VEC_N][VEC_N], sum[VEC_N][VEC_N];
-} i16_lanes;
 
 /* The greatest scores of a row. whole: all slots are seen. */
 static VEC_INLINE void i16_top(const bool whole, const float *s, const float *sk, int from, int to, float *lanes) {
@@ -280,30 +291,26 @@ static VEC_INLINE void i16_integers(const bool whole, const float *w, int from, 
 }
 
 /* At most N rows from `base` on, steps of different rows side by side. */
-static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, const i16_rows *x, int base, int block,
+static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows *x, int base, int block,
                                         const float *sk, const float *sv) {
     const int rows = x->n - base < N ? x->n - base : N;
     int from[VEC_N], to[VEC_N];
     float center[VEC_N], inverse[VEC_N];
     float *s = x->s + (int64_t)base * MP_KV_BLOCK, *m = x->m + base, *l = x->l + base;
-    i16_lanes lanes;
-    for (int r = rows; r < N; r++) {
-        vec_store(lanes.top[r], vec_zero());
-        vec_store(lanes.sum[r], vec_zero());
-    }
+    i16_lanes *lanes = &x->lanes;
     for (int r = 0; r < rows; r++) {
         if (!whole)
             kv_visible(x->a, x->token[base + r], block, from + r, to + r);
-        i16_top(whole, s + r * MP_KV_BLOCK, sk, from[r], to[r], lanes.top[r]);
+        i16_top(whole, s + r * MP_KV_BLOCK, sk, from[r], to[r], lanes->top[r]);
     }
-    const vec top = vec_each_top(N, lanes.top[0]);
+    const vec top = vec_each_top(N, lanes->top[0]);
     vec_store(m, vec_fma(top, vec_load(x->f + base), vec_zero())); /* which zero is the greatest must not show */
     vec_store(center, vec_mul(top, vec_load(x->f2 + base)));
     for (int r = 0; r < rows; r++)
-        i16_weights(whole, s + r * MP_KV_BLOCK, sk, sv, from[r], to[r], x->f2[base + r], center[r], lanes.sum[r],
-                    lanes.top[r]);
-    vec_store(l, vec_each_sum(N, lanes.sum[0]));
-    const vec most = vec_each_top_bits(N, lanes.top[0]), weight = vec_set((float)MP_I16_WEIGHT), zero = vec_zero();
+        i16_weights(whole, s + r * MP_KV_BLOCK, sk, sv, from[r], to[r], x->f2[base + r], center[r], lanes->sum[r],
+                    lanes->top[r]);
+    vec_store(l, vec_each_sum(N, lanes->sum[0]));
+    const vec most = vec_each_top_bits(N, lanes->top[0]), weight = vec_set((float)MP_I16_WEIGHT), zero = vec_zero();
     const vmask finite = vec_less(most, vec_set(INFINITY)), tiny = vec_less(most, vec_set(MP_I16_LEAST));
     vec_store(inverse, vec_select(tiny, zero, vec_select(finite, vec_div(weight, most), zero)));
     vec_store(x->by + base, vec_select(tiny, zero, vec_select(finite, vec_div(most, weight), vec_set(NAN))));
@@ -314,12 +321,11 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, const i16
     }
 }
 
-static MP_NOINLINE void i16_softmax(const i16_rows *x, int block, const float *sk, const float *sv) {
-    const bool whole = i16_whole(x, block);
+static MP_NOINLINE void i16_softmax(i16_rows *x, int block, const float *sk, const float *sv) {
     for (int i = 0; i < x->n; i += VEC_N) {
-        if (whole && x->n - i > 4)
+        if (x->whole && x->n - i > 4)
             i16_softmax_rows(16, true, x, i, block, sk, sv);
-        else if (whole)
+        else if (x->whole)
             i16_softmax_rows(4, true, x, i, block, sk, sv);
         else
             i16_softmax_rows(16, false, x, i, block, sk, sv);
@@ -350,6 +356,7 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     /* the next block is fetched meanwhile if it is seen at all: whoever comes for this one mostly goes on to it */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
+    i16_turn(&x, block);
     i16_scores(&x, block, more ? a->k_blocks[block + 1] : NULL);
     i16_softmax(&x, block, i16_scales(a->k_blocks[block], a->k_dim), i16_scales(a->v_blocks[block], a->v_dim));
     for (int i = 0, R; i < x.n; i += R) {
@@ -366,7 +373,7 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
 }
 
 /* A row of sums into a state's o. */
-static VEC_INLINE void i16_put(int what, const float *sum, int n, float by, float a, float b, float *o) {
+static VEC_INLINE void i16_put(float what, const float *sum, int n, float by, float a, float b, float *o) {
     const vec scale = vec_set(by), old = vec_set(a), new = vec_set(b);
     if (what == ATTN_TAKE)
         for (int d = 0; d < n; d += VEC_N)
@@ -380,7 +387,8 @@ static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int bloc
                              void *scratch) {
     kv_check(a, rows);
     const mp_attn_i16_layout plan = mp_attn_i16_plan(a->v_dim);
-    uint8_t *base = scratch, what[MP_ATTN_ROWS];
+    uint8_t *base = scratch;
+    float what[MP_ATTN_ROWS];
     float *tile = (float *)(base + plan.tile), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
     i16_rows x;
     i16_begin(a, rows, &x);
@@ -390,9 +398,7 @@ static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int bloc
     x.l = (float *)(base + plan.l);
     x.by = (float *)(base + plan.by);
     for (int block = block0; block < block1; block++) {
-        int from, to;
-        i16_seen(&x, 0, x.n, block, &from, &to);
-        if (from >= to) /* nobody sees anything */
+        if (!i16_turn(&x, block))
             continue;
         const bool more = block + 1 < block1;
         i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};

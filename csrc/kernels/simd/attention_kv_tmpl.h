@@ -22,30 +22,26 @@ static VEC_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *fr
     *from = oldest < 0 ? 0 : oldest < MP_KV_BLOCK ? (int)oldest : MP_KV_BLOCK;
 }
 
-/* What becomes of a row of a partial. */
+/* What becomes of a row of a partial; kept as floats, so that 16 are decided at once. */
 enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
 
-/* The new m and l of a state, the factors a and b of its o and of the partial's, and what to do in each row. */
+/* The new m and l of a state, the factors a and b of its o and of the partial's, and what to do in each row. a, b and
+ * what are [n up to 16]. */
 static VEC_INLINE void merge_factors(int n, const float *m, const float *l, mp_attn_partial *state, float *a, float *b,
-                                     uint8_t *what) {
+                                     float *what) {
     for (int i = 0; i < n; i += VEC_N) {
         const int left = n - i < VEC_N ? n - i : VEC_N;
         const vec old = vec_load_n(state->m + i, left), new = vec_load_n(m + i, left), top = vec_max(new, old);
-        vec_store(a + i, vec_exp(vec_sub(old, top)));
-        vec_store(b + i, vec_exp(vec_sub(new, top)));
-    }
-    for (int i = 0; i < n; i++) {
-        if (l[i] == 0.0f) {
-            what[i] = ATTN_SKIP;
-        } else if (state->l[i] == 0.0f) {
-            what[i] = ATTN_TAKE;
-            state->m[i] = m[i];
-            state->l[i] = l[i];
-        } else {
-            what[i] = ATTN_MERGE;
-            state->m[i] = m[i] > state->m[i] ? m[i] : state->m[i];
-            state->l[i] = state->l[i] * a[i] + l[i] * b[i];
-        }
+        const vec old_l = vec_load_n(state->l + i, left), new_l = vec_load_n(l + i, left);
+        const vec by_old = vec_exp(vec_sub(old, top)), by_new = vec_exp(vec_sub(new, top));
+        const vec sum = vec_add(vec_mul(old_l, by_old), vec_mul(new_l, by_new));
+        const vmask skip = vec_less_equal(new_l, vec_zero()), take = vec_less_equal(old_l, vec_zero());
+        vec_store(a + i, by_old);
+        vec_store(b + i, by_new);
+        vec_store(what + i,
+                  vec_select(skip, vec_set(ATTN_SKIP), vec_select(take, vec_set(ATTN_TAKE), vec_set(ATTN_MERGE))));
+        vec_store_n(state->m + i, vec_select(skip, old, vec_select(take, new, top)), left);
+        vec_store_n(state->l + i, vec_select(skip, old_l, vec_select(take, new_l, sum)), left);
     }
 }
 

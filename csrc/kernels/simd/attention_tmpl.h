@@ -244,9 +244,9 @@ typedef struct attn_output {
     float *out;
     int64_t ld;
     int columns;
-    const float *by;     /* [rows] NULL: take it as it is */
-    const float *a, *b;  /* [rows] the factors of the state and of the new part; NULL: out is overwritten */
-    const uint8_t *what; /* [rows] with a and b */
+    const float *by;    /* [rows] NULL: take it as it is */
+    const float *a, *b; /* [rows] the factors of the state and of the new part; NULL: out is overwritten */
+    const float *what;  /* [rows] with a and b */
 } attn_output;
 
 /* rows x vecs sums at tile [rows, 16 * vecs] to columns from `column` on. Not part of the tile's own code, which exists
@@ -464,8 +464,7 @@ static void attn_attn_merge(int rows, int v_dim, const mp_attn_partial *in, mp_a
     assert(v_dim % VEC_N == 0);
     for (int i = 0; i < rows; i += VEC_N) {
         const int n = rows - i < VEC_N ? rows - i : VEC_N;
-        float a[VEC_N], b[VEC_N];
-        uint8_t what[VEC_N];
+        float a[VEC_N], b[VEC_N], what[VEC_N];
         mp_attn_partial part = {state->m + i, state->l + i, NULL};
         merge_factors(n, in->m + i, in->l + i, &part, a, b, what);
         for (int r = 0; r < n; r++) {
@@ -485,7 +484,8 @@ static void attn_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, 
     kv_check(a, rows);
     const mp_attn_kv_layout plan = mp_attn_kv_plan(a->v_dim);
     const int n = rows * a->group;
-    uint8_t *base = scratch, what[MP_ATTN_ROWS];
+    uint8_t *base = scratch;
+    float what[MP_ATTN_ROWS];
     float *p = (float *)(base + plan.p), *m = (float *)(base + plan.m);
     float *l = (float *)(base + plan.l), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
     for (int block = block0; block < block1; block++) {
