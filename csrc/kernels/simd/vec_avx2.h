@@ -162,8 +162,14 @@ static MP_INLINE veci veci_spread(const int16_t *p) {
 }
 
 static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
+#if defined(__clang__)
     sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));
     sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi));
+#else /* gcc 12 multiplies far ahead of the additions, and spills the sums to have the registers for it */
+    __m256i lo, hi;
+    __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum.lo), "=&x"(lo) : "x"(a.lo), "x"(b.lo));
+    __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum.hi), "=&x"(hi) : "x"(a.hi), "x"(b.hi));
+#endif
     return sum;
 }
 

@@ -88,12 +88,16 @@ static MP_INLINE veci veci_spread(const int16_t *p) {
 }
 
 static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
-#if !defined(VEC_VNNI)
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
-#elif defined(__clang__)
+#if defined(__clang__) && defined(VEC_VNNI)
     return _mm512_dpwssd_epi32(sum, a, b);
-#else /* gcc 12 spills sums of the intrinsic that live across a loop */
+#elif defined(__clang__)
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#elif defined(VEC_VNNI) /* gcc 12 spills sums of the intrinsics that live across a loop */
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+#else
+    veci product;
+    __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(product) : "v"(a), "v"(b));
     return sum;
 #endif
 }
