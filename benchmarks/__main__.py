@@ -146,7 +146,8 @@ class Bench:
         self.arguments.engines = [engine for engine in self.arguments.engines if engine not in missing]
         topics = self.arguments.topics
         if any(topic.endswith("generate") for topic in topics):
-            found = self.run_worker("mpool", {"topic": "ids", "path": self.paths["generate"], "words": 1000 if self.arguments.quick else 4000})
+            words = 1000 if self.arguments.quick else 4000
+            found = self.run_worker("mpool", {"topic": "ids", "path": self.paths["generate"], "words": words})
             self.ids = found["ids"]
         if any(topic.endswith("embed") for topic in topics):
             self.prepare()
@@ -230,7 +231,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default="mpool,sentence-transformers,llama-cpp", type=lambda text: text.split(","),
+    parser.add_argument("--engines", default="mpool,mpool:float32,sentence-transformers,llama-cpp",
+                        type=lambda text: text.split(","),
                         help="with variants, as in mpool:bfloat16 (default: %(default)s)")
     parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","), help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")

@@ -5,11 +5,11 @@
  *
  * One thread. A line a kind, shape and M: per cent of the peak of that kind's instruction (vfmadd231ps, vdpbf16ps,
  * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2), measured by a probe just before and just after; the time is
- * the best of many short rounds, in CPU time. Weights rotate through --pool MB (default 0: one matrix, cache-resident as in an
- * encoder), activations are prepared outside of the time, --act puts bias and GELU into it. `pack` is the time of
- * packing one matrix. --attention measures attn_kv and attn_kv_i16 instead, one token and a tile of a prompt over 128 to
- * 2,048 positions (at --pool MB: over as many blocks as that takes), in per cent of vfmadd231ps and vpdpwssd. `plain` is mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS when there is one; --mask ref gives
- * the reference. */
+ * the best of many short rounds, in CPU time. Weights rotate through --pool MB (default 0: one matrix, cache-resident
+ * as in an encoder), activations are prepared outside of the time, --act puts bias and GELU into it. `pack` is the time
+ * of packing one matrix. --attention measures attn_kv and attn_kv_i16 instead, one token and a tile of a prompt over
+ * 128 to 2,048 positions (at --pool MB: over as many blocks as that takes), in per cent of vfmadd231ps and vpdpwssd.
+ * `plain` is mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS when there is one; --mask ref gives the reference. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -61,7 +61,8 @@ def build(out: Path, source: Path, rooms: list[str] | None) -> Path:
             raise RuntimeError(said)
         objects.append(target)
     program = out / Path(compiler).name / source.stem
-    run = subprocess.run([*command, *map(str, objects), "-lm", "-ldl", "-o", str(program)], capture_output=True, text=True)
+    run = subprocess.run([*command, *map(str, objects), "-lm", "-ldl", "-o", str(program)], capture_output=True,
+                         text=True)
     if run.returncode != 0:
         raise RuntimeError(run.stderr)
     return program

@@ -1,14 +1,16 @@
 """Peers that want the embedding model in files of their own: ONNX Runtime, OpenVINO, CTranslate2.
 
-``prepare`` makes those from the folder's own weights (with torch and the peers' converters), once, in a folder named by
-the weights' hash; no measure holds the time of it. Texts go through HF ``tokenizers`` by the folder's tokenizer.json, cut
-to what the folder says, in batches of 32 sorted by length, as sentence-transformers does; pooling by mean, and length 1.
+``prepare`` makes those from the folder's own weights (with torch and the peers' converters), once for each version of a
+peer, in a folder named by the weights' hash; no measure holds the time of it. Texts go through HF ``tokenizers`` by the
+folder's tokenizer.json, cut to what the folder says, in batches of 32 sorted by length, as sentence-transformers does;
+pooling by mean, and length 1.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,12 @@ class Tokens:
 class Converted:
     """What the three have in common."""
 
+    module: str
     variants: tuple[str, ...] = ()
 
     def __init__(self, variant: str, folder: str) -> None:
-        self.variant, self.folder = variant or self.variants[0], Path(folder)
+        self.variant = variant or self.variants[0]
+        self.folder = Path(folder) / f"{self.module}-{version(self.module)}"
         if self.variant not in self.variants:
             raise ValueError(f"{type(self).__name__} has {', '.join(self.variants)}")
 
@@ -92,7 +96,7 @@ class Converted:
 class OnnxRuntime(Converted):
     """ONNX Runtime over a graph whose attention, GELU and norms its own optimiser has fused; int8: quantised by it."""
 
-    variants = ("float32", "int8")
+    module, variants = "onnxruntime", ("float32", "int8")
 
     def imports(self) -> None:
         """See Converted."""
@@ -111,14 +115,16 @@ class OnnxRuntime(Converted):
 
             config = json.loads((Path(path) / "config.json").read_text())
             optimize_model(str(plain), model_type="bert", num_heads=config["num_attention_heads"],
-                           hidden_size=config["hidden_size"]).save_model_to_file(str(fused))
+                           hidden_size=config["hidden_size"]).save_model_to_file(str(part(fused)))
+            part(fused).rename(fused)
         if not int8.exists():
             from onnx import TensorProto
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            quantize_dynamic(str(fused), str(int8), weight_type=QuantType.QInt8, per_channel=True,
+            quantize_dynamic(str(fused), str(part(int8)), weight_type=QuantType.QInt8, per_channel=True,
                              op_types_to_quantize=["MatMul", "Attention"],
                              extra_options={"DefaultTensorType": TensorProto.FLOAT})
+            part(int8).rename(int8)
 
     def start(self, threads: int) -> None:
         """See Converted."""
@@ -136,7 +142,7 @@ class OnnxRuntime(Converted):
 class OpenVino(Converted):
     """OpenVINO over the plain graph, with the precision that it is asked for and its hint for latency."""
 
-    variants = ("float32", "bfloat16")
+    module, variants = "openvino", ("float32", "bfloat16")
 
     def imports(self) -> None:
         """See Converted."""
@@ -171,7 +177,7 @@ class OpenVino(Converted):
 class CTranslate2(Converted):
     """CTranslate2's Encoder, over a model that its own converter made."""
 
-    variants = ("float32", "int8")
+    module, variants = "ctranslate2", ("float32", "int8")
 
     def imports(self) -> None:
         """See Converted."""
@@ -186,7 +192,7 @@ class CTranslate2(Converted):
 
         out = self.folder / f"ctranslate2-{self.variant}"
         if not out.exists():
-            whole = out.with_suffix(".part")
+            whole = part(out)
             shutil.rmtree(whole, ignore_errors=True)
             ctranslate2.converters.TransformersConverter(path).convert(str(whole), quantization=self.variant)
             whole.rename(out)
@@ -201,6 +207,11 @@ class CTranslate2(Converted):
         given = self.lib.StorageView.from_array(ids.astype(np.int32))
         lengths = self.lib.StorageView.from_array(mask.sum(1).astype(np.int32))
         return np.array(self.encoder.forward_batch(given, lengths).last_hidden_state)
+
+
+def part(out: Path) -> Path:
+    """What is written before it gets its name, so that one that was cut off is not taken for whole."""
+    return out.with_name(out.name + ".part")
 
 
 def export(path: str, out: Path) -> None:
@@ -254,8 +265,7 @@ def export(path: str, out: Path) -> None:
 
     free = {0: "texts", 1: "longest"}
     sample = torch.ones(2, 9, dtype=torch.long)
-    part = out.with_suffix(".part")
-    torch.onnx.export(Bert().eval(), (sample, sample), str(part), input_names=["ids", "mask"],
+    torch.onnx.export(Bert().eval(), (sample, sample), str(part(out)), input_names=["ids", "mask"],
                       output_names=["hidden"], dynamic_axes={"ids": free, "mask": free, "hidden": free},
                       opset_version=17, dynamo=False)
-    part.rename(out)
+    part(out).rename(out)

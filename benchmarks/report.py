@@ -127,9 +127,10 @@ def text(record: dict[str, Any]) -> str:
     lines += ["", *(f"{what}: " + ", ".join(f"{engine} {value}" for engine, value in found.items())
                     for what, found in record["agreement"].items())]
     lines += [f"FAILED: {failure}" for failure in record["failures"]]
-    return "\n".join([*lines, "", "In brackets: how many times better mpool in the same class of arithmetic is, and of how "
-                      "many comparable turns", "that is the median. ?: there were none, as the machine was busy or "
-                      "changed its state: of no weight. %: of what the", "machine allows, by the probes around it."])
+    return "\n".join([*lines, "", "In brackets: how many times better mpool is (by default, or in the class of",
+                      "arithmetic that is named), and of how many comparable turns that is the median. ?: there were none, as the",
+                      "machine was busy or changed its state: of no weight. %: of what the machine allows, by the",
+                      "probes around it."])
 
 
 def plot(record: dict[str, Any], path: str) -> None:
@@ -165,4 +166,7 @@ def _cell(found: dict[str, float] | None) -> str:
     number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     if "limit" in found:
         number += f" {found['limit']:.0%}"
-    return f"{number} ({found['ratio']:.2f}x, {found['pairs'] or '?'})" if "ratio" in found else number
+    if "ratio" not in found:
+        return number
+    rival = "" if found["against"] == "mpool" else " of " + found["against"].partition(":")[2]
+    return f"{number} ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"

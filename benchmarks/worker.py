@@ -31,7 +31,7 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     """What an engine wants of the weights before it is measured."""
     engine = make(task, "embed")
     if hasattr(engine, "prepare"):
-        os.makedirs(task["folder"], exist_ok=True)
+        os.makedirs(engine.folder, exist_ok=True)
         engine.prepare(task["path"])
     return {}
 
@@ -77,9 +77,13 @@ def embed(task: dict[str, Any]) -> dict[str, Any]:
 def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
     """Calls of one text each from 8 threads."""
     times: list[float] = []
+    failed: list[BaseException] = []
 
     def work(part: list[str]) -> None:
-        times.extend([timed(lambda: engine.embed([text])) for text in part])
+        try:
+            times.extend([timed(lambda: engine.embed([text])) for text in part])
+        except BaseException as error:
+            failed.append(error)
 
     threads = [threading.Thread(target=work, args=(single[at::8],)) for at in range(8)]
 
@@ -90,6 +94,8 @@ def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
             thread.join()
 
     seconds = timed(all_of_them)
+    if failed:
+        raise failed[0]
     return {"8 threads calls/s": len(single) / seconds, "8 threads p99 ms": sorted(times)[int(len(times) * 0.99)] * 1e3}
 
 

@@ -8,7 +8,8 @@
         print(chunk, end="")
 
 No call takes a thread: each event loop watches one file descriptor, through which the core says which calls have moved.
-Only what would hold the loop up leaves it: reading a model's files on its first use, and tokenising a long text.
+Only what would hold the loop up leaves it: reading a model's files on its first use, ``load`` and ``unload``, tokenising a
+long text, and looking for the text that failed among many.
 Cancelling a task cancels its call; several tasks may await one job or stream, in loops of several threads too, and it
 is cancelled with the last that waits for it. Arguments, results and errors are those of the functions of the same name
 in :mod:`mpool`; a full queue is waited for without blocking the loop.
@@ -606,11 +607,12 @@ def _length(content: Any) -> int:
 
 async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
                keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
-               timeout: float | None = None, pool: Pool | None = None) -> Model:
+               timeout: float | None = None, isolation: Literal["thread", "process"] | None = None,
+               pool: Pool | None = None) -> Model:
     """As :func:`mpool.load`, in a thread."""
     use = pool or default_pool()
     return await asyncio.to_thread(use.load, ref, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute,
-                                   progress=progress, timeout=timeout)
+                                   progress=progress, timeout=timeout, isolation=isolation)
 
 
 async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,

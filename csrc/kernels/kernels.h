@@ -202,7 +202,7 @@ size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; 
  *   scale 0 and zeros when top < MP_I16_LEAST;  scale NaN and zeros when top is NaN or Inf.
  * With sq, sk, sv the scales of query, key t and value t, and i the exact sum over each 128 components, ascending:
  *   x[t] = ((float)i0 + (float)i1 + ...) * sk;   f = sq * scale;   top = max x over the visible t;   m = top * f + 0
- *   p[t] = exp2(fma(x[t], f2, -(top * f2))),  f2 = f * MP_LOG2E, exp2 as in math_const.h (0 when masked)
+ *   p[t] = exp2((x[t] - top) * f2),  f2 = f * MP_LOG2E, NaN if m is infinite; exp2 as in math_const.h (0 when masked)
  *   l = tree sum of the 64 p;   w[t] = p[t] * sv (0 when masked);   most = max w, NaN winning
  *   n[t] = w[t] * (MP_I16_WEIGHT / most) rounded once, to nearest even;   by = most / MP_I16_WEIGHT
  *   (most < MP_I16_LEAST: n = 0, by = 0;  most NaN or Inf: n = 0, by = NaN)

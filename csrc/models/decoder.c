@@ -75,7 +75,9 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     const mp_row_seq *seq = &pass->rows.seq[unit->seq];
     int group = mp_decoder_group(model);
     void **k = (void **)(view->base + view->at.pointers), **v = k + pass->most_blocks;
-    for (int b = unit->block0; b < unit->block1; b++) {
+    /* one more than it is about, where there is one: kernels fetch the next block ahead */
+    int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
+    for (int b = unit->block0; b < blocks && b <= unit->block1; b++) {
         k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer, unit->head);
         v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer, unit->head);
     }

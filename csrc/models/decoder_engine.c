@@ -489,9 +489,14 @@ static mp_status draw(decoder_engine *engine, mp_item *item, int c, float *logit
     return accept(engine, call, state, c, id, logprob, &item->error);
 }
 
+/* Of a row of logits, or a head's zeros. */
+static size_t copy_floats(const mp_decoder *model) {
+    return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
+}
+
 static size_t sample_bytes(const mp_decoder *model) {
     return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
-           mp_arena_cost((size_t)model->vocab * sizeof(float));
+           mp_arena_cost(copy_floats(model) * sizeof(float));
 }
 
 /* The first drawing of an item also starts its other answers from the same row. */

@@ -134,7 +134,7 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, b
 static mp_compute class_of(mp_compute asked) {
     if (asked != MP_COMPUTE_AUTO)
         return asked;
-    return mp_cpu_features() & MP_CPU_AVX512_BF16 ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+    return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16) ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
 }
 
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {

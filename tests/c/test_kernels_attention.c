@@ -413,7 +413,8 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
     int variants = 0;
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16); variants++)
         for (int round = 0; round < 80; round++) {
-            kv_case c = kv_any(&ref, &random, round % 5 == 4 ? 1e20f : 2.0f); /* 1e20: scores beyond fp32 */
+            static const float sizes[] = {2.0f, 2.0f, 2e4f, 1e10f, 1e20f}; /* 1e20: scores beyond fp32 */
+            kv_case c = kv_any(&ref, &random, sizes[round % 5]);
             const mp_attn_kv *a = kv_of(&c);
             const int rows = kv_rows(&c), n = rows * a->group;
             mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
@@ -735,6 +736,40 @@ MP_TEST(kernels_attention_kv_largest) {
                 MP_CHECK_NEAR(got.l[i], 128.0, 1e-4);
                 for (int d = 0; d < 64; d++)
                     MP_CHECK_NEAR(got.o[i * 64 + d], 128.0 * sign, 1e-3);
+            }
+            partial_free(&got);
+            kv_free(&c);
+        }
+}
+
+/* However large scores are, weights are: the greatest 1, none below 0. Beyond fp32 all is NaN, in one block, too. */
+MP_TEST(kernels_attention_kv_huge_scores) {
+    mp_test_random random = {30};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int round = 0; round < 60; round++) {
+            static const float sizes[] = {1e2f, 2e3f, 2e4f, 1e6f, 1e10f, 1e15f, 1e20f};
+            const float size = sizes[round % 7];
+            const int tokens = round % 2 ? 40 : 130;
+            kv_case c = kv_make(&ref, &random, tokens, 3, 2, 128, 16, MP_I16, 0, size);
+            const mp_attn_kv *a = kv_of(&c);
+            mp_attn_partial got = partial_make(6, 16);
+            kv_attend(&v, &c, a, 3, 0, c.blocks, &got);
+            for (int i = 0; i < 6; i++) {
+                if (size == 1e20f) {
+                    MP_CHECK(isnan(got.l[i]));
+                    continue;
+                }
+                MP_CHECK(got.l[i] >= 1.0f && got.l[i] <= (float)tokens);
+                for (int d = 0; d < 16; d++) {
+                    float low = INFINITY, high = -INFINITY;
+                    for (int t = 0; t < tokens; t++) {
+                        low = fminf(low, c.values[t * 16 + d]);
+                        high = fmaxf(high, c.values[t * 16 + d]);
+                    }
+                    const float mean = got.o[i * 16 + d] / got.l[i], off = 2e-3f * fmaxf(fabsf(low), fabsf(high));
+                    MP_CHECK(mean >= low - off && mean <= high + off);
+                }
             }
             partial_free(&got);
             kv_free(&c);

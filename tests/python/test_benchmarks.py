@@ -68,7 +68,8 @@ def test_disturbed_turns_do_not_count() -> None:
     good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
     bad = [turn("mpool", 0, {"a": 2.0}, others=0.5), turn("peer", 0, {"a": 100.0}, others=0.5)]
     assert [entry.disturbed is None for entry in good + bad] == [True, True, False, False]
-    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "against": "mpool", "ratio": 2.0, "pairs": 1}
+    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "against": "mpool", "ratio": 2.0,
+                                                                "pairs": 1}
     assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "against": "mpool", "ratio": 0.02, "pairs": 0}
 
 

@@ -208,11 +208,11 @@ static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn
             x[t] *= sk[t];
             top = mp_ref_max(x[t], top);
         }
-        const float f = sq * a->scale, f2 = f * MP_LOG2E;
-        out->m[i] = from < to ? top * f + 0.0f : -INFINITY;
+        const float f = sq * a->scale, m = top * f + 0.0f, f2 = f * MP_LOG2E + (m - m);
+        out->m[i] = from < to ? m : -INFINITY;
         uint32_t most = 0;
         for (int t = from; t < to; t++) {
-            const float p = exp2_weight(fmaf(x[t], f2, -(top * f2)));
+            const float p = exp2_weight((x[t] - top) * f2);
             sum[t % LANES] += p;
             w[t] = p * sv[t];
             most = mp_ref_bits(w[t]) > most ? mp_ref_bits(w[t]) : most;

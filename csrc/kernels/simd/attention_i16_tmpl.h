@@ -260,14 +260,14 @@ static VEC_INLINE void i16_top(const bool whole, const float *s, const float *sk
 /* Scores become weights; the sums of the probabilities and the greatest weights. */
 static VEC_INLINE void i16_weights(const bool whole, float *s, const float *sk, const float *sv, int from, int to,
                                    float f2, float center, float *sums, float *tops) {
-    const vec by = vec_set(f2), less = vec_set(-center);
+    const vec by = vec_set(f2), most = vec_set(center);
     vec sum = vec_zero(), top = vec_zero();
     VEC_UNROLL
     for (int t = 0; t < MP_KV_BLOCK; t += VEC_N) {
         if (!whole && (t + VEC_N <= from || t >= to))
             continue;
         const vec x = vec_mul(vec_load(s + t), vec_load(sk + t));
-        vec p = i16_exp2(vec_fma(x, by, less)), w = vec_mul(p, vec_load(sv + t));
+        vec p = i16_exp2(vec_mul(vec_sub(x, most), by)), w = vec_mul(p, vec_load(sv + t));
         if (!whole) {
             const vmask seen = vec_lanes(from - t, to - t);
             p = vec_select(seen, p, vec_zero());
@@ -295,7 +295,7 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows 
                                         const float *sk, const float *sv) {
     const int rows = x->n - base < N ? x->n - base : N;
     int from[VEC_N], to[VEC_N];
-    float center[VEC_N], inverse[VEC_N];
+    float center[VEC_N], by[VEC_N], inverse[VEC_N];
     float *s = x->s + (int64_t)base * MP_KV_BLOCK, *m = x->m + base, *l = x->l + base;
     i16_lanes *lanes = &x->lanes;
     for (int r = 0; r < rows; r++) {
@@ -304,10 +304,12 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows 
         i16_top(whole, s + r * MP_KV_BLOCK, sk, from[r], to[r], lanes->top[r]);
     }
     const vec top = vec_each_top(N, lanes->top[0]);
-    vec_store(m, vec_fma(top, vec_load(x->f + base), vec_zero())); /* which zero is the greatest must not show */
-    vec_store(center, vec_mul(top, vec_load(x->f2 + base)));
+    const vec greatest = vec_fma(top, vec_load(x->f + base), vec_zero()); /* which zero it is must not show */
+    vec_store(m, greatest);
+    vec_store(center, top);
+    vec_store(by, vec_add(vec_load(x->f2 + base), vec_sub(greatest, greatest))); /* NaN if that is infinite */
     for (int r = 0; r < rows; r++)
-        i16_weights(whole, s + r * MP_KV_BLOCK, sk, sv, from[r], to[r], x->f2[base + r], center[r], lanes->sum[r],
+        i16_weights(whole, s + r * MP_KV_BLOCK, sk, sv, from[r], to[r], by[r], center[r], lanes->sum[r],
                     lanes->top[r]);
     vec_store(l, vec_each_sum(N, lanes->sum[0]));
     const vec most = vec_each_top_bits(N, lanes->top[0]), weight = vec_set((float)MP_I16_WEIGHT), zero = vec_zero();
