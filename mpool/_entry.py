@@ -171,11 +171,17 @@ class Entry:
     def isolate(self, isolation: str) -> None:
         """Has its workers run there from now on. What is loaded serves until it is loaded anew."""
         with self._lock:
-            before, self.isolation = self.runs_in, isolation
-            if before != isolation:
+            before, was = self.runs_in, self.isolation
+            self.isolation = isolation
+            if before == isolation:
+                return
+            try:
                 for compute, key in list(self._core.items()):
                     if compute == "auto" or key != self._core.get("auto"):
                         self._add(compute, replace=True)
+            except BaseException:
+                self.isolation = was  # what serves still runs there, and the next attempt is to try again
+                raise
 
     def _add(self, compute: str, replace: bool = False) -> str:
         from . import _core, _isolated

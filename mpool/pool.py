@@ -246,6 +246,7 @@ class Pool:
         except BaseException:
             self._forget(entry)
             raise
+        was = entry.isolation
         if isolation is not None:
             entry.isolate(isolation)
         key = entry.core_key(compute)
@@ -254,8 +255,10 @@ class Pool:
             self.registry.keep_alive(key, kept)
         try:
             self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
-        except MemoryExhausted as error:
-            self._name_idle(error, key)
+        except BaseException as error:
+            entry.isolation = was  # what was there before may serve on; the next attempt is to try again
+            if isinstance(error, MemoryExhausted):
+                self._name_idle(error, key)
             raise
         if alias is not None:
             with self._lock:

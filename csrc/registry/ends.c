@@ -69,7 +69,7 @@ void mp_entry_note_fault(mp_entry *entry) {
                (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
 }
 
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool *noted) {
     const mp_call *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
@@ -77,7 +77,9 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status) {
     if (status == MP_INTERNAL || status == MP_RECV)
         mp_entry_note_kill(entry, ticket);
     mp_mutex_lock(&entry->lock);
-    mp_entry_note_fault(entry);
+    if (!*noted)
+        mp_entry_note_fault(entry);
+    *noted = true;
     /* By the numeric contract NaN would come again. */
     bool again = status != MP_NUMERIC && !ticket->suspect && !entry->quit &&
                  !(call->seen && call->seen(call)) &&

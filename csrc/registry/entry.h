@@ -196,8 +196,9 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
 /* Under the lock: a worker had a fault; metric and breaker. */
 void mp_entry_note_fault(mp_entry *entry);
-/* No lock held: a worker's fault in a step of this call. False: it has had its second try, or may have none. */
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status);
+/* No lock held: a worker's fault in a step of this call. False: it has had its second try, or may have none. A step
+ * that fails for all its calls is one fault: *noted, false before the first of them. */
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool *noted);
 /* No lock held: a worker is lost after a step with this call. Twice, and the like of it is refused. */
 void mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket);
 /* No lock held: check a call against the model, unless that was done, and charge its bytes. The ticket's holder

@@ -18,6 +18,8 @@ static void before(void) {
     mp_shared_lock(&registries);
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_before(registry);
+    for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
+        mp_registry_fork_before_shared(registry);
 }
 
 static void in_parent(void) {

@@ -723,8 +723,11 @@ void mp_registry_fork_before(mp_registry *registry) {
     if (services->pool)
         mp_pool_fork_before(services->pool);
     mp_maintenance_fork_before(&services->maintenance);
-    mp_governor_fork_before(services->governor);
-    mp_cores_fork_before(services->cores_seen);
+}
+
+void mp_registry_fork_before_shared(mp_registry *registry) {
+    mp_governor_fork_before(registry->services->governor);
+    mp_cores_fork_before(registry->services->cores_seen);
 }
 
 void mp_registry_fork_parent(mp_registry *registry) {

@@ -89,6 +89,19 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     return true;
 }
 
+/* The engine was lost outside of a step, at this call or beside it. True: for the second time, so that it is ended: it
+ * must not take one worker after the other with it. */
+static bool lose_with(mp_worker *w, mp_ticket *ticket) {
+    if (!ticket->lost_with) {
+        ticket->lost_with = true;
+        return false;
+    }
+    mp_error error = w->fault;
+    mp_entry_note_kill(w->entry, ticket);
+    end_item(w, ticket, error.code, &error);
+    return true;
+}
+
 /* The fresh ones from number `from` on, which were not admitted, wait again. */
 static void put_back_fresh(mp_worker *w, int from) {
     mp_entry *entry = w->entry;
@@ -313,8 +326,8 @@ static void admit_fresh(mp_worker *w) {
             note_cost(w, ticket);
             continue;
         }
-        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* somebody else takes it */
-            put_back_fresh(w, i);
+        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* somebody else takes it, once */
+            put_back_fresh(w, lose_with(w, ticket) ? i + 1 : i);
             break;
         }
         if (status != MP_MEMORY_EXHAUSTED) {
@@ -473,14 +486,14 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
 }
 
 /* A step failed for this item. It may have a second try; an internal error is the end of the worker. */
-static void fail_item(mp_worker *w, mp_ticket *ticket) {
+static void fail_item(mp_worker *w, mp_ticket *ticket, bool *noted) {
     mp_entry *entry = w->entry;
     mp_error error = ticket->item.error;
     if (error.code == MP_OK)
         mp_fail(&error, MP_MODEL, "%s: the model failed while computing", entry->key);
     if (error.code == MP_INTERNAL)
         w->fault = error;
-    if (!mp_entry_fault(entry, ticket, error.code)) {
+    if (!mp_entry_fault(entry, ticket, error.code, noted)) {
         end_item(w, ticket, error.code, &error);
         return;
     }
@@ -503,7 +516,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket) {
 
 static void hand_out(mp_worker *w, uint64_t now_ns) {
     mp_ticket *waiting = NULL;
-    bool somebody_left = false;
+    bool somebody_left = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
         atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
@@ -514,7 +527,7 @@ static void hand_out(mp_worker *w, uint64_t now_ns) {
             break;
         case MP_OUTCOME_FAILED:
             somebody_left = true;
-            fail_item(w, ticket);
+            fail_item(w, ticket, &noted);
             break;
         case MP_OUTCOME_WAIT_MEMORY:
             waiting = ticket;
@@ -558,8 +571,11 @@ static bool step(mp_worker *w) {
     w->plan.cost_ns = 0;
     w->engine->ops->plan(w->engine, w->order, n, budget_ns, &w->plan);
     assert(w->plan.count > 0 && w->plan.count <= n);
-    if (is_lost(w)) /* before the step: nobody was in it */
+    if (is_lost(w)) { /* before the step: nobody was in it, but one of them may be the cause */
+        for (int i = 0; i < n; i++)
+            lose_with(w, w->order[i]->ticket);
         return true;
+    }
 
     if (!mp_worker_lease(w, w->plan.lanes))
         return true; /* who is cancelled is ended first */

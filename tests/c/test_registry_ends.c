@@ -414,6 +414,39 @@ MP_TEST_SECONDS(registry_forks_in_the_middle_of_calls, 60) {
     fake_end(registry);
 }
 
+/* Registries share governor and ledger: a fork takes those after the locks of all of them. */
+MP_TEST_SECONDS(registry_forks_beside_another, 60) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+#endif
+    enum { REGISTRIES = 2, CALLERS = 6 };
+    fake fakes[REGISTRIES];
+    mp_registry *registries[REGISTRIES];
+    mp_thread threads[REGISTRIES * CALLERS];
+    mp_error error;
+    atomic_store(&stop_forking, 0);
+    for (int i = 0; i < REGISTRIES; i++) {
+        mp_registry_config config = {.max_workers = 4, .keep_alive_ns = FAKE_MS(1), .maintenance_every_ns = FAKE_MS(10)};
+        fake_init(&fakes[i]);
+        fakes[i].workers = 4;
+        MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);
+        fake_add(registries[i], "a", &fakes[i], false);
+    }
+    for (int i = 0; i < REGISTRIES * CALLERS; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "calls", keep_calling, registries[i % REGISTRIES], &error), &error);
+    for (int round = 0; round < 300; round++) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(0);
+        expect_child(child);
+    }
+    atomic_store(&stop_forking, 1);
+    for (int i = 0; i < REGISTRIES * CALLERS; i++)
+        mp_thread_join(&threads[i]);
+    mp_registry_destroy(registries[1]); /* what it held is in the figures of both */
+    fake_end(registries[0]);
+}
+
 /* --- when the system refuses --- */
 
 static mp_status one_of_everything(void *arg, mp_error *error) {

@@ -22,6 +22,7 @@ typedef struct fake_engine {
     int used; /* memory of admitted items */
     int admitted;
     _Atomic int inside; /* threads: at most 1 */
+    mp_error lost;
 } fake_engine;
 
 typedef struct fake_state { /* an item's, from admit to retire */
@@ -48,7 +49,10 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     enter(engine);
     mp_status status = MP_OK;
     MP_CHECK(!item->state);
-    if (call->refused) {
+    if (call->loses_at_admit) {
+        status = mp_fail(&engine->lost, MP_RECV, "gone while it was given a call");
+        *error = engine->lost;
+    } else if (call->refused) {
         status = mp_fail(error, MP_UNSUPPORTED, "refused");
     } else if (!take(engine, call->memory)) {
         status = mp_fail(error, MP_MEMORY_EXHAUSTED, "no memory for %d", call->memory);
@@ -67,6 +71,11 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     }
     leave(engine);
     return status;
+}
+
+static const mp_error *engine_lost(mp_engine *base) {
+    fake_engine *engine = (fake_engine *)base;
+    return engine->lost.code == MP_OK ? NULL : &engine->lost;
 }
 
 static void forget(fake_engine *engine, mp_item *item) {
@@ -89,6 +98,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     for (int i = 0; i < n && (most == 0 || i < most); i++) {
         fake_call *call = (fake_call *)items[i]->call;
         MP_CHECK(items[i]->state != NULL);
+        if (call->loses_at_plan)
+            mp_fail(&engine->lost, MP_RECV, "gone while it planned");
         uint32_t left = call->units - atomic_load(&call->done);
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = units && units < left ? units : left;
@@ -213,6 +224,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         return mp_fail_memory(error, model->fake->engine_bytes, "a fake engine");
     }
     engine->base.ops = &ops;
+    engine->base.lost = engine_lost;
     engine->fake = model->fake;
     engine->budget = budget;
     /* of one entry: max_workers, and as many of a fork's parent */

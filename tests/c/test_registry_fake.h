@@ -46,6 +46,7 @@ typedef struct fake_call {
     bool bad_argument; /* check refuses it */
     bool refused;      /* admit refuses it for good */
     bool numeric;      /* fails as NaN in its steps */
+    bool loses_at_admit, loses_at_plan; /* the engine is lost there */
     _Atomic int faults; /* its next so many steps fail with `fault`, once it has done */
     uint32_t fault_from; /* so many units */
     mp_status fault;

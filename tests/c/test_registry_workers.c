@@ -441,6 +441,46 @@ MP_TEST(workers_fault_of_a_later_step) {
     }
 }
 
+/* Outside of steps nobody is sure whose fault it was: a call has one try more, and the model goes on. */
+MP_TEST(workers_lost_before_a_step) {
+    for (int plans = 0; plans < 2; plans++) {
+        fake fake;
+        fake_init(&fake);
+        mp_registry *registry = fake_registry(1, 0);
+        fake_add(registry, "a", &fake, false);
+        fake_call *call = fake_call_create(1);
+        call->loses_at_admit = !plans;
+        call->loses_at_plan = plans;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+        MP_CHECK_INT(stats_of(registry).workers_spawned, 3);
+        fake_end(registry);
+    }
+}
+
+/* A step that fails for all of its calls is one fault, and does not open the breaker by itself. */
+MP_TEST(workers_one_fault_a_step) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .breaker_threshold = 3,
+                                                                  .queue_capacity[MP_TEXT_EMBEDDING] = {8, 8}});
+    fake_add(registry, "a", &fake, false);
+    atomic_store(&fake.hold, true);
+    mp_ticket *tickets[7];
+    for (int i = 0; i < 7; i++) {
+        tickets[i] = fake_submit(registry, "a", i ? faulty(MP_MODEL, 1) : fake_call_create(1), NULL);
+        if (!i)
+            for (int look = 0; look < 2000 && !atomic_load(&fake.in_steps); look++)
+                mp_sys_sleep_ns(FAKE_MS(1));
+    }
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 7; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    MP_CHECK_INT(stats_of(registry).worker_faults, 1);
+    MP_CHECK_INT(stats_of(registry).retries, 6);
+    fake_end(registry);
+}
+
 MP_TEST(workers_with_an_internal_error_are_replaced) {
     fake fake;
     fake_init(&fake);
