@@ -8,8 +8,8 @@
         print(chunk, end="")
 
 No call takes a thread: each event loop watches one file descriptor, through which the core says which calls have moved.
-Only what would hold the loop up leaves it: reading a model's files on its first use, ``load`` and ``unload``, tokenising
-a long text, and looking for the text that failed among many.
+Only what would hold the loop up leaves it: a model's files on their first use, ``load`` and ``unload``, tokenising a
+long text, and looking for the text that failed among many.
 Cancelling a task cancels its call; several tasks may await one job or stream, in loops of several threads too, and it
 is cancelled with the last that waits for it. Arguments, results and errors are those of the functions of the same name
 in :mod:`mpool`; a full queue is waited for without blocking the loop.

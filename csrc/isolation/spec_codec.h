@@ -10,7 +10,8 @@
 
 /* *bytes: to be freed with mp_free. */
 mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_error *error);
-/* Any bytes are accepted as input: FORMAT when they are no spec. The new spec has one reference. */
+/* Any bytes are accepted as input, at an address that is a multiple of 8: FORMAT when they are no spec. The new spec
+ * has one reference. */
 mp_status mp_spec_decode(const uint8_t *bytes, size_t size, mp_spec **spec, mp_error *error);
 
 #endif

@@ -353,6 +353,9 @@ static int policy_at(void *at) {
 }
 
 MP_TEST(base_alloc_large_scratch_is_near) {
+#if defined(__SANITIZE_THREAD__)
+    MP_SKIP("the sanitizer's allocator maps its own pages");
+#endif
     mp_topology topology;
     enum { DEFAULT = 0, PREFERRED = 1 };
     MP_CHECK_OK(mp_topology_read(&topology, &error), &error);

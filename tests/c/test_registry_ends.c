@@ -426,7 +426,8 @@ MP_TEST_SECONDS(registry_forks_beside_another, 60) {
     mp_error error;
     atomic_store(&stop_forking, 0);
     for (int i = 0; i < REGISTRIES; i++) {
-        mp_registry_config config = {.max_workers = 4, .keep_alive_ns = FAKE_MS(1), .maintenance_every_ns = FAKE_MS(10)};
+        mp_registry_config config = {
+            .max_workers = 4, .keep_alive_ns = FAKE_MS(1), .maintenance_every_ns = FAKE_MS(10)};
         fake_init(&fakes[i]);
         fakes[i].workers = 4;
         MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);

@@ -44,7 +44,7 @@ def resident():
 def one_round(pool):
     {round}
 
-with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
     pool.embed("a", bert), pool.generate("a", llama, max_tokens=1)
     def measure():
         gc.collect()

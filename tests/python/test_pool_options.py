@@ -223,9 +223,19 @@ def predictive_scaling(m: Models) -> None:
 
 def scale_timeout(m: Models) -> None:
     dice = random.Random(7)
-    for scale in (False, True):  # a queue of calls, the last of which wait for longer than the timeout
-        with pool_of(scale_timeout=scale, policy="sequential", request_timeout=0.25) as pool:
-            embed = [" ".join(dice.choices(["one", "two"], k=40)) for _ in range(16)]
+
+    def texts() -> list[str]:
+        return [" ".join(dice.choices(["one", "two"], k=40)) for _ in range(16)]
+
+    with pool_of(policy="sequential") as pool:
+        took = []
+        for one in texts():
+            start = time.monotonic()
+            pool.embed(one, m.wide)
+            took.append(time.monotonic() - start)
+    for scale in (False, True):  # a queue of 13 calls, the last of which wait for longer than the timeout
+        with pool_of(scale_timeout=scale, policy="sequential", request_timeout=max(0.02, 6 * min(took))) as pool:
+            embed = texts()
             for one in embed[:3]:
                 raised_or(pool.embed, one, m.wide)
             jobs = [pool.submit("text_embedding", inputs=one, model=m.wide) for one in embed[3:]]
