@@ -119,11 +119,9 @@ static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     mp_services *services = entry->services;
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns()); /* it looks on from here */
     mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
-    mp_count(services, MP_METRIC_workers_spawned, 1);
     mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, NULL, MP_OK);
     if (!loading)
         return;
-    mp_count(services, MP_METRIC_loads, 1);
     if (mp_log_enabled(MP_LOG_INFO)) {
         mp_model *model = worker->resident->model;
         mp_log(MP_LOG_INFO, "Loaded %s in %.3f s (%.1f MB)", entry->key, (double)(mp_sys_now_ns() - began_ns) * 1e-9,
@@ -179,6 +177,8 @@ bool mp_worker_start(mp_worker *worker) {
         worker->process = worker->engine->process;
         worker->held_bytes = held;
         mp_worker_set_state(worker, MP_WORKER_READY);
+        mp_count(services, MP_METRIC_workers_spawned, 1); /* whoever sees the worker sees it counted */
+        mp_count(services, MP_METRIC_loads, loading);
         worker->rung = true; /* it is about to look for work */
         if (second.governor)
             entry->starting++;
