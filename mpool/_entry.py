@@ -11,7 +11,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Mapping
 
-from .errors import InvalidArgument, MpoolError, Timeout, WrongCapability
+from .errors import InvalidArgument, MpoolError, WrongCapability
 
 if TYPE_CHECKING:
     from .catalog import ModelDescription
@@ -209,8 +209,6 @@ class Entry:
         try:
             # begins to load while Python builds the tokenizer; what goes wrong is told to the call that follows
             registry.load(key, timeout=0.0)
-        except Timeout:
-            pass
         except MpoolError:
             pass
         return key

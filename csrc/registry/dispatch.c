@@ -5,8 +5,6 @@
 #include "base/sys.h"
 #include "registry/entry.h"
 
-static const uint64_t SCALE_AGAIN_NS = 1000ull * 1000 * 1000;
-
 static bool has_room(const mp_worker *worker) {
     return mp_worker_serves(worker) && !worker->leave && !worker->exclusive && !worker->memory_tight &&
            worker->active_count < MP_ACTIVE_MAX;
@@ -171,7 +169,7 @@ static bool announce(mp_entry *entry, mp_guard *guard) {
     if (now < entry->scale_ns || now < entry->spawn_ns)
         return false;
     if (!mp_governor_try_reserve(entry->services->governor, bytes, guard)) {
-        entry->scale_ns = now + SCALE_AGAIN_NS;
+        mp_entry_scale_later(entry);
         return false;
     }
     entry->starting++;

@@ -149,7 +149,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     if (!worker)
         entry->starting--;
     bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unloading;
-    entry->scale_ns = mp_sys_now_ns() + 1000 * MS;
+    mp_entry_scale_later(entry);
     if (!others) {
         entry->attempts++;
         entry->attempts_over++;

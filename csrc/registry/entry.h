@@ -156,6 +156,11 @@ void mp_entry_note_death(mp_entry *entry, const mp_error *error);
 
 /* --- dispatch.c; under the lock --- */
 
+/* A worker could not be had: no further one is tried for so long. */
+static inline void mp_entry_scale_later(mp_entry *entry) {
+    entry->scale_ns = mp_sys_now_ns() + 1000ull * 1000 * 1000;
+}
+
 /* The worker has room for the call, by its policy. */
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket);
 /* Somebody without work who may take it is rung. */

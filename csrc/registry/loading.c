@@ -101,7 +101,7 @@ static bool is_last(const mp_worker *worker) {
 /* Under the lock, of a load that failed. Returns who waited for it. */
 static mp_ticket *give_up(mp_worker *worker, bool loading, const mp_error *error) {
     mp_entry *entry = worker->entry;
-    entry->scale_ns = mp_sys_now_ns() + 1000ull * 1000 * 1000;
+    mp_entry_scale_later(entry);
     if (loading)
         entry->attempts_over++;
     if (!loading && !is_last(worker)) /* the others serve */

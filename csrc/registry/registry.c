@@ -4,8 +4,9 @@
  * a visitor or a give_up callback runs:
  *
  *   fork.c's list  >  registry  >  entry  >  ticket  >  notifier
- *                     registry  >  entry  >  { pool, maintenance, governor, cores }   (leaves: nothing is taken under
- * them)
+ *                     registry  >  entry  >  { pool, maintenance, quarantine, governor, cores }
+ *
+ * The last are leaves: nothing is taken under them.
  *
  * `inside` counts threads between the lookup of an entry and the end of their call, so that close can let the pool go
  * after the last of them. */
