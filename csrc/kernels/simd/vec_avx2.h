@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/simd/target.h"
+#include "kernels/simd/vec_each.h"
 #include "kernels/simd/vec_x86.h"
 
 /* 16 registers, two a vec: 6 sums leave 4 registers for the operands */
@@ -199,13 +200,6 @@ VEC_AVX2_2(vec_max_bits, VEC_AVX2_MAX_BITS)
 
 static MP_INLINE float vec_top_bits(vec x) { return vec_x86_top_bits8(VEC_AVX2_MAX_BITS(x.lo, x.hi)); }
 
-#define VEC_EACH_ROW(name, one)                              \
-    static MP_INLINE vec name(const int N, const float *p) { \
-        float y[VEC_N] = {0};                                \
-        for (int r = 0; r < N; r++)                          \
-            y[r] = one(vec_load(p + r * VEC_N));             \
-        return vec_load(y);                                  \
-    }
 VEC_EACH_ROW(vec_each_sum, vec_sum)
 VEC_EACH_ROW(vec_each_top, vec_top)
 VEC_EACH_ROW(vec_each_top_bits, vec_top_bits)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/simd/target.h"
+#include "kernels/simd/vec_each.h"
 
 #define VEC_INLINE MP_INLINE
 #define VEC_UNROLL MP_UNROLL
@@ -232,13 +233,6 @@ static MP_INLINE float vec_top_bits(vec x) {
     return y;
 }
 
-#define VEC_EACH_ROW(name, one)                              \
-    static MP_INLINE vec name(const int N, const float *p) { \
-        float y[VEC_N] = {0};                                \
-        for (int r = 0; r < N; r++)                          \
-            y[r] = one(vec_load(p + r * VEC_N));             \
-        return vec_load(y);                                  \
-    }
 VEC_EACH_ROW(vec_each_sum, vec_sum)
 VEC_EACH_ROW(vec_each_top, vec_top)
 VEC_EACH_ROW(vec_each_top_bits, vec_top_bits)

@@ -1,0 +1,15 @@
+/* vec_each.h: reductions of several rows where the instruction set has none of its own for that.
+ *
+ * `name` reduces N rows of 16 (N 4 or 16) at p [N][16] by `one`, row r into lane r. Used after vec and vec_load. */
+#ifndef MP_KERNELS_SIMD_VEC_EACH_H
+#define MP_KERNELS_SIMD_VEC_EACH_H
+
+#define VEC_EACH_ROW(name, one)                              \
+    static MP_INLINE vec name(const int N, const float *p) { \
+        float y[VEC_N] = {0};                                \
+        for (int r = 0; r < N; r++)                          \
+            y[r] = one(vec_load(p + r * VEC_N));             \
+        return vec_load(y);                                  \
+    }
+
+#endif
