@@ -39,7 +39,7 @@ struct mp_region {
 struct helper {
     _Alignas(APART) _Atomic uint32_t signal; /* events so far */
     _Atomic uint32_t parked;
-    _Atomic uint32_t held; /* 1 while a lease has it */
+    _Atomic uint32_t held;                    /* 1 while a lease has it */
     _Alignas(APART) _Atomic uint32_t pending; /* 1 from lane 0's order until the helper takes it */
     _Atomic(const mp_cpu_set *) cpus; /* where it is to run, NULL = anywhere; written by the holder of the lease */
     /* written by the holder of the lease before it sets pending */
@@ -55,8 +55,7 @@ struct mp_team {
     int count;
     _Atomic uint32_t quit;
     uint64_t spin_ns;
-    /* 1 while the system keeps taking the CPU away from us: then spinning only delays whoever has it */
-    _Atomic uint32_t crowded;
+    _Atomic uint32_t crowded; /* 1 while the system keeps taking the CPU away from us */
     struct helper helpers[];
 };
 
@@ -117,6 +116,14 @@ void mp_lane_sync(const mp_lane *lane) {
         park_for_change(&region->generation, generation, &region->sleepers);
 }
 
+/* On a crowded machine whoever is waited for may not run for milliseconds, and spinning delays whoever does. Yet most
+ * waits end at once even there: so spin as long as a wake-up costs, which loses at most twice what the best choice
+ * would (Karlin and others, "Empirical studies of competitive spinning", 1991). */
+static uint64_t spin_time(const mp_team *team, bool crowded) {
+    const uint64_t WAKE_UP_NS = 25 * 1000;
+    return crowded && team->spin_ns > WAKE_UP_NS ? WAKE_UP_NS : team->spin_ns;
+}
+
 /* --- helpers --- */
 
 /* By the helper: bind itself to where it is to run, which is where it last was unless the machine is full. */
@@ -146,7 +153,7 @@ static void helper_main(void *arg) {
         }
         if (atomic_load_explicit(&team->quit, memory_order_relaxed))
             return;
-        uint64_t spin_ns = atomic_load_explicit(&team->crowded, memory_order_relaxed) ? 0 : team->spin_ns;
+        uint64_t spin_ns = spin_time(team, atomic_load_explicit(&team->crowded, memory_order_relaxed));
         if (!atomic_load_explicit(&self->held, memory_order_relaxed) ||
             !spin_for_change(&self->signal, seen, spin_ns, &self->held))
             park_for_change(&self->signal, seen, &self->parked);
@@ -292,7 +299,7 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg),
     region->body = body;
     region->arg = arg;
     region->count = lease->lanes;
-    region->spin_ns = is_crowded(team) ? 0 : team->spin_ns;
+    region->spin_ns = spin_time(team, is_crowded(team));
     for (int i = 0; i < lease->lanes - 1; i++) {
         struct helper *helper = &team->helpers[lease->helpers[i]];
         helper->region = region;
