@@ -53,6 +53,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.probe = arguments, Probe()
         self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
+        self.programs = dict(pair.split("=", 1) for pair in arguments.program)
         self.paths = {"embed": weights(arguments.embedding_model, "text_embedding"),
                       "generate": weights(arguments.text_model, "text_to_text")}
         quick = arguments.quick
@@ -67,8 +68,10 @@ class Bench:
         return self.pythons.get(engine.partition(":")[0], sys.executable)
 
     def installed(self, engine: str) -> bool:
-        """Whether its interpreter has its library."""
+        """Whether its interpreter has its library, or a folder holds its programs."""
         module = MODULES[engine.partition(":")[0]]
+        if not module:
+            return engine in self.programs
         probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
         return subprocess.run([self.python(engine), "-c", probe], cwd=WORKER.parent).returncode == 0
 
@@ -76,6 +79,8 @@ class Bench:
         """Those that take part in a topic."""
         known = {"embed": EMBEDDERS, "generate": GENERATORS}.get(topic.rpartition("-")[2], MODULES)
         chosen = [engine for engine in self.arguments.engines if engine.partition(":")[0] in known]
+        if topic != "generate":
+            chosen = [engine for engine in chosen if MODULES[engine.partition(":")[0]]]
         if topic == "import":  # a class of arithmetic changes nothing there
             chosen = list(dict.fromkeys(engine.partition(":")[0] for engine in chosen))
         return chosen
@@ -105,7 +110,7 @@ class Bench:
         if kind == "embed":
             return {**common, "texts": self.texts, "folder": str(MADE / hashed(self.paths["embed"])[:16])}
         return {**common, "ids": self.ids, "write": 16 if quick else 64, "prompts": self.prompts,
-                "depths": self.depths}
+                "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, "")}
 
     def one_turn(self, topic: str, engine: str, number: int) -> Turn | None:
         """Measures, between two probes."""
@@ -179,6 +184,8 @@ class Bench:
 
     def version(self, engine: str) -> str:
         """Of an engine's distribution."""
+        if not MODULES[engine.partition(":")[0]]:
+            return "?"
         code = f"import {MODULES[engine.partition(':')[0]]} as module; print(module.__version__)"
         done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=WORKER.parent)
         return done.stdout.strip() or "?"
@@ -242,6 +249,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one process")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
                         help="an interpreter of an engine's own, as llama-cpp=/path/to/python; may be repeated")
+    parser.add_argument("--program", action="append", default=[], metavar="ENGINE=FOLDER",
+                        help="where the programs of a peer without a Python package were built: ik")
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
     parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
@@ -250,7 +259,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
     wrong += [topic for topic in arguments.topics if topic not in TOPICS]
-    wrong += [pair for pair in arguments.peer_python if "=" not in pair]
+    wrong += [pair for pair in arguments.peer_python + arguments.program if "=" not in pair]
     if wrong:
         parser.error(f"{wrong[0]!r}: engines are {', '.join(MODULES)}; topics are {', '.join(TOPICS)}")
     return arguments

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .texts import words
+from .timing import percentile, seconds_of, together
 
 if TYPE_CHECKING:
     import mpool
@@ -21,44 +22,9 @@ if TYPE_CHECKING:
 POLICIES = ("shared", "pack", "p2c", "sequential")
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The value below which that share of the values lies."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
-def together(count: int, body: Callable[[int], None]) -> float:
-    """Seconds that so many threads take together.
-
-    Raises:
-        BaseException: what one of them raised.
-    """
-    gate = threading.Barrier(count + 1)
-    raised: list[BaseException] = []
-
-    def run(number: int) -> None:
-        gate.wait()
-        try:
-            body(number)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    gate.wait()
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]
-    return time.perf_counter() - begin
-
-
 def timed(kept: list[float], call: Callable[[], object]) -> None:
     """Makes a call and keeps its seconds."""
-    begin = time.perf_counter()
-    call()
-    kept.append(time.perf_counter() - begin)
+    kept.append(seconds_of(call))
 
 
 def new_texts() -> Iterator[str]:

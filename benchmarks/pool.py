@@ -2,24 +2,26 @@
 
 Submit-to-start and refusal times at the C boundary and from Python, generation through the pool against a bare loop
 over the same engine, one-text embeddings of 8 and 64 threads, 8 chats at once against one, memory of the second worker,
-a cold start with 1,000 callers waiting, and the dispatch policies side by side. Prints tables. Needs gcc for the C part
-(``--no-c`` leaves it out). Figures of a machine that others use say nothing: the load is printed beside them.
+a cold start with 1,000 callers waiting, a stream beside 8 threads of embeddings, and the dispatch policies side by
+side. Prints tables. Needs gcc for the C part (``--no-c`` leaves it out). Figures of a machine that others use say nothing: the load is printed beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from . import build_kernels, policies
-from .policies import percentile, together
+from .timing import percentile, seconds_of, together
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "the quick brown fox jumps over a lazy dog and barks twice at its own shadow in the rain".split()
@@ -180,13 +182,65 @@ def part_cold(embedding: str, text: str, threads: int, quick: bool) -> dict[str,
                 "cold start: workers spawned": stats["workers_spawned"]}
 
 
+def part_beside(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
+    """A stream that reads and writes all the time, and 8 threads of one-text calls: each alone, then both at once."""
+    import mpool
+
+    period = 0.5 if quick else 4.0
+    serial = itertools.count(1)
+
+    def write(pool: mpool.Pool, over: threading.Event, gaps: list[float]) -> int:
+        count = 0
+        while not over.is_set():
+            last = None
+            prompt = f"{next(serial)} " + " ".join(texts(8, next(serial)))
+            for _ in pool.generate(prompt, text, max_tokens=64, temperature=0, ignore_eos=True, stream=True):
+                now = time.perf_counter()
+                if last is not None:
+                    gaps.append(now - last)
+                last, count = now, count + 1
+                if over.is_set():
+                    break
+        return count
+
+    def both(pool: mpool.Pool, writers: int, embedders: int) -> tuple[float, float, list[float]]:
+        over = threading.Event()
+        written, done, gaps = [0], [0] * 8, []
+
+        def body(number: int) -> None:
+            if number >= writers + embedders:
+                time.sleep(period)
+                over.set()
+            elif number < writers:
+                written[0] = write(pool, over, gaps)
+            else:
+                while not over.is_set():
+                    pool.embed(texts(1, 1000 * next(serial))[0], embedding)
+                    done[number - writers] += 1
+
+        seconds = together(writers + embedders + 1, body)
+        return written[0] / seconds, sum(done) / seconds, gaps
+
+    with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
+        pool.embed("warm", embedding)
+        pool.generate("warm", text, max_tokens=4)
+        alone, (_, embeds, _) = both(pool, 1, 0), both(pool, 0, 8)
+        beside = both(pool, 1, 8)
+    return {"beside: a stream alone, tokens/s": alone[0], "beside: 8 threads alone, texts/s": embeds,
+            "beside: the stream, of its rate alone, %": 100 * beside[0] / alone[0],
+            "beside: the texts, of their rate alone, %": 100 * beside[1] / embeds,
+            "beside: longest wait for a token alone, ms": 1e3 * max(alone[2]),
+            "beside: longest wait for a token, ms": 1e3 * max(beside[2])}
+
+
 def part_policies(embedding: str, text: str, threads: int, quick: bool) -> dict[str, dict[str, float]]:
     """See :mod:`benchmarks.policies`."""
     return policies.compare(embedding, text, threads, 1 if quick else 5, quick)
 
 
 PARTS: dict[str, Callable[[str, str, int, bool], dict[str, Any]]] = {
-    "calls": part_calls, "threads": part_threads, "memory": part_memory, "cold": part_cold, "policies": part_policies}
+    "calls": part_calls, "threads": part_threads, "memory": part_memory, "cold": part_cold,
+    "beside": part_beside, "policies": part_policies}
 
 
 def main() -> int:

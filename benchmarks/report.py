@@ -20,7 +20,7 @@ def comparable(a: Any, b: Any) -> bool:
 def arithmetic(turn: Any) -> str:
     """Class of arithmetic of an engine's turn; quantised weights count as int8."""
     name, _, variant = turn.engine.partition(":")
-    return variant or turn.result.get("compute") or ("int8" if turn.topic == "generate" else "float32")
+    return (variant if variant in limits.PEAKS else "") or turn.result.get("compute") or ("int8" if turn.topic == "generate" else "float32")
 
 
 def against(engine: str, engines: list[str]) -> str | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import texts
+from timing import percentile, seconds_of, together
 
 
 def make(task: dict[str, Any], kind: str) -> Any:
@@ -36,16 +37,9 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Seconds of a call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def median(run: Callable[[], object], times: int) -> float:
     """Median seconds of several calls."""
-    return statistics.median(timed(run) for _ in range(times))
+    return statistics.median(seconds_of(run) for _ in range(times))
 
 
 def embed(task: dict[str, Any]) -> dict[str, Any]:
@@ -64,12 +58,12 @@ def embed(task: dict[str, Any]) -> dict[str, Any]:
     for name, batch_of in lists.items():
         engine.embed(batch_of(repeat + 1)[:32])
         batches = [batch_of(turn + 1) for turn in range(repeat)]
-        seconds = statistics.median(timed(lambda: engine.embed(batch)) for batch in batches)
+        seconds = statistics.median(seconds_of(lambda: engine.embed(batch)) for batch in batches)
         found[f"{name} texts/s"] = len(batches[0]) / seconds
     for text in texts.same(20, 9):
         engine.embed([text])
     single = texts.same(240, 9, 1)
-    found["one text ms"] = statistics.median(timed(lambda: engine.embed([text])) for text in single) * 1e3
+    found["one text ms"] = statistics.median(seconds_of(lambda: engine.embed([text])) for text in single) * 1e3
     found |= many_threads(engine, texts.same(240, 9, 2))
     return {"measures": found, "vectors": first.tolist(), "rss MB": rss(), "compute": getattr(engine, "used", None)}
 
@@ -77,31 +71,19 @@ def embed(task: dict[str, Any]) -> dict[str, Any]:
 def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
     """Calls of one text each from 8 threads."""
     times: list[float] = []
-    failed: list[BaseException] = []
 
-    def work(part: list[str]) -> None:
-        try:
-            times.extend([timed(lambda: engine.embed([text])) for text in part])
-        except BaseException as error:
-            failed.append(error)
+    def work(number: int) -> None:
+        times.extend([seconds_of(lambda: engine.embed([text])) for text in single[number::8]])
 
-    threads = [threading.Thread(target=work, args=(single[at::8],)) for at in range(8)]
-
-    def all_of_them() -> None:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    seconds = timed(all_of_them)
-    if failed:
-        raise failed[0]
-    return {"8 threads calls/s": len(single) / seconds, "8 threads p99 ms": sorted(times)[int(len(times) * 0.99)] * 1e3}
+    seconds = together(8, work)
+    return {"8 threads calls/s": len(single) / seconds, "8 threads p99 ms": percentile(times, 0.99) * 1e3}
 
 
 def generate(task: dict[str, Any]) -> dict[str, Any]:
     """Tokens a second of prompts and of writing, by the same ids for everybody."""
     engine = make(task, "generate")
+    if hasattr(engine, "measures"):
+        return engine.measures(task)
     ids, written, found = task["ids"], task["write"], {}
     engine.load(task["path"], task["threads"], max([*task["prompts"], *task["depths"]]) + written + 512)
     first, _ = engine.generate(ids[:32], 32)
@@ -120,6 +102,13 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
             _, seconds = engine.generate(ids[shift:shift + depth], written + 1)
             rates.append(written / seconds)
         found[f"tg@{depth} tokens/s"] = statistics.median(rates)
+    streams, each = task["streams"], task["depths"][0]
+    rates = []
+    for _ in range(task["repeat"]):
+        shift += streams
+        prompts = [ids[shift + number:shift + number + each] for number in range(streams)]
+        rates.append(streams * written / engine.together(prompts, written))
+    found[f"{streams} streams tokens/s"] = statistics.median(rates)
     return {"measures": found, "first": first, "rss MB": rss()}
 
 
@@ -142,7 +131,7 @@ def cold(task: dict[str, Any]) -> dict[str, Any]:
 
 def imports(task: dict[str, Any]) -> dict[str, Any]:
     """The import statement of the library, alone."""
-    return {"measures": {"import ms": timed(lambda: __import__(task["module"])) * 1e3}, "rss MB": rss()}
+    return {"measures": {"import ms": seconds_of(lambda: __import__(task["module"])) * 1e3}, "rss MB": rss()}
 
 
 def ids(task: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""ik_llama.cpp by its own programs: ``llama-bench`` and ``llama-batched-bench``.
+
+It has no Python package, so ``--program ik=FOLDER`` names where they were built. They make up their token ids, which
+changes no rate. Each figure is the better of with and without repacking at run time. Of eight sequences the programs
+tell the rate of writing alone, without the prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from pathlib import Path
+from typing import Any
+
+#: Repacking at run time, off and on.
+REPACKING = (0, 1)
+
+
+class IkLlama:
+    """Measures a whole topic at once: it cannot be asked for tokens."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def imports(self) -> None:
+        """Nothing: its programs load what they need."""
+
+    def measures(self, task: dict[str, Any]) -> dict[str, Any]:
+        """What ``worker.generate`` finds of the others."""
+        best: dict[str, float] = {}
+        for repacking in REPACKING:
+            for name, rate in (*self._alone(task, repacking), *self._together(task, repacking)):
+                best[name] = max(rate, best.get(name, 0.0))
+        used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+        return {"measures": best, "rss MB": used}
+
+    def _run(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([str(self.folder / program), *map(str, arguments)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{program}: {done.stderr.strip()[-400:]}")
+        return done
+
+    def _alone(self, task: dict[str, Any], repacking: int) -> list[tuple[str, float]]:
+        depths = [item for depth in task["depths"] for item in ("-gp", f"{depth},{task['write']}")]
+        rows = json.loads(self._run(
+            "llama-bench", "-m", task["path"], "-t", task["threads"], "-fa", 1, "-rtr", repacking, "-n", 0, "-o", "json",
+            "-r", task["repeat"], "-p", ",".join(map(str, task["prompts"])), *depths).stdout)
+        found = []
+        for row in rows:
+            # a row of writing after a prompt says "tg64@pp512" and tells of the writing alone
+            prompt, written = row["n_prompt"], row["n_gen"]
+            name = f"tg@{prompt}" if written else f"pp{prompt}"
+            found.append((f"{name} tokens/s", float(row["avg_ts"])))
+        return found
+
+    def _together(self, task: dict[str, Any], repacking: int) -> list[tuple[str, float]]:
+        streams, prompt, written = task["streams"], task["depths"][0], task["write"]
+        done = self._run("llama-batched-bench", "-m", task["path"], "-c", streams * (prompt + written) + 64, "-b", 2048,
+                          "-ub", 512, "-npp", prompt, "-ntg", written, "-npl", streams, "-fa", "on", "-t", task["threads"],
+                          *["-rtr"] * repacking)
+        cells = [line.strip("| \n").split("|") for line in (done.stdout + done.stderr).splitlines()
+                 if line.startswith("|")]
+        head = [cell.strip() for cell in cells[0]]
+        return [(f"{streams} streams tokens/s", float(cells[-1][head.index("S_TG t/s")]))]
