@@ -3,7 +3,8 @@
 Submit-to-start and refusal times at the C boundary and from Python, generation through the pool against a bare loop
 over the same engine, one-text embeddings of 8 and 64 threads, 8 chats at once against one, memory of the second worker,
 a cold start with 1,000 callers waiting, a stream beside 8 threads of embeddings, and the dispatch policies side by
-side. Prints tables. Needs gcc for the C part (``--no-c`` leaves it out). Figures of a machine that others use say nothing: the load is printed beside them.
+side. Prints tables. Needs gcc for the C part (``--no-c`` leaves it out). Figures of a machine that others use say
+nothing: the load is printed beside them.
 """
 
 from __future__ import annotations
