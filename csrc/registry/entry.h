@@ -1,6 +1,7 @@
 /* entry.h: a key of the registry and what is behind it: the model, its workers, the one bounded queue, the breaker.
  *
- *   entry.c     callers and registry: submit, cancel, load, evict, remove, close
+ *   submit.c    callers: submit, cancel, position
+ *   entry.c     callers and registry: load, evict, remove, close
  *   dispatch.c  which worker takes which call; when there is to be one worker more (ahead of need: forecast.h)
  *   loading.c   cold start: a worker's way from spawning to ready
  *   serve.c     a worker's work: take, admit, plan, lease lanes, step, hand out

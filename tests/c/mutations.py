@@ -49,7 +49,7 @@ _M, _C, _E = "registry/maintenance.c", "registry/cores.c", "registry/entry.c"
 _D, _X, _S = "registry/dispatch.c", "registry/ends.c", "registry/serve.c"
 _L, _O, _G = "registry/leaving.c", "registry/loading.c", "registry/governor.c"
 _R, _W, _P = "registry/registry.c", "registry/sweep.c", "registry/worker.c"
-_Q, _K = "registry/pool/queue.c", "registry/breaker.c"
+_Q, _K, _U = "registry/pool/queue.c", "registry/breaker.c", "registry/submit.c"
 
 MUTATIONS = [
     # --- tickets
@@ -157,14 +157,14 @@ MUTATIONS = [
     Mutation(160, _C, "give_back", "a node's lanes go back to another", "cores->leased[i] -= lanes->on[i];",
              "cores->leased[BUG ? 0 : i] -= lanes->on[i];", "cores", SOME),
     # --- entries: callers
-    Mutation(201, _E, "mp_entry_submit", "nobody hears of the call", "mp_dispatch_ring(entry, ticket);",
+    Mutation(201, _U, "mp_entry_submit", "nobody hears of the call", "mp_dispatch_ring(entry, ticket);",
              "if (!BUG) mp_dispatch_ring(entry, ticket);", "calls", SOME),
-    Mutation(202, _E, "mp_entry_submit", "a worker is announced, and never started", "if (start) mp_entry_launch",
+    Mutation(202, _U, "mp_entry_submit", "a worker is announced, and never started", "if (start) mp_entry_launch",
              "if (start && !BUG) mp_entry_launch", "calls", FEW),
-    Mutation(203, _E, "mp_entry_cancel", "ended under the worker that has it",
+    Mutation(203, _U, "mp_entry_cancel", "ended under the worker that has it",
              "mp_mutex_unlock(&entry->lock); if (!mine)",
              "mine |= ticket->worker && BUG; mp_mutex_unlock(&entry->lock); if (!mine)", "calls", SOME),
-    Mutation(204, _E, "mp_entry_submit", "the bytes of a call that is refused are lost",
+    Mutation(204, _U, "mp_entry_submit", "the bytes of a call that is refused are lost",
              "mp_entry_uncharge(entry, ticket);", "if (!BUG) mp_entry_uncharge(entry, ticket);", "calls", SOME),
     Mutation(205, _E, "mp_entry_evict", "those without work sleep on", "mp_entry_ring_workers(entry);",
              "if (!BUG) mp_entry_ring_workers(entry);", "calls", SOME),
@@ -175,7 +175,7 @@ MUTATIONS = [
              "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "shutdown", SOME),
     Mutation(209, _E, "mp_entry_load", "a load that failed is waited for", "entry->attempts_over >= attempt",
              "entry->attempts_over >= attempt && !BUG", "faults", SOME),
-    Mutation(210, _E, "check_deadline", "calls that come too late are queued",
+    Mutation(210, _U, "check_deadline", "calls that come too late are queued",
              "if (now >= deadline)", "if (now >= deadline && !BUG)", "deadlines", SOME),
     Mutation(220, _E, "mp_entry_load", "a load does not bring a model back that was given up while some serve",
              "if (entry->broken)", "if (entry->broken && !BUG)", "crashes", MANY),

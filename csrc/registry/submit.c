@@ -1,0 +1,201 @@
+/* submit.c: see entry.h. Calls on their way into the queue, and out of it by their callers' wish. */
+#include <stdatomic.h>
+
+#include "registry/entry.h"
+
+static const uint64_t MS = 1000 * 1000;
+static const uint64_t ROOM_SLICE_MS = 50;
+enum { PATIENCE_WAITS = 3 }; /* times the predicted wait: predictions err */
+
+/* --- submit --- */
+
+/* Under the lock: why the entry takes no calls now, or MP_OK. */
+static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_error *error) {
+    mp_services *services = entry->services;
+    if (entry->closed)
+        return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
+    if (entry->remove) {
+        *gone = true;
+        return mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
+    }
+    uint64_t now = mp_sys_now_ns(), left_ns;
+    if (entry->broken || (entry->failed && now < entry->retry_ns)) {
+        *error = entry->failure;
+        return error->code;
+    }
+    if (!ticket->probe && !mp_breaker_ask(&entry->breaker, &services->breaker, now, &ticket->probe, &left_ns)) {
+        mp_count(services, MP_METRIC_circuit_rejections, 1);
+        if (left_ns == 0)
+            return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: it is being tried "
+                           "with %d calls, try again when they are answered", entry->key, services->breaker.probes);
+        return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: try again in %.1f s",
+                       entry->key, (double)left_ns * 1e-9);
+    }
+    return MP_OK;
+}
+
+/* Under the lock: mp_registry_config.scale_timeout. Deadlines stay as they are. */
+static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
+    uint64_t least = entry->services->patience_ns, most = least * MP_PATIENCE_SCALE;
+    if (!ticket->stretches || most / MP_PATIENCE_SCALE != least)
+        return;
+    uint64_t wait_ns = mp_dispatch_wait_ns(entry, entry->queue.cost + ticket->item.cost_ns, entry->pace);
+    uint64_t wanted = wait_ns < most / PATIENCE_WAITS ? wait_ns * PATIENCE_WAITS : most;
+    if (wanted > ticket->patience_ns)
+        ticket->patience_ns = wanted;
+}
+
+/* Under the lock, which is given up meanwhile: wait for room in the queue. */
+static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
+                               mp_error *error) {
+    int waiting = entry->queue.count, kind = ticket->node.kind;
+    if (options->fail_fast) {
+        double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost, entry->pace) * 1e-9;
+        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full, %d calls wait; try again in %.1f s", entry->key,
+                       waiting, eta > 0.1 ? eta : 0.1);
+    }
+    uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_MS * MS;
+    uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed), due = options->deadline_ns;
+    if (ticket->patience_ns && (!due || moved + ticket->patience_ns < due))
+        due = moved + ticket->patience_ns;
+    if (due && now >= due)
+        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline, %d calls wait", entry->key,
+                       waiting);
+    if (due && due < slice)
+        slice = due;
+    entry->room_waiters++;
+    mp_cond_wait(&entry->room, &entry->lock, slice);
+    entry->room_waiters--;
+    if (!options->give_up || !mp_queue_full(&entry->queue, kind))
+        return MP_OK;
+    mp_mutex_unlock(&entry->lock);
+    bool give_up = options->give_up(options->give_up_arg);
+    mp_mutex_lock(&entry->lock);
+    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the call was given up while the queue was full", entry->key)
+                   : MP_OK;
+}
+
+/* Under the lock: the call is known to come too late. */
+static mp_status check_deadline(mp_entry *entry, const mp_submit_options *options, mp_error *error) {
+    uint64_t now = mp_sys_now_ns(), deadline = options->deadline_ns;
+    if (!deadline)
+        return MP_OK;
+    if (now >= deadline)
+        return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
+    /* Predictions err: only what is hopeless by a wide margin is refused, and only behind others. */
+    uint64_t wait_ns =
+        entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
+    if (wait_ns / 4 <= deadline - now)
+        return MP_OK;
+    return mp_fail(error, MP_TIMEOUT, "%s: %d calls wait, about %.1f s of work; the deadline is in %.1f s", entry->key,
+                   entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
+}
+
+/* No lock held: a call in whose steps workers failed again and again. */
+static mp_status check_quarantine(mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
+    mp_quarantine *quarantine = &entry->services->quarantine;
+    const mp_call *call = ticket->item.call;
+    if (mp_quarantine_is_empty(quarantine) || !call->fingerprint ||
+        !mp_quarantine_holds(quarantine, call->fingerprint(call), mp_sys_now_ns()))
+        return MP_OK;
+    return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
+                   entry->key, MP_QUARANTINE_FAULTS);
+}
+
+mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
+                          mp_error *error) {
+    mp_services *services = entry->services;
+    bool start = false;
+    mp_guard guard = {0};
+    *gone = false;
+    mp_status status = check_quarantine(entry, ticket, error);
+    if (status == MP_OK)
+        status = mp_entry_charge(entry, ticket, error);
+    mp_mutex_lock(&entry->lock);
+    if (ticket->policy == MP_POLICY_DEFAULT)
+        ticket->policy = entry->policy;
+    while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
+        if (entry->resident && entry->resident->load != ticket->load) {
+            /* The caller's mistakes are told at once, and its thread does the allocation. */
+            mp_resident *resident = mp_resident_pin(entry->resident);
+            mp_mutex_unlock(&entry->lock);
+            status = mp_entry_check(entry, resident, ticket, error);
+            mp_resident_unpin(resident);
+            mp_mutex_lock(&entry->lock);
+            continue;
+        }
+        if (!mp_queue_full(&entry->queue, ticket->node.kind) &&
+            (status = check_deadline(entry, options, error)) != MP_OK)
+            break;
+        ticket->node.cost = ticket->item.cost_ns;
+        stretch_patience(entry, ticket);
+        if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
+            ticket->item.sequence = ++entry->calls;
+            if (services->predictive_scaling)
+                mp_forecast_arrive(&entry->forecast, mp_sys_now_ns());
+            ticket->home = ticket->policy == MP_POLICY_P2C ? mp_dispatch_home(entry) : NULL;
+            if (options->keep_alive_ns)
+                entry->keep_alive_ns = options->keep_alive_ns;
+            mp_dispatch_ring(entry, ticket);
+            start = mp_entry_begin(entry) || mp_dispatch_scale(entry, &guard) || mp_dispatch_foresee(entry, &guard);
+            break;
+        }
+        status = wait_for_room(entry, ticket, options, error);
+    }
+    if (status != MP_OK) {
+        mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, false);
+        ticket->probe = 0;
+    }
+    /* From here on the ticket may be answered at any moment; the caller's reference keeps it. */
+    uint64_t due = ticket->item.deadline_ns;
+    if (ticket->patience_ns) {
+        uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);
+        uint64_t patience = mp_sys_after(moved, ticket->patience_ns);
+        due = due && due < patience ? due : patience;
+    }
+    uint64_t spawn_ns = entry->spawn_ns; /* a rest: somebody is to look when it is over */
+    bool waits = !mp_entry_works(entry);
+    mp_mutex_unlock(&entry->lock);
+    if (status != MP_OK) {
+        mp_entry_uncharge(entry, ticket);
+        ticket->load = 0;
+        return status;
+    }
+    if (start)
+        mp_entry_launch(entry, guard);
+    if (due)
+        mp_maintenance_at(&services->maintenance, services->pool, due);
+    if (waits)
+        mp_maintenance_at(&services->maintenance, services->pool, spawn_ns);
+    return MP_OK;
+}
+
+/* --- cancel, position --- */
+
+void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
+    mp_mutex_lock(&entry->lock);
+    bool mine = (mp_queue_holds(&ticket->node) || ticket->worker) && mp_entry_cancel_locked(entry, ticket, cause);
+    mp_mutex_unlock(&entry->lock);
+    if (!mine)
+        return;
+    mp_error error;
+    mp_status status = mp_ticket_cause(ticket, &error);
+    mp_entry_finish(entry, ticket, status, &error);
+}
+
+int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
+    int position = -1;
+    uint64_t cost = 0;
+    mp_mutex_lock(&entry->lock);
+    if (mp_queue_holds(&ticket->node)) {
+        position = mp_queue_position(&entry->queue, &ticket->node, &cost);
+        *eta_ns = mp_dispatch_wait_ns(entry, cost + ticket->node.cost, entry->pace);
+    } else if (ticket->worker && entry->pace > 0) { /* what is left of it */
+        uint64_t started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed), now = mp_sys_now_ns();
+        uint64_t whole = (uint64_t)((double)ticket->node.cost * entry->pace);
+        uint64_t had = started && now > started ? now - started : 0;
+        *eta_ns = whole > had ? whole - had : 1;
+    }
+    mp_mutex_unlock(&entry->lock);
+    return position;
+}
