@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/mix.h"
 #include "base/sanitize.h"
 
 #if defined(__linux__)
@@ -96,10 +97,7 @@ static uint64_t real_random(void) {
     /* Early boot or a sandbox without the call: distinct is enough for a seed nobody asked to choose. */
     static _Atomic uint64_t count;
     value = real_now_ns() ^ ((uint64_t)getpid() << 32) ^ (uint64_t)(uintptr_t)&value;
-    value += 0x9E3779B97F4A7C15u * (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) + 1);
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
-    return value ^ (value >> 31);
+    return mp_mix(value ^ mp_mix(atomic_fetch_add_explicit(&count, 1, memory_order_relaxed)));
 }
 
 uint64_t mp_sys_random(void) { return SYS(random)(); }

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "base/alloc.h"
+#include "base/mix.h"
 
 static const uint64_t MS = 1000 * 1000;
 enum { SLOWER = 4 }; /* times that a slow step took, once more */
@@ -45,22 +46,15 @@ bool mp_chaos_is_on(const mp_chaos_rule *rule) {
     return rule->fail > 0 || rule->stall > 0 || rule->die > 0 || rule->slow > 0 || rule->memory > 0;
 }
 
-static uint64_t mix(uint64_t value) {
-    value += 0x9E3779B97F4A7C15u;
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
-    return value ^ (value >> 31);
-}
-
 uint64_t mp_chaos_stream(const mp_chaos_rule *rule, const char *key, uint32_t worker) {
-    uint64_t stream = mix(rule->seed);
+    uint64_t stream = mp_mix(rule->seed);
     for (; *key; key++)
-        stream = mix(stream ^ (unsigned char)*key);
-    return mix(stream ^ worker);
+        stream = mp_mix(stream ^ (unsigned char)*key);
+    return mp_mix(stream ^ worker);
 }
 
 /* In [0, 1). */
-static double draw(uint64_t stream, uint64_t count) { return (double)(mix(stream ^ mix(count)) >> 11) * 0x1p-53; }
+static double draw(uint64_t stream, uint64_t count) { return (double)(mp_mix(stream ^ mp_mix(count)) >> 11) * 0x1p-53; }
 
 mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t step) {
     const double chances[] = {rule->fail, rule->stall, rule->die, rule->slow, rule->memory};

@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <stdatomic.h>
 
+#include "base/mix.h"
 #include "base/trace.h"
 #include "registry/entry.h"
 #include "registry/events.h"
@@ -53,12 +54,39 @@ static bool is_fault(mp_status status) {
            status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
 }
 
-void mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket) {
+/* What is asked of which model; another one under the same key, or with the same text, is another matter. */
+static uint64_t fingerprint_of(const mp_entry *entry, const mp_call *call) {
+    return mp_mix(call->fingerprint(call) ^ mp_mix(entry->number));
+}
+
+bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     mp_services *services = entry->services;
     const mp_call *call = ticket->item.call;
-    if (call->fingerprint && mp_quarantine_add(&services->quarantine, call->fingerprint(call), mp_sys_now_ns()) ==
-                                 MP_QUARANTINE_FAULTS)
-        mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed twice is refused from now on", entry->key);
+    if (!call->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, call), alone,
+                                                mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
+        return false;
+    mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed again is refused from now on", entry->key);
+    return true;
+}
+
+mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
+    mp_quarantine *quarantine = &entry->services->quarantine;
+    const mp_call *call = ticket->item.call;
+    int known = 0;
+    if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
+        known = mp_quarantine_look(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
+    ticket->suspect = ticket->tried || known;
+    if (known < MP_QUARANTINE_FAULTS)
+        return MP_OK;
+    return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
+                   entry->key, MP_QUARANTINE_FAULTS);
+}
+
+/* It was answered: whoever failed with it failed of something else. */
+static void clear_of_suspicion(mp_entry *entry, const mp_call *call) {
+    mp_quarantine *quarantine = &entry->services->quarantine;
+    if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
+        mp_quarantine_clear(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
 }
 
 void mp_entry_note_fault(mp_entry *entry) {
@@ -69,21 +97,19 @@ void mp_entry_note_fault(mp_entry *entry) {
                (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
 }
 
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool *noted) {
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool *noted) {
     const mp_call *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
     /* the worker goes; one that stood still is noted when it is set apart */
-    if (status == MP_INTERNAL || status == MP_RECV)
-        mp_entry_note_kill(entry, ticket);
+    bool refused = (status == MP_INTERNAL || status == MP_RECV) && mp_entry_note_kill(entry, ticket, alone);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
         mp_entry_note_fault(entry);
     *noted = true;
     /* By the numeric contract NaN would come again. */
-    bool again = status != MP_NUMERIC && !ticket->suspect && !entry->quit &&
-                 !(call->seen && call->seen(call)) &&
-                 !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    bool again = status != MP_NUMERIC && !ticket->tried && !refused && !entry->quit &&
+                 !(call->seen && call->seen(call)) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     return again;
 }
@@ -97,6 +123,8 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     mp_count_end(services, status);
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
         atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
+    if (status == MP_OK)
+        clear_of_suspicion(entry, call);
     if (call->usage && status == MP_OK) {
         call->usage(call, &in, &out);
         mp_count(services, MP_METRIC_units_in, in);

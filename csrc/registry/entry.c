@@ -31,6 +31,8 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
         free_loader(&taken);
         return mp_fail_memory(error, sizeof(*entry), "an entry of the registry");
     }
+    static _Atomic uint64_t number;
+    entry->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     entry->services = mp_services_pin(services);
     strncpy(entry->key, key, sizeof(entry->key) - 1);
     entry->capability = taken.capability;

@@ -25,6 +25,7 @@
 struct mp_entry {
     /* constant */
     mp_services *services; /* a reference */
+    uint64_t number;       /* unlike that of any other entry of the process */
     char key[256];
     mp_capability capability;
     mp_policy policy; /* of calls that name none */
@@ -202,11 +203,14 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
 /* Under the lock: a worker had a fault; metric and breaker. */
 void mp_entry_note_fault(mp_entry *entry);
-/* No lock held: a worker's fault in a step of this call. False: it has had its second try, or may have none. A step
- * that fails for all its calls is one fault: *noted, false before the first of them. */
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool *noted);
-/* No lock held: a worker is lost after a step with this call. Twice, and the like of it is refused. */
-void mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket);
+/* No lock held: a worker's fault in a step of this call, which took it alone or with others. False: it has had its
+ * second try, or may have none. A step that fails for all its calls is one fault: *noted, false before the first of
+ * them. */
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool *noted);
+/* No lock held: a worker is lost with this call (quarantine.h). True: the like of it is refused from now on. */
+bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);
+/* No lock held, by the ticket's holder: MODEL for one that is refused; a suspect is marked. */
+mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 /* No lock held: check a call against the model, unless that was done, and charge its bytes. The ticket's holder
  * calls. */
 mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);

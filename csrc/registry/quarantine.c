@@ -9,49 +9,101 @@ void mp_quarantine_init(mp_quarantine *quarantine) { mp_mutex_init(&quarantine->
 
 void mp_quarantine_deinit(mp_quarantine *quarantine) { mp_mutex_deinit(&quarantine->lock); }
 
-/* Under the lock: the row of a call; -1 = none. */
-static int find(const mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
-    int used = atomic_load_explicit(&quarantine->used, memory_order_relaxed);
-    for (int i = 0; i < used; i++)
-        if (quarantine->rows[i].fingerprint == fingerprint &&
-            now_ns < mp_sys_after(quarantine->rows[i].last_ns, FORGET_NS))
-            return i;
-    return -1;
+/* --- rows; under the lock --- */
+
+static int count(const mp_quarantine *quarantine) {
+    return atomic_load_explicit(&quarantine->used, memory_order_relaxed);
 }
 
-int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
-    mp_mutex_lock(&quarantine->lock);
-    int at = find(quarantine, fingerprint, now_ns);
-    int used = atomic_load_explicit(&quarantine->used, memory_order_relaxed);
-    if (at < 0) {
-        if (used < MP_QUARANTINE_ROWS) {
-            at = used;
-            atomic_store_explicit(&quarantine->used, used + 1, memory_order_release);
-        } else { /* the one that has been quiet for longest */
-            at = 0;
-            for (int i = 1; i < used; i++)
-                if (quarantine->rows[i].last_ns < quarantine->rows[at].last_ns)
-                    at = i;
-        }
-        quarantine->rows[at].fingerprint = fingerprint;
-        quarantine->rows[at].faults = 0;
+static void set_count(mp_quarantine *quarantine, int used) {
+    atomic_store_explicit(&quarantine->used, used, memory_order_release);
+}
+
+static int weight(const mp_quarantine_row *row) {
+    int losses = row->alone + row->in_company;
+    if (!row->alone || losses < MP_QUARANTINE_FAULTS)
+        return losses > 0;
+    return MP_QUARANTINE_FAULTS;
+}
+
+static void remove_row(mp_quarantine *quarantine, mp_quarantine_row *row) {
+    int last = count(quarantine) - 1;
+    *row = quarantine->rows[last];
+    set_count(quarantine, last);
+}
+
+/* The row of a call, or NULL; what is to be forgotten by now is. */
+static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
+    mp_quarantine_row *found = NULL;
+    for (int i = count(quarantine) - 1; i >= 0; i--)
+        if (now_ns >= mp_sys_after(quarantine->rows[i].last_ns, FORGET_NS))
+            remove_row(quarantine, &quarantine->rows[i]);
+    for (int i = 0; i < count(quarantine) && !found; i++)
+        if (quarantine->rows[i].fingerprint == fingerprint)
+            found = &quarantine->rows[i];
+    return found;
+}
+
+/* For a call that has none; NULL: everybody there weighs more. Among equals the one that has been quiet for longest
+ * goes. */
+static mp_quarantine_row *make_row(mp_quarantine *quarantine, bool alone) {
+    int used = count(quarantine);
+    if (used < MP_QUARANTINE_ROWS) {
+        set_count(quarantine, used + 1);
+        return &quarantine->rows[used];
     }
-    quarantine->rows[at].last_ns = now_ns;
-    int faults = ++quarantine->rows[at].faults;
-    mp_mutex_unlock(&quarantine->lock);
-    return faults;
+    mp_quarantine_row *least = &quarantine->rows[0];
+    for (int i = 1; i < used; i++) {
+        mp_quarantine_row *row = &quarantine->rows[i];
+        if (row->alone < least->alone || (row->alone == least->alone && row->last_ns < least->last_ns))
+            least = row;
+    }
+    return least->alone > alone ? NULL : least;
 }
 
-bool mp_quarantine_holds(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
+/* --- */
+
+int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alone, uint64_t now_ns) {
+    int known = 1;
     mp_mutex_lock(&quarantine->lock);
-    int at = find(quarantine, fingerprint, now_ns);
-    bool holds = at >= 0 && quarantine->rows[at].faults >= MP_QUARANTINE_FAULTS;
+    mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
+    if (!row && (row = make_row(quarantine, alone)))
+        *row = (mp_quarantine_row){.fingerprint = fingerprint};
+    if (row) {
+        row->last_ns = now_ns;
+        row->in_company |= !alone;
+        row->alone += alone;
+        known = weight(row);
+    }
     mp_mutex_unlock(&quarantine->lock);
-    return holds;
+    return known;
+}
+
+int mp_quarantine_look(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
+    mp_mutex_lock(&quarantine->lock);
+    const mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
+    int known = row ? weight(row) : 0;
+    mp_mutex_unlock(&quarantine->lock);
+    return known;
+}
+
+void mp_quarantine_clear(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
+    mp_mutex_lock(&quarantine->lock);
+    mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
+    if (row) {
+        row->in_company = false;
+        if (!row->alone)
+            remove_row(quarantine, row);
+    }
+    mp_mutex_unlock(&quarantine->lock);
 }
 
 bool mp_quarantine_is_empty(const mp_quarantine *quarantine) {
     return atomic_load_explicit(&quarantine->used, memory_order_acquire) == 0;
 }
+
+void mp_quarantine_fork_before(mp_quarantine *quarantine) { mp_mutex_lock(&quarantine->lock); }
+
+void mp_quarantine_fork_parent(mp_quarantine *quarantine) { mp_mutex_unlock(&quarantine->lock); }
 
 void mp_quarantine_fork_child(mp_quarantine *quarantine) { mp_mutex_init(&quarantine->lock); }

@@ -1,28 +1,44 @@
-/* quarantine.h: fingerprints of calls in whose steps workers failed. One that was there twice is refused for a while:
- * it would go on to take down every worker that serves it. Any thread may call. */
+/* quarantine.h: fingerprints of calls in whose steps workers were lost. One that was there twice is refused for a
+ * while: it would go on to take down every worker that serves it.
+ *
+ * Who was there in company may be innocent, however often: that is suspicion and weighs as one loss at most. A suspect
+ * takes its steps alone, so that the next loss names the culprit, and its success withdraws the suspicion. What a call
+ * was alone with counts each time and stays until it is forgotten.
+ *
+ * Any thread may call. */
 #ifndef MP_REGISTRY_QUARANTINE_H
 #define MP_REGISTRY_QUARANTINE_H
 
 #include "base/sys.h"
 
-enum { MP_QUARANTINE_ROWS = 64, MP_QUARANTINE_FAULTS = 2 };
+/* Rows for everybody in a step. */
+enum { MP_QUARANTINE_ROWS = 256, MP_QUARANTINE_FAULTS = 2 };
+
+typedef struct mp_quarantine_row {
+    uint64_t fingerprint, last_ns;
+    int alone; /* losses */
+    bool in_company;
+} mp_quarantine_row;
 
 typedef struct mp_quarantine { /* caller's storage, zeroed */
     mp_mutex lock;
-    _Atomic int used; /* rows that say something; read without the lock */
-    struct {          /* guarded by: lock */
-        uint64_t fingerprint, last_ns;
-        int faults;
-    } rows[MP_QUARANTINE_ROWS];
+    _Atomic int used;                           /* rows; read without the lock */
+    mp_quarantine_row rows[MP_QUARANTINE_ROWS]; /* guarded by: lock */
 } mp_quarantine;
 
 void mp_quarantine_init(mp_quarantine *quarantine);
 void mp_quarantine_deinit(mp_quarantine *quarantine);
-/* Another fault with this call. Returns how many there were lately. */
-int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
-bool mp_quarantine_holds(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
-/* Whether there is anything to compare with. */
+/* A worker was lost with this call. Returns what that makes, as mp_quarantine_look. */
+int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alone, uint64_t now_ns);
+/* 0 = nothing is known against it; 1 = a suspect; MP_QUARANTINE_FAULTS = to be refused. */
+int mp_quarantine_look(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
+/* A call succeeded. */
+void mp_quarantine_clear(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
+/* Whether there is nothing to compare with. */
 bool mp_quarantine_is_empty(const mp_quarantine *quarantine);
+/* See registry/fork.h. */
+void mp_quarantine_fork_before(mp_quarantine *quarantine);
+void mp_quarantine_fork_parent(mp_quarantine *quarantine);
 void mp_quarantine_fork_child(mp_quarantine *quarantine);
 
 #endif

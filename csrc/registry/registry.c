@@ -724,6 +724,7 @@ void mp_registry_fork_before(mp_registry *registry) {
     if (services->pool)
         mp_pool_fork_before(services->pool);
     mp_maintenance_fork_before(&services->maintenance);
+    mp_quarantine_fork_before(&services->quarantine);
 }
 
 void mp_registry_fork_before_shared(mp_registry *registry) {
@@ -735,6 +736,7 @@ void mp_registry_fork_parent(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_cores_fork_parent(services->cores_seen);
     mp_governor_fork_parent(services->governor);
+    mp_quarantine_fork_parent(&services->quarantine);
     mp_maintenance_fork_parent(&services->maintenance);
     if (services->pool)
         mp_pool_fork_parent(services->pool);

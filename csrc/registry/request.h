@@ -32,8 +32,8 @@ struct mp_ticket {
     mp_policy policy;       /* never the default */
     uint32_t probe;         /* of the breaker; 0 = none */
     bool admitted;          /* by the engine */
-    bool lost_with;         /* an engine was lost while it was given this call, or planned with it */
-    bool suspect;           /* was in a step that failed: it takes its steps alone now, and has no further try */
+    bool tried;             /* a worker failed with it: it has no further try */
+    bool suspect;           /* of having made workers fail, or the like of it is: it takes its steps alone */
     struct mp_ticket *next; /* lists of those that are about to end */
     /* guarded by: the entry's lock */
     mp_queue_node node;

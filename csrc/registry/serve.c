@@ -89,15 +89,15 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     return true;
 }
 
-/* The engine was lost outside of a step, at this call or beside it. True: for the second time, so that it is ended: it
- * must not take one worker after the other with it. */
+/* The engine was lost outside of a step, at this call or beside it, or while nobody looked. True: this call has been
+ * there before, so that it is ended: it must not take one worker after the other with it. */
 static bool lose_with(mp_worker *w, mp_ticket *ticket) {
-    if (!ticket->lost_with) {
-        ticket->lost_with = true;
+    bool again = ticket->tried;
+    mp_entry_note_kill(w->entry, ticket, again); /* a suspect was alone */
+    ticket->tried = true;
+    if (!again)
         return false;
-    }
     mp_error error = w->fault;
-    mp_entry_note_kill(w->entry, ticket);
     end_item(w, ticket, error.code, &error);
     return true;
 }
@@ -309,7 +309,9 @@ static void admit_fresh(mp_worker *w) {
             mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* it waited until now, and the sweep is late */
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* ended at the next look */
-        mp_status status = mp_entry_check(entry, w->resident, ticket, &error);
+        mp_status status = mp_entry_screen(entry, ticket, &error);
+        if (status == MP_OK)
+            status = mp_entry_check(entry, w->resident, ticket, &error);
         if (status != MP_OK) {
             end_item(w, ticket, status, &error);
             continue;
@@ -486,20 +488,20 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
 }
 
 /* A step failed for this item. It may have a second try; an internal error is the end of the worker. */
-static void fail_item(mp_worker *w, mp_ticket *ticket, bool *noted) {
+static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) {
     mp_entry *entry = w->entry;
     mp_error error = ticket->item.error;
     if (error.code == MP_OK)
         mp_fail(&error, MP_MODEL, "%s: the model failed while computing", entry->key);
     if (error.code == MP_INTERNAL)
         w->fault = error;
-    if (!mp_entry_fault(entry, ticket, error.code, noted)) {
+    if (!mp_entry_fault(entry, ticket, error.code, alone, noted)) {
         end_item(w, ticket, error.code, &error);
         return;
     }
     w->engine->ops->retire(w->engine, &ticket->item);
     w->trimmed = ticket->admitted = false;
-    ticket->suspect = true;
+    ticket->tried = true;
     ticket->item.cursor = 0;
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
@@ -527,7 +529,7 @@ static void hand_out(mp_worker *w, uint64_t now_ns) {
             break;
         case MP_OUTCOME_FAILED:
             somebody_left = true;
-            fail_item(w, ticket, &noted);
+            fail_item(w, ticket, w->plan.count == 1, &noted);
             break;
         case MP_OUTCOME_WAIT_MEMORY:
             waiting = ticket;

@@ -91,24 +91,13 @@ static mp_status check_deadline(mp_entry *entry, const mp_submit_options *option
                    entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
 }
 
-/* No lock held: a call in whose steps workers failed again and again. */
-static mp_status check_quarantine(mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
-    mp_quarantine *quarantine = &entry->services->quarantine;
-    const mp_call *call = ticket->item.call;
-    if (mp_quarantine_is_empty(quarantine) || !call->fingerprint ||
-        !mp_quarantine_holds(quarantine, call->fingerprint(call), mp_sys_now_ns()))
-        return MP_OK;
-    return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
-                   entry->key, MP_QUARANTINE_FAULTS);
-}
-
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error) {
     mp_services *services = entry->services;
     bool start = false;
     mp_guard guard = {0};
     *gone = false;
-    mp_status status = check_quarantine(entry, ticket, error);
+    mp_status status = mp_entry_screen(entry, ticket, error);
     if (status == MP_OK)
         status = mp_entry_charge(entry, ticket, error);
     mp_mutex_lock(&entry->lock);

@@ -204,7 +204,7 @@ MUTATIONS = [
              "flapping", SOME),
     Mutation(217, _X, "mp_entry_fault", "NaN is tried again", "again = status != MP_NUMERIC",
              "again = (BUG || status != MP_NUMERIC)", "crashes", SOME),
-    Mutation(218, _X, "mp_entry_fault", "a call is tried for ever", "!ticket->suspect", "(BUG || !ticket->suspect)",
+    Mutation(218, _X, "mp_entry_fault", "a call is tried for ever", "!ticket->tried", "(BUG || !ticket->tried)",
              "crashes", SOME),
     Mutation(219, _X, "mp_entry_fault", "what the caller has seen begins anew", "!(call->seen && call->seen(call))",
              "(BUG || !(call->seen && call->seen(call)))", "crashes", SOME),
@@ -248,8 +248,8 @@ MUTATIONS = [
     Mutation(237, _S, "fail_item", "a call that is to be tried again is lost",
              "bool waits = requeue(w, ticket);",
              "bool waits = BUG; if (waits) deactivate(w, ticket); else waits = requeue(w, ticket);", "crashes", SOME),
-    Mutation(238, _S, "fail_item", "a suspect takes its steps with others", "ticket->suspect = true;",
-             "ticket->suspect = !BUG;", "crashes", SOME),
+    Mutation(238, _X, "mp_entry_screen", "a suspect takes its steps with others", "ticket->tried || known;",
+             "!BUG && (ticket->tried || known);", "crashes", SOME),
     Mutation(239, _S, "close_door", "it comes back before somebody has left", "w->memory_tight = true;",
              "w->memory_tight = !BUG;", "memory", MANY),
     Mutation(240, _S, "close_door", "two workers hand a call to and fro for ever", "w->lean = true;",
@@ -364,6 +364,9 @@ MUTATIONS = [
     # --- chaos
     Mutation(331, "registry/chaos.c", "chaos_retire", "the engine behind it keeps the item",
              "inner->ops->retire(inner, item);", "if (!BUG) inner->ops->retire(inner, item);", "chaos", FEW),
+    # --- the quarantine
+    Mutation(341, "registry/quarantine.c", "mp_quarantine_add", "who was beside a culprit is one",
+             "row->alone += alone;", "row->alone += alone || BUG;", "crashes", MANY),
     # --- points
     Mutation(0, "base/alloc.c", "mp_budget_take", "between look and take", "uint64_t limit =",
              "POINT; uint64_t limit ="),

@@ -42,11 +42,11 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = w.load_fails;
         break;
     case MP_MODEL: /* or the like of it made workers fail twice */
-        fine = w.load_fails || w.crashes || w.stalls;
+        fine = w.load_fails || w.stalls || (w.crashes && !(r->call && r->call->innocent));
         break;
     case MP_INTERNAL:
-        /* it is tried again once, unless a piece of its result was seen */
-        fine = w.crashes && (r->call->failed != 1 || r->call->failed_late || r->cancelled ||
+        /* it is tried again once, unless a piece of its result was seen, or the like of it has been there before */
+        fine = w.crashes && (r->call->failed != 1 || !r->call->innocent || r->call->failed_late || r->cancelled ||
                              r->deadline_ns || r->patience_ns || w.shutting_down);
         break;
     case MP_INTEGRITY:

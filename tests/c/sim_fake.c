@@ -136,6 +136,8 @@ static bool compute(mp_lease *lease, uint64_t ns) {
     return !mp_lease_poll(lease);
 }
 
+static bool breaks_down(const sim_call *call) { return call->internal > 0 && call->done >= call->internal_from; }
+
 /* A model whose workers die again and again is given a rest, and then given up. */
 static void crash(sim_model *model) {
     enum { RING = sizeof(model->crash_ns) / sizeof(model->crash_ns[0]) };
@@ -161,6 +163,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
         fakes.lanes_in_steps -= lanes;
     }
+    bool taken_along = false;
+    for (int i = 0; i < plan->count && fakes.whole && whole; i++)
+        taken_along |= breaks_down((const sim_call *)plan->items[i]->call);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         sim_call *call = (sim_call *)item->call;
@@ -174,8 +179,10 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         outcomes[i] = MP_OUTCOME_MORE;
         if (!whole)
             continue;
-        if (call->internal > 0 && call->done >= call->internal_from) {
-            call->internal--;
+        if (breaks_down(call) || (taken_along && !call->numeric)) {
+            if (call->innocent && call->failed)
+                sim_fail("a call failed twice beside others");
+            call->internal -= breaks_down(call);
             call->failed_late = call->streams && call->done;
             mp_fail(&item->error, MP_INTERNAL, "the engine broke down");
             outcomes[i] = MP_OUTCOME_FAILED;
@@ -285,7 +292,9 @@ static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost
     return MP_OK;
 }
 
-static uint64_t call_fingerprint(const mp_call *call) { return ((const sim_call *)call)->units + 1000003; }
+static uint64_t call_fingerprint(const mp_call *call) {
+    return ((const sim_call *)call)->units + (((const sim_call *)call)->innocent ? 5000011 : 1000003);
+}
 
 static bool call_seen(const mp_call *base) {
     const sim_call *call = (const sim_call *)base;

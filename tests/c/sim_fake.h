@@ -39,6 +39,7 @@ typedef struct sim_call {
     bool alone;              /* no other may be in the engine beside it */
     int internal;            /* the next so many steps of it fail with INTERNAL, once it has done */
     uint32_t internal_from;  /* so many units */
+    bool innocent;           /* never the cause of a failure, and unlike all that may be */
     bool streams;            /* its caller sees each unit as it is done */
     bool failed_late;        /* after one of them */
     uint64_t deadline_ns;    /* that the engine is to be told */
@@ -56,6 +57,7 @@ typedef struct sim_fakes {
     bool no_late;        /* ... except when it jumps */
     uint64_t jumped_ns;  /* when it did last */
     uint64_t backoff_ns; /* a load that failed is not tried again before; 0 = it may be */
+    bool whole;          /* a step with a call that breaks an engine down fails for all its calls */
     int crashes_most;    /* of a model within 50 s; 0 = any number */
 } sim_fakes;
 extern sim_fakes fakes;

@@ -125,6 +125,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         if (!stopped)
             mp_sys_sleep_ns(FAKE_MS(1) / 4);
     }
+    const fake_call *guilty = NULL;
+    for (int i = 0; i < plan->count && fake->whole && !stopped; i++) {
+        fake_call *call = (fake_call *)plan->items[i]->call;
+        if (atomic_load(&call->faults) > 0 && atomic_load(&call->done) >= call->fault_from)
+            guilty = call;
+    }
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         fake_call *call = (fake_call *)item->call;
@@ -135,6 +141,11 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         if (atomic_load(&call->faults) > 0 && atomic_load(&call->done) >= call->fault_from) {
             atomic_fetch_sub(&call->faults, 1);
             mp_fail(&item->error, call->fault, "a fault on purpose");
+            outcomes[i] = MP_OUTCOME_FAILED;
+            continue;
+        }
+        if (guilty) {
+            mp_fail(&item->error, guilty->fault, "somebody else's fault");
             outcomes[i] = MP_OUTCOME_FAILED;
             continue;
         }

@@ -1,0 +1,191 @@
+/* Calls that make workers fail are refused, and only those: who was beside them is not. */
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "registry/quarantine.h"
+#include "test_registry_fake.h"
+
+enum { COMPANY = 4 };
+
+/* Registries in which a call that fails takes the worker and everybody in its step with it. */
+static mp_registry *start(fake *fake, int workers) {
+    fake_init(fake);
+    fake->whole = true;
+    fake->workers = workers;
+    fake->step_units = 1;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = workers,
+                                                                  .max_workers = workers,
+                                                                  .breaker_threshold = -1,
+                                                                  .stall_timeout_ns = FAKE_MS(100),
+                                                                  .maintenance_every_ns = FAKE_MS(10),
+                                                                  .queue_capacity[MP_TEXT_EMBEDDING] = {32, 32}});
+    fake_add(registry, "a", fake, false);
+    return registry;
+}
+
+static fake_call *call_of(uint64_t fingerprint, int kills) {
+    fake_call *call = fake_call_create(1);
+    call->fingerprint = fingerprint;
+    call->fault = MP_INTERNAL;
+    atomic_store(&call->faults, kills);
+    return call;
+}
+
+/* All in one step: they wait while another is in its own. */
+static void submit_together(mp_registry *registry, fake *fake, fake_call **calls, int n, mp_ticket **tickets) {
+    mp_error error;
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    atomic_store(&fake->hold, true);
+    mp_ticket *first = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake->in_steps, 1);
+    for (int i = 0; i < n; i++)
+        tickets[i] = fake_submit(registry, "a", calls[i], NULL);
+    atomic_store(&fake->hold, false);
+    MP_CHECK_INT(fake_finish(first), MP_OK);
+}
+
+static mp_status once(mp_registry *registry, uint64_t fingerprint, int kills) {
+    mp_status status;
+    mp_ticket *ticket = fake_submit(registry, "a", call_of(fingerprint, kills), &status);
+    return ticket ? fake_finish(ticket) : status;
+}
+
+/* The innocent 1 is beside one culprit after the other. */
+MP_TEST(quarantine_spares_who_was_beside_a_culprit) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    for (uint64_t culprit = 100; culprit < 102; culprit++) {
+        fake_call *calls[COMPANY] = {call_of(culprit, 100), call_of(1, 0), call_of(2, 0), call_of(3, 0)};
+        mp_ticket *tickets[COMPANY];
+        submit_together(registry, &fake, calls, COMPANY, tickets);
+        MP_CHECK_INT(fake_finish(tickets[0]), MP_INTERNAL);
+        for (int i = 1; i < COMPANY; i++)
+            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK); /* its second try is without him */
+        MP_CHECK_INT(once(registry, culprit, 100), MP_MODEL);
+        MP_CHECK_INT(once(registry, 1, 0), MP_OK);
+    }
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.worker_faults, 2 * 2); /* each culprit had two workers */
+    fake_end(registry);
+}
+
+/* Two of them, and nobody succeeds between: two fatal steps in company, and no more than suspicion. */
+MP_TEST(quarantine_two_culprits_at_once) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    fake_call *calls[] = {call_of(100, 100), call_of(1, 0), call_of(101, 100), call_of(1, 0)};
+    mp_ticket *tickets[4];
+    for (int i = 0; i < 4; i++)
+        calls[i]->streams = true; /* nobody is tried again: once they have been seen */
+    for (int i = 0; i < 4; i++) {
+        calls[i]->units = 3;
+        calls[i]->fault_from = 1;
+    }
+    submit_together(registry, &fake, calls, 2, tickets);
+    MP_CHECK_INT(fake_finish(tickets[0]), MP_INTERNAL);
+    MP_CHECK_INT(fake_finish(tickets[1]), MP_INTERNAL);
+    submit_together(registry, &fake, calls + 2, 2, tickets);
+    MP_CHECK_INT(fake_finish(tickets[0]), MP_INTERNAL);
+    mp_status beside = fake_finish(tickets[1]);
+    MP_CHECK_INT(beside, MP_OK); /* a suspect, and so not beside anybody */
+    MP_CHECK_INT(once(registry, 1, 0), MP_OK);
+    MP_CHECK_INT(once(registry, 100, 1), MP_INTERNAL); /* its second worker, alone */
+    MP_CHECK_INT(once(registry, 100, 1), MP_MODEL);
+    fake_end(registry);
+}
+
+/* A step that stands still is nobody's fault in particular, either. */
+MP_TEST(quarantine_of_steps_that_stand_still) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    mp_ticket *tickets[2];
+    for (int round = 0; round < 2; round++) {
+        atomic_store(&fake.hold, true);
+        mp_ticket *first = fake_submit(registry, "a", fake_call_create(1), NULL);
+        fake_until(&fake.in_steps, 1);
+        for (int i = 0; i < 2; i++)
+            tickets[i] = fake_submit(registry, "a", call_of((uint64_t)i + 1, 0), NULL);
+        int before = fake.steps;
+        atomic_store(&fake.step_stalls, round == 0);
+        atomic_store(&fake.hold, false);
+        MP_CHECK_INT(fake_finish(first), MP_OK);
+        if (round == 0) { /* the two together */
+            MP_CHECK_INT(fake_finish(tickets[0]), MP_RECV);
+            MP_CHECK_INT(fake_finish(tickets[1]), MP_RECV);
+            atomic_store(&fake.step_stalls, false);
+            while (atomic_load(&fake.in_steps)) /* its thread is not back */
+                mp_sys_sleep_ns(FAKE_MS(1));
+        } else {
+            MP_CHECK_INT(fake_finish(tickets[0]), MP_OK);
+            MP_CHECK_INT(fake_finish(tickets[1]), MP_OK);
+            MP_CHECK_INT(fake.steps - before, 3); /* suspects: each by itself */
+        }
+    }
+    fake_end(registry);
+}
+
+/* Equal calls in one step are one suspect; and when one of them has been found out the others meet no worker. */
+MP_TEST(quarantine_of_equal_calls) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    fake_call *calls[COMPANY];
+    mp_ticket *tickets[COMPANY];
+    for (int i = 0; i < COMPANY; i++)
+        calls[i] = call_of(100, 100);
+    submit_together(registry, &fake, calls, COMPANY, tickets);
+    int refused = 0;
+    for (int i = 0; i < COMPANY; i++) {
+        mp_status status = fake_finish(tickets[i]);
+        MP_CHECK(status == MP_INTERNAL || status == MP_MODEL);
+        refused += status == MP_MODEL;
+    }
+    MP_CHECK_INT(refused, COMPANY - 1);
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.worker_faults, 2);
+    fake_end(registry);
+}
+
+/* The same text for another model is another call. */
+MP_TEST(quarantine_is_of_a_model) {
+    fake fake, other;
+    mp_registry *registry = start(&fake, 1);
+    fake_init(&other);
+    fake_add(registry, "b", &other, false);
+    MP_CHECK_INT(once(registry, 100, 2), MP_INTERNAL);
+    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "b", call_of(100, 0), NULL)), MP_OK);
+    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL); /* which withdraws nothing here */
+    fake_end(registry);
+}
+
+/* --- the table by itself --- */
+
+MP_TEST(quarantine_weighs) {
+    static mp_quarantine q;
+    mp_quarantine_init(&q);
+    MP_CHECK(mp_quarantine_is_empty(&q));
+    for (int i = 0; i < 5; i++)
+        MP_CHECK_INT(mp_quarantine_add(&q, 1, false, 10), 1); /* in company: never more than suspicion */
+    mp_quarantine_clear(&q, 1, 11);
+    MP_CHECK(mp_quarantine_is_empty(&q));
+    MP_CHECK_INT(mp_quarantine_add(&q, 2, false, 12), 1);
+    MP_CHECK_INT(mp_quarantine_add(&q, 2, true, 13), MP_QUARANTINE_FAULTS);
+    MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 14), 1);
+    mp_quarantine_clear(&q, 3, 15); /* it was alone */
+    MP_CHECK_INT(mp_quarantine_look(&q, 3, 16), 1);
+    MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 17), MP_QUARANTINE_FAULTS);
+    /* who fills the table with suspicion drives nobody out who is refused */
+    for (uint64_t i = 0; i < 3 * MP_QUARANTINE_ROWS; i++)
+        mp_quarantine_add(&q, 1000 + i, false, 20 + i);
+    MP_CHECK_INT(mp_quarantine_look(&q, 2, 2000), MP_QUARANTINE_FAULTS);
+    MP_CHECK_INT(mp_quarantine_look(&q, 3, 2000), MP_QUARANTINE_FAULTS);
+    MP_CHECK_INT(mp_quarantine_look(&q, 1000 + 3 * MP_QUARANTINE_ROWS - 1, 2000), 1);
+    MP_CHECK_INT(mp_quarantine_look(&q, 1000, 2000), 0); /* the oldest made room */
+    /* all is forgotten some day, and the table is empty then */
+    MP_CHECK_INT(mp_quarantine_look(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
+    MP_CHECK(mp_quarantine_is_empty(&q));
+    mp_quarantine_deinit(&q);
+}
