@@ -17,8 +17,10 @@ typedef struct mp_call_wire {
     /* The call and how far it is, so that any process can go on with it. */
     void (*put_call)(mp_wire_out *out, const mp_item *item, void *note);
     /* What came since the last time, for an item of which `amount` was planned. Checked, and written where nobody looks
-     * yet. Refuses the message otherwise. */
-    void (*get_results)(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note);
+     * yet. Refuses the message otherwise. Whether the call got on since it was given to this process. */
+    bool (*get_results)(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note);
+    /* Steps in a row in which an honest process may not get on with a call, as far as can be seen from here. */
+    uint64_t (*most_idle)(const mp_call *call);
     /* Let callers see it: the whole message was as it must be. now_ns: of the step's beginning and end. */
     void (*publish)(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns);
     /* The item leaves, perhaps before its end; also one that was preempted. */

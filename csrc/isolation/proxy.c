@@ -52,8 +52,16 @@ typedef struct proxy {
 
 typedef struct proxy_item { /* an item's state */
     uint32_t id;
+    uint64_t idle; /* steps in a row that did not get on with it */
     _Alignas(16) uint8_t note[];
 } proxy_item;
+
+/* What a child may fail with, by the question. All else is the parent's to say: what is wrong with a call it has
+ * checked itself, and queues, deadlines, breakers and shutdown are the registry's. */
+static const mp_status admit_failures[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_INTERNAL, MP_OK};
+static const mp_status step_failures[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_IO, MP_NUMERIC, MP_INTERNAL, MP_OK};
+static const mp_status start_failures[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LIMIT,        MP_UNSUPPORTED, MP_IO,
+                                           MP_INTEGRITY,        MP_MODEL,  MP_SPAWN_FAILED, MP_INTERNAL,    MP_OK};
 
 /* --- the end of the child --- */
 
@@ -182,7 +190,7 @@ static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
     if (exchange(p, MP_FRAME_ADMIT, true)) {
         if (mp_get_u32(&p->in) != state->id)
             mp_wire_refuse(&p->in, "it speaks of another call");
-        status = mp_get_error(&p->in, error);
+        status = mp_get_error(&p->in, admit_failures, error);
         if (!finish(p))
             status = MP_RECV;
     }
@@ -291,12 +299,8 @@ static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
 
 /* --- step --- */
 
-/* What an item may fail with is a matter of its computing; all else is the registry's to say. */
-static bool may_fail_with(mp_status status) {
-    return status == MP_MODEL || status == MP_MEMORY_EXHAUSTED || (status != MP_OK && (status < 50 || status >= 80));
-}
-
 static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *outcome, mp_error *error) {
+    proxy_item *state = item->state;
     uint8_t value = mp_get_u8(&p->in);
     mp_error_clear(error);
     if (value > MP_OUTCOME_FAILED || value == MP_OUTCOME_WAIT_MASK) {
@@ -304,13 +308,33 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
         return;
     }
     *outcome = (mp_outcome)value;
-    if (value == MP_OUTCOME_FAILED && !may_fail_with(mp_get_error(&p->in, error)))
-        mp_wire_refuse(&p->in, "a call fails for no reason that it could have");
-    if (!p->in.failed)
-        p->wire->get_results(&p->in, item, amount, *outcome, ((proxy_item *)item->state)->note);
+    if (value == MP_OUTCOME_FAILED && mp_get_error(&p->in, step_failures, error) == MP_OK)
+        mp_wire_refuse(&p->in, "a call fails without a reason");
+    if (p->in.failed)
+        return;
+    bool moved = p->wire->get_results(&p->in, item, amount, *outcome, state->note);
+    if (moved || *outcome != MP_OUTCOME_MORE || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        state->idle = 0;
+    else if (++state->idle > p->wire->most_idle(item->call))
+        mp_wire_refuse(&p->in, "step after step does not get on with a call");
 }
 
-static void get_learnt(proxy *p) {
+/* A running mean is between what it was and what this step took: no more for a row on one lane than all lanes' time of
+ * a step in which nothing else was computed. */
+static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_ns, int lanes) {
+    uint64_t known[MP_MODEL_SPEEDS] = {0}, most = took_ns * (uint64_t)lanes;
+    if (!p->args.kind->set_speed)
+        return;
+    if (p->args.kind->get_speed)
+        p->args.kind->get_speed(p->args.model, known);
+    for (int i = 0; i < MP_MODEL_SPEEDS; i++) {
+        uint64_t bound = (known[i] > most ? known[i] : most) + 1;
+        speed[i] = speed[i] < bound ? speed[i] : bound;
+    }
+    p->args.kind->set_speed(p->args.model, speed);
+}
+
+static void get_learnt(proxy *p, uint64_t began_ns, int lanes) {
     uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
     mp_step_work work, *known = &p->base.work;
@@ -329,8 +353,7 @@ static void get_learnt(proxy *p) {
     atomic_store_explicit(&p->prefix.tokens, tokens, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.blocks, blocks, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.evicted, evicted, memory_order_relaxed);
-    if (p->args.kind->set_speed)
-        p->args.kind->set_speed(p->args.model, speed);
+    set_speed(p, speed, mp_sys_now_ns() - began_ns, lanes);
 }
 
 /* The calls of the step were in the hands of a process that is gone. Those of a step that nobody wanted any more are
@@ -374,7 +397,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     for (int i = 0; ok && i < plan->count && !p->in.failed; i++)
         get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
     if (ok) {
-        get_learnt(p);
+        get_learnt(p, began_ns, lease->lanes);
         ok = finish(p);
     }
     p->lease = NULL;
@@ -518,7 +541,7 @@ static mp_status await_ready(proxy *p, mp_error *error) {
     if (ok && p->in.kind != MP_FRAME_READY)
         ok = mp_wire_refuse(&p->in, "it is the wrong one to begin with");
     if (ok) {
-        status = mp_get_error(&p->in, error);
+        status = mp_get_error(&p->in, start_failures, error);
         ok = mp_wire_done(&p->in);
     }
     if (ok)

@@ -45,8 +45,9 @@ float mp_get_f32(mp_wire_in *in);
 /* A number within bounds; breaks the channel otherwise, as does everything that is not as it must be. */
 uint32_t mp_get_count(mp_wire_in *in, uint32_t most, const char *what);
 bool mp_wire_refuse(mp_wire_in *in, const char *what); /* false */
-/* A status and its error. Texts come out as UTF-8 without control characters. A code that has no row is refused. */
-mp_status mp_get_error(mp_wire_in *in, mp_error *error);
+/* A status and its error: OK, or one of those that may be said there, which MP_OK ends; anything else is refused. Texts
+ * come out as UTF-8 without control characters. */
+mp_status mp_get_error(mp_wire_in *in, const mp_status *allowed, mp_error *error);
 /* The message is over, and all of it was read; else it is refused. */
 bool mp_wire_done(mp_wire_in *in);
 /* Read it to its end without looking. */

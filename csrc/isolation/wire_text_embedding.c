@@ -99,21 +99,27 @@ static void embed_put_results(mp_wire_out *out, const mp_item *item, void *recor
     sent->cursor = item->cursor;
 }
 
-static void embed_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
+static bool embed_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
     embed_note *seen = note;
     uint32_t cursor = mp_get_u32(in), left = item->total - seen->cursor;
     if (cursor < seen->cursor || cursor - seen->cursor > (amount < left ? amount : left)) {
-        mp_wire_refuse(in, "texts are finished that were not to be");
-        return;
+        return mp_wire_refuse(in, "texts are finished that were not to be");
     }
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != (cursor == item->total)) {
-        mp_wire_refuse(in, "an outcome does not fit the texts that are finished");
-        return;
+        return mp_wire_refuse(in, "an outcome does not fit the texts that are finished");
     }
     size_t bytes;
     float *vectors = vectors_of((const mp_embed_call *)item->call, seen->cursor, cursor, &bytes);
+    bool moved = cursor > seen->cursor;
     mp_get(in, vectors, bytes);
     seen->cursor = cursor;
+    return moved;
+}
+
+/* An encoder is done with what was planned of a call in one step. */
+static uint64_t embed_most_idle(const mp_call *call) {
+    (void)call;
+    return 1;
 }
 
 static void embed_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
@@ -132,6 +138,7 @@ const mp_call_wire mp_wire_text_embedding = {
     .note_bytes = embed_bytes,
     .put_call = embed_put_call,
     .get_results = embed_get_results,
+    .most_idle = embed_most_idle,
     .publish = embed_publish,
     .close = embed_close,
     .get_call = embed_get_call,

@@ -15,6 +15,7 @@ typedef struct choice_note { /* of one answer: what has come, or was sent */
 
 typedef struct text_note {
     uint32_t cursor, cached;
+    uint32_t stands; /* the cursor in this process: it starts again where a call is taken up */
     bool prompt_done;
     choice_note choice[];
 } text_note;
@@ -170,8 +171,8 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
         uint32_t count = mp_get_count(in, (uint32_t)call->sampling.max_tokens, "an answer is too long");
         for (uint32_t i = 0; i < count; i++) {
             int32_t id = mp_get_i32(in);
-            if (id < 0 || id >= call->vocab)
-                mp_wire_refuse(in, "an answer has an id outside the vocabulary");
+            if (id < 0 || id >= call->sampled_vocab)
+                mp_wire_refuse(in, "an answer has an id that is never drawn");
             choice->tokens[i] = (mp_token_out){.id = in->failed ? 0 : id, .logprob = mp_get_f32(in)};
         }
         note->choice[c].tokens = count;
@@ -221,22 +222,22 @@ static void text_put_results(mp_wire_out *out, const mp_item *item, void *record
             put_choice(out, call, &call->choices[c], &sent->choice[c]);
 }
 
-static bool get_token(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, uint32_t index, bool last) {
+static bool get_token(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, uint32_t index, bool cut) {
     int32_t id = mp_get_i32(in);
     float logprob = mp_get_f32(in);
     uint32_t byte_end = mp_get_u32(in), before = index ? choice->tokens[index - 1].byte_end : 0;
     int k = alternatives(call);
     if (in->failed)
         return false;
-    if (id < 0 || id >= call->vocab)
-        return mp_wire_refuse(in, "a token is outside the vocabulary");
-    /* the last token's may be cut by a stop string that began in an earlier one */
-    if (byte_end > choice->text_capacity || (byte_end < before && !last))
+    if (id < 0 || id >= call->sampled_vocab)
+        return mp_wire_refuse(in, "a token is outside the tokenizer's");
+    /* unless it is cut by a stop string that began in an earlier one */
+    if (byte_end > choice->text_capacity || (byte_end < before && !cut))
         return mp_wire_refuse(in, "a token ends at an impossible place");
     for (int i = 0; i < k; i++) {
         int32_t top = mp_get_i32(in);
-        if (top < -1 || top >= call->vocab)
-            return mp_wire_refuse(in, "an alternative is outside the vocabulary");
+        if (top < -1 || top >= call->sampled_vocab)
+            return mp_wire_refuse(in, "an alternative is outside the tokenizer's");
         choice->top_ids[(size_t)index * (size_t)k + (size_t)i] = top;
     }
     if (k)
@@ -245,23 +246,49 @@ static bool get_token(mp_wire_in *in, const mp_text_call *call, mp_choice *choic
     return !in->failed;
 }
 
-static bool get_text(mp_wire_in *in, mp_choice *choice, choice_note *seen, bool over) {
-    uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), count = seen->tokens;
+static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end) {
+    return at < end && ((uint8_t)choice->text[at] & 0xC0) == 0x80;
+}
+
+/* Where a text may end whose tokens are known. Of an answer that is over, what was the beginning of a character may
+ * have become U+FFFD, and a stop string is cut off: it is complete with the last token, so that those before it end
+ * within it at most. */
+static bool ends_with_tokens(const mp_text_call *call, const mp_choice *choice, const choice_note *seen, uint32_t end,
+                             uint32_t from) {
+    enum { REPLACEMENT = 3 };
+    uint32_t last = seen->tokens ? choice->tokens[seen->tokens - 1].byte_end : 0;
+    if (seen->finish == MP_FINISH_NONE)
+        return end == last;
+    if (seen->finish != MP_FINISH_STOP || seen->stop_index >= call->n_stop)
+        return end >= last && end - last <= REPLACEMENT && end >= seen->text;
+    for (uint32_t i = from; i < seen->tokens; i++)
+        if (choice->tokens[i].byte_end >= end + (uint32_t)call->stop_bytes[seen->stop_index])
+            return false;
+    return end == last && seen->tokens > from;
+}
+
+/* from: the first token that came with it. */
+static bool get_text(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen, uint32_t from) {
+    uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
+    bool over = seen->finish != MP_FINISH_NONE;
     if (in->failed)
         return false;
-    if (end > choice->text_capacity || decided > end || decided < seen->decided || (end < seen->text && !over))
+    if (end > choice->text_capacity || decided > end || decided < seen->decided || (end < before && !over))
         return mp_wire_refuse(in, "a text has an impossible length");
-    if (over ? decided != end : end != (count ? choice->tokens[count - 1].byte_end : 0))
+    if ((over && decided != end) || !ends_with_tokens(call, choice, seen, end, from))
         return mp_wire_refuse(in, "a text does not end where its tokens do");
-    if (end > seen->text) {
-        if (!mp_get(in, choice->text + seen->text, end - seen->text))
+    if (end > before) {
+        if (!mp_get(in, choice->text + before, end - before))
             return false;
-        if (!mp_is_utf8(choice->text + seen->text, end - seen->text))
+        if (!mp_is_utf8(choice->text + before, end - before))
             return mp_wire_refuse(in, "a text is not UTF-8");
     }
-    /* what is decided ends on a whole character too */
-    if (decided < end && ((uint8_t)choice->text[decided] & 0xC0) == 0x80)
+    /* what is decided, a text that was cut, and each token's end on a whole character too */
+    if (splits_character(choice, decided, end > before ? end : before))
         return mp_wire_refuse(in, "a text is decided to the middle of a character");
+    for (uint32_t i = from; i < seen->tokens; i++)
+        if (splits_character(choice, choice->tokens[i].byte_end, end > before ? end : before))
+            return mp_wire_refuse(in, "a token ends in the middle of a character");
     seen->text = end;
     seen->decided = decided;
     return true;
@@ -270,8 +297,9 @@ static bool get_text(mp_wire_in *in, mp_choice *choice, choice_note *seen, bool 
 static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen) {
     uint8_t finish = mp_get_u8(in);
     int32_t stop_index = mp_get_i32(in);
-    uint32_t added = mp_get_count(in, (uint32_t)call->sampling.max_tokens - seen->tokens, "an answer is too long");
-    bool over = finish != MP_FINISH_NONE;
+    uint32_t from = seen->tokens;
+    uint32_t added = mp_get_count(in, (uint32_t)call->sampling.max_tokens - from, "an answer is too long");
+    bool cut = finish == MP_FINISH_STOP && stop_index < call->n_stop;
     if (in->failed)
         return false;
     if (finish >= MP_FINISH_CANCELLED)
@@ -279,38 +307,50 @@ static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choi
     if (finish == MP_FINISH_STOP ? stop_index < 0 || stop_index >= call->n_stop + call->n_stop_ids : stop_index != -1)
         return mp_wire_refuse(in, "an answer ends at no known stop");
     for (uint32_t i = 0; i < added; i++)
-        if (!get_token(in, call, choice, seen->tokens + i, over && i + 1 == added))
+        if (!get_token(in, call, choice, from + i, cut && i + 1 == added))
             return false;
     seen->tokens += added;
     seen->finish = finish;
     seen->stop_index = stop_index;
-    return get_text(in, choice, seen, over);
+    return get_text(in, call, choice, seen, from);
 }
 
-static void text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
+static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
     const mp_text_call *call = (const mp_text_call *)item->call;
     text_note *note = data;
     (void)amount; /* rows: tokens follow from what was computed before, too */
     /* One that goes on elsewhere reads its prompt again: that is no step back, and counts nothing twice. */
     uint32_t cursor = mp_get_count(in, item->total, "a call is further than its end");
+    bool moved = cursor > note->stands;
     note->cursor = cursor > note->cursor ? cursor : note->cursor;
+    note->stands = moved ? cursor : note->stands;
     note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
     uint8_t prompt_done = mp_get_u8(in);
-    if (prompt_done > 1 || prompt_done < note->prompt_done) {
-        mp_wire_refuse(in, "a prompt is read and unread");
-        return;
-    }
+    if (prompt_done > 1 || prompt_done < note->prompt_done)
+        return mp_wire_refuse(in, "a prompt is read and unread");
     note->prompt_done = prompt_done;
     bool all = true;
     for (int c = 0; c < call->n_choices && !in->failed; c++) {
-        if (note->choice[c].finish == MP_FINISH_NONE && !get_choice(in, call, &call->choices[c], &note->choice[c]))
-            return;
+        uint32_t before = note->choice[c].tokens;
+        if (note->choice[c].finish == MP_FINISH_NONE) {
+            if (!get_choice(in, call, &call->choices[c], &note->choice[c]))
+                return false;
+            moved |= note->choice[c].tokens > before || note->choice[c].finish != MP_FINISH_NONE;
+        }
         if (note->choice[c].tokens && !prompt_done)
             mp_wire_refuse(in, "an answer comes before its prompt");
         all = all && note->choice[c].finish != MP_FINISH_NONE;
     }
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != all)
         mp_wire_refuse(in, "an outcome does not fit the answers that are over");
+    return moved;
+}
+
+/* A call that was taken up reads prompt and answers again, a row a step where memory is short. */
+static uint64_t text_most_idle(const mp_call *base) {
+    enum { SPARE = 16 };
+    const mp_text_call *call = (const mp_text_call *)base;
+    return SPARE + (uint64_t)call->n_choices * ((uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens);
 }
 
 static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t now_ns) {
@@ -354,6 +394,7 @@ const mp_call_wire mp_wire_text_to_text = {
     .note_bytes = text_bytes,
     .put_call = text_put_call,
     .get_results = text_get_results,
+    .most_idle = text_most_idle,
     .publish = text_publish,
     .close = text_close,
     .get_call = text_get_call,

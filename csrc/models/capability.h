@@ -129,7 +129,8 @@ typedef struct mp_text_call {
     uint64_t started_ns, prompt_done_ns, finished_ns; /* of the monotonic clock; 0 = not yet */
     float *prompt_logits; /* [n_prompt, vocab] when want_prompt_logits, for tests and scoring; else NULL */
     bool want_prompt_logits;
-    int32_t vocab; /* columns of prompt_logits; the engine's check fills it in */
+    int32_t vocab;         /* columns of prompt_logits; the engine's check fills it in, and this: */
+    int32_t sampled_vocab; /* ids from here on are never drawn */
     uint64_t output_bytes; /* what mp_text_call_output allocated, and for what: */
     uint32_t output_token_bytes;
     int32_t output_vocab;

@@ -74,6 +74,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     int64_t units = call->n_prompt + (int64_t)call->n_choices * (call->sampling.max_tokens + 1);
     *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
     call->vocab = model->vocab;
+    call->sampled_vocab = model->sampled_vocab;
     return mp_text_call_output(call, model->max_token_bytes, error);
 }
 

@@ -2,10 +2,34 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/process.h"
+#include "isolation/wire.h"
 #include "mp_test.h"
 #include "test_isolation.h"
 
 extern char **environ;
+
+static bool never(void *arg) {
+    (void)arg;
+    return false;
+}
+
+/* A child that says one thing about its start. */
+static void say_ready(mp_status status) {
+    static mp_wire_out out;
+    mp_shm page;
+    mp_channel channel;
+    mp_error error, said;
+    mp_fail(&said, status, "so it says");
+    if (mp_shm_map(&page, MP_PROCESS_FIRST_FD, sizeof(mp_channel_page), true, &error) != MP_OK)
+        _exit(1);
+    mp_channel_init(&channel, page.data, false, &error, never, NULL);
+    mp_wire_begin(&out, &channel, MP_FRAME_READY);
+    mp_put_error(&out, status, &said);
+    mp_wire_end(&out);
+    for (;;)
+        sleep(1);
+}
 
 __attribute__((constructor)) static void become_child(void) {
     const char *what = getenv("MP_TEST_ISOLATION");
@@ -16,6 +40,8 @@ __attribute__((constructor)) static void become_child(void) {
     if (strcmp(what, "sleep") == 0)
         for (;;)
             sleep(1);
+    if (strncmp(what, "ready", 5) == 0)
+        say_ready((mp_status)atoi(what + 5));
     _exit(mp_isolation_main());
 }
 

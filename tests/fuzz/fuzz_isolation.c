@@ -99,7 +99,8 @@ static mp_call *make_call(bool text) {
                                       .logprobs = TOPS}};
     mp_text_call *call;
     REQUIRE(mp_text_call_create(&args, &call, &error) == MP_OK);
-    call->vocab = VOCAB;
+    call->vocab = VOCAB + 3;
+    call->sampled_vocab = VOCAB;
     REQUIRE(mp_text_call_output(call, 3, &error) == MP_OK);
     return &call->base;
 }

@@ -1,0 +1,110 @@
+/* isolation_scene.h: both ends of a channel in one process, and a proxy whose child is the test itself. */
+#ifndef ISOLATION_SCENE_H
+#define ISOLATION_SCENE_H
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "isolation/capability_wire.h"
+#include "isolation/proxy.h"
+#include "model_fixture.h"
+
+static inline bool never(void *arg) {
+    (void)arg;
+    return false; /* nobody else is there: what is not in the ring does not come */
+}
+
+typedef struct pair { /* both sides in one process */
+    mp_channel_page *page;
+    mp_channel parent, child;
+    mp_error parent_error, child_error;
+} pair;
+
+static inline void pair_init(pair *p) {
+    p->page = aligned_alloc(64, (sizeof *p->page + 63) / 64 * 64);
+    MP_CHECK(p->page);
+    memset(p->page, 0, sizeof *p->page);
+    mp_error_clear(&p->parent_error);
+    mp_error_clear(&p->child_error);
+    mp_channel_init(&p->parent, p->page, true, &p->parent_error, never, NULL);
+    mp_channel_init(&p->child, p->page, false, &p->child_error, never, NULL);
+}
+
+enum { VOCAB = TINY_VOCAB, MOST_TOKENS = 4, TOPS = 2, PAYLOAD = 4096, SPARE = 3 };
+
+typedef struct scene { /* a proxy without a process, one admitted call, and what a child would answer */
+    pair p;
+    mp_engine *engine;
+    mp_lease lease;
+    mp_item item;
+    mp_plan plan;
+    mp_wire_out out;
+    int mutate_at; /* byte of the answer to the step or plan, -1 = none */
+    uint8_t mutate_by;
+    size_t cut; /* 0 = whole */
+    uint64_t speed; /* as learnt; 0 = any */
+    const mp_isolation_kind *kind; /* NULL = no_kind */
+} scene;
+
+static const mp_isolation_kind no_kind;
+
+static inline void send_answer(scene *s, bool target) {
+    if (target && s->mutate_at >= 0 && (size_t)s->mutate_at < s->out.used)
+        s->out.buffer[s->mutate_at] ^= s->mutate_by;
+    if (target && s->cut && s->cut < s->out.used)
+        s->out.used = s->cut;
+    MP_CHECK(mp_wire_end(&s->out));
+}
+
+static inline void scene_admit(scene *s, mp_call *call, uint32_t total) {
+    mp_error error;
+    pair_init(&s->p);
+    mp_proxy_args args = {.kind = s->kind ? s->kind : &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
+                          .start_ns = 1000000000, .stall_ns = 1000000};
+    MP_CHECK_OK(mp_proxy_attach(&args, s->p.page, &s->engine, &error), &error);
+    s->item = (mp_item){.call = call, .total = total};
+    s->lease = (mp_lease){.lanes = 1};
+    mp_wire_begin(&s->out, &s->p.child, MP_FRAME_ADMIT);
+    mp_put_u32(&s->out, 1);
+    mp_put_error(&s->out, MP_OK, NULL);
+    send_answer(s, false);
+    MP_CHECK_OK(s->engine->ops->admit(s->engine, &s->item, &error), &error);
+}
+
+static inline void answer_plan(scene *s, uint32_t amount, bool target) {
+    mp_wire_begin(&s->out, &s->p.child, MP_FRAME_PLAN);
+    mp_put_u32(&s->out, 1);
+    mp_put_u32(&s->out, 0);
+    mp_put_u32(&s->out, amount);
+    mp_put_u32(&s->out, 2);
+    mp_put_u64(&s->out, 1000000);
+    send_answer(s, target);
+    mp_item *items[1] = {&s->item};
+    s->engine->ops->plan(s->engine, items, 1, 1000000, &s->plan);
+    MP_CHECK(s->plan.count == 1 && s->plan.items[0] == &s->item && s->plan.amount[0] >= 1);
+    MP_CHECK(s->plan.lanes >= 1 && s->plan.lanes <= 256);
+}
+
+static inline void put_learnt(scene *s) {
+    mp_step_work work = {.passes = 1, .rows = 3, .guessed = 2, .right = 1};
+    for (int i = 0; i < 4; i++)
+        mp_put_u64(&s->out, 5);
+    mp_put(&s->out, &work, sizeof work);
+    for (int i = 0; i < MP_MODEL_SPEEDS; i++)
+        mp_put_u64(&s->out, s->speed ? s->speed : 1000);
+}
+
+static inline mp_outcome run_step(scene *s) {
+    mp_outcome outcomes[MP_PLAN_MAX];
+    send_answer(s, true);
+    s->engine->ops->step(s->engine, &s->lease, &s->plan, outcomes);
+    return outcomes[0];
+}
+
+static inline void scene_end(scene *s) {
+    s->engine->ops->retire(s->engine, &s->item);
+    s->engine->ops->destroy(s->engine);
+    free(s->p.page);
+}
+
+#endif

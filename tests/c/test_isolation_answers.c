@@ -1,0 +1,528 @@
+/* Answers of a worker process that cannot be believed: whatever it says, the parent either finds it right or gives the
+ * process up, and shows nobody anything of it. */
+#include "files/spec_build.h"
+#include "isolation_scene.h"
+#include "test_isolation.h"
+
+/* Bits that a byte is changed by. */
+static const uint8_t changes[] = {1, 2, 4, 8, 16, 32, 64, 128, 255, 127, 3, 0xC0};
+enum { CHANGES = sizeof changes };
+
+/* A step that gives an answer with an umlaut and an alternative each; ends by a stop string when `over`. */
+static void compose_text(scene *s, bool over) {
+    static const char text[] = "a\xC3\xA4z";
+    mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
+    mp_put_u8(&s->out, over ? MP_OUTCOME_DONE : MP_OUTCOME_MORE);
+    mp_put_u32(&s->out, 3); /* cursor */
+    mp_put_u32(&s->out, 0); /* cached */
+    mp_put_u8(&s->out, 1);
+    mp_put_u8(&s->out, over ? MP_FINISH_STOP : MP_FINISH_NONE);
+    mp_put_i32(&s->out, over ? 0 : -1);
+    mp_put_u32(&s->out, 3);
+    static const uint32_t ends[] = {1, 3, 4};
+    for (int t = 0; t < 3; t++) {
+        int32_t ids[TOPS] = {3, -1};
+        float probabilities[TOPS] = {-1, -2};
+        mp_put_i32(&s->out, 10 + t);
+        mp_put_f32(&s->out, -0.5f);
+        mp_put_u32(&s->out, ends[t]);
+        mp_put(&s->out, ids, sizeof ids);
+        mp_put(&s->out, probabilities, sizeof probabilities);
+    }
+    mp_put_u32(&s->out, over ? 4 : 3); /* decided */
+    mp_put_u32(&s->out, 4);
+    mp_put(&s->out, text, 4);
+    put_learnt(s);
+}
+
+static mp_text_call *text_call(void) {
+    static const int32_t prompt[] = {1, 2};
+    static const char *const stop[] = {"!"};
+    static const int32_t stop_bytes[] = {1};
+    mp_text_args args = {.n_prompt = 2, .prompt = prompt, .n_choices = 1, .n_stop = 1, .stop = stop,
+                         .stop_bytes = stop_bytes,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS,
+                                      .logprobs = TOPS}};
+    mp_text_call *call;
+    mp_error error;
+    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    call->vocab = VOCAB + SPARE;
+    call->sampled_vocab = VOCAB;
+    MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
+    return call;
+}
+
+/* What a caller sees is possible. */
+static void check_text(const mp_text_call *call) {
+    const mp_choice *choice = &call->choices[0];
+    uint32_t before = 0;
+    MP_CHECK(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
+    for (uint32_t t = 0; t < choice->token_count; t++) {
+        MP_CHECK(choice->tokens[t].id >= 0 && choice->tokens[t].id < VOCAB);
+        MP_CHECK(choice->tokens[t].byte_end <= choice->text_capacity);
+        MP_CHECK(choice->tokens[t].byte_end >= before || t + 1 == choice->token_count);
+        before = choice->tokens[t].byte_end;
+        for (int k = 0; k < TOPS; k++)
+            MP_CHECK(choice->top_ids[t * TOPS + (uint32_t)k] >= -1 && choice->top_ids[t * TOPS + (uint32_t)k] < VOCAB);
+    }
+    MP_CHECK(mp_is_utf8(choice->text, choice->text_bytes));
+    MP_CHECK(choice->finish >= MP_FINISH_NONE && choice->finish <= MP_FINISH_CANCELLED);
+    MP_CHECK(choice->finish != MP_FINISH_STOP || choice->stop_index == 0);
+    MP_CHECK(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
+}
+
+/* One mutated answer; returns whether the parent took it. */
+static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
+    static scene s;
+    memset(&s, 0, sizeof s);
+    mp_text_call *call = text_call();
+    s.mutate_at = -1;
+    scene_admit(&s, &call->base, 7);
+    answer_plan(&s, 2, false);
+    s.mutate_at = at;
+    s.mutate_by = by;
+    s.cut = cut;
+    compose_text(&s, over);
+    *used = s.out.used;
+    mp_outcome outcome = run_step(&s);
+    const mp_error *lost = s.engine->lost(s.engine);
+    bool taken = !lost;
+    if (lost && at < 0 && !cut)
+        MP_FAIL("refused: %s", lost->message);
+    if (taken) {
+        MP_CHECK(outcome == MP_OUTCOME_MORE || outcome == MP_OUTCOME_DONE || outcome == MP_OUTCOME_FAILED ||
+                 outcome == MP_OUTCOME_WAIT_MEMORY);
+        MP_CHECK((outcome == MP_OUTCOME_DONE) == (over && outcome != MP_OUTCOME_FAILED));
+    } else {
+        MP_CHECK_INT(outcome, MP_OUTCOME_FAILED);
+        MP_CHECK_INT(s.item.error.code, MP_RECV);
+        MP_CHECK_INT(call->choices[0].token_count, 0); /* nothing of it is seen */
+        MP_CHECK_INT(call->choices[0].text_bytes, 0);
+        MP_CHECK_INT(call->choices[0].finish, MP_FINISH_NONE);
+        MP_CHECK_INT(call->prompt_done_ns, 0);
+        MP_CHECK_INT(s.item.cursor, 0);
+    }
+    check_text(call);
+    scene_end(&s);
+    check_text(call);
+    mp_call_destroy(&call->base);
+    return taken;
+}
+
+MP_TEST_SECONDS(isolation_answers_with_any_byte_changed_are_right_or_refused, 120) {
+    for (int over = 0; over < 2; over++) {
+        size_t used = 0, unused;
+        int taken = 0, refused = 0;
+        MP_CHECK(try_text(-1, 0, 0, over, &used));
+        MP_CHECK(used > 100 && used < PAYLOAD);
+        for (size_t at = 0; at < used; at++)
+            for (int i = 0; i < CHANGES; i++) {
+                bool ok = try_text((int)at, changes[i], 0, over, &unused);
+                taken += ok;
+                refused += !ok;
+            }
+        for (size_t cut = 1; cut < used; cut++)
+            MP_CHECK(!try_text(-1, 0, cut, over, &unused));
+        MP_CHECK(taken > 0 && refused > 500); /* floats, counters and letters may be any */
+    }
+}
+
+MP_TEST_SECONDS(isolation_plans_with_any_byte_changed_are_right_or_refused, 60) {
+    static scene s;
+    for (int at = -1; at < 24; at++)
+        for (int i = 0; i < CHANGES; i++) {
+            memset(&s, 0, sizeof s);
+            mp_text_call *call = text_call();
+            s.mutate_at = -1;
+            scene_admit(&s, &call->base, 7);
+            s.mutate_at = at;
+            s.mutate_by = changes[i];
+            answer_plan(&s, 2, true); /* checks what came out */
+            scene_end(&s);
+            mp_call_destroy(&call->base);
+        }
+}
+
+MP_TEST_SECONDS(isolation_vectors_with_any_byte_changed_are_right_or_refused, 60) {
+    static scene s;
+    static const int32_t ids[] = {1, 2, 3};
+    static const int64_t offsets[] = {0, 1, 3};
+    enum { WIDTH = 4 };
+    size_t used = 1;
+    int refused = 0;
+    for (int at = -1; at < (int)used; at++)
+        for (int i = 0; i < CHANGES; i++) {
+            mp_embed_call *call;
+            mp_error error;
+            MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
+            MP_CHECK_OK(mp_embed_call_output(call, WIDTH, &error), &error);
+            memset(&s, 0, sizeof s);
+            s.mutate_at = -1;
+            scene_admit(&s, &call->base, 2);
+            answer_plan(&s, 2, false);
+            s.mutate_at = at;
+            s.mutate_by = changes[i];
+            mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
+            mp_put_u8(&s.out, MP_OUTCOME_DONE);
+            mp_put_u32(&s.out, 2);
+            for (int k = 0; k < 2 * WIDTH; k++)
+                mp_put_f32(&s.out, (float)k);
+            put_learnt(&s);
+            used = s.out.used;
+            mp_outcome outcome = run_step(&s);
+            bool lost = s.engine->lost(s.engine) != NULL;
+            refused += lost;
+            MP_CHECK(at >= 0 || (!lost && outcome == MP_OUTCOME_DONE && call->vectors[7] == 7));
+            MP_CHECK(lost ? outcome == MP_OUTCOME_FAILED && call->done == 0 : call->done <= 2);
+            scene_end(&s);
+            mp_call_destroy(&call->base);
+        }
+    MP_CHECK(refused > 100);
+}
+
+MP_TEST(isolation_a_child_may_not_speak_out_of_turn) {
+    static scene s;
+    mp_text_call *call = text_call();
+    s.mutate_at = -1;
+    scene_admit(&s, &call->base, 7);
+    mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP); /* asked to plan, it answers a step */
+    put_learnt(&s);
+    send_answer(&s, false);
+    mp_item *items[1] = {&s.item};
+    s.engine->ops->plan(s.engine, items, 1, 1000000, &s.plan);
+    const mp_error *lost = s.engine->lost(s.engine);
+    MP_CHECK(lost && lost->code == MP_RECV);
+    MP_CHECK_HAS(lost->message, "another question");
+    mp_outcome outcomes[MP_PLAN_MAX];
+    s.engine->ops->step(s.engine, &s.lease, &s.plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* nobody is the victim of a step that did not begin */
+    mp_error error;
+    mp_item another = {.call = &call->base, .total = 7};
+    MP_CHECK_STATUS(s.engine->ops->admit(s.engine, &another, &error), MP_RECV, &error);
+    MP_CHECK_INT(s.engine->ops->trim(s.engine), 0);
+    scene_end(&s);
+    mp_call_destroy(&call->base);
+}
+
+MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
+    mp_error error;
+    mp_engine *engine;
+    static mp_channel_page page;
+    for (int c = 0; c < MP_CAPABILITY_COUNT; c++) {
+        mp_proxy_args args = {.kind = &no_kind, .capability = (mp_capability)c};
+        if (mp_call_wire_of(args.capability))
+            continue;
+        MP_CHECK_STATUS(mp_proxy_attach(&args, &page, &engine, &error), MP_UNSUPPORTED, &error);
+        MP_CHECK_HAS(error.message, mp_capability_get(args.capability)->name);
+    }
+    MP_CHECK(mp_call_wire_of(MP_TEXT_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_TEXT));
+}
+
+/* ---- lies that are well formed ----------------------------------------------------------------------------------- */
+
+typedef struct claim { /* one token a byte of text, unless it says otherwise */
+    const char *text;
+    int count;
+    int32_t id[MOST_TOKENS];
+    uint32_t end[MOST_TOKENS];
+    int32_t top;
+    uint32_t decided, text_end;
+    int finish, stop_index;
+} claim;
+
+static void compose_claim(scene *s, const claim *it) {
+    mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
+    mp_put_u8(&s->out, it->finish ? MP_OUTCOME_DONE : MP_OUTCOME_MORE);
+    mp_put_u32(&s->out, 3);
+    mp_put_u32(&s->out, 0);
+    mp_put_u8(&s->out, 1);
+    mp_put_u8(&s->out, (uint8_t)it->finish);
+    mp_put_i32(&s->out, it->stop_index);
+    mp_put_u32(&s->out, (uint32_t)it->count);
+    for (int t = 0; t < it->count; t++) {
+        int32_t ids[TOPS] = {it->top, -1};
+        float probabilities[TOPS] = {-1, -2};
+        mp_put_i32(&s->out, it->id[t]);
+        mp_put_f32(&s->out, -0.5f);
+        mp_put_u32(&s->out, it->end[t]);
+        mp_put(&s->out, ids, sizeof ids);
+        mp_put(&s->out, probabilities, sizeof probabilities);
+    }
+    mp_put_u32(&s->out, it->decided);
+    mp_put_u32(&s->out, it->text_end);
+    size_t sent = strlen(it->text);
+    mp_put(&s->out, it->text, sent);
+    put_learnt(s);
+}
+
+/* Claims one after the other; what the last of them is refused for, "" when it is taken. */
+static void check_claims(const claim *claims, int count, const char *why) {
+    static scene s;
+    memset(&s, 0, sizeof s);
+    s.mutate_at = -1;
+    mp_text_call *call = text_call();
+    scene_admit(&s, &call->base, 7);
+    for (int i = 0; i < count; i++) {
+        answer_plan(&s, 2, false);
+        compose_claim(&s, &claims[i]);
+        mp_outcome outcome = run_step(&s);
+        const mp_error *lost = s.engine->lost(s.engine);
+        if (i + 1 < count || !*why) {
+            if (lost)
+                MP_FAIL("claim %d is refused: %s", i, lost->message);
+            continue;
+        }
+        MP_CHECK(lost && outcome == MP_OUTCOME_FAILED);
+        MP_CHECK_INT(s.item.error.code, MP_RECV);
+        MP_CHECK_HAS(s.item.error.message, why);
+    }
+    check_text(call);
+    scene_end(&s);
+    mp_call_destroy(&call->base);
+}
+
+MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
+    enum { OPEN = MP_FINISH_NONE, STOP = MP_FINISH_STOP, EOS = MP_FINISH_EOS, LENGTH = MP_FINISH_LENGTH };
+    static const char umlaut[] = "a\xC3\xA4z";
+    claim open = {umlaut, 2, {1, 2}, {3, 4}, 3, 1, 4, OPEN, -1}; /* all but "a" is held back */
+    claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0}; /* by a stop string that began behind "a" */
+    check_claims((claim[]){open, cut}, 2, "");
+    cut.end[0] = cut.decided = cut.text_end = 2; /* within what was sent before */
+    check_claims((claim[]){open, cut}, 2, "middle of a character");
+    claim over = {umlaut, 2, {1, 2}, {3, 4}, 3, 4, 4, LENGTH, -1};
+    check_claims(&over, 1, "");
+    over.finish = EOS;
+    check_claims(&over, 1, "");
+    over.end[0] = 2;
+    check_claims(&over, 1, "middle of a character");
+    over.end[0] = 3;
+    over.end[1] = 0; /* far behind, and no stop string that would have cut it */
+    check_claims(&over, 1, "impossible place");
+    claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, LENGTH, -1}; /* a token that ends where no text is */
+    check_claims(&beyond, 1, "does not end where its tokens do");
+    beyond.finish = STOP;
+    beyond.stop_index = 0;
+    check_claims(&beyond, 1, "does not end where its tokens do");
+    beyond.end[0] = 3; /* "!" is one byte: the first token ends before it */
+    beyond.end[1] = 2;
+    check_claims(&beyond, 1, "does not end where its tokens do");
+    beyond.end[0] = 2;
+    check_claims(&beyond, 1, "");
+    claim more = {"abcdef", 1, {1}, {1}, 3, 6, 6, EOS, -1}; /* text of no token; U+FFFD is three bytes */
+    check_claims(&more, 1, "does not end where its tokens do");
+    more = (claim){"a\xEF\xBF\xBD", 1, {1}, {1}, 3, 4, 4, EOS, -1};
+    check_claims(&more, 1, "");
+    claim seen = {"ab", 2, {1, 2}, {1, 2}, 3, 3, 2, OPEN, -1}; /* more is decided than there is */
+    check_claims(&seen, 1, "impossible length");
+    claim shorter = {"", 0, {0}, {0}, 3, 2, 2, EOS, -1}; /* what a caller has seen is taken back */
+    claim longer = {"abc", 1, {1}, {3}, 3, 3, 3, OPEN, -1};
+    check_claims((claim[]){longer, shorter}, 2, "impossible length");
+}
+
+MP_TEST(isolation_ids_are_the_tokenizers) {
+    claim it = {"a", 1, {VOCAB - 1}, {1}, VOCAB - 1, 1, 1, MP_FINISH_NONE, -1};
+    check_claims(&it, 1, "");
+    it.id[0] = VOCAB; /* the model has a row for it, the tokenizer no text */
+    check_claims(&it, 1, "a token is outside the tokenizer's");
+    it.id[0] = 1;
+    it.top = VOCAB;
+    check_claims(&it, 1, "an alternative is outside the tokenizer's");
+}
+
+static bool is_one_of(mp_status status, const mp_status *list) {
+    for (; *list != MP_OK; list++)
+        if (*list == status)
+            return true;
+    return false;
+}
+
+static mp_error failure_of(mp_status status) {
+    mp_error said;
+    mp_fail(&said, status, "so it says");
+    return said;
+}
+
+MP_TEST(isolation_what_a_call_may_fail_with) {
+    static const mp_status at_admission[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_INTERNAL, MP_OK};
+    static const mp_status in_a_step[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_IO, MP_NUMERIC, MP_INTERNAL, MP_OK};
+    static scene s;
+    int count, taken = 0;
+    const mp_status_row *all = mp_status_rows(&count);
+    for (int i = 0; i < count; i++) {
+        mp_error said = failure_of(all[i].code), error;
+        mp_text_call *call = text_call();
+        memset(&s, 0, sizeof s);
+        s.mutate_at = -1;
+        scene_admit(&s, &call->base, 7);
+        mp_item another = {.call = &call->base, .total = 7};
+        mp_wire_begin(&s.out, &s.p.child, MP_FRAME_ADMIT);
+        mp_put_u32(&s.out, 2);
+        mp_put_error(&s.out, said.code, &said);
+        send_answer(&s, false);
+        mp_status status = s.engine->ops->admit(s.engine, &another, &error);
+        bool right = said.code == MP_OK || is_one_of(said.code, at_admission);
+        MP_CHECK_INT(status, right ? said.code : MP_RECV);
+        MP_CHECK_INT(s.engine->lost(s.engine) != NULL, !right);
+        if (!right)
+            MP_CHECK_HAS(error.message, "not its to say");
+        taken += right;
+        s.engine->ops->retire(s.engine, &another);
+        scene_end(&s);
+
+        memset(&s, 0, sizeof s);
+        s.mutate_at = -1;
+        scene_admit(&s, &call->base, 7);
+        answer_plan(&s, 2, false);
+        mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
+        mp_put_u8(&s.out, MP_OUTCOME_FAILED);
+        mp_put_error(&s.out, said.code, &said);
+        mp_put_u32(&s.out, 0);
+        mp_put_u32(&s.out, 0);
+        mp_put_u8(&s.out, 0);
+        mp_put_u8(&s.out, MP_FINISH_NONE);
+        mp_put_i32(&s.out, -1);
+        mp_put_u32(&s.out, 0);
+        mp_put_u32(&s.out, 0);
+        mp_put_u32(&s.out, 0);
+        put_learnt(&s);
+        MP_CHECK_INT(run_step(&s), MP_OUTCOME_FAILED);
+        right = is_one_of(said.code, in_a_step);
+        MP_CHECK_INT(s.item.error.code, right ? said.code : MP_RECV);
+        MP_CHECK_INT(s.engine->lost(s.engine) != NULL, !right);
+        taken += right;
+        scene_end(&s);
+        mp_call_destroy(&call->base);
+    }
+    MP_CHECK_INT(taken, 4 + 5);
+}
+
+/* Steps that do nothing for a call until the process is given up; after `before` of them a token comes. */
+static int idle_steps(uint64_t before) {
+    static scene s;
+    int steps = 0;
+    memset(&s, 0, sizeof s);
+    s.mutate_at = -1;
+    mp_text_call *call = text_call();
+    scene_admit(&s, &call->base, 7);
+    claim nothing = {"", 0, {0}, {0}, 3, 0, 0, MP_FINISH_NONE, -1}, token = {"a", 1, {1}, {1}, 3, 1, 1, 0, -1};
+    while (!s.engine->lost(s.engine)) {
+        MP_CHECK(++steps < 1000);
+        answer_plan(&s, 2, false);
+        if ((uint64_t)steps == before)
+            nothing.decided = nothing.text_end = 1;
+        compose_claim(&s, (uint64_t)steps == before ? &token : &nothing);
+        run_step(&s);
+    }
+    MP_CHECK_INT(s.item.error.code, MP_RECV);
+    MP_CHECK_HAS(s.item.error.message, "does not get on with a call");
+    scene_end(&s);
+    mp_call_destroy(&call->base);
+    return steps;
+}
+
+MP_TEST(isolation_steps_that_get_on_with_nothing_end) {
+    mp_text_call *call = text_call();
+    int most = (int)mp_wire_text_to_text.most_idle(&call->base);
+    mp_call_destroy(&call->base);
+    MP_CHECK_INT(idle_steps(0), 2 + most); /* the first of them says that the prompt is read */
+    MP_CHECK_INT(idle_steps((uint64_t)most), most + most + 1);
+}
+
+MP_TEST(isolation_texts_that_are_never_done_end) {
+    static scene s;
+    static const int32_t ids[] = {1, 2, 3};
+    static const int64_t offsets[] = {0, 1, 3};
+    mp_embed_call *call;
+    mp_error error;
+    int steps = 0;
+    MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(mp_embed_call_output(call, 4, &error), &error);
+    memset(&s, 0, sizeof s);
+    s.mutate_at = -1;
+    scene_admit(&s, &call->base, 2);
+    for (bool cancelled = true; !s.engine->lost(s.engine); cancelled = steps < 10) {
+        MP_CHECK(++steps < 20);
+        s.item.cancelled = cancelled; /* one that nobody wants any more need not get on */
+        answer_plan(&s, 2, false);
+        mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
+        mp_put_u8(&s.out, MP_OUTCOME_MORE);
+        mp_put_u32(&s.out, 0);
+        put_learnt(&s);
+        run_step(&s);
+    }
+    MP_CHECK_INT(steps, 12);
+    MP_CHECK_HAS(s.item.error.message, "does not get on with a call");
+    scene_end(&s);
+    mp_call_destroy(&call->base);
+}
+
+static uint64_t learnt[MP_MODEL_SPEEDS] = {5000, 5000};
+
+static void get_learnt(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]) {
+    (void)model;
+    memcpy(speed, learnt, sizeof learnt);
+}
+
+static void set_learnt(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]) {
+    (void)model;
+    memcpy(learnt, speed, sizeof learnt);
+}
+
+MP_TEST(isolation_a_row_took_no_longer_than_its_step) {
+    static const mp_isolation_kind kind = {.get_speed = get_learnt, .set_speed = set_learnt};
+    static const uint64_t hour_ns = 3600ull * 1000 * 1000 * 1000;
+    static scene s;
+    claim token = {"a", 1, {1}, {1}, 3, 1, 1, MP_FINISH_NONE, -1};
+    memset(&s, 0, sizeof s);
+    s.mutate_at = -1;
+    s.kind = &kind;
+    s.speed = hour_ns;
+    mp_text_call *call = text_call();
+    scene_admit(&s, &call->base, 7);
+    answer_plan(&s, 2, false);
+    compose_claim(&s, &token);
+    uint64_t began = mp_sys_now_ns();
+    MP_CHECK_INT(run_step(&s), MP_OUTCOME_MORE);
+    uint64_t took = mp_sys_now_ns() - began, most = took > 5000 ? took : 5000;
+    for (int i = 0; i < MP_MODEL_SPEEDS; i++)
+        MP_CHECK(learnt[i] > 1000 && learnt[i] <= most + 1);
+    MP_CHECK(!s.engine->lost(s.engine));
+    scene_end(&s);
+    mp_call_destroy(&call->base);
+}
+
+static mp_status start_one_that_says(const char *what, mp_error *error) {
+    static mp_shm description, none;
+    mp_isolation_options options = isolation_options(what);
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_engine *engine = NULL;
+    none.fd = -1;
+    MP_CHECK_OK(mp_shm_create(&description, 16, MP_TAG_SPEC, "mpool-test", error), error);
+    mp_proxy_args args = {.kind = &no_kind, .capability = MP_TEXT_TO_TEXT, .argv = options.argv, .envp = options.envp,
+                          .description = &description, .weights = &none, .memory_bytes = 1 << 20,
+                          .start_ns = 20000000000, .stall_ns = 1000000000};
+    mp_status status = mp_proxy_create(&args, &budget, &engine, error);
+    MP_CHECK((status == MP_OK) == (engine != NULL));
+    if (engine)
+        engine->ops->destroy(engine);
+    mp_shm_free(&description);
+    MP_CHECK_INT(budget.used, 0);
+    return status;
+}
+
+MP_TEST_SECONDS(isolation_what_a_start_may_fail_with, 60) {
+    static const mp_status right[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LIMIT,        MP_UNSUPPORTED, MP_IO,
+                                      MP_INTEGRITY,        MP_MODEL,  MP_SPAWN_FAILED, MP_INTERNAL,    MP_OK};
+    int count;
+    const mp_status_row *all = mp_status_rows(&count);
+    for (int i = 0; i < count; i++) {
+        char what[32];
+        mp_error error;
+        snprintf(what, sizeof what, "ready%d", (int)all[i].code);
+        mp_status status = start_one_that_says(what, &error);
+        bool its = all[i].code == MP_OK || is_one_of(all[i].code, right);
+        MP_CHECK_INT(status, its ? all[i].code : MP_SPAWN_FAILED);
+        if (!its)
+            MP_CHECK_HAS(error.message, "not its to say");
+    }
+}
