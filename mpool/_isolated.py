@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 
 from .errors import InvalidArgument, SpawnFailed
@@ -10,6 +12,7 @@ from .errors import InvalidArgument, SpawnFailed
 ISOLATION = ("thread", "process")
 # Nothing but ctypes and the core: such a process needs neither numpy nor this package, and no site.
 _START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"
+_PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
 
 
 def check(isolation: object, what: str) -> None:
@@ -24,15 +27,33 @@ def check(isolation: object, what: str) -> None:
         raise InvalidArgument(f"{what} is {shorten(repr(isolation))}, allowed: " + ", ".join(ISOLATION))
 
 
+def _executable() -> tuple[str, bool]:
+    """What multiprocessing would start, and whether somebody chose it (``multiprocessing.set_executable``)."""
+    spawn = sys.modules.get("multiprocessing.spawn")  # nobody can have chosen before it was imported
+    chosen = spawn.get_executable() if spawn is not None else None
+    path = os.fsdecode(chosen) if chosen else ""
+    return (path, True) if path and path != sys.executable else (sys.executable or "", False)
+
+
 def command() -> tuple[str, ...]:
-    """What starts a worker process.
+    """What starts a worker process: the Python that multiprocessing would start.
 
     Raises:
-        SpawnFailed: it is not known which Python this is.
+        SpawnFailed: it is not known which Python this is, or it is none: an application that was frozen
+            (PyInstaller, cx_Freeze) or that embeds Python would start itself again.
     """
     from . import _core
 
-    if not sys.executable:
-        raise SpawnFailed("sys.executable is empty, so no worker process can be started",
-                          hint='Use isolation="thread", or set sys.executable to a Python of this version')
-    return (sys.executable, "-I", "-S", "-c", _START, _core.__file__)
+    path, chosen = _executable()
+    what = ""
+    if not path:
+        what = "sys.executable is empty"
+    elif getattr(sys, "frozen", False) and not chosen:
+        what = f"this application is frozen, and {path} would start it again instead of a Python"
+    elif not chosen and not _PYTHON.search(os.path.basename(path)):
+        what = f"sys.executable is {path}, which does not look like a Python"
+    if what:
+        raise SpawnFailed(f"{what}, so no worker process can be started",
+                          hint='Use isolation="thread", or name a Python of this version: '
+                               "multiprocessing.set_executable(path)")
+    return (path, "-I", "-S", "-c", _START, _core.__file__)

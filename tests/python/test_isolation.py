@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.spawn
 import os
 import re
 import signal
@@ -314,10 +315,42 @@ def test_one_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert children() == []
 
 
+def runs_as(monkeypatch: pytest.MonkeyPatch, executable: str, frozen: bool = False) -> None:
+    """As if the program had been started so, before anybody asked."""
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(executable))
+    if frozen:
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+
+
 def test_without_an_interpreter(bert: Path, monkeypatch: pytest.MonkeyPatch, pool: mpool.Pool) -> None:
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(mpool.SpawnFailed, match="sys.executable"):
+    runs_as(monkeypatch, "")
+    with pytest.raises(mpool.SpawnFailed, match="sys.executable is empty"):
         pool.embed("a", bert)
+
+
+@pytest.mark.parametrize("name, frozen, why", [("app", True, "is frozen"), ("python3", True, "is frozen"),
+                                               ("uwsgi", False, "does not look like a Python")])
+def test_an_application_is_not_started_again(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+                                             frozen: bool, why: str, pool: mpool.Pool) -> None:
+    python, started = sys.executable, tmp_path / "started"
+    application = tmp_path / name
+    application.write_text(f"#!/bin/sh\ntouch {started}\n")
+    application.chmod(0o755)
+    runs_as(monkeypatch, str(application), frozen)
+    with pytest.raises(mpool.SpawnFailed, match=why) as caught:
+        pool.embed("a", bert)
+    assert "set_executable" in str(caught.value) and str(application) in str(caught.value)
+    assert not started.exists()
+    multiprocessing.set_executable(python)  # undone with what runs_as set
+    assert pool.embed("a", bert).shape == (32,)
+    assert Path(f"/proc/{processes(pool)[0]}/exe").resolve() == Path(python).resolve()
+
+
+def test_names_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("python", "python3.13t", "pypy3.10", "Python", ".python3-wrapped", "graalpy", "pythonw.exe"):
+        runs_as(monkeypatch, f"/somewhere/{name}")
+        assert _isolated.command()[0] == f"/somewhere/{name}"
 
 
 def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
