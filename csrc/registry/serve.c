@@ -521,7 +521,8 @@ static void hand_out(mp_worker *w, uint64_t now_ns) {
     bool somebody_left = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
+        if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* nothing was done for it */
+            atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
         switch (w->outcomes[i]) {
         case MP_OUTCOME_DONE:
             somebody_left = true;

@@ -116,3 +116,34 @@ MP_TEST(registry_patience_grows_before_a_full_queue) {
         fake_end(registry);
     }
 }
+
+MP_TEST(registry_patience_ends_while_a_call_is_told_to_wait_for_memory) {
+    enum { WORK_MS = 3000, UNIT_MS = 2, TOO_MUCH = 10, ROOM = 5 };
+    mp_registry_config config = {.lanes = 2, .max_workers = 2};
+    config.policy[MP_TEXT_EMBEDDING] = MP_POLICY_SEQUENTIAL;
+    mp_registry *registry = fake_registry_of(config);
+    mp_submit_options options = {.priority = 2};
+    mp_ticket *busy, *waiting;
+    mp_error error;
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 2;
+    atomic_store(&fake.step_units, 1);
+    atomic_store(&fake.step_ns, FAKE_MS(UNIT_MS));
+    atomic_store(&fake.memory, ROOM);
+    fake_add(registry, "a", &fake, false);
+    fake_call *work = fake_call_create(WORK_MS / UNIT_MS), *never = fake_call_create(1);
+    never->memory_a_step = TOO_MUCH; /* somebody else always works, so that it may be no more than bad luck */
+    MP_CHECK_OK(mp_registry_submit(registry, "a", &work->base, &options, &busy, &error), &error);
+    fake_until(&fake.steps, 1);
+    options.patience_ns = FAKE_MS(PATIENCE_MS);
+    uint64_t began = mp_sys_now_ns();
+    MP_CHECK_OK(mp_registry_submit(registry, "a", &never->base, &options, &waiting, &error), &error);
+    MP_CHECK_STATUS(fake_wait(waiting, &error), MP_TIMEOUT, &error);
+    MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(WORK_MS / 2));
+    MP_CHECK(fake.preempted > 1); /* that is how it was told */
+    mp_ticket_release(waiting);
+    mp_ticket_cancel(busy);
+    fake_finish(busy);
+    fake_end(registry);
+}
