@@ -132,9 +132,14 @@ void mp_process_kill(mp_process *process) {
         kill(process->pid, SIGKILL);
         mp_sys_sleep_ns(MS);
     }
-    mp_sys_close(process->handle);
-    process->handle = -1;
+    mp_process_forget(process);
+}
+
+void mp_process_forget(mp_process *process) {
+    int handle = process->handle;
+    process->handle = -1; /* first: a child that is forked between must not close what has its number by then */
     process->pid = 0;
+    mp_sys_close(handle);
 }
 
 void mp_process_how(const mp_process *process, char *to, size_t size) {

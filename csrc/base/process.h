@@ -34,6 +34,8 @@ bool mp_process_alive(mp_process *process);
 /* SIGKILL, unless it has ended, and wait until it is gone: at once, but for one that hangs in the kernel, which is left
  * after 5 s. Closes the handle. Legal on one that was never started. */
 void mp_process_kill(mp_process *process);
+/* In a forked child of its owner: closes the handle. */
+void mp_process_forget(mp_process *process);
 /* "was killed by signal 9 (Killed)", "ended with code 1". */
 void mp_process_how(const mp_process *process, char *to, size_t size);
 /* Its exit code; -1 when it has none (yet). */

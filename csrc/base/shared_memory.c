@@ -41,8 +41,8 @@ mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name,
     if (data == MAP_FAILED)
         return fail(shm, errno, "shared memory cannot be mapped", error);
     shm->data = data;
-    shm->counted = true;
     mp_alloc_count(tag, (int64_t)bytes);
+    shm->counted = true;
     return MP_OK;
 }
 
@@ -80,14 +80,18 @@ mp_status mp_shm_freeze(mp_shm *shm, mp_error *error) {
 
 void mp_shm_keep_from_forks(mp_shm *shm) { madvise(shm->data, shm->bytes, MADV_DONTFORK); }
 
-void mp_shm_free(mp_shm *shm) {
-    if (shm->data)
-        munmap(shm->data, shm->bytes);
-    if (shm->data && shm->counted)
+void mp_shm_forget(mp_shm *shm) {
+    if (shm->counted)
         mp_alloc_count(shm->tag, -(int64_t)shm->bytes);
     if (shm->bytes)
         mp_sys_close(shm->fd);
     *shm = (mp_shm){.fd = -1};
+}
+
+void mp_shm_free(mp_shm *shm) {
+    if (shm->data)
+        munmap(shm->data, shm->bytes);
+    mp_shm_forget(shm);
 }
 
 void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
@@ -114,6 +118,7 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
 }
 mp_status mp_shm_freeze(mp_shm *shm, mp_error *error) { return refuse(shm, error); }
 void mp_shm_keep_from_forks(mp_shm *shm) { (void)shm; }
+void mp_shm_forget(mp_shm *shm) { *shm = (mp_shm){.fd = -1}; }
 void mp_shm_free(mp_shm *shm) { *shm = (mp_shm){.fd = -1}; }
 void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
     (void)word, (void)expected, (void)timeout_ns;

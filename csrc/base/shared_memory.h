@@ -23,8 +23,9 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
 /* From now on nobody can write to it, this process included, where the kernel can seal it (Linux 5.1); elsewhere those
  * who mapped it so far cannot. The address stays. */
 mp_status mp_shm_freeze(mp_shm *shm, mp_error *error);
-/* A forked child does not get the mapping; one that is freed there must not be unmapped. */
+/* A forked child does not get the mapping; one that is freed there must not be unmapped, but forgotten. */
 void mp_shm_keep_from_forks(mp_shm *shm);
+void mp_shm_forget(mp_shm *shm); /* in the child */
 void mp_shm_free(mp_shm *shm); /* legal on one that is zeroed, or that was freed */
 
 /* Parking on a word in memory that processes share: wait at most timeout_ns (0: without end) while it is `expected`. */

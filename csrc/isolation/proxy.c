@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/forked.h"
 #include "base/options.h"
 #include "base/topology.h"
 #include "isolation/capability_wire.h"
@@ -28,9 +29,10 @@ static const uint64_t LONGEST_COST_NS = 3600ull * 1000 * 1000 * 1000;
 
 typedef struct proxy {
     mp_engine base;
+    mp_forked forked;
     mp_proxy_args args;
     const mp_call_wire *wire;
-    mp_budget *budget; /* NULL: nothing was charged */
+    mp_budget *budget; /* NULL: nothing was charged; changed while forks are held off */
     mp_shm memory;     /* of the page */
     mp_channel_page *page;
     mp_channel channel;
@@ -433,13 +435,35 @@ static const mp_error *proxy_lost(mp_engine *base) {
     return p->gone || is_dead(p) ? &p->lost : NULL;
 }
 
+/* NULL: give back what was charged. False: refused. */
+static bool charge(proxy *p, mp_budget *budget) {
+    uint64_t bytes = p->args.memory_bytes + p->args.fixed_bytes;
+    mp_forked_hold();
+    bool taken = !budget || mp_budget_take(budget, bytes);
+    if (!budget && p->budget)
+        mp_budget_give(p->budget, bytes);
+    p->budget = taken ? budget : NULL;
+    mp_forked_release();
+    return taken;
+}
+
+/* In a forked child, which has neither the process nor the thread that talks to it. The struct may be in the middle of
+ * anything, and is left alone otherwise. */
+static void forget_proxy(mp_forked *forked) {
+    proxy *p = (proxy *)((char *)forked - offsetof(proxy, forked));
+    if (p->budget)
+        mp_budget_give(p->budget, p->args.memory_bytes + p->args.fixed_bytes);
+    mp_process_forget(&p->process);
+    mp_shm_forget(&p->memory);
+}
+
 static void proxy_destroy(mp_engine *base) {
     proxy *p = (proxy *)base;
     if (p->has_process)
         mp_process_kill(&p->process); /* it holds nothing that outlives it */
+    charge(p, NULL);
+    mp_forked_remove(&p->forked);
     mp_shm_free(&p->memory);
-    if (p->budget)
-        mp_budget_give(p->budget, p->args.memory_bytes + p->args.fixed_bytes);
     mp_free(p);
 }
 
@@ -515,8 +539,9 @@ static mp_status start(proxy *p, mp_error *error) {
     MP_TRY(mp_process_start(&p->process, &command, error));
     p->has_process = true;
     p->base.process = p->process.pid;
-    mp_sys_close(p->memory.fd);
+    int fd = p->memory.fd;
     p->memory.fd = -1;
+    mp_sys_close(fd);
     return MP_OK;
 }
 
@@ -555,11 +580,9 @@ mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engin
     uint64_t bytes = args->memory_bytes + args->fixed_bytes;
     proxy *p;
     MP_TRY(make(args, &p, error));
-    mp_status status = MP_OK;
-    if (!mp_budget_take(budget, bytes))
+    mp_status status = mp_forked_add(&p->forked, forget_proxy, error);
+    if (status == MP_OK && !charge(p, budget))
         status = mp_fail_memory(error, bytes, "a worker process");
-    else
-        p->budget = budget;
     if (status == MP_OK)
         status = start(p, error);
     if (status == MP_OK)

@@ -237,6 +237,74 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* no process, no zombie */
 }
 
+/* Descriptors of other processes. */
+static int process_handles(void) {
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+    char name[300], to[64];
+    MP_CHECK(directory);
+    for (struct dirent *at; (at = readdir(directory));) {
+        snprintf(name, sizeof name, "/proc/self/fd/%s", at->d_name);
+        ssize_t bytes = readlink(name, to, sizeof to - 1);
+        to[bytes > 0 ? bytes : 0] = 0;
+        count += strstr(to, "pidfd") != NULL;
+    }
+    closedir(directory);
+    return count;
+}
+
+static void take_info(void *arg, const mp_entry_info *info) { *(mp_entry_info *)arg = *info; }
+
+/* The child of a fork has none of its parent's worker processes: nothing that was charged for them, no descriptor. It
+ * starts its own. */
+MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *spec = tiny_decoder_spec(types, 1, 9);
+    mp_isolation_options options = isolation_options("spec");
+    mp_registry_config config = {.lanes = 1, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 1};
+    mp_registry *registry;
+    mp_registry_stats before, after;
+    mp_entry_info info;
+    mp_loader loader;
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_AUTO, &options, &loader, &error), &error);
+    MP_CHECK_OK(mp_registry_add(registry, "m", &loader, false, &error), &error);
+    MP_CHECK_OK(ask(registry, 20, 4, &error), &error);
+    mp_registry_visit(registry, take_info, &info);
+    mp_registry_get_stats(registry, &before);
+    MP_CHECK(info.worker_count == 1 && info.worker[0].process && info.worker[0].predicted_bytes > (16u << 20));
+    MP_CHECK(before.memory_used > info.worker[0].predicted_bytes);
+    int handles = process_handles();
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        mp_registry_get_stats(registry, &after);
+        int wrong = after.memory_used + info.worker[0].predicted_bytes != before.memory_used;
+        wrong |= (process_handles() != 0) << 1;
+        wrong |= (after.bytes_by_tag[MP_TAG_POOL] > before.bytes_by_tag[MP_TAG_POOL]) << 2;
+        wrong |= (ask(registry, 20, 4, &error) != MP_OK) << 3;
+        wrong |= (process_handles() != handles) << 4;
+        mp_registry_close(registry, 0);
+        wrong |= (waitpid(-1, NULL, WNOHANG) >= 0 || errno != ECHILD) << 5;
+        _exit(wrong);
+    }
+    int status;
+    MP_CHECK_INT(waitpid(child, &status, 0), child);
+    MP_CHECK_INT(status, 0);
+    mp_registry_get_stats(registry, &after); /* the parent is untouched */
+    MP_CHECK_INT(after.memory_used, before.memory_used);
+    MP_CHECK_INT(process_handles(), handles);
+    MP_CHECK_OK(ask(registry, 20, 4, &error), &error);
+    mp_entry_info now;
+    mp_registry_visit(registry, take_info, &now);
+    MP_CHECK_INT(now.worker[0].process, info.worker[0].process);
+    mp_registry_destroy(registry);
+    mp_spec_unpin(spec);
+}
+
 static mp_status sweep(void *arg, mp_error *error) {
     mp_spec *spec = arg;
     mp_isolation_options options = isolation_options("spec");
