@@ -7,7 +7,7 @@ handler raises. Errors are the classes of :mod:`mpool.errors`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -65,11 +65,25 @@ class GgufFile:
     outermost first, file index, offset, nbytes). ``files`` are the paths (more than one when split)."""
 
     kv: dict[str, Any]
+    keys: list[str]
     tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
     files: list[str]
     architecture: str
     def spec(self) -> Spec:
         """A new spec with all of it, to which more can be added before it is registered. Quicker than rebuilding it."""
+    def value(self, key: str, /) -> Any:
+        """``kv[key]``, made anew; the others are not."""
+    def bpe(self) -> Bpe | None:
+        """Its byte-pair vocabulary; None when it has none, or one that does not fit: tokens twice, a merge that is not of
+        two tokens and makes a third. Takes some 20 ms, without the GIL."""
+
+@final
+class Bpe:
+    """A byte-pair vocabulary with its merges, searched without objects for each of its entries."""
+
+    def part(self, words: Iterable[str], most: int, /) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
+        """What byte-pair encoding needs of it for these words: tokens that are pieces of one, with their ids, and the
+        merges that make one of those, by rank. None when that takes more than ``most`` look-ups."""
 
 def read_gguf(path: str) -> GgufFile: ...
 

@@ -45,6 +45,14 @@ def interruptible(function: Callable[..., T], *args: Any, chars: int) -> T:
         future.cancel()  # unless it has begun
 
 
+def later(function: Callable[[], object]) -> None:
+    """``function()`` on one of the threads; what it raises is lost. Nothing when the interpreter ends."""
+    try:
+        executor().submit(function)
+    except RuntimeError:
+        pass
+
+
 def deadline_of(timeout: float | None) -> float | None:
     """``time.monotonic()`` at which a call that starts now has run out of time; None: never.
 

@@ -32,7 +32,7 @@
 
 typedef struct mp_state { /* of the module */
     PyObject *errors;     /* mpool.errors, imported when first needed */
-    PyTypeObject *spec_type, *gguf_type, *notifier_type, *ticket_type, *registry_type;
+    PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type;
     unsigned long main_thread; /* the one that runs signal handlers */
 } mp_state;
 
@@ -59,9 +59,9 @@ uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
 /* Wait as mp_ticket_wait does. 1: it moved. 0: the deadline passed. -1: a signal handler raised. */
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 
-/* --- type_spec.c, type_gguf.c, type_notifier.c, type_ticket.c, type_registry.c --- */
+/* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c --- */
 
-extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
+extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
     mp_registry_type_spec;
 
 /* Takes the spec. */
@@ -69,6 +69,8 @@ PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
 /* Borrowed, frozen from now on; NULL with TypeError when it is no Spec. */
 mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object);
 PyObject *mp_read_gguf(PyObject *module, PyObject *path);
+/* Of a header that does not change any more; None when it has no such vocabulary. */
+PyObject *mp_bpe_object(mp_state *state, mp_spec *spec);
 /* Borrowed; NULL with an exception when it is none or closed. */
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
 

@@ -130,6 +130,40 @@ static PyObject *gguf_kv(PyObject *object, void *closure) {
     return kv;
 }
 
+static PyObject *gguf_keys(PyObject *object, void *closure) {
+    (void)closure;
+    const mp_spec *spec = ((gguf_object *)object)->spec;
+    int count = mp_spec_value_count(spec);
+    PyObject *list = PyList_New(count);
+    for (int i = 0; list && i < count; i++) {
+        const char *name;
+        mp_spec_value_at(spec, i, &name);
+        PyObject *key = string_out(name, strlen(name));
+        if (!key) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, key);
+    }
+    return list;
+}
+
+static PyObject *gguf_value(PyObject *object, PyObject *key) {
+    const char *name = PyUnicode_AsUTF8(key);
+    if (!name)
+        return NULL;
+    const mp_value *value = mp_spec_find(((gguf_object *)object)->spec, name);
+    if (value)
+        return value_out(value);
+    PyErr_SetObject(PyExc_KeyError, key);
+    return NULL;
+}
+
+static PyObject *gguf_bpe(PyObject *object, PyObject *none) {
+    (void)none;
+    return mp_bpe_object(mp_state_of(object), ((gguf_object *)object)->spec);
+}
+
 static PyObject *tensor_out(const mp_tensor_entry *entry) {
     PyObject *shape = PyTuple_New(entry->ndim), *name = string_out(entry->name, strlen(entry->name)), *row = NULL;
     for (int i = 0; shape && i < entry->ndim; i++) {
@@ -220,6 +254,7 @@ static PyObject *gguf_spec(PyObject *object, PyObject *none) {
 
 static PyGetSetDef attributes[] = {
     {"kv", gguf_kv, NULL, "Keys and values of the header.", NULL},
+    {"keys", gguf_keys, NULL, "Keys of the header.", NULL},
     {"tensors", gguf_tensors, NULL, "(name, dtype, shape outermost first, file, offset, nbytes) of each tensor.", NULL},
     {"files", gguf_files, NULL, "Paths, more than one when the model is split.", NULL},
     {"architecture", gguf_architecture, NULL, "general.architecture.", NULL},
@@ -228,6 +263,8 @@ static PyGetSetDef attributes[] = {
 
 static PyMethodDef methods[] = {
     {"spec", gguf_spec, METH_NOARGS, "A new Spec with all of it, to which more can be added."},
+    {"value", gguf_value, METH_O, "The value of a key, made anew."},
+    {"bpe", gguf_bpe, METH_NOARGS, "Its byte-pair vocabulary, or None when it has none or one that does not fit."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -111,7 +111,7 @@ class Fields:
             self.fail(key, describe(value), "a list")
         if len(value) > limit:
             self.fail(key, f"{len(value)} values", f"at most {limit}")
-        if of is not None:
+        if of is not None and set(map(type, value)) - {of}:
             for i, item in enumerate(value):
                 if type(item) is not of:
                     self.fail(f"{key}[{i}]", describe(item), _NAMES.get(of, of.__name__))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from ..errors import FormatError, LimitError, Unsupported
 from . import architectures
@@ -16,6 +16,9 @@ from .architectures import Architecture
 from .fields import Fields, describe
 from .spec import (EmbeddingSettings, GenerationSettings, ModelDescription, ModelSpec, TensorEntry, TokenizerSource,
                    Value)
+
+if TYPE_CHECKING:
+    from .. import _core
 
 log = logging.getLogger("mpool.catalog")
 
@@ -40,6 +43,38 @@ _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"
 _CONTROL, _USER_DEFINED = 3, 4
 
 
+class GGUFKeys(Mapping[str, Any]):
+    """Keys of a header that begin with ``prefix``. Values are made when they are asked for: a vocabulary has hundreds
+    of thousands of strings, and most calls need few of them."""
+
+    def __init__(self, header: _core.GgufFile, prefix: str = "") -> None:
+        self.header, self._prefix = header, prefix
+        self._names = dict.fromkeys(name for name in header.keys if name.startswith(prefix))
+        self._values: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            if name not in self._names:
+                raise KeyError(name)
+            self._values[name] = self.header.value(name)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def below(self, prefix: str) -> GGUFKeys:
+        """Those that begin with ``prefix``; what was made already is shared."""
+        found = GGUFKeys(self.header, self._prefix + prefix)
+        found._values = {name: value for name, value in self._values.items() if name in found._names}
+        return found
+
+
 def _read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tuple[str, ...]]:
     """Tables of a GGUF file (and of its further splits): keys, tensors, absolute paths. The only call into the core."""
     from .. import _core  # type: ignore[attr-defined]
@@ -47,7 +82,7 @@ def _read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], t
     table = _core.read_gguf(path)
     tensors = tuple(TensorEntry(name, dtype, tuple(shape), file, offset, nbytes)
                     for name, dtype, shape, file, offset, nbytes in table.tensors)
-    return table.kv, tensors, tuple(table.files)
+    return GGUFKeys(table), tensors, tuple(table.files)
 
 
 def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
@@ -73,7 +108,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     path = files[0]
     table = Fields(raw, file=path)
     row = architectures.find(table.str("general.architecture"), file=path, field="general.architecture")
-    kv = {name: value for name, value in raw.items() if name.startswith(row.name + ".")}
+    kv = dict(_below(raw, row.name + "."))
     shapes = {entry.name: entry.shape for entry in tensors}
     kv[f"{row.name}.vocab_size"] = _vocabulary(table, row, shapes, path)
     types = _rows(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
@@ -97,10 +132,16 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     return ModelDescription(
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
-        tokenizer=TokenizerSource(gguf={name: value for name, value in raw.items() if name.startswith("tokenizer.")},
-                                  config={"file": path}),
+        tokenizer=TokenizerSource(gguf=_below(raw, "tokenizer."), config={"file": path}),
         chat_template=template(table.get("tokenizer.chat_template"), file=path, field="tokenizer.chat_template"),
         embedding=embedding, generation=generation, license=_license(table))
+
+
+def _below(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+    """The keys that begin with ``prefix``."""
+    if isinstance(raw, GGUFKeys):
+        return raw.below(prefix)
+    return {name: value for name, value in raw.items() if name.startswith(prefix)}
 
 
 def _vocabulary(table: Fields, row: Architecture, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
@@ -183,9 +224,9 @@ def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: M
     kinds = table.list("tokenizer.ggml.token_type", None, of=int)
     if kinds is not None and len(kinds) != len(tokens):
         table.fail("tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(tokens)}, one a token")
-    for i, token in enumerate(tokens):
-        if token in _END_OF_TURN and (kinds is None or kinds[i] in (_CONTROL, _USER_DEFINED)):
-            ends.add(i)
+    if _END_OF_TURN.intersection(tokens):  # ten times as fast as looking at each with its number
+        ends |= {i for i, token in enumerate(tokens)
+                 if token in _END_OF_TURN and (kinds is None or kinds[i] in (_CONTROL, _USER_DEFINED))}
     if not ends:
         log.info("%s names no token that ends a generation", table.file)
     # what llama.cpp does for files that do not say: SentencePiece vocabularies start with BOS, byte-level ones do not

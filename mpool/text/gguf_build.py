@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 from mpool.errors import FormatError
 from mpool.text.charsmap import CharsMap
 from mpool.text.gguf_vocab import GGUFVocab, TokenType, unmatchable
+from mpool.text.pretokenizers import PreTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -55,7 +56,7 @@ def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] 
 
 
 def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, models, normalizers
 
     pre = vocab.pre
     assert pre is not None
@@ -76,14 +77,21 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
     except Exception as error:
         raise _bad_merge(vocab, merges, error) from None
     tokenizer = Tokenizer(model)
+    if not pre.byte_level:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = word_splitter(pre)
+    _add_user_defined(tokenizer, vocab)
+    return tokenizer, None
+
+
+def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """What cuts a text into the words that byte-pair encoding takes one by one."""
+    from tokenizers import Regex, pre_tokenizers
+
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     if pre.byte_level:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    else:
-        tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    _add_user_defined(tokenizer, vocab)
-    return tokenizer, None
+    return pre_tokenizers.Sequence(steps)
 
 
 def _merged(vocab: GGUFVocab, merges: list[tuple[str, str]]) -> set[int]:

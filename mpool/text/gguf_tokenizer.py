@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any, Iterable, Mapping, Sequence
+import threading
+from typing import TYPE_CHECKING, Callable, Iterable, Mapping, Sequence
 
 from mpool.catalog.spec import TokenTable
 from mpool.text.gguf_build import build
+from mpool.text.gguf_part import Parts
 from mpool.text.gguf_vocab import GGUFVocab
 from mpool.text.specials import compile_trie
 from mpool.text.tokenizer import Tokenizer, check_ids
 
+if TYPE_CHECKING:
+    import tokenizers
+
 _ASCII_SPACES = " \t\n\v\f\r"
+
+_building = threading.Lock()
 
 
 class GGUFTokenizer(Tokenizer):
-    """A tokenizer built from a GGUF vocabulary."""
+    """A tokenizer built from a GGUF vocabulary.
+
+    A large one is built when a text needs all of it, or by :meth:`finish`; until then, parts of it do.
+    """
 
     def __init__(self, vocab: GGUFVocab) -> None:
         self._vocab = vocab
-        self._hf, self._prepare = build(vocab)
-        vocab.release()
+        self._whole: tokenizers.Tokenizer | None = None
+        self._prepare: Callable[[str], str] | None = None
+        self._parts = Parts.of(vocab)
+        self._uses = 0  # of parts
+        if self._parts is None:
+            self.finish()
         self.vocab_size = len(vocab.texts)
         self.special = dict(vocab.special)
         self.prefix_ids, self.suffix_ids = tuple(vocab.prefix), tuple(vocab.suffix)
@@ -34,12 +49,36 @@ class GGUFTokenizer(Tokenizer):
         self._always_ids = {} if self._prepare is None else {vocab.texts[token]: token for token in vocab.user_defined}
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
 
+    @property
+    def worth_finishing(self) -> bool:
+        return self._uses > 1 and self._whole is None
+
+    def finish(self) -> None:
+        if self._whole is None:
+            with _building:
+                if self._whole is None:
+                    self._whole, self._prepare = build(self._vocab)
+                    self._vocab.release()
+                    self._parts = None
+
+    def _ids(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Ids of texts as they are."""
+        parts = self._parts
+        part = parts.tokenizer(texts) if parts is not None else None
+        if part is None:
+            self.finish()
+            part = self._whole
+            assert part is not None
+        else:
+            self._uses += 1
+        return self._run(part, texts)
+
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         if self._split_always is not None:
             return [self._pieces(text, self._split_always, self._always_ids, None) for text in texts]
         if self._prepare is not None:
             texts = list(map(self._prepare, texts))
-        return self._run(self._hf, texts)
+        return self._ids(texts)
 
     def _parsed(self, text: str, mark: str | None) -> list[int]:
         if self._split_control is None:
@@ -63,7 +102,7 @@ class GGUFTokenizer(Tokenizer):
         wanted = [part for part in plain if part]
         if self._prepare is not None:
             wanted = list(map(self._prepare, wanted))
-        bodies = iter(self._run(self._hf, wanted) if wanted else ())
+        bodies = iter(self._ids(wanted) if wanted else ())
         ids: list[int] = []
         for at, part in enumerate(plain):
             if part:
@@ -99,3 +138,11 @@ class GGUFTokenizer(Tokenizer):
 
     def token_id(self, text: str) -> int | None:
         return self._vocab.ids.get(text)
+
+
+def _after_fork_in_child() -> None:
+    global _building
+    _building = threading.Lock()  # who held it is not there
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import repeat
-from typing import Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from mpool.errors import FormatError, LimitError, Unsupported
 from mpool.text import limits
 from mpool.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from mpool.text.specials import BY_TEXT, END_OF_GENERATION, SHOWN
+
+if TYPE_CHECKING:
+    from mpool import _core
 
 _GGML = "tokenizer.ggml."
 
@@ -386,6 +389,11 @@ class GGUFVocab:
             return (np.asarray(values) & 0xFF).astype(np.uint8).tobytes()
         except TypeError:
             raise self._bad("precompiled_charsmap", f"elements of type {_kinds_of(values or [])}", "bytes") from None
+
+    def searchable(self) -> _core.Bpe | None:
+        """Tokens and merges as the core searches them; None unless they come from a file and all fit each other."""
+        header = getattr(self._kv, "header", None)
+        return None if header is None else header.bpe()
 
     def release(self) -> None:
         """Lets go of the file's values: nothing can be read on demand any more."""

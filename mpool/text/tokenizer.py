@@ -91,6 +91,14 @@ class Tokenizer:
         from mpool.text.json_tokenizer import JSONTokenizer
         return JSONTokenizer(os.fspath(source.json_path), source.config)  # type: ignore[arg-type]
 
+    @property
+    def worth_finishing(self) -> bool:
+        """Whether :meth:`finish` has something to do, and texts keep coming."""
+        return False
+
+    def finish(self) -> None:
+        """Does now what was put off until a text needs it; takes up to half a second."""
+
     # What the two kinds do differently
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
@@ -128,7 +136,6 @@ class Tokenizer:
 
     # What they share
 
-    _hf: tokenizers.Tokenizer
     _truncate_left = False
     _words_apart = False  # a text's first words have the same ids whatever follows them
 

@@ -215,7 +215,7 @@ def test_mutated_tables_fail_in_no_other_way() -> None:
 def test_describe_reads_through_the_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + bytes(60))
-    table = types.SimpleNamespace(kv=LLAMA, files=[str(path)], tensors=[
+    table = types.SimpleNamespace(keys=list(LLAMA), value=LLAMA.__getitem__, files=[str(path)], tensors=[
         (name, "F32", list(shape), 0, 64, 4) for name, shape in llama_shapes().items()])
     core = types.SimpleNamespace(read_gguf=lambda given: table if given == str(path) else None)
     monkeypatch.setitem(__import__("sys").modules, "mpool._core", core)

@@ -1,0 +1,124 @@
+/* test_files_bpe.c: parts of byte-pair vocabularies, and vocabularies that do not fit. */
+#include "base/alloc.h"
+#include "files/bpe.h"
+#include "test_files.h"
+
+static void set_strings(mp_spec *spec, const char *key, int count, const char *const *texts) {
+    uint64_t offsets[64] = {0};
+    char bytes[1024];
+    mp_error error;
+    for (int i = 0; i < count; i++) {
+        memcpy(bytes + offsets[i], texts[i], strlen(texts[i]));
+        offsets[i + 1] = offsets[i] + strlen(texts[i]);
+    }
+    mp_value value = {
+        .type = MP_VALUE_STRINGS, .gguf_type = -1, .count = (uint64_t)count, .as.strings = {bytes, offsets}};
+    MP_CHECK_OK(mp_spec_set(spec, key, &value, &error), &error);
+}
+
+#define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
+
+static mp_spec *spec_of(int tokens, const char *const *token, int merges, const char *const *merge) {
+    mp_spec *spec = mp_spec_create();
+    if (tokens)
+        set_strings(spec, "tokenizer.ggml.tokens", tokens, token);
+    if (merges)
+        set_strings(spec, "tokenizer.ggml.merges", merges, merge);
+    return spec;
+}
+
+static const char *const letters[] = {"a", "b", "c", "\xc3\xa9", "ab", "bc", "abc", "\xc3\xa9\x61", "", "\xa9", ""};
+static const char *const joins[] = {"b c", "a b", "ab c", "\xc3\xa9 a", "a bc"};
+
+static mp_bpe *bpe_of(mp_spec *spec) {
+    mp_bpe *bpe;
+    mp_error error;
+    MP_CHECK_OK(mp_bpe_create(spec, &bpe, &error), &error);
+    mp_spec_unpin(spec); /* it has a reference of its own */
+    return bpe;
+}
+
+/* "tokens|merges" by number, in their order. */
+static void check_part(const mp_bpe *bpe, const char *word, const char *want) {
+    mp_bpe_part part;
+    mp_error error;
+    char got[256] = "";
+    MP_CHECK_OK(mp_bpe_part_init(&part, bpe, &error), &error);
+    mp_bpe_part_add(&part, bpe, word, strlen(word));
+    MP_CHECK_OK(mp_bpe_part_finish(&part, bpe, &error), &error);
+    size_t at = 0;
+    for (uint32_t i = 0; i < part.token_count; i++)
+        at += (size_t)snprintf(got + at, sizeof got - at, "%d ", part.tokens[i]);
+    at += (size_t)snprintf(got + at, sizeof got - at, "|");
+    for (uint32_t i = 0; i < part.merge_count; i++)
+        at += (size_t)snprintf(got + at, sizeof got - at, " %d+%d", part.merges[i][0], part.merges[i][1]);
+    MP_CHECK_STR(got, want);
+    mp_bpe_part_deinit(&part);
+}
+
+MP_TEST(files_bpe_parts) {
+    mp_bpe *bpe = bpe_of(spec_of(COUNT(letters), letters, COUNT(joins), joins));
+    MP_CHECK(bpe != NULL);
+    check_part(bpe, "", "|");
+    check_part(bpe, "zzz", "|");
+    check_part(bpe, "abc", "0 1 2 4 5 6 | 1+2 0+1 4+2 0+5");
+    check_part(bpe, "cab", "0 1 2 4 | 0+1");
+    check_part(bpe, "bca\xc3\xa9", "0 1 2 3 5 | 1+2"); /* not token 9, half of a character */
+    check_part(bpe,
+               "\xc3\xa9"
+               "ab",
+               "0 1 3 4 7 | 0+1 3+0");
+    MP_CHECK_INT(mp_bpe_word_cost(bpe, 2), 4);
+    MP_CHECK_INT(mp_bpe_word_cost(bpe, 1000), 3000); /* the longest token has three bytes */
+    mp_bpe_destroy(bpe);
+    mp_bpe_destroy(NULL);
+}
+
+MP_TEST(files_bpe_what_does_not_fit) {
+    static const struct {
+        const char *tokens[4], *merges[2];
+        bool fits;
+    } cases[] = {
+        {{"a", "b", "ab"}, {"a b"}, true},           {{"a", "b", "ab"}, {"a c"}, false}, /* c is no token */
+        {{"a", "b", "ab"}, {"c b"}, false},          {{"a", "b", "ba"}, {"a b"}, false}, /* ab is none */
+        {{"a", "b", "ab"}, {"ab"}, false},                                               /* no two parts */
+        {{"a", "b", "ab"}, {" ab"}, false},          {{"a", "b", "ab"}, {"ab "}, false},
+        {{"a", "b", "ab", "a"}, {"a b"}, false},     /* twice */
+        {{"a", "\xff", "a\xff"}, {"a \xff"}, false}, /* not text */
+        {{"a", "b c", "ab c"}, {"a b c"}, true},     /* the first space divides */
+        {{"a", "b", "ab"}, {NULL}, false},           {{NULL}, {"a b"}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int tokens = 0, merges = 0;
+        while (tokens < 4 && cases[i].tokens[tokens])
+            tokens++;
+        while (merges < 2 && cases[i].merges[merges])
+            merges++;
+        mp_bpe *bpe = bpe_of(spec_of(tokens, cases[i].tokens, merges, cases[i].merges));
+        if ((bpe != NULL) != cases[i].fits)
+            MP_FAIL("case %d: %s", (int)i, bpe ? "fits" : "does not fit");
+        mp_bpe_destroy(bpe);
+    }
+}
+
+static mp_status make_part(void *arg, mp_error *error) {
+    mp_spec *spec = arg;
+    mp_bpe *bpe;
+    mp_bpe_part part = {0};
+    mp_status status = mp_bpe_create(spec, &bpe, error);
+    if (status == MP_OK)
+        status = mp_bpe_part_init(&part, bpe, error);
+    if (status == MP_OK) {
+        mp_bpe_part_add(&part, bpe, "abc", 3);
+        status = mp_bpe_part_finish(&part, bpe, error);
+    }
+    mp_bpe_part_deinit(&part);
+    mp_bpe_destroy(bpe);
+    return status;
+}
+
+MP_TEST(files_bpe_allocation_failures) {
+    mp_spec *spec = spec_of(COUNT(letters), letters, COUNT(joins), joins);
+    mp_test_alloc_sweep(make_part, spec);
+    mp_spec_unpin(spec);
+}

@@ -1,0 +1,173 @@
+"""Tokenizers made of a part of a vocabulary give the ids that the whole one gives."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity" / "text"))
+
+from make_lines import lines  # noqa: E402
+from realmodels import real_path  # noqa: E402
+
+import mpool  # noqa: E402
+from mpool import _core, _threads, errors  # noqa: E402
+from mpool.catalog.gguf_model import GGUFKeys  # noqa: E402
+from mpool.text import gguf_part  # noqa: E402
+from mpool.text.gguf_tokenizer import GGUFTokenizer  # noqa: E402
+from mpool.text.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
+
+GGML = "tokenizer.ggml."
+CONTROL = ("<s>", "<|end|>", "</s>", "quit")
+
+
+def vocabulary(**changes: Any) -> dict[str, Any]:
+    """Byte-level, with merges learnt from random words; ``</s>`` looks like a control token and is made by merges."""
+    rng = random.Random(7)
+    alphabet = [*byte_alphabet().values()]
+    tokens, merges = [*CONTROL[:2], *alphabet], []
+    made = list("etaoinshrdluĠĠĊ0123")
+    for _ in range(600):
+        left, right = rng.choice(made), rng.choice(made)
+        if left + right not in tokens and len(left + right) < 12:
+            tokens.append(left + right)
+            made.append(left + right)
+            merges.append(f"{left} {right}")
+        elif len(merges) > 50 and left + right in tokens and rng.random() < 0.1:
+            merges.append(f"{left} {right}")  # another way to the same token
+    for left, right in (("<", "/"), ("</", "s"), ("</s", ">")):
+        tokens.append(left + right)
+        merges.append(f"{left} {right}")
+    tokens += ["quit", "<user>", "the user"]
+    types = [4 if token in ("<user>", "the user") else 3 if token in CONTROL else 1 for token in tokens]
+    kv = {"model": "gpt2", "pre": "qwen2", "tokens": tokens, "token_type": types,
+          "merges": list(dict.fromkeys(merges)), "bos_token_id": 0, "eos_token_id": 1}
+    kv.update(changes)
+    return {GGML + key: value for key, value in kv.items()}
+
+
+def written(path: Path, kv: dict[str, Any]) -> GGUFKeys:
+    gguf = pytest.importorskip("gguf", reason="writes the file")
+    writer = gguf.GGUFWriter(path, "test")
+    for key, value in kv.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_array(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFKeys(_core.read_gguf(str(path)))
+
+
+def texts() -> list[str]:
+    rng = random.Random(3)
+    made = ["", " ", "\n\n ", "a" * 300,
+            "hello the user <user>there", "x</s>y", "<s>", "quite", "the<|end|> end",
+            "é\u0301\U0001f600"]
+    for _ in range(300):
+        bits = ["the", "tea ", " ", "\n", "  ", "0123", "lords", "é", "€", "</", "s>", "'s", "\t"]
+        made.append("".join(rng.choices(bits, k=rng.randint(1, 40))))
+    return made + lines(200)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_part, "MIN_TOKENS", 1)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "smollm"])
+def test_ids_are_those_of_the_whole(pre: str, tmp_path: Path, small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary(pre=pre))
+    parts = gguf_part.Parts.of(GGUFVocab(keys))
+    whole = GGUFTokenizer(GGUFVocab(dict(keys)))  # no file behind it, so built at once
+    assert parts is not None and whole._parts is None
+    served = 0
+    for text in texts():
+        part = parts.tokenizer([text])
+        if part is not None:
+            served += 1
+            ids = part.encode(text, add_special_tokens=False).ids
+            assert ids == whole.encode(text, add_special=False).tolist(), text
+    assert served > 300
+    assert parts.tokenizer(["the user"]) is None  # user-defined tokens are found before words are
+    assert parts.tokenizer(["to quit"]) is None  # a control token, which text must not become
+    assert parts.tokenizer(["a", "b" * 40_000]) is None
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen05"])
+def test_ids_of_real_vocabularies(name: str) -> None:
+    keys = GGUFKeys(_core.read_gguf(str(real_path(name)))).below("tokenizer.")
+    parts = gguf_part.Parts.of(GGUFVocab(keys))
+    whole = GGUFTokenizer(GGUFVocab(dict(keys)))
+    assert parts is not None
+    served = 0
+    for text in texts():
+        part = parts.tokenizer([text])
+        if part is not None:
+            served += 1
+            ids = part.encode(text, add_special_tokens=False).ids
+            assert ids == whole.encode(text, add_special=False).tolist(), text
+    assert served > 400
+
+
+def test_the_tokenizer_is_the_same_before_and_after(tmp_path: Path, small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary())
+    for parse in (False, True):
+        put_off, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
+        assert put_off._whole is None and not put_off.worth_finishing
+        first = "the tea lords <|end|>" if parse else "the tea lords"
+        for _ in range(2):
+            assert put_off.encode(first, parse_special=parse).tolist() == \
+                whole.encode(first, parse_special=parse).tolist()
+        assert put_off._whole is None and put_off.worth_finishing
+        put_off.finish()
+        assert put_off._whole is not None and not put_off.worth_finishing
+        for text in texts():
+            assert put_off.encode(text, parse_special=parse).tolist() == \
+                whole.encode(text, parse_special=parse).tolist()
+
+
+def test_what_needs_the_whole_builds_it(tmp_path: Path, small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary())
+    tokenizer, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
+    assert tokenizer.encode("quit").tolist() == whole.encode("quit").tolist()
+    assert tokenizer._whole is not None
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"merges": ["h e", "q zz"]}, "not a token"), ({"merges": ["he"]}, "two tokens with a space"),
+    ({"merges": ["h ~"]}, "not a token")])
+def test_merges_that_do_not_fit_are_refused_at_once(changes: dict[str, Any], words: str, tmp_path: Path,
+                                                    small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary(**changes))
+    with pytest.raises(errors.FormatError, match=words):
+        GGUFTokenizer(GGUFVocab(keys))
+
+
+def test_surrogates_are_refused(tmp_path: Path, small: None) -> None:
+    tokenizer = GGUFTokenizer(GGUFVocab(written(tmp_path / "v.gguf", vocabulary())))
+    for parse in (False, True):
+        with pytest.raises(mpool.InvalidArgument, match="surrogate pair .* at character 3"):
+            tokenizer.encode("abc\ud800", parse_special=parse)
+
+
+def test_it_is_finished_after_the_second_call() -> None:
+    path = str(real_path("smollm2"))
+    with mpool.Pool() as pool:
+        first = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
+        tokenizer = pool._find(path, "text_to_text").tokenizer()
+        assert tokenizer._whole is None  # type: ignore[attr-defined]
+        again = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
+        _threads.executor().submit(int).result(30)
+        tokenizer.finish()
+        assert tokenizer._whole is not None and tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
+        last = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
+        assert first.token_ids == again.token_ids == last.token_ids
