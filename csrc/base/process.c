@@ -28,6 +28,13 @@ static const int terminal_signals[TERMINAL_SIGNALS] = {SIGINT, SIGQUIT, SIGHUP};
 
 int mp_process_id(void) { return (int)getpid(); }
 
+uint64_t mp_process_stack_bytes(void) {
+    static const uint64_t usual = 8u << 20;
+    struct rlimit now;
+    bool known = getrlimit(RLIMIT_STACK, &now) == 0 && now.rlim_cur != RLIM_INFINITY;
+    return known ? (uint64_t)now.rlim_cur : usual; /* without a limit they are smaller */
+}
+
 /* --- start --- */
 
 /* A descriptor that closes by itself on exec and stands in nobody's way. */

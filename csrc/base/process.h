@@ -52,5 +52,7 @@ typedef struct mp_process_limits {
 mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_error *error);
 bool mp_process_has_parent(int parent);
 int mp_process_id(void);
+/* Of a thread, as the system makes them here and in children. */
+uint64_t mp_process_stack_bytes(void);
 
 #endif

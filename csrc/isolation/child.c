@@ -3,6 +3,7 @@
  * Its one thread reads a message, does it and answers; in a step it is lane 0 of as many lanes as the parent has
  * leased. It believes what the parent says as far as a mistake would be the parent's own; what cannot be read ends
  * it. */
+#include <limits.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -38,6 +39,7 @@ typedef struct child {
     mp_model *model;
     mp_engine *engine;
     mp_team *team;
+    int most_lanes;                  /* for which it had memory */
     mp_cpu_set places[MP_NODES_MAX]; /* where steps ran so far: threads know a place by its address */
     int place_count;
     child_item *items;
@@ -199,13 +201,15 @@ static const mp_cpu_set *get_place(child *c) {
     return &c->places[c->place_count++];
 }
 
-/* Helpers are started when a step first has lanes for them. Without memory for them it computes alone. */
+/* Helpers are started when a step first has lanes for them; without memory for all, half as many. */
 static void lease_lanes(child *c, int lanes, const mp_cpu_set *cpus) {
     mp_error error;
-    if (lanes > 1 && mp_team_size(c->team) < lanes) {
+    lanes = lanes < c->most_lanes ? lanes : c->most_lanes;
+    while (lanes > 1 && mp_team_size(c->team) < lanes) {
         mp_team_destroy(c->team);
         c->team = NULL;
-        mp_team_create(lanes - 1, &c->team, &error);
+        if (mp_team_create(lanes - 1, &c->team, &error) != MP_OK)
+            c->most_lanes = lanes /= 2;
     }
     mp_place place = {.cpus = cpus, .lanes = lanes};
     mp_team_lease_at(c->team, &place, 1, &c->page->lease);
@@ -348,5 +352,6 @@ int mp_isolation_serve(const mp_isolation_kind *kind) {
     if (!c)
         return MP_CHILD_MEMORY;
     c->kind = kind;
+    c->most_lanes = INT_MAX;
     return run(c); /* the system frees the rest */
 }

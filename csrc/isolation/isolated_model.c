@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "isolation/capability_wire.h"
 #include "isolation/proxy.h"
 #include "isolation/spec_codec.h"
@@ -26,6 +27,7 @@ typedef struct isolated_model {
     isolated_loader *loader; /* a reference */
     mp_model *inner;
     mp_shm description, weights;
+    int lanes; /* of the ledger that its steps lease from */
 } isolated_model;
 
 /* --- loader --- */
@@ -91,6 +93,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **eng
         .weights = &model->weights,
         .memory_bytes = memory_of(loader),
         .fixed_bytes = FIXED_BYTES,
+        .lanes = model->lanes,
         .start_ns = loader->start_ns,
         .stall_ns = loader->stall_ns,
     };
@@ -149,6 +152,8 @@ static mp_status isolated_load(void *self, mp_lease *lease, mp_budget *budget, m
     model->base.base.ops = &isolated_ops;
     model->loader = loader;
     model->weights.fd = model->description.fd = -1;
+    model->lanes = lease->team ? mp_team_size(lease->team) : lease->lanes;
+    model->lanes = model->lanes > mp_cpu_lanes() ? model->lanes : mp_cpu_lanes();
     atomic_fetch_add_explicit(&loader->references, 1, memory_order_relaxed);
     mp_status status = loader->kind->load(loader->self, lease, budget, progress, &model->weights, &model->inner, error);
     if (status == MP_OK)

@@ -507,13 +507,18 @@ mp_status mp_proxy_attach(const mp_proxy_args *args, mp_channel_page *page, mp_e
     return MP_OK;
 }
 
-/* Private memory that is no engine's: of the interpreter that starts it, of libraries, and a stack a thread. */
-enum { MARGIN_BYTES = 256 << 20, STACK_BYTES = 9 << 20, LEAST_STACKS = 8 };
+/* Private memory that is no engine's: of the interpreter that starts it, of libraries, and for each lane a stack with
+ * what malloc keeps for a thread, and OpenBLAS's buffer where one is named. A limit that is somewhat too high costs
+ * nothing. */
+enum { MARGIN_BYTES = 256 << 20, THREAD_BYTES = 1 << 20, BLAS_BYTES = 128 << 20, LEAST_LANES = 8 };
 
 static uint64_t data_limit(const mp_proxy_args *args) {
-    int lanes = mp_cpu_lanes();
-    return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES +
-           (uint64_t)(lanes > LEAST_STACKS ? lanes : LEAST_STACKS) * STACK_BYTES;
+    const char *blas = mp_options_get()->blas;
+    uint64_t lanes = (uint64_t)(args->lanes > LEAST_LANES ? args->lanes : LEAST_LANES);
+    uint64_t lane_bytes = mp_process_stack_bytes() + THREAD_BYTES;
+    if (blas[0] && strcmp(blas, "none") != 0)
+        lane_bytes += BLAS_BYTES;
+    return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES + lanes * lane_bytes;
 }
 
 static mp_status start(proxy *p, mp_error *error) {

@@ -13,6 +13,7 @@ typedef struct mp_proxy_args { /* borrowed until the proxy is gone */
     const char *const *argv, *const *envp;
     const mp_shm *description, *weights;
     uint64_t memory_bytes, fixed_bytes; /* of the child's engine; of the process besides */
+    int lanes;                          /* that a step may have */
     uint64_t start_ns, stall_ns;
 } mp_proxy_args;
 

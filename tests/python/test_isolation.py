@@ -403,6 +403,44 @@ def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
     assert {line.split()[4] for line in maps} <= {line.split()[4] for line in own}  # the same inode
 
 
+@pytest.mark.parametrize("threads, stack", [(64, None), (24, 64 << 20)])
+def test_the_limit_covers_all_threads(bert: Path, threads: int, stack: int | None) -> None:
+    """More threads than CPUs, or large stacks: they are there, and leave the engine what it may have."""
+    code = textwrap.dedent("""
+        import resource, sys, mpool
+        from pathlib import Path
+        model, threads, stack = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+        if stack:
+            resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+        config = mpool.PoolConfig(isolation="process", threads=threads, max_workers_per_model=1,
+                                  process_memory=100_000_000)
+        with mpool.Pool(config) as pool:
+            pool.embed([f"text {number} " * 30 for number in range(threads * 8)], model)
+            ((pid,),) = (row.processes for row in pool.ps())
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+            (limit,) = (int(line.split()[3]) for line in limits if line.startswith("Max data size"))
+            print(status["Threads"], int(status["VmData"].split()[0]) * 1024, limit)
+    """)
+    done = subprocess.run([sys.executable, "-c", code, str(bert), str(threads), str(stack or 0)], capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    started, used, limit = map(int, done.stdout.split())
+    assert started == threads and limit - used > 100_000_000
+
+
+def test_with_memory_for_some_threads_only(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = _isolated.command()
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (200_000_000, 200_000_000)); "
+    monkeypatch.setattr(_isolated, "command", lambda: (*command[:4], limit + command[4], *command[5:]))
+    texts = [f"text {number} " * 30 for number in range(600)]
+    with pool_of(threads=64) as pool, mpool.Pool() as here:
+        assert np.array_equal(pool.embed(texts, bert), here.embed(texts, bert))
+        (pid,) = processes(pool)
+        assert 1 < len(os.listdir(f"/proc/{pid}/task")) < 64
+    assert children() == []
+
+
 def test_no_descriptor_is_lost(bert: Path, pool: mpool.Pool) -> None:
     pool.embed("a", bert)
     pool.unload(bert)
