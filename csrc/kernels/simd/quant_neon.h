@@ -50,6 +50,7 @@ static MP_INLINE qf qf_spread(const float *from) {
     const float32x4_t v = vld1q_dup_f32(from);
     return (qf){v, v};
 }
+static MP_INLINE qf qf_add(qf a, qf b) { return (qf){vaddq_f32(a.lo, b.lo), vaddq_f32(a.hi, b.hi)}; }
 static MP_INLINE qf qf_mul(qf a, qf b) { return (qf){vmulq_f32(a.lo, b.lo), vmulq_f32(a.hi, b.hi)}; }
 static MP_INLINE qf qf_fma(qf a, qf b, qf c) { return (qf){vfmaq_f32(c.lo, a.lo, b.lo), vfmaq_f32(c.hi, a.hi, b.hi)}; }
 static MP_INLINE qf qf_fnma(qf a, qf b, qf c) { return (qf){vfmsq_f32(c.lo, a.lo, b.lo), vfmsq_f32(c.hi, a.hi, b.hi)}; }

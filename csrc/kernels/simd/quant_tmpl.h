@@ -6,7 +6,7 @@
  *   q_load q_and q_or_and(a, b, m)    a | (b & m)
  *   q_shr q_shl                       shifts within 16-bit lanes
  *   q_spread(p)                       the four bytes at p in every lane        q_set(i)  an int32 in every lane
- *   q_zero q_to_float qf_zero qf_spread(p) qf_mul qf_fma(a, b, c) qf_fnma(a, b, c) qf_load qf_store
+ *   q_zero q_to_float qf_zero qf_spread(p) qf_add qf_mul qf_fma(a, b, c) qf_fnma(a, b, c) qf_load qf_store
  *   qf_halves(p) qf_u8(p) qf_i8(p)    Q_LANES halves or bytes as floats
  *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
  *   q_dot_bytes(part, sum, w, a)      the same for the `bytes` part of a block: w is value + 128
@@ -405,6 +405,21 @@ static int q_tile_rows(int left, bool few) {
     return (left + tiles - 1) / tiles;
 }
 
+/* A finished tile of full width to y, with the sums of its epilogue: as mp_epilogue_apply, which is what an activation
+ * takes, but in the vectors of this file and without a second copy. */
+static void q_finish(const mp_epilogue *ep, int R, int m, int n0, const float *tile, float *out, int64_t ldy) {
+    for (int r = 0; r < R; r++) {
+        for (int c = 0; c < MP_PANEL_N; c += Q_LANES) {
+            qf sum = qf_load(tile + r * MP_PANEL_N + c);
+            if (ep->bias)
+                sum = qf_add(sum, qf_load(ep->bias + n0 + c));
+            if (ep->residual)
+                sum = qf_add(sum, qf_load(ep->residual + (m + r) * ep->ld_residual + n0 + c));
+            qf_store(out + r * ldy + c, sum);
+        }
+    }
+}
+
 static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                    const mp_epilogue *ep, float *y, int64_t ldy) {
     _Alignas(64) float scratch[Q_ROWS * MP_PANEL_N];
@@ -426,6 +441,9 @@ static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int
                 float *out = y + (int64_t)m * ldy + n0;
                 if (!ep && n1 - n0 == MP_PANEL_N) {
                     tiles[R](panel, x, m, ahead, &rows, out, ldy);
+                } else if (n1 - n0 == MP_PANEL_N && ep->act == MP_ACT_NONE) {
+                    tiles[R](panel, x, m, ahead, &rows, scratch, MP_PANEL_N);
+                    q_finish(ep, R, m, n0, scratch, out, ldy);
                 } else {
                     tiles[R](panel, x, m, ahead, &rows, scratch, MP_PANEL_N);
                     mp_epilogue_apply(ep, m, m + R, n0, n1, scratch, MP_PANEL_N);

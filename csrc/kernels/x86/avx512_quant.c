@@ -41,6 +41,7 @@ static MP_INLINE q_part q_part_zero(void) { return q_zero(); }
 static MP_INLINE qf q_to_float(qi x) { return _mm512_cvtepi32_ps(x); }
 static MP_INLINE qf qf_zero(void) { return _mm512_setzero_ps(); }
 static MP_INLINE qf qf_spread(const float *from) { return _mm512_set1_ps(*from); }
+static MP_INLINE qf qf_add(qf a, qf b) { return _mm512_add_ps(a, b); }
 static MP_INLINE qf qf_mul(qf a, qf b) { return _mm512_mul_ps(a, b); }
 static MP_INLINE qf qf_fma(qf a, qf b, qf c) { return _mm512_fmadd_ps(a, b, c); }
 static MP_INLINE qf qf_fnma(qf a, qf b, qf c) { return _mm512_fnmadd_ps(a, b, c); }
