@@ -254,6 +254,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
     parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
+    parser.add_argument("--markdown", metavar="PATH", help="write tables of mpool against its best rivals here")
     parser.add_argument("--plot", metavar="PATH", help="draw it here, as .png or .svg (wants matplotlib)")
     parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, measures nothing")
     arguments = parser.parse_args(argv)
@@ -272,6 +273,8 @@ def main(argv: list[str] | None = None) -> int:
     record = bench.run()
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.markdown:
+        Path(arguments.markdown).write_text(report.markdown(record) + "\n")
     if arguments.plot:
         report.plot(record, arguments.plot)
     print(report.text(record))

@@ -133,6 +133,26 @@ def text(record: dict[str, Any]) -> str:
                       "probes around it."])
 
 
+def markdown(record: dict[str, Any]) -> str:
+    """Tables as the README has them: what each mpool does, and how many times better that is than its best rival."""
+    lines = []
+    for topic, found in record["summary"].items():
+        ours = list(dict.fromkeys(engine for row in found.values() for engine in row if engine.startswith("mpool")))
+        lines += ["", f"| {topic} | " + " | ".join(ours) + " |", "|---" * (len(ours) + 1) + "|"]
+        for name, row in found.items():
+            cells = []
+            for engine in ours:
+                rivals = {peer: cell for peer, cell in row.items() if cell.get("against") == engine
+                          and not peer.startswith("mpool")}
+                text = _number(row[engine]["median"]) if engine in row else ""
+                if text and rivals:
+                    best = min(rivals, key=lambda peer: rivals[peer]["ratio"])
+                    text += f" ({rivals[best]['ratio']:.2f}x {best}{'' if rivals[best]['pairs'] else '?'})"
+                cells.append(text)
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines).strip()
+
+
 def plot(record: dict[str, Any], path: str) -> None:
     """Bars of every rate and time, engine beside engine, to a picture of the kind that the path's end says."""
     import matplotlib
@@ -162,11 +182,14 @@ def plot(record: dict[str, Any], path: str) -> None:
 def _cell(found: dict[str, float] | None) -> str:
     if found is None:
         return "-"
-    value = found["median"]
-    number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    number = _number(found["median"])
     if "limit" in found:
         number += f" {found['limit']:.0%}"
     if "ratio" not in found:
         return number
     rival = "" if found["against"] == "mpool" else " of " + found["against"].partition(":")[2]
     return f"{number} ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

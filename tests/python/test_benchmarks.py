@@ -163,6 +163,28 @@ def test_agreement_of_engines() -> None:
     assert found["greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
 
 
+def test_markdown_names_the_best_rival() -> None:
+    """A row's cell tells of the rival that comes nearest, of the class that the column stands for."""
+    turns = [turn("mpool", 0, {"a texts/s": 10.0}), turn("mpool:int8", 0, {"a texts/s": 20.0}),
+             turn("openvino", 0, {"a texts/s": 4.0}), turn("onnxruntime", 0, {"a texts/s": 5.0}),
+             turn("onnxruntime:int8", 0, {"a texts/s": 8.0})]
+    found = report.markdown({"summary": report.summary(turns)}).splitlines()
+    assert found[0] == f"| {turns[0].topic} | mpool | mpool:int8 |"
+    assert "| a texts/s | 10 (2.00x onnxruntime) | 20 (2.50x onnxruntime:int8) |" in found
+
+
+def test_a_stream_beside_embeddings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Both go on: neither starves while the other has work."""
+    bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pool", "--quick", "--no-c", "--parts", "beside", "--embedding-model",
+         str(bert), "--text-model", str(llama)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = {name.strip(): float(value.replace(",", "")) for name, value in
+            (line.strip("|").split("|") for line in done.stdout.splitlines() if line.startswith("| beside"))}
+    assert len(rows) == 6 and all(value > 0 for value in rows.values())
+
+
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All topics with tiny models: a table, and a record of every turn with its frame."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
@@ -183,7 +205,7 @@ def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
         assert set(entry["frame"]) == {"before", "after", "others"}
     for kind, path in (("embed", bert), ("generate", llama)):
         assert record["weights"][kind]["path"] == path.name
-    assert "mixed texts/s" in done.stdout and "tg@8 tokens/s" in done.stdout
+    assert all(name in done.stdout for name in ("mixed texts/s", "tg@8 tokens/s", "8 streams tokens/s"))
 
 
 def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None:
