@@ -9,7 +9,6 @@
 #include "base/cpu.h"
 #include "base/options.h"
 #include "base/trace.h"
-#include "registry/shared.h"
 
 enum { LOOK_NS = 20 * 1000 * 1000 }; /* how often one that waits for lanes asks whether it still wants them */
 
@@ -424,6 +423,8 @@ mp_spin_rule mp_cores_spin_rule(mp_cores *cores, uint64_t spin_ns) {
 }
 
 /* --- fork --- */
+
+mp_shared_slot *mp_cores_slot(void) { return &process_cores; }
 
 void mp_cores_fork_before(mp_cores *cores) {
     if (cores->forking)

@@ -13,6 +13,7 @@
 #include "base/team.h"
 #include "base/topology.h"
 #include "registry/pool/bell.h"
+#include "registry/shared.h"
 
 typedef struct mp_cores mp_cores;
 
@@ -63,6 +64,8 @@ void mp_cores_forfeit(mp_cores *cores, const mp_lanes *lanes);
 /* Permission to spin while waiting: only on lanes that nobody computes on. */
 mp_spin_rule mp_cores_spin_rule(mp_cores *cores, uint64_t spin_ns);
 
+/* Where the process's is found. */
+mp_shared_slot *mp_cores_slot(void);
 /* See registry/fork.h; a second call of the same kind does nothing. The child counts from zero and starts a new team
  * when it needs one. */
 void mp_cores_fork_before(mp_cores *cores);

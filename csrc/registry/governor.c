@@ -7,7 +7,6 @@
 #include "base/cpu.h"
 #include "base/options.h"
 #include "base/trace.h"
-#include "registry/shared.h"
 
 enum { LOOK_NS = 20 * 1000 * 1000 };
 static const uint64_t RESERVE_MOST = 2048ull << 20;
@@ -243,6 +242,8 @@ void mp_governor_notify(mp_governor *governor) {
 }
 
 /* --- fork --- */
+
+mp_shared_slot *mp_governor_slot(void) { return &process_governor; }
 
 void mp_governor_fork_before(mp_governor *governor) {
     if (governor->forking)

@@ -14,6 +14,7 @@
 
 #include "base/alloc.h"
 #include "base/sys.h"
+#include "registry/shared.h"
 
 typedef struct mp_governor mp_governor;
 
@@ -71,6 +72,8 @@ uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* Memory was given back: those who wait for it look again. */
 void mp_governor_notify(mp_governor *governor);
 
+/* Where the process's is found. */
+mp_shared_slot *mp_governor_slot(void);
 /* See registry/fork.h; a second call of the same kind does nothing. */
 void mp_governor_fork_before(mp_governor *governor);
 void mp_governor_fork_parent(mp_governor *governor);

@@ -293,9 +293,9 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     registry->grace_ns = mp_or_default(config->shutdown_grace_ns, 5000 * MS);
     mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
     registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .arg = registry};
-    mp_status status = create_services(registry, config, error);
+    mp_status status = mp_fork_install(error);
     if (status == MP_OK)
-        status = mp_fork_join(registry, error);
+        status = create_services(registry, config, error);
     if (status != MP_OK) {
         if (registry->services) {
             let_go(registry);
@@ -306,6 +306,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         mp_free(registry);
         return status;
     }
+    mp_fork_join(registry);
     mp_governor_add_reclaimer(registry->services->governor, &registry->reclaimer);
     *registry_out = registry;
     return MP_OK;
@@ -613,7 +614,7 @@ uint64_t mp_registry_number(const mp_registry *registry) { return registry->serv
 void mp_registry_maintain(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_mutex_lock(&registry->lock);
-    bool open = registry->closing == OPEN;
+    bool open = registry->closing == OPEN && services->pool;
     registry->inside += open;
     mp_mutex_unlock(&registry->lock);
     if (!open)
@@ -757,6 +758,8 @@ void mp_registry_fork_child(mp_registry *registry) {
     mp_cond_init(&registry->changed);
     registry->inside = 0;
     atomic_store(&services->resident, 0);
-    if (registry->closing == CLOSING) /* the thread that closes it is in the parent */
-        registry->closing = CLOSED;
+    /* The thread that closes it is in the parent, at who knows what of it: it is closed here once more, by whoever does
+     * so, and refuses calls until then. */
+    if (registry->closing == CLOSING)
+        registry->closing = OPEN;
 }

@@ -1,4 +1,8 @@
-/* shared.h: one object for the whole process, made by the first who asks and freed by the last who lets go. */
+/* shared.h: one object for the whole process, made by the first who asks and freed by the last who lets go.
+ *
+ * A forking thread holds the lock of each slot (fork.c), so the child finds it whole. The users are registries, and the
+ * child has them too; only one that another thread was just making, or letting go of, counts as a user there for ever:
+ * then the object stays until the child ends. */
 #ifndef MP_REGISTRY_SHARED_H
 #define MP_REGISTRY_SHARED_H
 

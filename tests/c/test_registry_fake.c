@@ -257,7 +257,14 @@ static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost
 
 static bool model_healthy(const mp_model *base) { return !atomic_load(&((const fake_model *)base)->fake->unhealthy); }
 
-static uint64_t model_bytes(const mp_model *base) { return ((const fake_model *)base)->fake->model_bytes; }
+static uint64_t model_bytes(const mp_model *base) {
+    fake *fake = ((const fake_model *)base)->fake;
+    atomic_fetch_add(&fake->in_bytes, 1);
+    while (atomic_load(&fake->bytes_hold))
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    atomic_fetch_sub(&fake->in_bytes, 1);
+    return fake->model_bytes;
+}
 
 static void model_destroy(mp_model *base) {
     fake_model *model = (fake_model *)base;

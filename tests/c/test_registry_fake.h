@@ -31,6 +31,8 @@ typedef struct fake { /* one a key; must outlive the registry */
     _Atomic int loads, models, engines, loaders; /* loads begun; models, engines, loaders that exist */
     _Atomic int steps, admitted, preempted, trims, checks;
     _Atomic int in_steps; /* threads in a step */
+    _Atomic int in_bytes; /* threads that ask how large the model is */
+    _Atomic bool bytes_hold;  /* and are told when this is cleared */
     _Atomic bool step_stalls; /* a step does not end, shows no sign of life, and nobody can call it off */
     _Atomic bool hold;  /* steps do not end while set */
     bool whole;         /* a step with a call that faults fails for all its calls, as when a process dies */
