@@ -1,9 +1,10 @@
 /* fork.h: what happens to registries when the process forks.
  *
  * Before a fork every lock of every registry is taken, in the order at the top of registry.c, and what registries share
- * after what is their own; last the slots where that is found (shared.h). So the child finds no structure half changed; the parent releases them; the child makes new
- * locks and forgets threads, leases and calls, which exist in the parent only. Tickets and notifiers have locks that
- * are not taken: they carry the generation they were made in, and one of an earlier one is never locked again. */
+ * after what is their own; last the slots where that is found (shared.h). So the child finds no structure half changed;
+ * the parent releases them; the child makes new locks and forgets threads, leases and calls, which exist in the parent
+ * only. Tickets and notifiers have locks that are not taken: they carry the generation they were made in, and one of an
+ * earlier one is never locked again. */
 #ifndef MP_REGISTRY_FORK_H
 #define MP_REGISTRY_FORK_H
 
