@@ -122,7 +122,7 @@ static bool look(void *arg) {
         return false;
     }
     if (p->silent_ns >= p->limit_ns) {
-        snprintf(how, sizeof how, "was killed after %.1f s without a sign of life", (double)p->limit_ns * 1e-9);
+        snprintf(how, sizeof how, "was killed after %.3g s without a sign of life", (double)p->limit_ns * 1e-9);
         lose(p, how);
         return false;
     }

@@ -72,7 +72,7 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
                 credit_load(entry, beat);
                 bool silent = mp_watch_look(&worker->watch, beat, now_ns, limit);
                 if (!worker->moving && (silent || worker->watch.total_ns >= services->load_ceiling_ns)) {
-                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: loading %s %.1f s (stage: %s)", entry->key,
+                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: loading %s %.3g s (stage: %s)", entry->key,
                             silent ? "made no progress for" : "was not over after",
                             (double)(silent ? limit : services->load_ceiling_ns) * 1e-9, stage);
                     return worker;
@@ -83,7 +83,7 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
             uint64_t limit = services->stall_timeout_ns;
             uint64_t beat = atomic_load_explicit(&worker->lease.heartbeat, memory_order_relaxed);
             if (mp_watch_look(&worker->watch, beat, now_ns, limit) && !worker->moving) {
-                mp_fail(error, MP_RECV, "%s: worker %u showed no sign of life for %.1f s in a step", entry->key,
+                mp_fail(error, MP_RECV, "%s: worker %u showed no sign of life for %.3g s in a step", entry->key,
                         worker->id, (double)limit * 1e-9);
                 return worker;
             }

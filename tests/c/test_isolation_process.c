@@ -326,6 +326,40 @@ static mp_status sweep(void *arg, mp_error *error) {
     return status;
 }
 
+MP_TEST_SECONDS(isolation_no_time_at_all_to_start, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *spec = tiny_decoder_spec(types, 1, 9);
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_lease lease = {.lanes = 1};
+    int files = 0;
+    for (uint64_t ns = 1; ns < 50 * 1000 * 1000; ns *= 7) {
+        mp_isolation_options options = isolation_options("spec");
+        options.start_ns = options.stall_ns = ns;
+        mp_loader loader;
+        mp_model *model = NULL;
+        mp_engine *engine = NULL;
+        MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_AUTO, &options, &loader, &error), &error);
+        MP_CHECK_OK(loader.ops->load(loader.self, &lease, &budget, NULL, &model, &error), &error);
+        files = files ? files : open_files();
+        uint64_t began = mp_sys_now_ns(), before = budget.used;
+        mp_status status = model->ops->engine(model, &budget, &engine, &error);
+        MP_CHECK(mp_sys_now_ns() - began < 10ull * 1000 * 1000 * 1000);
+        if (status != MP_OK)
+            MP_CHECK_STATUS(status, MP_SPAWN_TIMEOUT, &error);
+        else
+            engine->ops->destroy(engine);
+        MP_CHECK_INT(budget.used, before);
+        MP_CHECK_INT(open_files(), files);
+        model->ops->destroy(model);
+        loader.ops->destroy(loader.self);
+        MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
+    }
+    mp_spec_unpin(spec);
+}
+
 MP_TEST_SECONDS(isolation_survives_refused_memory, 120) {
     static const mp_dtype types[] = {MP_Q8_0};
     mp_error error;

@@ -305,6 +305,34 @@ def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, co
     assert children() == []
 
 
+@pytest.mark.parametrize("options, errors", [
+    (dict(request_timeout=0.001), (mpool.Timeout,)), (dict(request_timeout=0.02), (mpool.Timeout,)),
+    (dict(load_timeout=0.01), (mpool.SpawnTimeout,)),
+    (dict(load_timeout=0.01, request_timeout=0.001), (mpool.SpawnTimeout, mpool.Timeout)),
+    (dict(stall_timeout=0.01), (mpool.RecvError, mpool.ModelError, mpool.NoWorkers)),
+    (dict(stall_timeout=0.01, request_timeout=0.001, shutdown_grace=0.0),
+     (mpool.RecvError, mpool.ModelError, mpool.NoWorkers))])
+def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
+                       errors: tuple[type[mpool.MpoolError], ...]) -> None:
+    with pool_of() as pool:
+        pool.embed("a", bert)  # what is opened once is open
+    files, began = len(os.listdir("/proc/self/fd")), time.monotonic()
+    with pool_of(**options) as pool:
+        for number in range(8):
+            for call in (lambda: pool.embed(f"a {number} " * 50, bert),
+                         lambda: pool.generate("a", llama, max_tokens=30),
+                         lambda: pool.embed("b", bert, timeout=0.001)):
+                try:
+                    call()
+                except mpool.MpoolError as error:
+                    assert isinstance(error, (*errors, mpool.Timeout)), error
+                    assert "after 0 s" not in str(error) and "0.0 s" not in str(error)
+        if "load_timeout" not in options and "stall_timeout" not in options:
+            assert pool.embed("a", bert, timeout=60).shape == (32,)  # it starts meanwhile, and serves who waits
+    assert time.monotonic() - began < 30
+    until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # one set apart comes back by itself
+
+
 def test_one_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens when the package is replaced under a process that goes on: it is said, and nothing is believed."""
     command = _isolated.command()
