@@ -3,8 +3,6 @@
 
 #include "isolation/capability_wire.h"
 
-enum { MOST_TEXTS = 1 << 24 };
-
 typedef struct embed_note { /* in both processes */
     uint32_t cursor;        /* texts finished: whose vectors have come, or were sent */
 } embed_note;
@@ -35,7 +33,7 @@ static void embed_put_call(mp_wire_out *out, const mp_item *item, void *note) {
 }
 
 static mp_status embed_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
-    int32_t texts = (int32_t)mp_get_count(in, MOST_TEXTS, "there are too many texts");
+    int32_t texts = (int32_t)mp_get_count(in, MP_EMBED_MOST_TEXTS, "there are too many texts");
     int32_t dimensions = mp_get_i32(in);
     uint8_t normalize = mp_get_u8(in), output = mp_get_u8(in), has_skip = mp_get_u8(in);
     int64_t *offsets = mp_alloc_array((size_t)texts + 1, sizeof *offsets, MP_TAG_REQUEST);

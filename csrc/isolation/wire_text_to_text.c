@@ -96,14 +96,12 @@ static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     put_progress(out, call, note);
 }
 
-enum { MOST_STOPS = 64, MOST_STOP_BYTES = 1024, MOST_IDS = 4096, MOST_CHOICES = 128 };
-
 typedef struct text_parts { /* of a call on its way in */
     int32_t *prompt, *stop_ids, *bias_ids;
     float *bias;
-    char *stop_text; /* [MOST_STOPS, MOST_STOP_BYTES] */
-    int32_t stop_bytes[MOST_STOPS];
-    const char *stop[MOST_STOPS];
+    char *stop_text; /* [MP_TEXT_MOST_STOPS, MP_TEXT_MOST_STOP_BYTES] */
+    int32_t stop_bytes[MP_TEXT_MOST_STOPS];
+    const char *stop[MP_TEXT_MOST_STOPS];
 } text_parts;
 
 static void *take(mp_wire_in *in, int32_t count, size_t size, bool *ok) {
@@ -119,23 +117,23 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     text_parts parts = {0};
     mp_text_call *call = NULL;
     bool ok = true;
-    args.n_prompt = (int32_t)mp_get_count(in, INT32_MAX / 8, "a prompt is too long");
-    args.n_choices = (int32_t)mp_get_count(in, MOST_CHOICES, "there are too many answers");
-    args.n_stop = (int32_t)mp_get_count(in, MOST_STOPS, "there are too many stop strings");
-    args.n_stop_ids = (int32_t)mp_get_count(in, MOST_IDS, "there are too many stop ids");
-    args.n_bias = (int32_t)mp_get_count(in, MOST_IDS, "there are too many biases");
+    args.n_prompt = (int32_t)mp_get_count(in, MP_TEXT_MOST_TOKENS, "a prompt is too long");
+    args.n_choices = (int32_t)mp_get_count(in, MP_TEXT_MOST_CHOICES, "there are too many answers");
+    args.n_stop = (int32_t)mp_get_count(in, MP_TEXT_MOST_STOPS, "there are too many stop strings");
+    args.n_stop_ids = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many stop ids");
+    args.n_bias = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many biases");
     mp_get(in, &args.sampling, sizeof args.sampling);
     parts.prompt = take(in, args.n_prompt, sizeof *parts.prompt, &ok);
     mp_get(in, parts.stop_bytes, (size_t)args.n_stop * sizeof *parts.stop_bytes);
-    parts.stop_text = ok ? mp_alloc(MOST_STOPS * MOST_STOP_BYTES, MP_TAG_REQUEST) : NULL;
+    parts.stop_text = ok ? mp_alloc(MP_TEXT_MOST_STOPS * MP_TEXT_MOST_STOP_BYTES, MP_TAG_REQUEST) : NULL;
     ok = ok && parts.stop_text;
     for (int i = 0; ok && i < args.n_stop; i++) {
-        if (parts.stop_bytes[i] < 1 || parts.stop_bytes[i] > MOST_STOP_BYTES) {
+        if (parts.stop_bytes[i] < 1 || parts.stop_bytes[i] > MP_TEXT_MOST_STOP_BYTES) {
             mp_wire_refuse(in, "a stop string is too long");
             break;
         }
-        parts.stop[i] = parts.stop_text + (size_t)i * MOST_STOP_BYTES;
-        mp_get(in, parts.stop_text + (size_t)i * MOST_STOP_BYTES, (size_t)parts.stop_bytes[i]);
+        parts.stop[i] = parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES;
+        mp_get(in, parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES, (size_t)parts.stop_bytes[i]);
     }
     parts.stop_ids = take(in, args.n_stop_ids, sizeof *parts.stop_ids, &ok);
     parts.bias_ids = take(in, args.n_bias, sizeof *parts.bias_ids, &ok);

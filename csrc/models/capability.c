@@ -82,8 +82,9 @@ static void embed_destroy(mp_call *base) {
 mp_status mp_embed_call_create(int32_t n_texts, const int32_t *ids, const int64_t *offsets, const int32_t *skip,
                                mp_embed_call **out, mp_error *error) {
     *out = NULL;
-    if (n_texts < 1)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "there are %d texts, allowed: 1 or more", n_texts);
+    if (n_texts < 1 || n_texts > MP_EMBED_MOST_TEXTS)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "there are %d texts, allowed: 1 to %d", n_texts,
+                       (int)MP_EMBED_MOST_TEXTS);
     if (offsets[0] != 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "offsets[0] is %lld, allowed: 0", (long long)offsets[0]);
     for (int32_t t = 0; t < n_texts; t++)
@@ -134,8 +135,6 @@ mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *err
 }
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
-
-enum { MAX_CHOICES = 128, MAX_STOPS = 64, MAX_STOP_BYTES = 1024, MAX_IDS = 4096, MAX_LOGPROBS = 20 };
 
 static void free_output(mp_text_call *call) {
     for (int c = 0; c < call->n_choices; c++) {
@@ -207,15 +206,15 @@ static mp_status check_number(const char *name, double value, double low, double
 
 static mp_status check_text(const mp_text_args *args, mp_error *error) {
     const mp_sampling *s = &args->sampling;
-    MP_TRY(check_range("the number of prompt tokens", args->n_prompt, 1, INT32_MAX / 8, error));
-    MP_TRY(check_range("n", args->n_choices, 1, MAX_CHOICES, error));
-    MP_TRY(check_range("the number of stop strings", args->n_stop, 0, MAX_STOPS, error));
-    MP_TRY(check_range("the number of stop ids", args->n_stop_ids, 0, MAX_IDS, error));
-    MP_TRY(check_range("the number of logit biases", args->n_bias, 0, MAX_IDS, error));
-    MP_TRY(check_range("max_tokens", s->max_tokens, 1, INT32_MAX / 8, error));
+    MP_TRY(check_range("the number of prompt tokens", args->n_prompt, 1, MP_TEXT_MOST_TOKENS, error));
+    MP_TRY(check_range("n", args->n_choices, 1, MP_TEXT_MOST_CHOICES, error));
+    MP_TRY(check_range("the number of stop strings", args->n_stop, 0, MP_TEXT_MOST_STOPS, error));
+    MP_TRY(check_range("the number of stop ids", args->n_stop_ids, 0, MP_TEXT_MOST_IDS, error));
+    MP_TRY(check_range("the number of logit biases", args->n_bias, 0, MP_TEXT_MOST_IDS, error));
+    MP_TRY(check_range("max_tokens", s->max_tokens, 1, MP_TEXT_MOST_TOKENS, error));
     MP_TRY(check_range("min_tokens", s->min_tokens, 0, s->max_tokens, error));
     MP_TRY(check_range("top_k", s->top_k, 0, INT32_MAX, error));
-    MP_TRY(check_range("logprobs", s->logprobs, -1, MAX_LOGPROBS, error));
+    MP_TRY(check_range("logprobs", s->logprobs, -1, MP_TEXT_MOST_LOGPROBS, error));
     MP_TRY(check_number("temperature", s->temperature, 0, 100, error));
     MP_TRY(check_number("top_p", s->top_p, 0, 1, error));
     MP_TRY(check_number("min_p", s->min_p, 0, 1, error));
@@ -223,7 +222,8 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     MP_TRY(check_number("presence_penalty", s->presence_penalty, -100, 100, error));
     MP_TRY(check_number("frequency_penalty", s->frequency_penalty, -100, 100, error));
     for (int i = 0; i < args->n_stop; i++)
-        MP_TRY(check_range("the length of a stop string in bytes", args->stop_bytes[i], 1, MAX_STOP_BYTES, error));
+        MP_TRY(check_range("the length of a stop string in bytes", args->stop_bytes[i], 1, MP_TEXT_MOST_STOP_BYTES,
+                           error));
     for (int i = 0; i < args->n_bias; i++)
         MP_TRY(check_number("a logit bias", args->bias[i], -1e6, 1e6, error));
     return MP_OK;

@@ -43,6 +43,7 @@ static inline void mp_call_destroy(mp_call *call) {
 
 /* ---- text_embedding -------------------------------------------------------------------------------------------- */
 
+enum { MP_EMBED_MOST_TEXTS = 1 << 24 }; /* of a call; checked where one is made */
 enum { MP_EMBED_POOLED = 0, MP_EMBED_TOKENS = 1 }; /* one vector a text, or one a token (before pooling) */
 
 typedef struct mp_embed_call {
@@ -68,6 +69,15 @@ mp_status mp_embed_call_create(int32_t n_texts, const int32_t *ids, const int64_
 mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *error);
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
+
+enum { /* of a call; checked where one is made, so that nobody behind it has to */
+       MP_TEXT_MOST_TOKENS = INT32_MAX / 8, /* of a prompt, and of an answer */
+       MP_TEXT_MOST_CHOICES = 128,
+       MP_TEXT_MOST_STOPS = 64,
+       MP_TEXT_MOST_STOP_BYTES = 1024,
+       MP_TEXT_MOST_IDS = 4096, /* to stop at; with a bias */
+       MP_TEXT_MOST_LOGPROBS = 20
+};
 
 typedef enum mp_finish {
     MP_FINISH_NONE,
@@ -117,7 +127,7 @@ typedef struct mp_text_call {
     int32_t n_choices;
     int32_t n_stop;      /* stop strings */
     char **stop;         /* [n_stop] bytes */
-    int32_t *stop_bytes; /* [n_stop] lengths, 1..1024 */
+    int32_t *stop_bytes; /* [n_stop] lengths, at least 1 */
     int32_t n_stop_ids;
     int32_t *stop_ids;
     int32_t n_bias;
@@ -136,8 +146,7 @@ typedef struct mp_text_call {
     int32_t output_vocab;
 } mp_text_call;
 
-/* Copies everything. Bounds: n_choices 1..128, n_stop <= 64, stop strings 1..1024 bytes, n_stop_ids and n_bias <= 4096.
- */
+/* Copies everything. INVALID_ARGUMENT beyond the bounds above. */
 typedef struct mp_text_args {
     int32_t n_prompt;
     const int32_t *prompt;

@@ -22,10 +22,8 @@ static PyObject *fast_list(mp_state *state, PyObject *object, const char *name, 
     return list;
 }
 
-enum { MOST_IDS = 4096, MOST_STOPS = 64 };
-
 static bool ints_in(mp_state *state, PyObject *object, const char *name, list_in *out) {
-    PyObject *list = fast_list(state, object, name, MOST_IDS);
+    PyObject *list = fast_list(state, object, name, MP_TEXT_MOST_IDS);
     if (!list)
         return false;
     out->count = (int32_t)PySequence_Fast_GET_SIZE(list);
@@ -47,7 +45,7 @@ static bool ints_in(mp_state *state, PyObject *object, const char *name, list_in
 }
 
 static bool floats_in(mp_state *state, PyObject *object, const char *name, list_in *out) {
-    PyObject *list = fast_list(state, object, name, MOST_IDS);
+    PyObject *list = fast_list(state, object, name, MP_TEXT_MOST_IDS);
     if (!list)
         return false;
     out->count = (int32_t)PySequence_Fast_GET_SIZE(list);
@@ -65,8 +63,8 @@ static bool floats_in(mp_state *state, PyObject *object, const char *name, list_
 /* Stop strings: borrowed from the bytes objects in *list, which the caller keeps. */
 typedef struct stops_in {
     PyObject *list;
-    const char *text[MOST_STOPS];
-    int32_t bytes[MOST_STOPS];
+    const char *text[MP_TEXT_MOST_STOPS];
+    int32_t bytes[MP_TEXT_MOST_STOPS];
     int32_t count;
 } stops_in;
 
@@ -75,7 +73,7 @@ static bool stops_from(mp_state *state, PyObject *object, stops_in *out) {
         PyErr_SetString(PyExc_TypeError, "stop is a sequence of bytes, not one string");
         return false;
     }
-    out->list = fast_list(state, object, "stop", MOST_STOPS);
+    out->list = fast_list(state, object, "stop", MP_TEXT_MOST_STOPS);
     if (!out->list)
         return false;
     out->count = (int32_t)PySequence_Fast_GET_SIZE(out->list);

@@ -240,6 +240,78 @@ MP_TEST_SECONDS(isolation_vectors_are_the_same_bytes_wherever_they_go_on, 60) {
     }
 }
 
+/* As much of everything as a call may have; one of them more than it may. */
+enum { ALL_WITHIN, MORE_CHOICES, MORE_STOPS, MORE_STOP_BYTES, MORE_STOP_IDS, MORE_BIASES, MORE_LOGPROBS, EXCESSES };
+
+static mp_status make_largest(int excess, mp_text_call **call, mp_error *error) {
+    static int32_t prompt[] = {1, 2, 3}, stop_bytes[MP_TEXT_MOST_STOPS + 1], ids[MP_TEXT_MOST_IDS + 1];
+    static char text[MP_TEXT_MOST_STOP_BYTES + 1];
+    static const char *stop[MP_TEXT_MOST_STOPS + 1];
+    static float bias[MP_TEXT_MOST_IDS + 1];
+    memset(text, '~', sizeof text);
+    for (int i = 0; i <= MP_TEXT_MOST_STOPS; i++) {
+        stop[i] = text;
+        stop_bytes[i] = MP_TEXT_MOST_STOP_BYTES + (excess == MORE_STOP_BYTES && i == 7);
+    }
+    for (int i = 0; i <= MP_TEXT_MOST_IDS; i++) {
+        ids[i] = 300 + i % 10;
+        bias[i] = (float)(i % 3) * 1e-3f;
+    }
+    mp_text_args args = {.n_prompt = 3,
+                         .prompt = prompt,
+                         .n_choices = MP_TEXT_MOST_CHOICES + (excess == MORE_CHOICES),
+                         .n_stop = MP_TEXT_MOST_STOPS + (excess == MORE_STOPS),
+                         .stop = stop,
+                         .stop_bytes = stop_bytes,
+                         .n_stop_ids = MP_TEXT_MOST_IDS + (excess == MORE_STOP_IDS),
+                         .stop_ids = ids,
+                         .n_bias = MP_TEXT_MOST_IDS + (excess == MORE_BIASES),
+                         .bias_ids = ids,
+                         .bias = bias,
+                         .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 3, .max_tokens = 2,
+                                      .logprobs = MP_TEXT_MOST_LOGPROBS + (excess == MORE_LOGPROBS)}};
+    return mp_text_call_create(&args, call, error);
+}
+
+MP_TEST_SECONDS(isolation_the_largest_call_that_can_be_made_crosses, 60) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    uint64_t hash[2];
+    mp_error error;
+    tiny_model here;
+    isolated it;
+    tiny_load(&here, tiny_decoder_spec(types, 1, 42), MP_COMPUTE_AUTO, 1);
+    isolated_load(&it, mp_spec_pin(here.spec), MP_COMPUTE_AUTO, 1, isolation_options("spec"));
+    for (int k = 0; k < 2; k++) {
+        tiny_job job = {0};
+        mp_model *model = k ? it.model : here.model;
+        uint64_t cost;
+        MP_CHECK_OK(make_largest(ALL_WITHIN, &job.call, &error), &error);
+        job.item.call = &job.call->base;
+        MP_CHECK_OK(model->ops->check(model, job.item.call, &cost, &job.item.total, &error), &error);
+        run_to_end(k ? it.engine[0] : here.engine, k ? &it.lease : &here.lease, &job);
+        hash[k] = hash_of(&job);
+        mp_call_destroy(&job.call->base);
+    }
+    MP_CHECK(hash[0] == hash[1]);
+    isolated_unload(&it);
+    tiny_unload(&here);
+}
+
+MP_TEST(isolation_calls_beyond_the_limits_are_never_made) {
+    static const int64_t offsets[] = {0, 1};
+    static const int32_t ids[] = {1};
+    mp_text_call *call;
+    mp_embed_call *embed;
+    mp_error error;
+    for (int excess = ALL_WITHIN + 1; excess < EXCESSES; excess++) {
+        MP_CHECK_STATUS(make_largest(excess, &call, &error), MP_INVALID_ARGUMENT, &error);
+        MP_CHECK(!call);
+    }
+    MP_CHECK_STATUS(mp_embed_call_create(MP_EMBED_MOST_TEXTS + 1, ids, offsets, NULL, &embed, &error),
+                    MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_HAS(error.message, "allowed: 1 to 16777216");
+}
+
 MP_TEST(isolation_what_processes_cannot_do_is_refused) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {1};
