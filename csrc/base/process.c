@@ -111,7 +111,11 @@ bool mp_process_alive(mp_process *process) {
         return false;
     /* The handle knows also when somebody else has waited, or nobody may (SIGCHLD ignored). */
     struct pollfd look = {.fd = process->handle, .events = POLLIN};
-    if (process->handle >= 0 && poll(&look, 1, 0) == 0)
+    int said;
+    do { /* a signal to this process says nothing about that one */
+        said = process->handle >= 0 ? poll(&look, 1, 0) : -1;
+    } while (process->handle >= 0 && said < 0 && errno == EINTR);
+    if (said == 0)
         return true;
     int status = 0;
     pid_t got;
@@ -120,7 +124,7 @@ bool mp_process_alive(mp_process *process) {
     } while (got < 0 && errno == EINTR);
     if (got == process->pid)
         note_end(process, status);
-    else if (got < 0 || process->handle >= 0)
+    else if (got < 0 || said > 0)
         note_end(process, -1);
     return !process->ended;
 }

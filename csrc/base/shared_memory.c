@@ -37,6 +37,10 @@ mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name,
         return fail(shm, errno, "shared memory was refused", error);
     if (ftruncate(shm->fd, (off_t)bytes) != 0 || fcntl(shm->fd, F_ADD_SEALS, SIZE_SEALS) != 0)
         return fail(shm, errno, "shared memory was refused", error);
+    if (!mp_sys_fill(shm->fd, bytes)) {
+        mp_shm_free(shm);
+        return mp_fail_memory(error, bytes, "shared memory");
+    }
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shm->fd, 0);
     if (data == MAP_FAILED)
         return fail(shm, errno, "shared memory cannot be mapped", error);

@@ -15,7 +15,7 @@ typedef struct mp_shm {
     bool counted; /* by mp_alloc_bytes: of the process that made it */
 } mp_shm;
 
-/* Zeroed and writable. name: for /proc/<pid>/maps. */
+/* Zeroed and writable, every page of it there. MEMORY_EXHAUSTED. name: for /proc/<pid>/maps. */
 mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error);
 /* Map what another process made. Takes the descriptor, also on failure. INTEGRITY when the object is smaller than that,
  * or could be made so. */

@@ -379,6 +379,16 @@ static int64_t real_pread(int fd, void *to, size_t bytes, int64_t offset) {
     return pread(fd, to, bytes, (off_t)offset);
 }
 
+static int real_fallocate(int fd, int64_t offset, int64_t bytes) {
+#if defined(__linux__)
+    return fallocate(fd, 0, (off_t)offset, (off_t)bytes);
+#else
+    (void)fd, (void)offset, (void)bytes;
+    errno = ENOSYS;
+    return -1;
+#endif
+}
+
 static void *real_mmap(size_t bytes, int fd) { return mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0); }
 
 static int real_madvise(void *data, size_t bytes, int advice) { return madvise(data, bytes, advice); }
@@ -482,6 +492,22 @@ bool mp_sys_read_text(const char *path, char *to, size_t size) {
     return done > 0;
 }
 
+bool mp_sys_fill(int fd, size_t bytes) {
+    /* By parts: a signal undoes the one that is being made. */
+    enum { LARGEST = 16 << 20, LEAST = 64 << 10 };
+    size_t part = LARGEST;
+    for (size_t done = 0; done < bytes;) {
+        size_t now = bytes - done < part ? bytes - done : part;
+        if (SYS(fallocate)(fd, (int64_t)done, (int64_t)now) == 0)
+            done += now;
+        else if (errno == EINTR)
+            part = part > LEAST ? part / 2 : LEAST;
+        else
+            return errno == EOPNOTSUPP || errno == ENOSYS;
+    }
+    return true;
+}
+
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error) {
     *data = NULL;
     if (bytes == 0)
@@ -536,15 +562,17 @@ bool mp_seam_reach(void) {
 
 static void real_point(void) {}
 
-#define REAL_CALLS \
-    {.alloc = real_alloc, .free = real_free, .thread_create = real_thread_create, .now_ns = real_now_ns, \
-     .random = real_random, .taken_away = real_taken_away, .mutex_init = real_mutex_init, \
-     .mutex_deinit = real_mutex_deinit, .cond_init = real_cond_init, .cond_deinit = real_cond_deinit, \
-     .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .get_affinity = real_get_affinity, \
-     .set_affinity = real_set_affinity, .prefer_node = real_prefer_node, .open = real_open, \
-     .pread = real_pread, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait, \
-     .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock, \
-     .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns}
+#define REAL_CALLS                                                                                                  \
+    {                                                                                                               \
+        .alloc = real_alloc, .free = real_free, .thread_create = real_thread_create, .now_ns = real_now_ns,         \
+        .random = real_random, .taken_away = real_taken_away, .mutex_init = real_mutex_init,                        \
+        .mutex_deinit = real_mutex_deinit, .cond_init = real_cond_init, .cond_deinit = real_cond_deinit,            \
+        .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .get_affinity = real_get_affinity,   \
+        .set_affinity = real_set_affinity, .prefer_node = real_prefer_node, .open = real_open, .pread = real_pread, \
+        .fallocate = real_fallocate, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait,       \
+        .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock,              \
+        .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns             \
+    }
 
 const mp_sys_calls mp_sys_real = REAL_CALLS;
 mp_sys_calls mp_sys_table = REAL_CALLS;

@@ -93,6 +93,9 @@ mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const cha
 /* Read what there is, at most size - 1 bytes, of a file of procfs or sysfs, which have no size; zero-terminated. False
  * when there is nothing. */
 bool mp_sys_read_text(const char *path, char *to, size_t size);
+/* Pages for the first `bytes` of a file in memory, now: a write to one that cannot be had later would be SIGBUS. False
+ * when there are not so many; true also where the system cannot be asked. */
+bool mp_sys_fill(int fd, size_t bytes);
 /* Map read-only and shared. FORMAT when bytes is 0. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
@@ -121,6 +124,7 @@ typedef struct mp_sys_calls {
     void (*prefer_node)(void *memory, size_t bytes, int node);
     int (*open)(const char *path, int flags);
     int64_t (*pread)(int fd, void *to, size_t bytes, int64_t offset);
+    int (*fallocate)(int fd, int64_t offset, int64_t bytes);
     void *(*mmap)(size_t bytes, int fd);
     int (*madvise)(void *data, size_t bytes, int advice);
     int (*cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns); /* 0 or ETIMEDOUT */

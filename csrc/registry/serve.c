@@ -92,12 +92,12 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
 /* The engine was lost outside of a step, at this call or beside it, or while nobody looked. True: this call has been
  * there before, so that it is ended: it must not take one worker after the other with it. */
 static bool lose_with(mp_worker *w, mp_ticket *ticket) {
-    bool again = ticket->tried;
-    mp_entry_note_kill(w->entry, ticket, again); /* a suspect was alone */
-    ticket->tried = true;
-    if (!again)
+    if (!ticket->tried) {
+        ticket->tried = true;
         return false;
+    }
     mp_error error = w->fault;
+    mp_entry_note_kill(w->entry, ticket, true); /* a suspect is alone */
     end_item(w, ticket, error.code, &error);
     return true;
 }

@@ -55,6 +55,13 @@ static void *faulty_mmap(size_t bytes, int fd) {
     return MAP_FAILED;
 }
 
+static int faulty_fallocate(int fd, int64_t offset, int64_t bytes) {
+    if (!fails(MP_FAULT_PAGES))
+        return mp_sys_real.fallocate(fd, offset, bytes);
+    errno = ENOSPC;
+    return -1;
+}
+
 static int faulty_madvise(void *data, size_t bytes, int advice) {
     if (!fails(MP_FAULT_ADVISE))
         return mp_sys_real.madvise(data, bytes, advice);
@@ -107,6 +114,7 @@ int mp_test_fault_sweep(enum mp_test_fault fault, mp_test_sweep_body body, void 
     mp_sys_table.open = faulty_open;
     mp_sys_table.pread = faulty_pread;
     mp_sys_table.mmap = faulty_mmap;
+    mp_sys_table.fallocate = faulty_fallocate;
     mp_sys_table.madvise = faulty_madvise;
     run(fault, 0, 0, true, body, arg);
     int64_t calls = run(fault, 0, 0, false, body, arg);

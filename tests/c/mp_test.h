@@ -100,12 +100,13 @@ float mp_test_random_float(mp_test_random *random, float low, float high);
 /* --- failure injection: the seam build (build.py: seam, asan); elsewhere these skip the test --- */
 
 enum mp_test_fault { /* which call of the system is made to fail */
-    MP_FAULT_ALLOC,
-    MP_FAULT_THREAD,
-    MP_FAULT_OPEN,
-    MP_FAULT_READ,
-    MP_FAULT_MAP,
-    MP_FAULT_ADVISE,
+                     MP_FAULT_ALLOC,
+                     MP_FAULT_THREAD,
+                     MP_FAULT_OPEN,
+                     MP_FAULT_READ,
+                     MP_FAULT_MAP,
+                     MP_FAULT_PAGES,
+                     MP_FAULT_ADVISE,
 };
 /* What a sweep runs: set something up, use it, take it down, and return how that went. */
 typedef mp_status (*mp_test_sweep_body)(void *arg, mp_error *error);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -155,6 +156,61 @@ MP_TEST(isolation_frozen_memory_cannot_be_written) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS), before);
 }
 
+static mp_status share(void *arg, mp_error *error) {
+    mp_shm shm;
+    struct stat info;
+    mp_status status = mp_shm_create(&shm, *(size_t *)arg, MP_TAG_WEIGHTS, "mpool-test", error);
+    if (status == MP_OK) { /* nobody will be told later that there is not so much */
+        MP_CHECK_INT(fstat(shm.fd, &info), 0);
+        MP_CHECK((size_t)info.st_blocks * 512 >= *(size_t *)arg);
+    } else {
+        MP_CHECK_INT(status, MP_MEMORY_EXHAUSTED);
+        MP_CHECK(!shm.data && shm.fd == -1);
+    }
+    mp_shm_free(&shm);
+    return status;
+}
+
+MP_TEST(isolation_shared_memory_is_there) {
+    mp_error error;
+    for (size_t bytes = 1; bytes < 50000000; bytes = bytes * 7 + 3)
+        MP_CHECK_OK(share(&bytes, &error), &error);
+}
+
+MP_TEST(isolation_shared_memory_that_is_not_there_is_refused) {
+    size_t bytes = 40000000;
+    int before = open_files();
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_PAGES, share, &bytes), 3);
+    MP_CHECK_INT(open_files(), before);
+}
+
+static _Atomic bool poked_enough;
+
+static void poke(void *pid) {
+    while (!atomic_load(&poked_enough))
+        kill(*(pid_t *)pid, SIGUSR1);
+}
+
+static void ignore(int number) { (void)number; }
+
+/* Signals to this process do not make others dead. */
+MP_TEST(isolation_looks_are_interrupted) {
+    mp_process process;
+    pid_t self = getpid();
+    mp_thread thread;
+    mp_error error;
+    struct sigaction action = {.sa_handler = ignore};
+    sigaction(SIGUSR1, &action, NULL);
+    start(&process, "sleep");
+    MP_CHECK_OK(mp_thread_start(&thread, "pokes", poke, &self, &error), &error);
+    for (uint64_t end = mp_sys_now_ns() + 300ull * 1000 * 1000; mp_sys_now_ns() < end;)
+        for (int i = 0; i < 1000; i++)
+            MP_CHECK(mp_process_alive(&process));
+    atomic_store(&poked_enough, true);
+    mp_thread_join(&thread);
+    mp_process_kill(&process);
+}
+
 /* ---- a registry whose workers are processes ---- */
 
 enum { CALLERS = 3, ROUNDS = 8 };
@@ -187,8 +243,10 @@ static void caller(void *arg) {
     for (int i = 0; i < ROUNDS; i++) {
         mp_error error;
         mp_status status = ask(c->registry, 40 + 13 * i, 8, &error);
-        atomic_fetch_add(status == MP_OK ? &c->ok : status == MP_RECV ? &c->lost : &c->other, 1);
-        if (status != MP_OK && status != MP_RECV)
+        /* MODEL: two of the three that are killed had this very text */
+        bool lost = status == MP_RECV || status == MP_MODEL;
+        atomic_fetch_add(status == MP_OK ? &c->ok : lost ? &c->lost : &c->other, 1);
+        if (status != MP_OK && !lost)
             fprintf(stderr, "%s\n", error.message);
     }
     atomic_fetch_sub(&c->left, 1);
