@@ -3,10 +3,12 @@
  * A layer, on all lanes (| is a barrier):
  *   norm, query-key-value | rotate, store, attend | output + residual | norm, gate and up | gate, down + residual |
  * With few rows (MP_PRIVATE_ROWS) every lane norms and quantises them for itself, which is cheaper than to meet; with
- * many the rows are shared out and the lanes meet once more. Attention works on units (sequence, KV head) in one of
- * three ways: fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits tiles  prompts:
- * all rows are stored first, then units are cut into tiles of rows split  few units over long contexts: units are cut
- * into ranges of blocks, whose partials are merged in order */
+ * many the rows are shared out and the lanes meet once more.
+ *
+ * Attention works on units (sequence, KV head) in one of three ways:
+ *   fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits
+ *   tiles  prompts: all rows are stored first, then units are cut into tiles of rows
+ *   split  few units over long contexts: units are cut into ranges of blocks, whose partials are merged in order */
 #include <math.h>
 #include <string.h>
 

@@ -199,8 +199,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->lanes = 256;
 }
 
-/* ---- step: before the pass ----------------------------------------------------------------------------------------
- */
+/* ---- step: before the pass --------------------------------------------------------------------------------------- */
 
 static mp_status add_step(decoder_engine *engine, const step_seq *step, mp_error *error) {
     if (engine->step_count == engine->step_capacity) {
@@ -363,8 +362,7 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
     rows->id = id;
 }
 
-/* ---- step: after the pass -----------------------------------------------------------------------------------------
- */
+/* ---- step: after the pass ---------------------------------------------------------------------------------------- */
 
 /* The end of one answer; its blocks are free at once. stop_index: of the stop string, or n_stop and more for an id. */
 static void finish_choice(decoder_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,

@@ -32,8 +32,9 @@ mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) 
 }
 
 typedef struct pass_sizes {
-    int units, blocks,
-        most_blocks; /* upper bound of units; blocks of all of them in split mode; of the longest sequence */
+    int units;       /* upper bound */
+    int blocks;      /* of all of them in split mode */
+    int most_blocks; /* of the longest sequence */
 } pass_sizes;
 
 static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {

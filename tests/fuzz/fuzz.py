@@ -58,7 +58,8 @@ def build(clang: str, out: Path, targets: list[str]) -> dict[str, Path]:
     """Compile the core and link each target. Returns target -> program."""
     objects = out / "objects"
     objects.mkdir(parents=True, exist_ok=True)
-    newest_header = max(path.stat().st_mtime for path in CSRC.rglob("*") if path.suffix in (".h", ".def"))
+    newest_header = max(path.stat().st_mtime for folder in (CSRC, HERE) for path in folder.rglob("*")
+                        if path.suffix in (".h", ".def"))
 
     def compile_one(source: Path, *flags: str) -> Path:
         made = objects / (source.relative_to(ROOT).as_posix().replace("/", "_") + ".o")

@@ -1,22 +1,11 @@
 /* fuzz_gguf.c: any bytes as a GGUF file. Whatever is accepted must be whole: every value readable, every tensor within
  * the file, a copy equal. Whatever is refused must say what and where. */
+#include "require.h"
+
 #include <float.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/alloc.h"
 #include "files/gguf.h"
-
-static void failed(int line, const char *condition) {
-    fprintf(stderr, "line %d: %s is false\n", line, condition);
-    __builtin_trap();
-}
-#define REQUIRE(condition)                      \
-    do {                                        \
-        if (!(condition))                       \
-            failed(__LINE__, #condition);       \
-    } while (0)
 
 static volatile uint64_t sink;
 
@@ -80,7 +69,6 @@ static void read_typed(const mp_spec *spec, const char *key) {
         sink += strlen(text);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     mp_spec *spec, *copy;
     mp_error error;

@@ -1,31 +1,15 @@
 /* fuzz_isolation.c: any bytes as what a worker process writes: a spec, the ring of its replies, or the well signed
  * answer to an admission, a plan or a step. Whatever it is, a caller must not see anything that cannot be. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#include "require.h"
+
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "files/spec_build.h"
 #include "isolation/capability_wire.h"
 #include "isolation/proxy.h"
 #include "isolation/spec_codec.h"
 
-static void failed(int line, const char *condition) {
-    fprintf(stderr, "line %d: %s is false\n", line, condition);
-    __builtin_trap();
-}
-#define REQUIRE(condition)                \
-    do {                                  \
-        if (!(condition))                 \
-            failed(__LINE__, #condition); \
-    } while (0)
-
 enum { VOCAB = 50, MOST_TOKENS = 6, CHOICES = 2, TOPS = 2, TEXTS = 3, WIDTH = 4, TOTAL = 20 };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static bool never(void *arg) {
     (void)arg;
@@ -114,7 +98,9 @@ static void check_text(const mp_text_call *call) {
         REQUIRE(choice->finish >= MP_FINISH_NONE && choice->finish <= MP_FINISH_CANCELLED);
         for (uint32_t t = 0; t < choice->token_count; t++) {
             REQUIRE(choice->tokens[t].id >= 0 && choice->tokens[t].id < VOCAB);
-            REQUIRE(choice->tokens[t].byte_end <= choice->text_capacity);
+            uint32_t end = choice->tokens[t].byte_end;
+            REQUIRE(end <= choice->text_capacity);
+            REQUIRE(end >= choice->text_bytes || ((uint8_t)choice->text[end] & 0xC0) != 0x80);
             for (int k = 0; k < TOPS; k++)
                 REQUIRE(choice->top_ids[t * TOPS + (uint32_t)k] < VOCAB);
         }

@@ -1,26 +1,12 @@
 /* fuzz_spec.c: any bytes as a series of calls that fill a model spec, then weights over a file in memory. A tensor that
  * both the table and the weights accept must lie within the file, to its last byte. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "require.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "files/weights.h"
-
-static void failed(int line, const char *condition) {
-    fprintf(stderr, "line %d: %s is false\n", line, condition);
-    __builtin_trap();
-}
-#define REQUIRE(condition)                      \
-    do {                                        \
-        if (!(condition))                       \
-            failed(__LINE__, #condition);       \
-    } while (0)
 
 enum { FILES = 2, MOST_BYTES = 70000 };
 
@@ -221,7 +207,6 @@ static void use_weights(mp_spec *spec) {
     mp_weights_close(weights);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int fds[FILES];
     static char paths[FILES][64];
