@@ -229,7 +229,7 @@ static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool near, int w
 
 void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease *lease) {
     lease->team = team;
-    lease->lanes = 1;
+    lease->lanes = lease->near = 1;
     lease->cancelled = NULL;
     lease->bound = false;
     atomic_store_explicit(&lease->heartbeat, mp_sys_now_ns(), memory_order_relaxed);
@@ -239,6 +239,7 @@ void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease
         if (places[i].cpus)
             take_helpers(team, places[i].cpus, true, want, lease);
         take_helpers(team, places[i].cpus, false, want, lease);
+        lease->near = i ? lease->near : lease->lanes;
     }
     if (places[0].cpus)
         lease->bound = mp_sys_get_affinity(&lease->before) && mp_sys_set_affinity(places[0].cpus);

@@ -39,6 +39,7 @@ typedef struct mp_lease {
     const _Atomic int *cancelled; /* raised when every item of the step was cancelled, or NULL */
     _Atomic uint64_t heartbeat;   /* ns of the last poll; the watchdog reads it */
     int helpers[255];             /* team-internal: indices of the helpers held */
+    int near;                     /* lanes at the first place */
     bool bound;                   /* lane 0 is, and where it was before: */
     mp_cpu_set before;
 } mp_lease;

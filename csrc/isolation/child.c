@@ -40,7 +40,7 @@ typedef struct child {
     mp_engine *engine;
     mp_team *team;
     int most_lanes;                  /* for which it had memory */
-    mp_cpu_set places[MP_NODES_MAX]; /* where steps ran so far: threads know a place by its address */
+    mp_cpu_set places[MP_NODES_MAX + 1]; /* where steps ran so far, or anywhere: threads know a place by its address */
     int place_count;
     child_item *items;
     mp_plan plan;
@@ -195,7 +195,7 @@ static const mp_cpu_set *get_place(child *c) {
     for (int i = 0; i < c->place_count; i++)
         if (memcmp(&c->places[i], &cpus, sizeof cpus) == 0)
             return &c->places[i];
-    if (c->place_count == MP_NODES_MAX)
+    if (c->place_count == MP_NODES_MAX + 1)
         return NULL;
     c->places[c->place_count] = cpus;
     return &c->places[c->place_count++];

@@ -368,10 +368,11 @@ static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
-/* On a machine with several memory nodes: the CPUs that this thread is bound to for the lease, if they suffice. */
+/* On a machine with several memory nodes: the CPUs that this thread is bound to for the lease if all lanes are there,
+ * else those that it may use otherwise. Not none: helpers that were bound for another step stay where they were. */
 static void put_place(proxy *p, const mp_lease *lease) {
-    mp_cpu_set cpus = {{0}};
-    bool bound = lease->bound && mp_sys_get_affinity(&cpus) && lease->lanes <= mp_cpu_set_count(&cpus);
+    mp_cpu_set cpus = lease->before;
+    bool bound = lease->bound && (lease->lanes > lease->near || mp_sys_get_affinity(&cpus));
     mp_put_u8(&p->out, bound);
     if (bound)
         mp_put(&p->out, &cpus, sizeof cpus);

@@ -1,8 +1,10 @@
 /* Real models in processes of their own: the same bytes as here, whatever is preempted and wherever it goes on. */
+#include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "base/topology.h"
 #include "model_fixture.h"
 #include "test_isolation.h"
 
@@ -326,5 +328,74 @@ MP_TEST(isolation_what_processes_cannot_do_is_refused) {
     MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
     mp_call_destroy(&call->base);
+    isolated_unload(&it);
+}
+
+/* How many of the compute threads of a process are bound to these CPUs, and to no others. */
+static int helpers_at(int process, const mp_cpu_set *cpus) {
+    char path[64], line[256];
+    int count = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", process);
+    DIR *tasks = opendir(path);
+    MP_CHECK(tasks);
+    for (struct dirent *task; (task = readdir(tasks));) {
+        mp_cpu_set own = {{0}};
+        char file[400];
+        int number = atoi(task->d_name);
+        if (!number || number == process)
+            continue;
+        snprintf(file, sizeof file, "%s/%s/status", path, task->d_name);
+        FILE *status = fopen(file, "r");
+        MP_CHECK(status);
+        while (fgets(line, sizeof line, status)) {
+            if (strncmp(line, "Cpus_allowed_list:", 18) != 0)
+                continue;
+            for (char *next = line + 18; *next && *next != '\n'; next += *next == ',') {
+                int from = (int)strtol(next, &next, 10), to = *next == '-' ? (int)strtol(next + 1, &next, 10) : from;
+                for (int cpu = from; cpu <= to; cpu++)
+                    mp_cpu_set_add(&own, cpu);
+            }
+        }
+        fclose(status);
+        count += memcmp(cpus, &own, sizeof own) == 0;
+    }
+    closedir(tasks);
+    return count;
+}
+
+MP_TEST_SECONDS(isolation_processes_compute_where_their_lanes_are, 60) {
+    enum { LANES = 4, A_NODE = 2, BOTH = 2 };
+    static const int rounds[] = {0, 1, BOTH, 1, 0, BOTH, 1, BOTH};
+    static const mp_dtype types[] = {MP_Q8_0};
+    static mp_cpu_set node[2];
+    mp_cpu_set all;
+    int cpus = 0;
+    MP_CHECK(mp_sys_get_affinity(&all));
+    for (int i = 0; i < MP_CPUS_MAX && cpus < 2; i++)
+        if (mp_cpu_set_has(&all, i))
+            mp_cpu_set_add(&node[cpus++], i);
+    if (cpus < 2)
+        MP_SKIP("one CPU");
+    isolated it;
+    isolated_load(&it, tiny_decoder_spec(types, 1, 3), MP_COMPUTE_AUTO, LANES, isolation_options("spec"));
+    mp_team_return(&it.lease);
+    tiny_model there = {.model = it.model};
+    for (size_t i = 0; i < sizeof rounds / sizeof *rounds; i++) {
+        bool both = rounds[i] == BOTH;
+        int first = both ? 0 : rounds[i];
+        mp_place places[] = {{&node[first], A_NODE}, {&node[!first], A_NODE}};
+        tiny_job job;
+        mp_team_lease_at(it.team, places, 1 + both, &it.lease);
+        MP_CHECK_INT(it.lease.lanes, both ? LANES : A_NODE);
+        make_job(&there, &job, 2);
+        run_to_end(it.engine[0], &it.lease, &job);
+        mp_call_destroy(&job.call->base);
+        mp_team_return(&it.lease);
+        if (both) /* also those that were at one node before */
+            MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), LANES - 1);
+        else
+            MP_CHECK(helpers_at(it.engine[0]->process, &node[first]) >= A_NODE - 1);
+    }
+    mp_team_lease(it.team, 1, &it.lease);
     isolated_unload(&it);
 }

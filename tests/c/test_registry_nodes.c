@@ -291,3 +291,66 @@ MP_TEST(registry_nodes_workers_are_spread_and_say_where) {
     MP_CHECK_STATUS(mp_registry_create(&config, &registry, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "MPOOL_NODES");
 }
+
+/* --- lanes of two nodes in one lease --- */
+
+enum { NODES = 2, A_NODE = 2, MOST_LANES = NODES * A_NODE };
+
+/* Two nodes of two lanes each, on two CPUs of this machine. False: it has one. */
+static bool two_by_two(mp_topology *topology, mp_cpu_set *all) {
+    *topology = (mp_topology){.node_count = NODES};
+    int found = 0;
+    for (int i = 0; mp_sys_get_affinity(all) && i < MP_CPUS_MAX && found < NODES; i++)
+        if (mp_cpu_set_has(all, i)) {
+            topology->nodes[found] = (mp_node){.number = found, .memory = -1, .cpu_count = A_NODE};
+            mp_cpu_set_add(&topology->nodes[found++].cpus, i);
+        }
+    return found == NODES;
+}
+
+static void note_place(const mp_lane *lane, void *arg) {
+    mp_cpu_set *ran = arg;
+    MP_CHECK(mp_sys_get_affinity(&ran[lane->index]));
+}
+
+/* Each lane ran where the ledger says, lane 0 at the first of its nodes; and this thread is free again afterwards. */
+static void check_places(mp_cores *cores, const mp_topology *topology, int home, int want, const char *expected) {
+    holder h = {.home = home};
+    mp_cpu_set ran[MOST_LANES], before, after;
+    MP_CHECK(mp_sys_get_affinity(&before));
+    take(cores, &h, want);
+    MP_CHECK_STR(where(&h, NODES), expected);
+    MP_CHECK(h.lease.bound);
+    MP_CHECK_INT(h.lease.near, h.lanes.on[h.lanes.first]);
+    mp_lease_run(&h.lease, note_place, ran);
+    int lane = 0;
+    for (int i = 0; i < NODES; i++) {
+        int node = (h.lanes.first + i) % NODES;
+        for (int k = 0; k < h.lanes.on[node]; k++, lane++)
+            MP_CHECK(memcmp(&ran[lane], &topology->nodes[node].cpus, sizeof *ran) == 0);
+    }
+    MP_CHECK_INT(lane, h.lease.lanes);
+    give(cores, &h);
+    MP_CHECK(mp_sys_get_affinity(&after) && memcmp(&before, &after, sizeof before) == 0);
+}
+
+MP_TEST(registry_nodes_lanes_of_two_run_where_they_are) {
+    mp_topology topology;
+    mp_cpu_set all;
+    if (!two_by_two(&topology, &all))
+        MP_SKIP("one CPU");
+    mp_cores *cores;
+    MP_CHECK_OK(mp_cores_open_on(MOST_LANES, &topology, &cores, &error), &error);
+    for (int round = 0; round < 50; round++) { /* helpers go from node to node */
+        check_places(cores, &topology, 0, 3, "0:2,1");
+        check_places(cores, &topology, 1, 2, "1:0,2");
+        check_places(cores, &topology, 1, 4, "1:2,2");
+        check_places(cores, &topology, 0, 1, "0:1,0");
+        holder first = {.home = 0};
+        take(cores, &first, 1);
+        check_places(cores, &topology, 0, 2, "1:0,2"); /* its own has too few: together elsewhere */
+        check_places(cores, &topology, 0, 3, "0:1,2"); /* nowhere enough: its own first */
+        give(cores, &first);
+    }
+    mp_cores_close(cores);
+}
