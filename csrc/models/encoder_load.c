@@ -12,7 +12,6 @@ static void encoder_destroy(mp_model *base) {
     mp_encoder *model = (mp_encoder *)base;
     if (!model)
         return;
-    mp_head_deinit(&model->head);
     mp_free(model->slab);
     mp_free(model->token_type);
     mp_free(model->layers);
@@ -158,7 +157,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     }
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, (args->flags & MP_ARCH_BIAS) != 0, error));
-    MP_TRY_GOTO(mp_head_init(&model->head, model->weights, model->hidden, error));
+    MP_TRY_GOTO(mp_head_init(&model->head, &builder, model->hidden, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
     model->charged = builder.charged;
@@ -197,6 +196,8 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
                 items = INT64_MAX / 64;
         if (strncmp(entry->name, "blk.", 4) == 0)
             bytes += (uint64_t)(items / 4 * per_weight_x4);
+        else if (strncmp(entry->name, "dense.", 6) == 0)
+            bytes += (uint64_t)items * sizeof(float);
     }
     *model_bytes = bytes;
     *engine_bytes = 16 << 20;

@@ -174,10 +174,11 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
 enum { TINY_WIDTH = 64, TINY_ENCODER_LAYERS = 2, TINY_ENCODER_FFN = 128, TINY_POSITIONS = 96 };
 
 /* The spec of an encoder in fp32. poison: the embedding of token 7 is NaN. */
-static inline mp_spec *tiny_encoder_spec(bool poison) {
+/* dense: with a layer after pooling, of as many outputs. */
+static inline mp_spec *tiny_encoder_spec_of(bool poison, bool dense) {
     mp_error error;
     char path[512], name[64];
-    snprintf(path, sizeof path, "%s/encoder.bin", mp_test_directory());
+    snprintf(path, sizeof path, "%s/encoder%d.bin", mp_test_directory(), dense);
     tiny_file file = {.spec = mp_spec_create(), .random = {11}};
     MP_CHECK_OK(mp_spec_set_architecture(file.spec, "bert", &error), &error);
     MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
@@ -218,11 +219,18 @@ static inline mp_spec *tiny_encoder_spec(bool poison) {
             tiny_tensor(&file, name, MP_F32, 1, TINY_WIDTH, 0.3f, 0);
         }
     }
+    if (dense) {
+        tiny_int(file.spec, "mpool.dense_count", 1);
+        tiny_tensor(&file, "dense.0.weight", MP_F32, TINY_WIDTH, TINY_WIDTH, 0.3f, 0);
+        tiny_tensor(&file, "dense.0.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
+    }
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);
     return file.spec;
 }
+
+static inline mp_spec *tiny_encoder_spec(bool poison) { return tiny_encoder_spec_of(poison, false); }
 
 typedef struct tiny_model {
     mp_spec *spec;

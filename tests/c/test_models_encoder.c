@@ -78,6 +78,59 @@ MP_TEST_SECONDS(models_encoder_contract_float32, 60) { check_grouping(MP_COMPUTE
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(MP_COMPUTE_I8); }
 
+/* Bytes of weights that are allocated beside those that are charged: layers and the like. */
+static uint64_t uncharged(bool dense, uint64_t *charged) {
+    uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_encoder_spec_of(false, dense), MP_COMPUTE_F32, 1);
+    *charged = tiny.model->ops->bytes(tiny.model);
+    uint64_t bytes = mp_alloc_bytes(MP_TAG_WEIGHTS) - before - *charged, model, engine;
+    tiny.loader.ops->footprint(tiny.loader.self, &model, &engine);
+    MP_CHECK(model >= (uint64_t)dense * WIDTH * (WIDTH + 1) * sizeof(float));
+    tiny_unload(&tiny);
+    return bytes;
+}
+
+MP_TEST(models_encoder_dense_layers_are_charged) {
+    uint64_t without, with;
+    MP_CHECK_INT(uncharged(true, &with), uncharged(false, &without));
+    MP_CHECK(with >= without + WIDTH * (WIDTH + 1) * sizeof(float));
+}
+
+/* A process that is handed packed weights has the dense layers in them: it allocates none, and gives the same bits. */
+MP_TEST(models_encoder_dense_layers_are_shared) {
+    static texts all;
+    float own[WIDTH], shared[WIDTH], plain[WIDTH];
+    tiny_model tiny, first, second;
+    mp_error error;
+    mp_shm weights = {.fd = -1};
+    make_texts(&all);
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, plain), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+    tiny_load(&tiny, tiny_encoder_spec_of(false, true), MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, own), MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(own, plain, sizeof own) != 0);
+    first = second = tiny;
+    MP_CHECK_OK(mp_model_load_shared(tiny.spec, MP_COMPUTE_F32, &weights, &tiny.lease, &tiny.budget, NULL, &first.model,
+                                     &error),
+                &error);
+    uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS), used = tiny.budget.used;
+    MP_CHECK_OK(mp_model_load_shared(tiny.spec, MP_COMPUTE_F32, &weights, &tiny.lease, &tiny.budget, NULL,
+                                     &second.model, &error),
+                &error);
+    MP_CHECK_INT(tiny.budget.used, used);
+    MP_CHECK(mp_alloc_bytes(MP_TAG_WEIGHTS) - before < WIDTH * WIDTH * sizeof(float));
+    MP_CHECK_OK(second.model->ops->engine(second.model, &tiny.budget, &second.engine, &error), &error);
+    MP_CHECK_INT(run(&second, &all, 0, 1, UINT64_MAX, shared), MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(own, shared, sizeof own) == 0);
+    second.engine->ops->destroy(second.engine);
+    second.model->ops->destroy(second.model);
+    first.model->ops->destroy(first.model);
+    mp_shm_free(&weights);
+    tiny_unload(&tiny);
+}
+
 MP_TEST(models_encoder_nan_fails_its_call_only) {
     static texts all;
     static float out[TEXTS * WIDTH];
@@ -340,6 +393,9 @@ MP_TEST_SECONDS(models_encoder_allocation_sweep, 120) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     tiny_life life = {tiny_encoder_spec(false), MP_COMPUTE_I8, make_call, compare_calls};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
+    life.spec = tiny_encoder_spec_of(false, true);
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }

@@ -7,8 +7,9 @@
 typedef struct mp_build_job {
     mp_linear *linear; /* a matrix: part `part` of linear */
     int part;
-    float **vector; /* a vector, or a slice of a layer's bias */
+    float **vector; /* a vector, a slice of a layer's bias, or a plain matrix */
     int64_t n, at;  /* vector: length; offset within *vector when `append` */
+    int64_t rows;   /* of a plain matrix, else 1 */
     bool append;
     char name[MP_BUILDER_NAME];
     mp_tensor tensor;
@@ -48,7 +49,7 @@ static size_t reserve(mp_builder *builder, size_t bytes) {
 
 static mp_status add_vector(mp_builder *builder, float **out, const char *name, int64_t n, int64_t at, bool append,
                             mp_error *error) {
-    mp_build_job job = {.vector = out, .n = n, .at = at, .append = append};
+    mp_build_job job = {.vector = out, .n = n, .at = at, .rows = 1, .append = append};
     if (strlen(name) >= sizeof job.name)
         return mp_fail(error, MP_INTERNAL, "tensor name %s is too long", name);
     strcpy(job.name, name);
@@ -57,6 +58,16 @@ static mp_status add_vector(mp_builder *builder, float **out, const char *name, 
     builder->parameters += n;
     if (!append)
         job.offset = reserve(builder, (size_t)n * sizeof(float));
+    return add_job(builder, &job, error);
+}
+
+mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
+                           mp_error *error) {
+    mp_build_job job = {.vector = out, .n = n, .rows = rows};
+    int64_t shape[2] = {rows, n};
+    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    builder->parameters += rows * n;
+    job.offset = reserve(builder, (size_t)(rows * n) * sizeof(float));
     return add_job(builder, &job, error);
 }
 
@@ -197,8 +208,11 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         }
         if (!job->append || job->at == 0)
             *job->vector = (float *)(builder->slab + job->offset);
-        if (!filled)
-            mp_dequantize_row(job->tensor.dtype, job->tensor.data, job->n, *job->vector + job->at);
+        for (int64_t row = 0; row < job->rows && !filled; row++)
+            mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, row), job->n,
+                              *job->vector + job->at + row * job->n);
+        if (job->rows > 1 && !filled)
+            mp_weights_release(builder->weights, &job->tensor);
     }
     if (filled) {
         builder->slab = NULL;

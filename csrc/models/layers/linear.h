@@ -46,6 +46,9 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
                             int32_t K, mp_error *error);
 /* A vector of n floats, converted. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
+/* A matrix of [rows, n] floats, converted and otherwise as it is: for mp_gemm_f32_plain. */
+mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
+                           mp_error *error);
 /* Allocate (charging the budget), pack, hand source pages back. On success the caller owns builder->slab. A shared slab
  * that is filled already costs and packs nothing: it must be as large as these weights are. */
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,

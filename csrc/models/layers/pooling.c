@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/alloc.h"
-
 static const char *const mode_names[MP_POOL_COUNT] = {"cls",           "max",          "mean",
                                                       "mean_sqrt_len", "weightedmean", "lasttoken"};
 static const char mode_list[] = "cls, max, mean, mean_sqrt_len, weightedmean, lasttoken";
@@ -45,20 +43,19 @@ static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error)
     return MP_OK;
 }
 
-static mp_status read_dense(mp_head *head, const mp_weights *weights, mp_error *error) {
-    const mp_spec *spec = mp_weights_spec(weights);
+static mp_status read_dense(mp_head *head, mp_builder *builder, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(builder->weights);
     int64_t count, none = 0;
     MP_TRY(mp_spec_int(spec, "mpool.dense_count", 0, MP_MAX_DENSE, &none, &count, error));
-    int64_t shapes[MP_MAX_DENSE][2];
-    size_t floats = 0;
-    int32_t in = head->pooled;
+    head->width = head->pooled;
     for (int i = 0; i < count; i++) {
+        mp_dense *dense = &head->dense[i];
         char name[64], key[64];
         snprintf(name, sizeof name, "dense.%d.weight", i);
         snprintf(key, sizeof key, "mpool.dense.%d.activation", i);
         mp_tensor tensor;
-        int64_t any[2] = {-1, in};
-        MP_TRY(mp_weights_get(weights, name, 2, any, &tensor, error));
+        int64_t any[2] = {-1, head->width};
+        MP_TRY(mp_weights_get(builder->weights, name, 2, any, &tensor, error));
         if (tensor.shape[0] > 65536)
             return mp_fail_file(error, MP_LIMIT, spec_name(spec), -1, name, "at most 65,536 outputs", "%lld",
                                 (long long)tensor.shape[0]);
@@ -70,57 +67,25 @@ static mp_status read_dense(mp_head *head, const mp_weights *weights, mp_error *
         if (a == sizeof acts / sizeof *acts)
             return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, key,
                                 "identity, tanh, gelu, gelu_tanh, relu, silu, sigmoid", "%s", act);
-        shapes[i][0] = tensor.shape[0];
-        shapes[i][1] = in;
-        head->dense[i] = (mp_dense){.in = in, .out = (int32_t)tensor.shape[0], .act = acts[a].act};
-        in = (int32_t)tensor.shape[0];
-        floats += (size_t)(shapes[i][0] * (shapes[i][1] + 1));
-    }
-    head->width = in;
-    head->dense_count = (int)count;
-    if (count == 0)
-        return MP_OK;
-    float *at = head->slab = mp_alloc(floats * sizeof(float), MP_TAG_WEIGHTS);
-    if (!at)
-        return mp_fail_memory(error, floats * sizeof(float), "the dense layers");
-    for (int i = 0; i < count; i++) {
-        mp_dense *dense = &head->dense[i];
-        char name[64];
-        snprintf(name, sizeof name, "dense.%d.weight", i);
-        mp_tensor tensor;
-        MP_TRY(mp_weights_get(weights, name, 2, shapes[i], &tensor, error));
-        for (int64_t row = 0; row < dense->out; row++)
-            mp_dequantize_row(tensor.dtype, mp_tensor_row(&tensor, row), dense->in, at + row * dense->in);
-        dense->weight = at;
-        at += (size_t)dense->out * (size_t)dense->in;
+        *dense = (mp_dense){.in = head->width, .out = (int32_t)tensor.shape[0], .act = acts[a].act};
+        MP_TRY(mp_builder_plain(builder, &dense->weight, name, dense->out, dense->in, error));
         snprintf(name, sizeof name, "dense.%d.bias", i);
-        if (mp_weights_has(weights, name)) {
-            MP_TRY(mp_weights_floats(weights, name, dense->out, mp_dequantize_row, at, error));
-            dense->bias = at;
-            at += dense->out;
-        }
+        if (mp_weights_has(builder->weights, name))
+            MP_TRY(mp_builder_vector(builder, &dense->bias, name, dense->out, error));
+        head->width = dense->out;
+        head->dense_count++;
     }
     return MP_OK;
 }
 
-mp_status mp_head_init(mp_head *head, const mp_weights *weights, int32_t hidden, mp_error *error) {
-    const mp_spec *spec = mp_weights_spec(weights);
+mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(builder->weights);
     *head = (mp_head){.hidden = hidden};
-    mp_status status;
     bool normalize_default = true;
-    MP_TRY_GOTO(read_modes(head, spec, error));
+    MP_TRY(read_modes(head, spec, error));
     head->pooled = hidden * head->modes;
-    MP_TRY_GOTO(read_dense(head, weights, error));
-    MP_TRY_GOTO(mp_spec_bool(spec, "mpool.normalize", &normalize_default, &head->normalize, error));
-cleanup:
-    if (status != MP_OK)
-        mp_head_deinit(head);
-    return status;
-}
-
-void mp_head_deinit(mp_head *head) {
-    mp_free(head->slab);
-    head->slab = NULL;
+    MP_TRY(read_dense(head, builder, error));
+    return mp_spec_bool(spec, "mpool.normalize", &normalize_default, &head->normalize, error);
 }
 
 size_t mp_head_scratch(const mp_head *head) {

@@ -3,8 +3,7 @@
 #ifndef MP_MODELS_LAYERS_POOLING_H
 #define MP_MODELS_LAYERS_POOLING_H
 
-#include "files/weights.h"
-#include "kernels/kernels.h"
+#include "models/layers/linear.h"
 
 typedef enum mp_pooling_mode {
     MP_POOL_CLS, /* the first token */
@@ -20,8 +19,8 @@ enum { MP_MAX_DENSE = 8 };
 
 typedef struct mp_dense {
     int32_t in, out;
-    const float *weight; /* [out, in], owned by the head */
-    const float *bias;   /* [out] or NULL */
+    float *weight; /* [out, in], in the model's slab */
+    float *bias;   /* [out] or NULL; likewise */
     mp_act act;
 } mp_dense;
 
@@ -32,12 +31,11 @@ typedef struct mp_head {
     int dense_count;
     mp_dense dense[MP_MAX_DENSE];
     bool normalize;
-    float *slab; /* weights of the dense layers */
 } mp_head;
 
-/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.normalize and the dense tensors. */
-mp_status mp_head_init(mp_head *head, const mp_weights *weights, int32_t hidden, mp_error *error);
-void mp_head_deinit(mp_head *head);
+/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation and mpool.normalize, and has the builder load the
+ * dense tensors. The head stays where it is until the builder has finished. */
+mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
 /* Floats of scratch that mp_head_apply wants. */
 size_t mp_head_scratch(const mp_head *head);
 /* tokens [n, hidden], n >= 1; the first `skip` (< n) are left out of mean-like poolings and of max. Writes
