@@ -18,7 +18,7 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     if (!mp_budget_take(budget, bytes - ticket->charged)) {
         uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
         uint64_t more = bytes - ticket->charged, left = used < limit ? limit - used : 0;
-        if (more > left) /* for the next who asks; but nobody gives up a model for what does not fit anyway */
+        if (more > left && bytes <= limit) /* for the next who asks; nobody gives up anything for what never fits */
             mp_governor_reclaim(governor, more - left, true);
         return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free",
                        entry->key, (double)bytes / 1e6, (double)left / 1e6, (double)limit / 1e6);

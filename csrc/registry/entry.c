@@ -333,10 +333,12 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     mp_mutex_lock(&entry->lock);
     mp_resident *resident = entry->resident ? mp_resident_pin(entry->resident) : NULL;
     bool soon = may_go(entry, false), idle = may_go(entry, true);
-    uint64_t bytes = 0, newest_ns = 0;
+    uint64_t bytes = 0, newest_ns = 0, caches = 0, trimming = 0;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
         bytes += worker->held_bytes;
+        if (mp_worker_idles(worker) && !worker->lean)
+            *(worker->trim ? &trimming : &caches) += worker->held_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
@@ -348,7 +350,13 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     if (resident && (going || (soon && !idle))) /* one that is only being loaded gives nothing back */
         value->coming = bytes + 1;
     else if (idle)
-        *value = (mp_eviction){bytes + 1, 0, mp_sys_now_ns() - newest_ns, resident->load_ns};
+        value->bytes = bytes + 1;
+    if (resident && !value->coming) {
+        value->idle_ns = mp_sys_now_ns() - newest_ns;
+        value->load_ns = resident->load_ns;
+        value->caches = caches;
+        value->trimming = trimming;
+    }
     mp_resident_unpin(resident);
 }
 
@@ -368,18 +376,16 @@ bool mp_entry_evict_idle(mp_entry *entry) {
     return true;
 }
 
-int mp_entry_trim(mp_entry *entry) {
-    int told = 0;
+uint64_t mp_entry_trim(mp_entry *entry) {
+    uint64_t told = 0;
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (!mp_worker_idles(worker) || worker->lean)
+        if (!mp_worker_idles(worker) || worker->lean || worker->trim)
             continue;
-        told++;
-        if (!worker->trim) {
-            worker->trim = true;
-            mp_worker_ring(worker);
-        }
+        told += worker->held_bytes;
+        worker->trim = true;
+        mp_worker_ring(worker);
     }
     mp_mutex_unlock(&entry->lock);
     return told;

@@ -117,13 +117,14 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
 typedef struct mp_eviction {
     uint64_t bytes;   /* that come back; 0 = it may not be evicted */
     uint64_t coming;  /* bytes of one that is being evicted already */
+    uint64_t caches, trimming; /* that workers without work hold; of those that were told to give up what they can */
     uint64_t idle_ns, load_ns;
 } mp_eviction;
 void mp_entry_value(mp_entry *entry, mp_eviction *value);
 /* Evict it if it still has no work. Never waits. */
 bool mp_entry_evict_idle(mp_entry *entry);
-/* Workers without work free caches and arenas; never waits. Returns how many are about to. */
-int mp_entry_trim(mp_entry *entry);
+/* Workers without work free caches and arenas; never waits. Returns the bytes held by those that are told so here. */
+uint64_t mp_entry_trim(mp_entry *entry);
 void mp_entry_close(mp_entry *entry);                       /* refuse calls from now on */
 bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns); /* wait until nothing is queued or runs */
 void mp_entry_quit(mp_entry *entry);                        /* end the rest */

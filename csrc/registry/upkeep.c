@@ -20,52 +20,79 @@ static bool goes_before(const mp_eviction *a, const mp_eviction *b, uint64_t byt
     return a_covers != b_covers ? a_covers : coldness(a) > coldness(b);
 }
 
-static int trim(mp_entry **entries, int count) {
-    int told = 0;
-    for (int i = 0; i < count; i++)
-        told += mp_entry_trim(entries[i]);
-    return told;
+typedef struct survey {
+    mp_entry *best; /* to be evicted, or NULL */
+    mp_eviction best_value;
+    uint64_t coming, possible; /* of models */
+    uint64_t caches, loose;    /* of those without work; of those of them whose models may not go */
+} survey;
+
+static survey look(mp_entry **entries, int count, uint64_t bytes) {
+    survey all = {0};
+    for (int i = 0; i < count; i++) {
+        mp_eviction value;
+        mp_entry_value(entries[i], &value);
+        all.coming += value.coming;
+        all.possible += value.bytes;
+        all.caches += value.caches + value.trimming;
+        all.loose += value.bytes ? 0 : value.caches + value.trimming;
+        if (!value.bytes || (all.best && !goes_before(&value, &all.best_value, bytes)))
+            continue;
+        all.best = entries[i];
+        all.best_value = value;
+    }
+    return all;
 }
 
-uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole) {
-    int trimming = trim(entries, count);
-    uint64_t coming = 0, told = 0; /* told: bytes of those that were told to go here */
-    /* Whatever is chosen, others may have been quicker, so all are looked at again. */
+/* The coldest first give back caches and arenas, until what so many held is on its way. Returns how much is. */
+static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
+    uint64_t told = 0;
     for (int pass = 0; pass <= count; pass++) {
         mp_entry *best = NULL;
         mp_eviction best_value = {0};
-        uint64_t possible = 0;
-        coming = 0;
+        uint64_t trimming = 0;
         for (int i = 0; i < count; i++) {
             mp_eviction value;
             mp_entry_value(entries[i], &value);
-            coming += value.coming;
-            possible += value.bytes;
-            if (!value.bytes || (best && !goes_before(&value, &best_value, bytes)))
+            trimming += value.trimming;
+            if (!value.caches || (best && coldness(&value) <= coldness(&best_value)))
                 continue;
             best = entries[i];
             best_value = value;
         }
-        if (coming < told) /* some have gone meanwhile */
-            coming = told;
-        if (trimming && coming < bytes) /* whoever asked looks again when caches and arenas are gone */
-            return coming + 1;
-        if (!best || coming >= bytes || (whole && coming + possible < bytes))
+        if (told < trimming) /* some did so meanwhile */
+            told = trimming;
+        if (!best || told >= bytes)
             break;
-        if (mp_entry_evict_idle(best))
-            told += best_value.bytes;
+        told += mp_entry_trim(best);
+    }
+    return told;
+}
+
+uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole) {
+    uint64_t coming = 0, told = 0; /* told: bytes of those that were told to go here */
+    /* Whatever is chosen, others may have been quicker, so all are looked at again. */
+    for (int pass = 0; pass <= count; pass++) {
+        survey all = look(entries, count, bytes);
+        coming = all.coming < told ? told : all.coming; /* some have gone meanwhile */
+        if (coming >= bytes || (whole && coming + all.possible + all.loose < bytes))
+            break;
+        uint64_t left = bytes - coming;
+        /* Caches that are not enough are left alone where models have to go anyway. What they hold need not all come
+         * back: whoever asked looks again when they are gone. */
+        if ((all.caches >= left || all.possible < left) && trim(entries, count, left))
+            return coming + 1;
+        if (!all.best)
+            break;
+        if (mp_entry_evict_idle(all.best))
+            told += all.best_value.bytes;
     }
     return coming;
 }
 
 uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
-    uint64_t bytes = 0;
-    for (int i = 0; i < count; i++) {
-        mp_eviction value;
-        mp_entry_value(entries[i], &value);
-        bytes += value.coming + value.bytes;
-    }
-    return bytes;
+    survey all = look(entries, count, 0);
+    return all.coming + all.possible + all.loose;
 }
 
 /* --- maintenance --- */
@@ -92,7 +119,7 @@ static void look_at_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **
     if (in_use(entries, count) > 1)
         mp_governor_reclaim(services->governor, limit / 10, false);
     else /* a model that is alone keeps its memory: nobody else wants it */
-        trim(entries, count);
+        trim(entries, count, limit / 10);
 }
 
 void mp_upkeep_init(mp_upkeep *upkeep, uint64_t every_ns) {

@@ -5,8 +5,9 @@
 
 #include "registry/entry.h"
 
-/* Start to give up at least `bytes`: caches and arenas of those without work first, then whole models, the coldest in
- * relation to what loading them again costs. As mp_reclaimer of governor.h, whose answer it gives. Any thread. */
+/* Start to give up at least `bytes`: caches and arenas of those without work if they are enough, else whole models, the
+ * coldest in relation to what loading them again costs, and caches as well if those are not enough either. As
+ * mp_reclaimer of governor.h, whose answer it gives. Any thread. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole);
 /* How much that could be. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);

@@ -10,6 +10,56 @@
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
+/* --- caches --- */
+
+static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
+    mp_status status;
+    fake_call *call = fake_call_create(1);
+    call->base.bytes = bytes;
+    mp_ticket *ticket = fake_submit(registry, "a", call, &status);
+    return ticket ? fake_finish(ticket) : status;
+}
+
+/* A call that needs what nobody can give costs nobody anything; one that needs a little costs one cache. */
+MP_TEST(registry_memory_trims_no_more_than_is_needed) {
+    enum { MODELS = 3, LIMIT = 1000000 };
+    static const char *const keys[MODELS] = {"a", "b", "c"};
+    fake fakes[MODELS];
+    mp_registry *registry = fake_registry(2, LIMIT);
+    mp_error error;
+    for (int i = 0; i < MODELS; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].model_bytes = 200000;
+        fakes[i].engine_bytes = fakes[i].held_bytes = 50000;
+        fake_add(registry, keys[i], &fakes[i], false);
+        MP_CHECK_OK(mp_registry_load(registry, keys[i], i == 0, 0, &error), &error); /* a is pinned */
+        MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
+        fake_until_state(registry, keys[i], "ready");
+        mp_sys_sleep_ns(FAKE_MS(20));
+    }
+    /* 250,000 are free; 500,000 could be, and 50,000 of the cache of the one that is pinned */
+    MP_CHECK_INT(ask_for(registry, LIMIT + 1), MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(ask_for(registry, LIMIT - 100000), MP_MEMORY_EXHAUSTED);
+    mp_sys_sleep_ns(FAKE_MS(50));
+    for (int i = 0; i < MODELS; i++) {
+        MP_CHECK_INT(fakes[i].trims, 0);
+        MP_CHECK_INT(fakes[i].models, 1);
+    }
+    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 too much: for the next who asks */
+    mp_sys_sleep_ns(FAKE_MS(50));
+    MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
+    MP_CHECK_INT(fakes[0].trims, 1); /* it had no work for longest */
+    for (int i = 0; i < MODELS; i++)
+        MP_CHECK_INT(fakes[i].models, 1);
+    /* caches alone are not enough: a model goes, and the others keep theirs */
+    MP_CHECK_INT(ask_for(registry, 450000), MP_MEMORY_EXHAUSTED);
+    fake_until_state(registry, "b", "cold");
+    MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
+    MP_CHECK_INT(fakes[2].models, 1);
+    MP_CHECK_INT(ask_for(registry, 450000), MP_OK);
+    fake_end(registry);
+}
+
 /* --- models that always have a little to do do not keep others from giving up theirs --- */
 
 enum { BUSY = 8 };
