@@ -23,17 +23,25 @@
 #include "base/cpu.h"
 #include "base/options.h"
 
-enum { APART = 128, MAX_HELPERS = 255 }; /* two lines: the prefetcher fetches lines in pairs */
+enum {
+    APART = 128, /* two lines: the prefetcher fetches lines in pairs */
+    MAX_HELPERS = 255,
+    WAKE_UP_NS = 25 * 1000, /* what it takes to wake a parked thread on a machine at rest */
+};
 
 struct mp_region {
     _Alignas(APART) _Atomic uint32_t arrived;
     _Alignas(APART) _Atomic uint32_t generation;
-    _Atomic uint32_t sleepers; /* beside the word that the last to arrive has just written */
+    _Atomic uint32_t sleepers;    /* beside the word that the last to arrive has just written */
+    _Atomic uint64_t advanced_ns; /* when somebody last advanced it for sleepers */
     /* written by lane 0 before the region starts, read by all lanes inside it */
     _Alignas(APART) void (*body)(const mp_lane *lane, void *arg);
     void *arg;
     int count;
     uint64_t spin_ns;
+    bool watched; /* how much of a CPU its lanes get */
+    uint64_t began_ns;
+    _Atomic uint64_t most_lost_ns; /* by one lane of this run */
 };
 
 struct helper {
@@ -83,6 +91,8 @@ static bool spin_for_change(_Atomic uint32_t *word, uint32_t seen, uint64_t spin
     }
 }
 
+static _Thread_local uint64_t parked_ns; /* that this thread has waited for other lanes, so far */
+
 /* Wait until *word is no longer `seen`: parked, and counted in *sleepers meanwhile. */
 static void park_for_change(_Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *sleepers) {
     atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
@@ -109,18 +119,57 @@ void mp_lane_sync(const mp_lane *lane) {
     assert(before < (uint32_t)lane->count);
     if (before + 1 == (uint32_t)lane->count) {
         atomic_store_explicit(&region->arrived, 0, memory_order_relaxed);
+        if (atomic_load_explicit(&region->sleepers, memory_order_relaxed))
+            atomic_store_explicit(&region->advanced_ns, mp_sys_now_ns(), memory_order_relaxed);
         advance(&region->generation, &region->sleepers);
         return;
     }
-    if (!spin_for_change(&region->generation, generation, spin_ns, NULL))
+    if (!spin_for_change(&region->generation, generation, spin_ns, NULL)) {
+        uint64_t began_ns = mp_sys_now_ns();
         park_for_change(&region->generation, generation, &region->sleepers);
+        /* from then on it waited for a CPU and not for a lane */
+        uint64_t until_ns = atomic_load_explicit(&region->advanced_ns, memory_order_relaxed);
+        parked_ns += until_ns > began_ns ? until_ns - began_ns : 0;
+    }
+}
+
+/* --- what lanes lose to others --- */
+
+typedef struct watch { /* of one lane of a region */
+    uint64_t had_ns, parked_ns, began_ns;
+} watch;
+
+static watch begin_watch(void) { return (watch){mp_sys_thread_ns(), parked_ns, mp_sys_now_ns()}; }
+
+/* How long it stood ready without a CPU since; *took_ns: out of so much. */
+static uint64_t end_watch(const watch *since, uint64_t *took_ns) {
+    uint64_t had_ns = mp_sys_thread_ns() - since->had_ns + parked_ns - since->parked_ns;
+    *took_ns = mp_sys_now_ns() - since->began_ns;
+    return *took_ns > had_ns ? *took_ns - had_ns : 0;
+}
+
+static void note_loss(mp_region *region, uint64_t lost_ns) {
+    uint64_t most = atomic_load_explicit(&region->most_lost_ns, memory_order_relaxed);
+    while (lost_ns > most && !atomic_compare_exchange_weak_explicit(&region->most_lost_ns, &most, lost_ns,
+                                                                    memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+/* Whether to watch a region that begins now: asking for a thread's time takes a microsecond, twice a lane. */
+static bool is_to_be_watched(void) {
+    enum { EVERY_NS = 1000 * 1000 };
+    static _Thread_local uint64_t watched_ns;
+    uint64_t now = mp_sys_now_ns();
+    if (now - watched_ns < EVERY_NS)
+        return false;
+    watched_ns = now;
+    return true;
 }
 
 /* On a crowded machine whoever is waited for may not run for milliseconds, and spinning delays whoever does. Yet most
  * waits end at once even there: so spin as long as a wake-up costs, which loses at most twice what the best choice
  * would (Karlin and others, "Empirical studies of competitive spinning", 1991). */
 static uint64_t spin_time(const mp_team *team, bool crowded) {
-    const uint64_t WAKE_UP_NS = 25 * 1000;
     return crowded && team->spin_ns > WAKE_UP_NS ? WAKE_UP_NS : team->spin_ns;
 }
 
@@ -147,7 +196,15 @@ static void helper_main(void *arg) {
             settle(self, &settled);
             mp_lane lane = {self->lane, region->count, region};
             atomic_store_explicit(&self->pending, 0, memory_order_relaxed);
-            region->body(&lane, region->arg);
+            if (region->watched) {
+                uint64_t took_ns;
+                watch watch = begin_watch();
+                uint64_t late_ns = watch.began_ns - region->began_ns;
+                region->body(&lane, region->arg);
+                note_loss(region, end_watch(&watch, &took_ns) + (late_ns > WAKE_UP_NS ? late_ns - WAKE_UP_NS : 0));
+            } else {
+                region->body(&lane, region->arg);
+            }
             mp_lane_sync(&lane);
             continue;
         }
@@ -232,6 +289,7 @@ void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease
     lease->lanes = lease->near = 1;
     lease->cancelled = NULL;
     lease->bound = false;
+    lease->watched_ns = lease->lost_ns = 0;
     atomic_store_explicit(&lease->heartbeat, mp_sys_now_ns(), memory_order_relaxed);
     int want = 0;
     for (int i = 0; team && i < count; i++) {
@@ -289,9 +347,18 @@ static bool is_crowded(mp_team *team) {
 
 void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg), void *arg) {
     uint32_t control = mp_cpu_flush_denormals();
+    bool watched = is_to_be_watched();
+    watch since;
+    uint64_t took_ns;
+    if (watched)
+        since = begin_watch();
     if (lease->lanes == 1) {
         mp_lane lane = mp_lane_single();
         body(&lane, arg);
+        if (watched) {
+            lease->lost_ns += end_watch(&since, &took_ns);
+            lease->watched_ns += took_ns;
+        }
         mp_cpu_restore_float(control);
         return;
     }
@@ -301,6 +368,9 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg),
     region->arg = arg;
     region->count = lease->lanes;
     region->spin_ns = spin_time(team, is_crowded(team));
+    region->watched = watched;
+    region->began_ns = watched ? since.began_ns : 0;
+    atomic_store_explicit(&region->most_lost_ns, 0, memory_order_relaxed);
     for (int i = 0; i < lease->lanes - 1; i++) {
         struct helper *helper = &team->helpers[lease->helpers[i]];
         helper->region = region;
@@ -311,6 +381,11 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg),
     mp_lane lane = {0, lease->lanes, region};
     body(&lane, arg);
     mp_lane_sync(&lane);
+    if (watched) {
+        note_loss(region, end_watch(&since, &took_ns));
+        lease->lost_ns += atomic_load_explicit(&region->most_lost_ns, memory_order_relaxed);
+        lease->watched_ns += took_ns;
+    }
     mp_cpu_restore_float(control);
 }
 

@@ -197,6 +197,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         }
     }
     plan->lanes = 256;
+    plan->together = true;
 }
 
 /* ---- step: before the pass --------------------------------------------------------------------------------------- */

@@ -115,6 +115,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->amount[plan->count++] = texts;
     }
     plan->lanes = 256;
+    plan->together = plan->count == 1 && plan->amount[0] == 1; /* more texts: each lane has its own */
     plan->cost_ns = (uint64_t)planned * token_ns;
 }
 

@@ -46,6 +46,7 @@ typedef struct mp_plan {
     mp_item *items[MP_PLAN_MAX];
     uint32_t amount[MP_PLAN_MAX]; /* units of work for each in this step; the engine's meaning */
     int lanes;                    /* how many lanes it can use */
+    bool together;                /* those wait for each other many times a millisecond: fewer may be quicker */
     uint64_t cost_ns;             /* predicted */
 } mp_plan;
 

@@ -35,10 +35,15 @@ struct mp_cores {
     int forfeited;     /* leases whose holders have not returned them */
     int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; all together `used` */
     int workers[MP_NODES_MAX]; /* whose home it is */
+    /* what mp_cores_together is learned from: leases of so many lanes, since the last judgement */
+    int watched_lanes;
+    uint64_t watched_ns, lost_ns;
+    uint64_t raised_ns, hold_ns, raise_after_ns;
     bool forking; /* a fork holds the lock; several registries may share the ledger, the first one's hook counts */
     /* written under lock, read without it as a hint */
     _Atomic int used;    /* lanes leased; 0 <= used <= lanes */
     _Atomic int waiting; /* in the list */
+    _Atomic int together; /* 1 <= together <= lanes */
     /* counters */
     _Atomic int runnable; /* workers between enter and leave */
     _Atomic int spinning; /* threads that burn a lane that nobody computes on */
@@ -88,6 +93,7 @@ mp_status mp_cores_open_on(int lanes, const mp_topology *topology, mp_cores **co
     if (cores->lanes > MOST)
         cores->lanes = MOST;
     share_out(cores);
+    atomic_init(&cores->together, cores->lanes);
     atomic_init(&cores->references, 1);
     mp_mutex_init(&cores->lock);
     cores->process_wide = lanes == 0;
@@ -354,7 +360,47 @@ bool mp_cores_lease(mp_cores *cores, int home, int want, mp_lease *lease, mp_lan
     return true;
 }
 
+/* --- lanes that wait for each other --- */
+
+int mp_cores_together(const mp_cores *cores) { return atomic_load_explicit(&cores->together, memory_order_relaxed); }
+
+/* Under the lock. Of n lanes that wait for each other all are as slow as the slowest: one that lost a share s of its
+ * time leaves n (1 - s) lanes' worth, so that n - 1 are better from s = 1/n on, or a little before, as they lose less.
+ * One more is tried when those there are lose little: soon, and later and later while it turns out to be too many. */
+static void learn(mp_cores *cores, const mp_lease *lease) {
+    const uint64_t JUDGED_NS = 10 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
+    const double TOO_MUCH = 0.8, LITTLE = 0.4;
+    if (lease->lanes != cores->watched_lanes)
+        cores->watched_ns = cores->lost_ns = 0;
+    cores->watched_lanes = lease->lanes;
+    cores->watched_ns += lease->watched_ns;
+    cores->lost_ns += lease->lost_ns;
+    if (cores->watched_ns < JUDGED_NS)
+        return;
+    double lost = (double)cores->lost_ns / (double)cores->watched_ns;
+    cores->watched_ns = cores->lost_ns = 0;
+    int together = atomic_load_explicit(&cores->together, memory_order_relaxed);
+    uint64_t now = mp_sys_now_ns();
+    if (lease->lanes > 1 && lost * lease->lanes > TOO_MUCH) {
+        int fewer = lost > 0.5 ? lease->lanes / 2 : lease->lanes - 1;
+        bool in_vain = cores->raised_ns && now - cores->raised_ns < 10 * JUDGED_NS;
+        cores->hold_ns = !in_vain ? HOLD_NS : 2 * cores->hold_ns < MOST_NS ? 2 * cores->hold_ns : MOST_NS;
+        cores->raise_after_ns = now + cores->hold_ns;
+        if (fewer < together)
+            atomic_store_explicit(&cores->together, fewer, memory_order_relaxed);
+    } else if (lease->lanes == together && together < cores->lanes && now >= cores->raise_after_ns &&
+               lost * (together + 1) < LITTLE) {
+        cores->raised_ns = now;
+        atomic_store_explicit(&cores->together, together + 1, memory_order_relaxed);
+    }
+}
+
 void mp_cores_return(mp_cores *cores, mp_lease *lease, const mp_lanes *lanes, bool forfeited) {
+    if (lease->watched_ns) {
+        mp_mutex_lock(&cores->lock);
+        learn(cores, lease);
+        mp_mutex_unlock(&cores->lock);
+    }
     mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
     if (!forfeited) {
         give_back(cores, lanes);
@@ -455,4 +501,6 @@ void mp_cores_fork_child(mp_cores *cores) {
     atomic_store(&cores->waiting, 0);
     atomic_store(&cores->runnable, 0);
     atomic_store(&cores->spinning, 0);
+    atomic_store(&cores->together, cores->lanes);
+    cores->watched_ns = cores->lost_ns = cores->raised_ns = cores->raise_after_ns = 0;
 }

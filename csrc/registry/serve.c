@@ -571,6 +571,7 @@ static bool step(mp_worker *w) {
         budget_ns *= ALONE;
     w->plan.count = 0;
     w->plan.lanes = 1;
+    w->plan.together = false;
     w->plan.cost_ns = 0;
     w->engine->ops->plan(w->engine, w->order, n, budget_ns, &w->plan);
     assert(w->plan.count > 0 && w->plan.count <= n);
@@ -580,7 +581,8 @@ static bool step(mp_worker *w) {
         return true;
     }
 
-    if (!mp_worker_lease(w, w->plan.lanes))
+    int most = w->plan.together ? mp_cores_together(services->cores_seen) : w->plan.lanes;
+    if (!mp_worker_lease(w, w->plan.lanes < most ? w->plan.lanes : most))
         return true; /* who is cancelled is ended first */
     uint64_t began_ns = mp_sys_now_ns();
     bool live = enter_step(w, began_ns);

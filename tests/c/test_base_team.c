@@ -306,3 +306,37 @@ MP_TEST(base_team_survives_refused_threads) {
 }
 
 MP_TEST(base_team_survives_refused_memory) { mp_test_alloc_sweep(team_life, NULL); }
+
+enum { NAP_MS = 30 };
+
+/* Lane 1 has no CPU for a while; all others wait for it. */
+static void wait_for_one(const mp_lane *lane, void *arg) {
+    (void)arg;
+    if (lane->index == lane->count - 1)
+        mp_sys_sleep_ns(NAP_MS * 1000000u);
+    mp_lane_sync(lane);
+}
+
+static void check_loss(int lanes, const char *spin_us) {
+    mp_team *team = make_team(lanes - 1, spin_us);
+    mp_lease lease;
+    mp_team_lease(team, lanes, &lease);
+    MP_CHECK(lease.watched_ns == 0 && lease.lost_ns == 0);
+    mp_sys_sleep_ns(2 * 1000 * 1000); /* no region was watched just before */
+    mp_lease_run(&lease, wait_for_one, NULL);
+    uint64_t least = NAP_MS * 1000000u;
+    MP_CHECK(lease.watched_ns >= least);
+    /* of the one that lost most: those that wait for it, parked or not, lose nothing by that */
+    MP_CHECK(lease.lost_ns >= least * 9 / 10 && lease.lost_ns <= lease.watched_ns);
+    uint64_t watched = lease.watched_ns;
+    mp_lease_run(&lease, wait_for_one, NULL);
+    MP_CHECK(lease.watched_ns > watched);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+}
+
+MP_TEST(base_team_tells_what_lanes_lost) {
+    check_loss(1, "50");
+    check_loss(2, "50");
+    check_loss(3, "0");
+}

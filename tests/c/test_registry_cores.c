@@ -1,0 +1,74 @@
+/* How many lanes of a lease are worth having when they wait for each other: registry/cores.h. */
+#include "base/options.h"
+#include "mp_test.h"
+#include "registry/cores.h"
+
+static mp_error error;
+
+/* A lease of up to so many lanes that were watched for so long, and lost so much of it. */
+static int lend(mp_cores *cores, int want, uint64_t watched_ms, uint64_t lost_ms) {
+    mp_lease lease;
+    mp_lanes lanes;
+    int home = mp_cores_settle(cores);
+    MP_CHECK(mp_cores_lease(cores, home, want, &lease, &lanes, NULL, NULL));
+    int got = lease.lanes;
+    lease.watched_ns = watched_ms * 1000 * 1000;
+    lease.lost_ns = lost_ms * 1000 * 1000;
+    mp_cores_return(cores, &lease, &lanes, false);
+    mp_cores_unsettle(cores, home);
+    return got;
+}
+
+static mp_cores *four(void) {
+    mp_cores *cores;
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    MP_CHECK_OK(mp_cores_open(4, &cores, &error), &error);
+    MP_CHECK_INT(mp_cores_together(cores), 4);
+    return cores;
+}
+
+MP_TEST(registry_cores_together_falls_with_what_is_lost) {
+    mp_cores *cores = four();
+    lend(cores, 4, 20, 3); /* 15 %: all four are still better than three */
+    MP_CHECK_INT(mp_cores_together(cores), 4);
+    lend(cores, 4, 5, 5); /* too short to be judged */
+    MP_CHECK_INT(mp_cores_together(cores), 4);
+    lend(cores, 1, 5, 0); /* others' time is not added to it */
+    lend(cores, 4, 5, 5);
+    MP_CHECK_INT(mp_cores_together(cores), 4);
+    lend(cores, 4, 20, 6);
+    MP_CHECK_INT(mp_cores_together(cores), 3);
+    lend(cores, 4, 20, 6); /* who goes its own way may have more, and says no more than that */
+    MP_CHECK_INT(mp_cores_together(cores), 3);
+    lend(cores, 3, 20, 15); /* most of it: half as many */
+    MP_CHECK_INT(mp_cores_together(cores), 1);
+    lend(cores, 1, 20, 20);
+    MP_CHECK_INT(mp_cores_together(cores), 1);
+    mp_cores_close(cores);
+}
+
+MP_TEST(registry_cores_together_rises_when_nothing_is_lost) {
+    mp_cores *cores = four();
+    lend(cores, 2, 20, 18);
+    MP_CHECK_INT(mp_cores_together(cores), 1);
+    lend(cores, 1, 20, 0); /* not at once */
+    MP_CHECK_INT(mp_cores_together(cores), 1);
+    mp_sys_sleep_ns(110u * 1000 * 1000);
+    lend(cores, 1, 20, 10); /* not while one loses much */
+    MP_CHECK_INT(mp_cores_together(cores), 1);
+    lend(cores, 1, 20, 1);
+    MP_CHECK_INT(mp_cores_together(cores), 2);
+    lend(cores, 2, 20, 18); /* in vain: the next attempt comes later */
+    MP_CHECK_INT(mp_cores_together(cores), 1);
+    mp_sys_sleep_ns(110u * 1000 * 1000);
+    lend(cores, 1, 20, 0);
+    MP_CHECK_INT(mp_cores_together(cores), 1);
+    mp_sys_sleep_ns(110u * 1000 * 1000);
+    for (int lanes = 2; lanes <= 4; lanes++) {
+        lend(cores, lanes - 1, 20, 0);
+        MP_CHECK_INT(mp_cores_together(cores), lanes);
+    }
+    lend(cores, 4, 20, 0);
+    MP_CHECK_INT(mp_cores_together(cores), 4);
+    mp_cores_close(cores);
+}
