@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from . import catalog as catalog
     from . import errors as errors
     from . import text as text
+    from ._events import PoolEvent as PoolEvent
+    from ._health import CapabilityPool as CapabilityPool
+    from ._health import Health as Health
+    from ._health import ModelHealth as ModelHealth
+    from ._health import Pong as Pong
+    from ._options import CallOptions as CallOptions
     from ._runtime import begin_shutdown as begin_shutdown
     from ._runtime import chat as chat
     from ._runtime import check as check
@@ -41,17 +47,11 @@ if TYPE_CHECKING:
     from ._runtime import submit as submit
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
-    from ._events import PoolEvent as PoolEvent
-    from ._health import CapabilityPool as CapabilityPool
-    from ._health import Health as Health
-    from ._health import ModelHealth as ModelHealth
-    from ._health import Pong as Pong
-    from ._options import CallOptions as CallOptions
     from ._similarity import similarity as similarity
     from .config import PoolConfig as PoolConfig
     from .embedding import EmbedIterator as EmbedIterator
-    from .errors import CircuitOpen as CircuitOpen
     from .errors import Cancelled as Cancelled
+    from .errors import CircuitOpen as CircuitOpen
     from .errors import ContextOverflow as ContextOverflow
     from .errors import DownloadError as DownloadError
     from .errors import FileError as FileError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from .errors import InvalidArgument
 
@@ -23,7 +24,7 @@ def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float
     if value is None:
         return None
     if isinstance(value, str):
-        found: dict[object, object] = {}
+        found: dict[Any, Any] = {}
         for part in value.split(","):
             name, equals, number = (text.strip() for text in part.partition("="))
             if not equals or not name or not number:

@@ -1,8 +1,8 @@
 """The C core, as Python sees it. Private: everything a user needs is in :mod:`mpool`.
 
 Conventions: ids are int32, offsets int64, C-contiguous numpy arrays; a deadline is seconds from now (``None`` = none).
-Every function that waits releases the GIL once, wakes for signals within 50 ms, and cancels what it started when a signal
-handler raises. Errors are the classes of :mod:`mpool.errors`.
+Every function that waits releases the GIL once, wakes for signals within 50 ms, and cancels what it started when a
+signal handler raises. Errors are the classes of :mod:`mpool.errors`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def events_after_fork() -> None:
 
 @final
 class GgufFile:
-    """A parsed GGUF header. ``kv`` maps keys to values (str, int, float, bool, or lists of them; strings that are not UTF-8
-    come as bytes, and a list of strings with one such comes as a list of bytes). ``tensors`` has (name, dtype, shape
-    outermost first, file index, offset, nbytes). ``files`` are the paths (more than one when split)."""
+    """A parsed GGUF header. ``kv`` maps keys to values (str, int, float, bool, or lists of them; strings that are not
+    UTF-8 come as bytes, and a list of strings with one such comes as a list of bytes). ``tensors`` has (name, dtype,
+    shape outermost first, file index, offset, nbytes). ``files`` are the paths (more than one when split)."""
 
     kv: dict[str, Any]
     keys: list[str]
@@ -74,8 +74,8 @@ class GgufFile:
     def value(self, key: str, /) -> Any:
         """``kv[key]``, made anew; the others are not."""
     def bpe(self) -> Bpe | None:
-        """Its byte-pair vocabulary; None when it has none, or one that does not fit: tokens twice, a merge that is not of
-        two tokens and makes a third. Takes some 20 ms, without the GIL."""
+        """Its byte-pair vocabulary; None when it has none, or one that does not fit: tokens twice, a merge that is not
+        of two tokens and makes a third. Takes some 20 ms, without the GIL."""
 
 @final
 class Bpe:
@@ -132,7 +132,8 @@ class Ticket:
     def texts_done(self) -> int: ...
     # text_to_text
     def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:
-        """Decided text from byte ``start`` on, tokens so far, finish (0 none, 1 stop, 2 length, 3 eos, 4 cancelled), stop index."""
+        """Decided text from byte ``start`` on, tokens so far, finish (0 none, 1 stop, 2 length, 3 eos, 4 cancelled),
+        stop index."""
     def tokens(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint32]]:
         """ids, logprobs, byte_end of the tokens so far (copies)."""
     def top_logprobs(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
@@ -167,10 +168,10 @@ class Registry:
         model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, arrivals (calls a second) and
         foreseen_workers (both 0 unless predictive_scaling has something to say), units_in and
         units_out (tokens and images, of answered calls), worker (one dict a worker: id,
-        state, running, served, busy_seconds, idle_seconds, engine_bytes, predicted_bytes, process: the id of its own, or 0, node:
-        memory node, -1: there is one), latency (seconds of answered calls: count, sum, min, max,
-        p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab, hidden_size, layers, output_size,
-        parameters, weight_bytes) once loaded."""
+        state, running, served, busy_seconds, idle_seconds, engine_bytes, predicted_bytes, process: the id of its own,
+        or 0, node: memory node, -1: there is one), latency (seconds of answered calls: count, sum, min, max,
+        p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab,
+        hidden_size, layers, output_size, parameters, weight_bytes) once loaded."""
     def stats(self) -> dict[str, Any]:
         """The rows of csrc/registry/metrics.def; memory_limit, memory_used, pressure, bytes_by_tag (of the process);
         lanes, lanes_leased; threads_created, threads_joined (of the process)."""
@@ -181,8 +182,8 @@ class Registry:
                      fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket: ...
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
-              tolerant: bool = False, timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
-              lane: int = 0, tenant: int = 0, fail_fast: bool = False,
+              tolerant: bool = False, timeout: float | None = None, patience: float = -1.0,
+              keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
               uncounted: bool = False, policy: str = "default") -> NDArray[np.float32]:
         """submit_embed, wait and vectors() in one call: the GIL is released once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _options
 from ._health import CapabilityPools, Health, Pong
@@ -13,10 +14,9 @@ from .config import PoolConfig
 from .pool import Pool, all_pools
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from ._options import Compute, EmbedOptions, TextOptions
     from .embedding import EmbedIterator

@@ -6,7 +6,8 @@ import math
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import InvalidArgument, Timeout
 

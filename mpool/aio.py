@@ -23,8 +23,17 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import (AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence,
-                             Sized)
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _awaiting, _core, _options, _threads, embedding
@@ -34,9 +43,8 @@ from .generation import Reader, Request, unread
 from .results import Chunk, Completion
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from ._options import Call, Compute, EmbedOptions, TextOptions
     from .embedding import Pack, Plan

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, Sequence, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from ._entry import Entry
     from ._options import EmbedOptions, TextOptions

@@ -7,7 +7,8 @@ import re
 import threading
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Sequence, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _logging, _options, _threads, show
 from ._durations import seconds_of
@@ -17,10 +18,9 @@ from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapabil
 from .model import Model
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from . import _core
     from ._events import Kind, PoolEvent

@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import math
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 from ._options import CallKeywords
 from .errors import InvalidArgument

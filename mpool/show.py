@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Container, Iterable, Literal, Sequence, overload
+from typing import Any, Literal, overload
 
 
 def megabytes(count: int) -> str:

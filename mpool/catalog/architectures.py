@@ -11,8 +11,8 @@ One row an architecture. Hyper-parameters are named as in GGUF whatever the file
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Callable, Mapping
 
 from ..errors import FormatError, LimitError, Unsupported
 from .fields import Fields

@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
 
 from .._options import CAPABILITIES
 from ..errors import UnknownModel

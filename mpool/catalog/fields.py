@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any, Iterator, Mapping, NoReturn, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from ..errors import FormatError
 from .json_strict import shorten
@@ -27,7 +28,7 @@ class Fields:
         self.values, self.file, self.at = values, file, at
 
     @classmethod
-    def of(cls, value: Any, *, file: str, at: str = "") -> "Fields":
+    def of(cls, value: Any, *, file: str, at: str = "") -> Fields:
         """Wraps ``value``, which must be an object."""
         if not isinstance(value, dict):
             raise FormatError(file=file, offset=None, field=at or "JSON", got=kind(value), allowed="an object")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from ..errors import FileError, FormatError, UnsafeFormat
 from . import json_strict
@@ -137,7 +138,7 @@ class Folder:
         return len(blobs) > 1 and real.startswith(blobs[1] + "/") \
             and _SHARED_BLOB.fullmatch(real[len(blobs[1]) + 1:]) is not None
 
-    def sub(self, name: str, *, declared_in: str, field: str) -> "Folder":
+    def sub(self, name: str, *, declared_in: str, field: str) -> Folder:
         """A folder inside this one, whether or not it exists."""
         check_relative(name, file=declared_in, field=field, allow_empty=True)
         path = os.path.join(self.path, name) if name else self.path

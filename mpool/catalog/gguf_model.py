@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError, Unsupported
 from . import architectures
 from .architectures import Architecture
 from .fields import Fields, describe
-from .spec import (EmbeddingSettings, GenerationSettings, ModelDescription, ModelSpec, TensorEntry, TokenizerSource,
-                   Value)
+from .spec import (
+    EmbeddingSettings,
+    GenerationSettings,
+    ModelDescription,
+    ModelSpec,
+    TensorEntry,
+    TokenizerSource,
+    Value,
+)
 
 if TYPE_CHECKING:
     from .. import _core

@@ -12,8 +12,15 @@ from .architectures import Architecture
 from .fields import Fields
 from .files import Folder, open_regular, refuse_pickle
 from .gguf_model import template
-from .spec import (EmbeddingSettings, GenerationSettings, ModelDescription, ModelSpec, TensorEntry, TokenizerSource,
-                   Value)
+from .spec import (
+    EmbeddingSettings,
+    GenerationSettings,
+    ModelDescription,
+    ModelSpec,
+    TensorEntry,
+    TokenizerSource,
+    Value,
+)
 
 log = logging.getLogger("mpool.catalog")
 

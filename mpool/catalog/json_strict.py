@@ -8,8 +8,9 @@ byte where it stands. Whatever is accepted, ``json.loads`` reads the same way (h
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 from ..errors import FormatError
 

@@ -16,8 +16,9 @@ import stat
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator
+from typing import Any
 
 from ..errors import FileError, FormatError, IntegrityError, LimitError
 from . import json_strict

@@ -138,8 +138,7 @@ def _text(name: str, value: Any) -> str:
 
 def _facts(name: str) -> dict[str, Any]:
     """What is known of a model without fetching anything: its files if they are here, else the catalogue's row."""
-    from ..catalog import KeyRef, load_catalogue, parse_reference, resolve
-    from ..catalog import describing
+    from ..catalog import KeyRef, describing, load_catalogue, parse_reference, resolve
     from ..errors import OfflineError
 
     reference = parse_reference(name)

@@ -8,8 +8,9 @@ are given to HF as added tokens, which are found before anything else happens, a
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from mpool.errors import FormatError
 from mpool.text.charsmap import CharsMap

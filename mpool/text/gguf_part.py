@@ -7,7 +7,8 @@ tokens that are pieces of the word and at merges that make one: a tokenizer with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mpool.text.gguf_vocab import GGUFVocab
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mpool.catalog.spec import TokenTable
 from mpool.text.gguf_build import build
@@ -46,7 +47,8 @@ class GGUFTokenizer(Tokenizer):
         self._parsed_ids = {vocab.texts[token]: token for token in control}
         self._split_control: re.Pattern[str] | None = None
         # HF finds user-defined tokens by itself, but what must be prepared first must be cut up before that.
-        self._always_ids = {} if self._prepare is None else {vocab.texts[token]: token for token in vocab.user_defined}
+        always: tuple[int, ...] = () if self._prepare is None else tuple(vocab.user_defined)
+        self._always_ids = {vocab.texts[token]: token for token in always}
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
 
     @property

@@ -15,10 +15,11 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from string import Formatter
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jinja2
 import jinja2.compiler
@@ -82,7 +83,7 @@ class Budget:
 class _Namespace(jinja2.utils.Namespace):
     """``namespace()`` without names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: B902: so that an attribute may be called self
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that an attribute may be called self
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -379,7 +380,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         wrapped = super().wrap_str_format(value)
         return None if wrapped is None else _Format(self, value.__self__, wrapped)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902: as in jinja2
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # as in jinja2
         budget = __self._local.budget
         budget.step()
         if isinstance(__obj, BuiltinMethodType):

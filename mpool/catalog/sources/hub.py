@@ -13,11 +13,19 @@ import logging
 import os
 import posixpath
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any
 
-from ...errors import (DownloadError, FormatError, IntegrityError, InvalidArgument, MpoolError, OfflineError,
-                       UnsafeFormat)
+from ...errors import (
+    DownloadError,
+    FormatError,
+    IntegrityError,
+    InvalidArgument,
+    MpoolError,
+    OfflineError,
+    UnsafeFormat,
+)
 from .. import store
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, check_relative
 from ..references import HubRef

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import zipfile
-from typing import Sequence
+from collections.abc import Sequence
 
 from ...errors import FormatError, IntegrityError, OfflineError
 from .. import store

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import time
 import zipfile
-from typing import TYPE_CHECKING, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ...errors import DownloadError, FormatError, IntegrityError, OfflineError, UnsafeFormat
 from .. import store
@@ -40,7 +41,10 @@ STALL_SECONDS = 300.0
 MAX_MEMBERS = 100_000
 MAX_BYTES = 1 << 40
 _CHUNK = 1 << 20
-_NO_PROGRESS: Callable[[int], None] = lambda count: None
+
+
+def _no_progress(count: int) -> None:
+    """Nobody wants to know."""
 
 
 def folder_of(ref: PipRef) -> str:
@@ -347,7 +351,7 @@ def _check_size(wheel: str, info: zipfile.ZipInfo, fact: FileFact) -> None:
 
 
 def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, write: Callable[[bytes], object],
-                seen: Callable[[int], None] = _NO_PROGRESS) -> str:
+                seen: Callable[[int], None] = _no_progress) -> str:
     """Passes a member's bytes to ``write``, no more than it declares; returns their SHA-256."""
     hasher, left = hashlib.sha256(), info.file_size
     with archive.open(info) as source:

@@ -16,7 +16,7 @@ class Bar:
         self.at = 0
         self._bar: Any = None
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> Bar:
         if self.progress is not False:
             from tqdm import tqdm
 
