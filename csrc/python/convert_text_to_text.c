@@ -193,8 +193,11 @@ PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args) {
     mp_choice *choice;
     if (!PyArg_ParseTuple(args, "i|n:text", &index, &start) || !(choice = choice_at(state, ticket, index)))
         return NULL;
+    bool done = mp_ticket_done(ticket);
     /* finish first: it is stored last, so that a finished choice comes with all of its text */
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    if (finish == MP_FINISH_CANCELLED && !done) /* it left a worker that failed, and may be tried again */
+        finish = MP_FINISH_NONE;
     uint32_t tokens = atomic_load_explicit(&choice->token_count, memory_order_acquire);
     uint32_t bytes = atomic_load_explicit(&choice->text_bytes, memory_order_acquire);
     if (start < 0 || start > (Py_ssize_t)bytes)
