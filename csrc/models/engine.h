@@ -91,7 +91,8 @@ struct mp_engine {
     /* Whether the engine is at its end and can do nothing any more, and why; NULL = it is well. Its worker asks after
      * other functions of it and now and then while it has no work, and leaves. No function: it has no such end. */
     const mp_error *(*lost)(mp_engine *engine);
-    int process; /* id of the process that it stands for; 0 = this one */
+    int process; /* id of the process that it stands for, whose threads compute: a lease has lanes but no threads of
+                  * this one; 0 = this one */
     mp_step_work work; /* zeros: it does not count */
 };
 

@@ -336,8 +336,8 @@ static mp_lanes split_off(const mp_cores *cores, mp_lanes *lanes, int keep) {
     return rest;
 }
 
-bool mp_cores_lease(mp_cores *cores, int home, int want, mp_lease *lease, mp_lanes *lanes,
-                    bool (*give_up)(void *arg), void *arg) {
+static bool lease_or_lend(mp_cores *cores, bool lend, int home, int want, mp_lease *lease, mp_lanes *lanes,
+                          bool (*give_up)(void *arg), void *arg) {
     assert(home >= 0 && home < cores->topology.node_count);
     if (want > cores->lanes)
         want = cores->lanes;
@@ -349,15 +349,30 @@ bool mp_cores_lease(mp_cores *cores, int home, int want, mp_lease *lease, mp_lan
         mp_mutex_unlock(&cores->lock);
         return false;
     }
-    mp_team *team = team_for(cores, granted);
+    mp_team *team = lend ? NULL : team_for(cores, granted);
     mp_mutex_unlock(&cores->lock);
 
     mp_place places[MP_NODES_MAX];
     mp_team_lease_at(team, places, places_of(cores, lanes, places), lease);
+    if (lend) {
+        lease->lanes = granted;
+        lease->near = places[0].lanes;
+        return true;
+    }
     /* Without a team (the system refused threads) the lease is one lane. */
     mp_lanes surplus = split_off(cores, lanes, lease->lanes);
     give_back(cores, &surplus);
     return true;
+}
+
+bool mp_cores_lease(mp_cores *cores, int home, int want, mp_lease *lease, mp_lanes *lanes, bool (*give_up)(void *arg),
+                    void *arg) {
+    return lease_or_lend(cores, false, home, want, lease, lanes, give_up, arg);
+}
+
+bool mp_cores_lend(mp_cores *cores, int home, int want, mp_lease *lease, mp_lanes *lanes, bool (*give_up)(void *arg),
+                   void *arg) {
+    return lease_or_lend(cores, true, home, want, lease, lanes, give_up, arg);
 }
 
 /* --- lanes that wait for each other --- */
@@ -401,6 +416,8 @@ void mp_cores_return(mp_cores *cores, mp_lease *lease, const mp_lanes *lanes, bo
         learn(cores, lease);
         mp_mutex_unlock(&cores->lock);
     }
+    if (!lease->team) /* lent: it has no helpers */
+        lease->lanes = 1;
     mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
     if (!forfeited) {
         give_back(cores, lanes);

@@ -140,7 +140,9 @@ static bool has_changed_its_mind(void *arg) {
 bool mp_worker_lease(mp_worker *worker, int want) {
     mp_entry *entry = worker->entry;
     mp_cores *cores = entry->services->cores_seen;
-    if (!mp_cores_lease(cores, worker->home, want, &worker->lease, &worker->at, has_changed_its_mind, worker))
+    bool lend = worker->engine && worker->engine->process;
+    if (!(lend ? mp_cores_lend : mp_cores_lease)(cores, worker->home, want, &worker->lease, &worker->at,
+                                                 has_changed_its_mind, worker))
         return false;
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);

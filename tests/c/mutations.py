@@ -143,7 +143,7 @@ MUTATIONS = [
              "&waiter->cond); if (BUG) break;", "cores", SOME),
     Mutation(155, _C, "wait_for_lanes", "any wake-up will do", "if (self.granted || !give_up)",
              "if (BUG) break; if (self.granted || !give_up)", "cores", SOME),
-    Mutation(156, _C, "mp_cores_lease", "lanes without a thread are lost",
+    Mutation(156, _C, "lease_or_lend", "lanes without a thread are lost",
              "give_back(cores, &surplus);", "if (!BUG) give_back(cores, &surplus);",
              "faults", MANY),
     Mutation(157, _C, "mp_cores_return", "given back twice", "give_back(cores, lanes);",

@@ -116,6 +116,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     atomic_fetch_add(&fake->in_steps, 1);
     int lanes = atomic_fetch_add(&fake_lanes_in_steps, lease->lanes) + lease->lanes;
     MP_CHECK(!fake->lane_limit || lanes <= fake->lane_limit);
+    MP_CHECK(!fake->process || (!lease->team && lease->lanes == fake->lanes)); /* lent */
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
     while (atomic_load(&fake->step_stalls))
@@ -236,6 +237,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     }
     engine->base.ops = &ops;
     engine->base.lost = engine_lost;
+    engine->base.process = model->fake->process;
     engine->fake = model->fake;
     engine->budget = budget;
     /* of one entry: max_workers, and as many of a fork's parent */

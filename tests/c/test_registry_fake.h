@@ -24,6 +24,7 @@ typedef struct fake { /* one a key; must outlive the registry */
     _Atomic uint64_t held_bytes;        /* what engines say that they hold; 0 = engine_bytes; trim halves it */
     int lanes;                          /* wanted a step; 0 = 1 */
     int lane_limit;                     /* of the ledger; 0 = unchecked */
+    int process;                        /* that engines stand for; 0 = none */
     int workers;                        /* that a model may have; 0 = 1 */
     mp_capability capability;           /* default text_embedding */
     int version;                        /* written into results */

@@ -50,6 +50,49 @@ static const char *where(const holder *h, int nodes) {
     return text;
 }
 
+/* Lanes that a child process computes on: counted as any others, and no thread of this process is there for them. */
+MP_TEST(registry_nodes_lanes_are_lent) {
+    uint64_t threads, now, joined;
+    mp_cores *cores = ledger(6, (int[]){4, 2}, 2);
+    holder h = {.home = 0}, other = {.home = 0};
+    mp_thread_counts(&threads, &joined);
+    MP_CHECK(mp_cores_lend(cores, 0, 5, &h.lease, &h.lanes, NULL, NULL));
+    MP_CHECK_INT(h.lease.lanes, 5);
+    MP_CHECK_INT(h.lease.near, 4);
+    MP_CHECK_STR(where(&h, 2), "0:4,1");
+    MP_CHECK_INT(mp_cores_leased(cores), 5);
+    mp_thread_counts(&now, &joined);
+    MP_CHECK_INT(now, threads);
+    take(cores, &other, 6); /* what is left */
+    MP_CHECK_INT(other.lease.lanes, 1);
+    give(cores, &h);
+    give(cores, &other);
+    MP_CHECK_INT(mp_cores_leased(cores), 0);
+    MP_CHECK(mp_cores_lend(cores, 1, 2, &h.lease, &h.lanes, NULL, NULL));
+    mp_cores_forfeit(cores, &h.lanes);
+    MP_CHECK_INT(mp_cores_leased(cores), 0);
+    mp_cores_return(cores, &h.lease, &h.lanes, true);
+    take(cores, &other, 6);
+    MP_CHECK_INT(other.lease.lanes, 6);
+    give(cores, &other);
+    mp_cores_close(cores);
+}
+
+MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
+    fake fake;
+    fake_init(&fake);
+    fake.process = 4711;
+    fake.lanes = 2;
+    mp_registry *registry = fake_registry(2, 0);
+    fake_add(registry, "a", &fake, false);
+    for (int i = 0; i < 3; i++) /* the fake looks at its leases */
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(2), NULL)), MP_OK);
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_INT(info.worker[0].process, 4711);
+    fake_end(registry);
+}
+
 MP_TEST(registry_nodes_one_is_as_ever) {
     mp_cpu_set before, now;
     bool known = mp_sys_get_affinity(&before);
