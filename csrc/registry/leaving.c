@@ -54,7 +54,6 @@ static mp_ticket *note_fault(mp_worker *worker) {
 
 void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
     mp_services *services = entry->services;
-    mp_loader loader = {0};
     mp_ticket *list = NULL;
     bool gone = false;
     mp_mutex_lock(&entry->lock);
@@ -83,9 +82,15 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
             list = mp_entry_take_queue(entry);
         gone = entry->remove && !entry->quit && !entry->queue.count && !entry->gone;
         entry->gone |= gone;
-        if (gone && !entry->apart) { /* else it goes with the entry */
-            loader = entry->loader;
+        mp_loader loader = entry->loader;
+        if (gone && !entry->apart && loader.ops) { /* else it goes with the entry */
             entry->loader = (mp_loader){0};
+            entry->unloading = true; /* who waits until it is gone waits for this, too */
+            entry->unload_bytes = 0;
+            mp_mutex_unlock(&entry->lock);
+            loader.ops->destroy(loader.self);
+            mp_mutex_lock(&entry->lock);
+            entry->unloading = false;
         }
     }
     mp_error failure = entry->failure;
@@ -100,8 +105,6 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
     else if (spawn_ns)
         mp_maintenance_at(&services->maintenance, services->pool, spawn_ns);
     mp_entry_finish_list(entry, list, &failure);
-    if (loader.ops)
-        loader.ops->destroy(loader.self);
     if (gone)
         services->event(services->registry, entry, MP_ENTRY_GONE);
 }

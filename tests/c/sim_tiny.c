@@ -62,6 +62,15 @@ static void take_out(void) {
     mp_error error;
     t.removed = true;
     require(mp_registry_remove(t.registry, "a", 0, &error), false, &error);
+    SIM_CHECK(fakes.models[0].models == 0 && fakes.models[0].engines == 0 && fakes.models[0].loaders == 0);
+}
+/* Whoever was on his way to the one that is gone comes to the other, or is told. */
+static void exchange(void) {
+    mp_error error;
+    take_out();
+    mp_loader loader = sim_fakes_loader(sim_fakes_model());
+    require(mp_registry_add(t.registry, "a", &loader, false, &error), false, &error);
+    call();
 }
 static void replace(void) {
     mp_error error;
@@ -96,6 +105,10 @@ static const script scripts[] = {
     {.one = call, .other = call, .policy = MP_POLICY_PACK},
     {.one = call, .other = call, .policy = MP_POLICY_P2C},
     {.one = call, .other = call, .policy = MP_POLICY_SEQUENTIAL},
+    {.one = call, .other = exchange},
+    {.submitted = true, .one = wait_too, .other = take_out},
+    {.submitted = true, .one = wait_too, .other = exchange},
+    {.submitted = true, .one = cancel, .other = take_out},
 };
 const int sim_tiny_scripts = sizeof(scripts) / sizeof(scripts[0]);
 
