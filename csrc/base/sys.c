@@ -538,6 +538,13 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
         native = MADV_HUGEPAGE;
         break;
 #endif
+    case MP_ADVISE_POPULATE:
+#ifdef MADV_POPULATE_READ
+        native = MADV_POPULATE_READ;
+#else
+        native = 22; /* of Linux 5.14 on; a refusal where it is unknown */
+#endif
+        break;
     default:
         return;
     }

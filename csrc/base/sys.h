@@ -99,7 +99,7 @@ bool mp_sys_fill(int fd, size_t bytes);
 /* Map read-only and shared. FORMAT when bytes is 0. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
-enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE };
+enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE };
 /* Best effort; whole pages inside the range only. */
 void mp_sys_advise(void *data, size_t bytes, int advice);
 

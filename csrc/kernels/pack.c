@@ -2,7 +2,8 @@
  *
  * Packing moves bits and never computes on values, but for ANY16's scales. It works on four outputs at once in 128-bit
  * vectors of the compiler's own kind, which every CPU has: one 4x4 transposition turns 16 bytes of four rows into a
- * quarter of four lines. That is faster than memory, so packing needs no variants per instruction set. */
+ * quarter of four lines. That is faster than memory, so packing needs no variants per instruction set. But the rows of
+ * a panel are more streams than hardware looks ahead in: they are fetched one after another first. */
 #include "kernels/pack.h"
 
 #include <assert.h>
@@ -347,6 +348,18 @@ static bool takes(mp_wkind kind, mp_dtype dtype) {
     return mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &own) && own == kind;
 }
 
+/* Bytes of a panel's rows that are fetched at once: well within a second-level cache. */
+enum { FETCH_BYTES = 192 << 10 };
+
+/* Blocks [b0, b1) of each row into the cache. */
+static void fetch(const rows *rows, int b0, int b1) {
+    for (int o = 0; o < MP_PANEL_N; o++) {
+        const uint8_t *end = block_of(rows, o, b1);
+        for (const uint8_t *at = block_of(rows, o, b0); at < end; at += MP_PACK_LINE)
+            (void)*(const volatile uint8_t *)at;
+    }
+}
+
 void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     static const uint8_t zeros[256];
     const mp_dtype_row *row = mp_dtype_get(src->dtype);
@@ -367,6 +380,7 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     }
     const mp_pack_layout *layout = mp_pack_layout_get(w->kind);
     const size_t stride = (size_t)layout->head + (size_t)layout->block * (size_t)(row->items / 32);
+    const int ahead = FETCH_BYTES / (MP_PANEL_N * row->bytes);
     for (int p = panel0; p < panel1; p++) {
         rows rows;
         for (int o = 0; o < MP_PANEL_N; o++) {
@@ -379,8 +393,12 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
             pack_any16(&rows, src->dtype, w->K, panel);
             continue;
         }
-        for (int b = 0; b < w->K / row->items; b++)
+        const int blocks = w->K / row->items;
+        for (int b = 0; b < blocks; b++) {
+            if (b % ahead == 0)
+                fetch(&rows, b, b + ahead < blocks ? b + ahead : blocks);
             pack(&rows, b, panel + (size_t)layout->start + (size_t)b * stride);
+        }
     }
 }
 

@@ -19,6 +19,7 @@ enum { POLL_LAYERS = 4 };
 typedef struct lane_view { /* a lane's own scratch */
     uint8_t *base;
     mp_lane_layout at;
+    mp_unpacked unpacked;
 } lane_view;
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
@@ -239,20 +240,21 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
     int M = pass->rows.M;
     int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->head_dim, wide = 2 * (int64_t)model->ffn, ld;
     void *own = view->base + view->at.acts;
+    const mp_unpacked *raw = &view->unpacked;
     mp_epilogue plain = {0}, residual = {.residual = pass->x, .ld_residual = hidden};
 
     const float *in = norm_rows(model, lane, view, pass->x, layer->attention_norm, M, pass->normed);
-    mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, &plain, pass->qkv, model->qkv_width);
+    mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
     mp_lane_sync(lane);
     attend(pass, lane, index, view);
     mp_lane_sync(lane);
-    mp_linear_forward(&layer->out, lane, pass->mixed, mixed, M, pass->acts, own, &residual, pass->x, hidden);
+    mp_linear_forward(&layer->out, lane, pass->mixed, mixed, M, pass->acts, own, raw, &residual, pass->x, hidden);
     mp_lane_sync(lane);
     in = norm_rows(model, lane, view, pass->x, layer->ffn_norm, M, pass->normed);
-    mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, &plain, pass->inner, wide);
+    mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->inner, wide);
     mp_lane_sync(lane);
     in = gate_rows(model, lane, view, M, pass->inner, &ld);
-    mp_linear_forward(&layer->down, lane, in, ld, M, pass->acts, own, &residual, pass->x, hidden);
+    mp_linear_forward(&layer->down, lane, in, ld, M, pass->acts, own, raw, &residual, pass->x, hidden);
     mp_lane_sync(lane);
 }
 
@@ -267,7 +269,9 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
         const mp_row_seq *seq = &pass->rows.seq[s];
         float *x = pass->x + r * model->hidden;
         int32_t id = pass->rows.id[r];
-        if (model->tied)
+        if (model->tied && model->head.stored[0])
+            mp_stored_row(model->head.stored[0], &model->head.w[0], id, x);
+        else if (model->tied)
             mp_wmat_row(&model->head.w[0], id, x);
         else
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
@@ -282,8 +286,8 @@ static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const 
     const mp_decoder *model = pass->model;
     const float *in = norm_rows(model, lane, view, x, model->norm, M, pass->normed);
     mp_epilogue plain = {0};
-    mp_linear_forward(&model->head, lane, in, model->hidden, M, pass->acts, view->base + view->at.acts, &plain, y,
-                      model->vocab);
+    mp_linear_forward(&model->head, lane, in, model->hidden, M, pass->acts, view->base + view->at.acts, &view->unpacked,
+                      &plain, y, model->vocab);
     mp_lane_sync(lane);
 }
 
@@ -300,7 +304,9 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
     const mp_decoder *model = pass->model;
     size_t hidden = (size_t)model->hidden;
     lane_view view = {pass->lane_scratch + (size_t)lane->index * pass->lane_bytes,
-                      mp_decoder_lane_layout(model, pass->most_blocks)};
+                      mp_decoder_lane_layout(model, pass->most_blocks),
+                      {NULL, pass->keep_until_ns}};
+    view.unpacked.scratch = view.base + view.at.panel;
     embed_rows(pass, lane);
     for (int l = 0; l < model->layer_count; l++) {
         if (l % POLL_LAYERS == 0 && stopped(pass, lane))

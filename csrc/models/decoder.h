@@ -19,6 +19,7 @@ typedef struct mp_decoder {
     mp_budget *budget;
     uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
+    mp_stored *stored; /* what of the slab is not filled yet, or NULL */
     int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
     int32_t qkv_width; /* (heads + 2 kv_heads) * head_dim */
     float eps;
@@ -74,6 +75,8 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     void *acts;
     mp_lease *lease;
+    uint64_t keep_until_ns; /* see mp_stored_begin */
+    bool unpacked;          /* some weights were not packed when it began */
     bool stop; /* every call of the step was cancelled: the pass ended after a layer, without logits */
     uint8_t *lane_scratch; /* [lanes] pieces */
     size_t lane_bytes;

@@ -603,6 +603,15 @@ static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *out
         }
 }
 
+/* Weights were read from a file that is another by now. */
+static void spoilt_all(const mp_plan *plan, mp_outcome *outcomes) {
+    for (int p = 0; p < plan->count; p++) {
+        mp_fail(&plan->items[p]->error, MP_INTEGRITY,
+                "a file of the model was changed or cut short while it was in use");
+        outcomes[p] = MP_OUTCOME_FAILED;
+    }
+}
+
 /* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
 static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
@@ -696,9 +705,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
-        if (!pass.stop) {
+        if (pass.unpacked && !mp_stored_sound(engine->model->stored)) {
+            spoilt_all(plan, outcomes);
+        } else if (!pass.stop) {
             draw_all(engine, plan, &pass, sampling, outcomes);
-            learn(engine, &rows, start, thread_ns);
+            if (!pass.unpacked)
+                learn(engine, &rows, start, thread_ns);
         }
     }
     report(engine, plan, outcomes);

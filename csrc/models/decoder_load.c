@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/options.h"
 #include "models/decoder.h"
 
 enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_VOCAB = 1 << 24, MAX_HEAD = 1024 };
@@ -12,6 +13,7 @@ static void decoder_destroy(mp_model *base) {
     if (!model)
         return;
     mp_rope_deinit(&model->rope);
+    mp_stored_destroy(model->stored);
     mp_free(model->slab);
     mp_free(model->layers);
     if (model->budget)
@@ -22,6 +24,8 @@ static void decoder_destroy(mp_model *base) {
 
 static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
+    if (model->stored && atomic_load_explicit(&model->stored->spoilt, memory_order_relaxed))
+        return false;
     return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
 }
 
@@ -178,6 +182,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(read_rope(model, args, error));
     mp_builder_init(&builder, model->weights, args->compute);
     builder.shared = args->shared;
+    builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
     MP_TRY_GOTO(read_output(model, &builder, error));
     MP_TRY_GOTO(read_tokens(model, args->spec, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
@@ -191,7 +196,9 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->slab = builder.slab;
     model->charged = builder.charged;
     model->budget = args->budget;
+    model->stored = builder.stored;
     builder.slab = NULL;
+    builder.stored = NULL;
     /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps integers of 13 and 12 bits */
     bool exact = model->layers[0].qkv.w[0].kind == MP_W_F32;
     model->kv = (mp_kv_group){

@@ -27,7 +27,9 @@ mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) 
     at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
     at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->head_dim));
     at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->head_dim + 2) * sizeof(float));
-    at.bytes = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
+    at.panel = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
+    /* last: it goes while passes are planned by others */
+    at.bytes = at.panel + (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
     return at;
 }
 
@@ -56,8 +58,7 @@ enum { UNITS_A_LANE = 4, SPLIT_BLOCKS = 4 };
 static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
 
 static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
-    return lanes > 1 && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes &&
-           sizes->most_blocks >= SPLIT_BLOCKS;
+    return lanes > 1 && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
 }
 
 /* Most blocks that a pass in split mode can have. */
@@ -169,6 +170,9 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     } else {
         list_units(pass, lanes);
     }
+    pass->unpacked = mp_stored_left(model->stored);
+    if (pass->unpacked)
+        pass->keep_until_ns = mp_stored_begin(model->stored, rows->M);
     pass->lane_bytes = mp_decoder_lane_layout(model, sizes.most_blocks).bytes;
     pass->lane_scratch = mp_arena_take(arena, (size_t)lanes * pass->lane_bytes);
 }

@@ -116,17 +116,17 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
     mp_epilogue plain = {0}, activate = {.act = model->act}, residual = {.residual = x, .ld_residual = model->hidden};
     for (int l = 0; l < model->layer_count; l++) {
         const mp_encoder_layer *layer = &model->layers[l];
-        mp_linear_forward(&layer->qkv, lane, x, model->hidden, M, acts, NULL, &plain, qkv, 3 * model->hidden);
+        mp_linear_forward(&layer->qkv, lane, x, model->hidden, M, acts, NULL, NULL, &plain, qkv, 3 * model->hidden);
         mp_lane_sync(lane);
         attend(model, lane, texts, count, qkv, mixed, lane_scratch);
         mp_lane_sync(lane);
-        mp_linear_forward(&layer->out, lane, mixed, model->hidden, M, acts, NULL, &residual, x, model->hidden);
+        mp_linear_forward(&layer->out, lane, mixed, model->hidden, M, acts, NULL, NULL, &residual, x, model->hidden);
         mp_lane_sync(lane);
         norm_rows(model, lane, layer->attention_norm, layer->attention_norm_bias, M, x);
         mp_lane_sync(lane);
-        mp_linear_forward(&layer->up, lane, x, model->hidden, M, acts, NULL, &activate, inner, model->ffn);
+        mp_linear_forward(&layer->up, lane, x, model->hidden, M, acts, NULL, NULL, &activate, inner, model->ffn);
         mp_lane_sync(lane);
-        mp_linear_forward(&layer->down, lane, inner, model->ffn, M, acts, NULL, &residual, x, model->hidden);
+        mp_linear_forward(&layer->down, lane, inner, model->ffn, M, acts, NULL, NULL, &residual, x, model->hidden);
         mp_lane_sync(lane);
         norm_rows(model, lane, layer->ffn_norm, layer->ffn_norm_bias, M, x);
         mp_lane_sync(lane);

@@ -30,7 +30,8 @@ with mpool.Pool(mpool.PoolConfig(max_workers_per_model=workers)) as pool:
     def unload():
         pool.unload(generator), pool.unload(embedder)
         gc.collect()
-    use(), unload()  # libraries, tokenizers and the like are there from now on
+    use(), pool.get(generator)._entry.tokenizer().finish()  # it would be finished after the second call
+    unload()  # libraries, tokenizers and the like are there from now on
     empty = resident()
     use()
     loaded, stats = resident(), pool.registry.stats()

@@ -17,15 +17,17 @@ typedef struct mp_build_job {
 } mp_build_job;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute) {
-    *builder = (mp_builder){.weights = weights, .compute = compute};
+    *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX};
 }
 
 void mp_builder_deinit(mp_builder *builder) {
     mp_free(builder->jobs);
     if (!builder->shared)
         mp_free(builder->slab);
+    mp_stored_destroy(builder->stored);
     builder->jobs = NULL;
     builder->slab = NULL;
+    builder->stored = NULL;
 }
 
 static mp_status add_job(mp_builder *builder, const mp_build_job *job, mp_error *error) {
@@ -144,6 +146,40 @@ static void split_body(const mp_lane *lane, void *arg) {
         mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
 }
 
+static bool is_quantised(const mp_build_job *job) {
+    if (!job->linear)
+        return false;
+    mp_wkind kind = job->linear->w[job->part].kind;
+    return kind != MP_W_F32 && kind != MP_W_BF16 && kind != MP_W_I8;
+}
+
+static void fetched(void *arg, int percent) { mp_progress_set(arg, "mapping", (uint32_t)percent); }
+
+/* Leave the quantised matrices as they are stored, when they are large. Others take arithmetic to pack. */
+static mp_status leave_stored(mp_builder *builder, mp_progress *progress, mp_error *error) {
+    uint64_t bytes = 0;
+    int count = 0;
+    for (int i = 0; i < builder->count; i++)
+        if (is_quantised(&builder->jobs[i])) {
+            bytes += builder->jobs[i].tensor.nbytes;
+            count++;
+        }
+    if (builder->shared || count == 0 || bytes < builder->pack_on_use)
+        return MP_OK;
+    if (!(builder->stored = mp_stored_create(builder->weights, count)))
+        return mp_fail_memory(error, (uint64_t)count * sizeof(mp_stored_part), "the list of matrices");
+    for (int i = 0; i < builder->count; i++) {
+        mp_build_job *job = &builder->jobs[i];
+        if (!is_quantised(job))
+            continue;
+        mp_linear *linear = job->linear;
+        MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
+        job->linear = NULL; /* done */
+    }
+    mp_stored_fetch(builder->stored, fetched, progress);
+    return MP_OK;
+}
+
 /* The slab's memory, charged. */
 static mp_status place_slab(mp_builder *builder, size_t bytes, mp_budget *budget, mp_error *error) {
     mp_shm *shared = builder->shared;
@@ -218,6 +254,11 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         builder->slab = NULL;
         return MP_OK;
     }
+    mp_status status = leave_stored(builder, progress, error);
+    if (status != MP_OK) {
+        drop_slab(builder, budget);
+        return status;
+    }
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
         if (!job->linear || job->tensor.nbytes < SPLIT_BYTES)
@@ -235,7 +276,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         return mp_fail(error, MP_IO, "a weight file became shorter while it was loaded");
     }
     if (builder->shared) {
-        mp_status status = mp_shm_freeze(builder->shared, error);
+        status = mp_shm_freeze(builder->shared, error);
         if (status != MP_OK) {
             drop_slab(builder, budget);
             return status;
@@ -264,7 +305,8 @@ size_t mp_linear_scratch(const mp_linear *linear, int M) {
 }
 
 void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
-                       void *private_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
+                       void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
+                       int64_t ldy) {
     bool alone = private_scratch && M <= MP_PRIVATE_ROWS;
     uint8_t *memory = alone ? private_scratch : scratch;
     int64_t row0 = 0, row1 = M;
@@ -312,6 +354,10 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
         part.bias = linear->bias ? linear->bias + linear->column[p] : NULL;
         if (part.residual)
             part.residual += linear->column[p];
-        mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
+        mp_stored_part *stored = linear->stored[p];
+        if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
+            mp_stored_gemm(stored, w, &acts[p], M, (int)from, (int)to, &part, y + linear->column[p], ldy, unpacked);
+        else
+            mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
     }
 }

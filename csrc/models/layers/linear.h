@@ -11,6 +11,7 @@
 #include "files/weights.h"
 #include "kernels/kernels.h"
 #include "models/engine.h"
+#include "models/layers/stored.h"
 
 enum { MP_LINEAR_PARTS = 3, MP_BUILDER_NAME = 72 };
 
@@ -20,7 +21,8 @@ typedef struct mp_linear {
     int32_t column[MP_LINEAR_PARTS]; /* first output column of each part */
     float *bias;                     /* [N] or NULL */
     int32_t N, K;
-    uint8_t acts[MP_LINEAR_PARTS]; /* mp_akind of each part */
+    uint8_t acts[MP_LINEAR_PARTS];           /* mp_akind of each part */
+    mp_stored_part *stored[MP_LINEAR_PARTS]; /* NULL when it was packed at load */
 } mp_linear;
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */
@@ -36,6 +38,8 @@ typedef struct mp_builder {
     size_t slab_bytes;
     uint64_t charged; /* after finish: what the budget was charged */
     int64_t parameters;
+    uint64_t pack_on_use; /* quantised matrices of so many bytes together are not packed by finish */
+    mp_stored *stored;    /* after finish: what was not packed, the model's, or NULL */
 } mp_builder;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
@@ -49,8 +53,9 @@ mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, 
 /* A matrix of [rows, n] floats, converted and otherwise as it is: for mp_gemm_f32_plain. */
 mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
                            mp_error *error);
-/* Allocate (charging the budget), pack, hand source pages back. On success the caller owns builder->slab. A shared slab
- * that is filled already costs and packs nothing: it must be as large as these weights are. */
+/* Allocate (charging the budget), pack, hand source pages back. On success the caller owns builder->slab and
+ * builder->stored. A shared slab that is filled already costs and packs nothing: it must be as large as these weights
+ * are. */
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error);
 
@@ -61,9 +66,11 @@ size_t mp_linear_scratch(const mp_linear *linear, int M);
 /* y [M, ldy] = x [M, ldx] W^T (+ bias, act, residual by ep; ep->bias is set from the layer and must be NULL on entry).
  * All lanes of the region call it with the same arguments; each computes a contiguous range of outputs. Begins with x
  * complete (after a barrier) and ends WITHOUT a barrier. There is one barrier inside, except when nothing is shared to
- * prepare or M <= MP_PRIVATE_ROWS and private_scratch is given, where each lane prepares all rows by itself. */
+ * prepare or M <= MP_PRIVATE_ROWS and private_scratch is given, where each lane prepares all rows by itself.
+ * unpacked: the lane's, needed while the layer has stored parts with panels left; else NULL. */
 enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
-                       void *private_scratch, const mp_epilogue *ep, float *y, int64_t ldy);
+                       void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
+                       int64_t ldy);
 
 #endif
