@@ -22,11 +22,33 @@ static mp_status list_barred(const mp_decoder *model, const mp_text_call *call, 
     return MP_OK;
 }
 
+static int32_t capacity_of(const mp_decoder *model, const mp_text_call *call) {
+    int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
+    return (int32_t)(capacity < model->context ? capacity : model->context);
+}
+
+static int blocks_for(int32_t tokens) { return (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK; }
+
+static mp_status charge(const mp_decoder *model, const mp_text_call *call, mp_prefix_cache *cache, mp_answers *answers,
+                        mp_error *error) {
+    mp_budget *budget = cache->kv.budget;
+    int32_t capacity = capacity_of(model, call);
+    uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
+                        (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
+                        (answers->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0);
+    uint64_t bytes = sizeof *answers + (uint64_t)answers->n * sequence;
+    while (!mp_budget_take(budget, bytes))
+        if (!mp_prefix_shrink(cache, bytes))
+            return mp_fail_memory(error, bytes, "the answers of a call");
+    answers->budget = budget;
+    answers->charged = bytes;
+    return MP_OK;
+}
+
 static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
                                mp_sequence *seq, mp_error *error) {
-    int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
-    capacity = capacity < model->context ? capacity : model->context;
-    seq->block_capacity = (int)((capacity + MP_KV_BLOCK - 1) / MP_KV_BLOCK);
+    int32_t capacity = capacity_of(model, call);
+    seq->block_capacity = blocks_for(capacity);
     seq->tokens = mp_alloc_array((size_t)capacity, sizeof *seq->tokens, MP_TAG_REQUEST);
     seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
     if (!seq->tokens || !seq->blocks)
@@ -39,8 +61,8 @@ static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call
     return MP_OK;
 }
 
-mp_status mp_answers_create(const mp_decoder *model, const mp_prefix_cache *cache, const mp_item *item,
-                            mp_answers **out, mp_error *error) {
+mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **out,
+                            mp_error *error) {
     const mp_text_call *call = (const mp_text_call *)item->call;
     const mp_sampling *s = &call->sampling;
     size_t bytes = sizeof(mp_answers) + (size_t)call->n_choices * sizeof(mp_sequence);
@@ -49,7 +71,9 @@ mp_status mp_answers_create(const mp_decoder *model, const mp_prefix_cache *cach
         return mp_fail_memory(error, bytes, "a request");
     answers->n = call->n_choices;
     answers->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
-    mp_status status = list_barred(model, call, answers, error);
+    mp_status status = charge(model, call, cache, answers, error);
+    if (status == MP_OK)
+        status = list_barred(model, call, answers, error);
     for (int i = 0; i < answers->n && status == MP_OK; i++) {
         answers->seqs[i].chain = mp_prefix_begin(cache, item->tenant);
         status = init_sequence(model, call, i, answers->penalties, &answers->seqs[i], error);
@@ -72,6 +96,8 @@ void mp_answers_destroy(mp_answers *answers) {
         mp_history_deinit(&answers->seqs[i].history);
     }
     mp_free(answers->barred);
+    if (answers->budget)
+        mp_budget_give(answers->budget, answers->charged);
     mp_free(answers);
 }
 

@@ -28,6 +28,8 @@ typedef struct mp_sequence {
 } mp_sequence;
 
 typedef struct mp_answers { /* an item's state */
+    mp_budget *budget;
+    uint64_t charged; /* for all of this but the blocks, up to the longest that the answers may become */
     int n;
     int32_t read; /* tokens of the prompt that the first answer has had in the cache at some time */
     bool penalties;
@@ -36,9 +38,9 @@ typedef struct mp_answers { /* an item's state */
     mp_sequence seqs[];
 } mp_answers;
 
-/* The first answer is active. No blocks are taken yet. */
-mp_status mp_answers_create(const mp_decoder *model, const mp_prefix_cache *cache, const mp_item *item,
-                            mp_answers **answers, mp_error *error);
+/* The first answer is active. No blocks are taken yet; idle ones go if there is no memory for the rest. */
+mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **answers,
+                            mp_error *error);
 void mp_answers_destroy(mp_answers *answers);                      /* holds no blocks any more */
 void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache); /* give all blocks back; all is computed again */
 

@@ -56,7 +56,7 @@ typedef struct mp_lanes {
  * leased. The caller holds no lock and no other lease. */
 bool mp_cores_lease(mp_cores *cores, int home, int want, mp_lease *lease, mp_lanes *lanes,
                     bool (*give_up)(void *arg), void *arg);
-/* Likewise for another process to compute on: no thread of this one wakes for them, or spins. The lease runs nothing. */
+/* Likewise for another process to compute on: no thread of this one wakes for them or spins. The lease runs nothing. */
 bool mp_cores_lend(mp_cores *cores, int home, int want, mp_lease *lease, mp_lanes *lanes, bool (*give_up)(void *arg),
                    void *arg);
 /* By the thread that leased. forfeited: its lanes were taken away by mp_cores_forfeit. */

@@ -483,6 +483,33 @@ MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
     unload(&tiny, &reference);
 }
 
+enum { ANSWERS = 2048 }; /* what a sequence of these tests takes beside its blocks, at most; much less than a block */
+
+/* Tokens, lists and histories of a call are charged from its admission to its end, for as long as it may become. */
+MP_TEST(models_prefix_answers_are_charged) {
+    enum { CHOICES = 8 };
+    tiny_model tiny, reference;
+    mp_error error;
+    load(&tiny, &reference);
+    tiny_job job;
+    const ask one = {.length = 100, .shared = 0, .n = CHOICES, .answer = 200};
+    make(&tiny, &job, one);
+    uint64_t used = tiny.budget.used, least = CHOICES * 300 * sizeof(int32_t);
+    tiny.budget.limit = used + least;
+    MP_CHECK_STATUS(tiny.engine->ops->admit(tiny.engine, &job.item, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_INT(tiny.budget.used, used);
+    tiny.budget.limit = UINT64_MAX;
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job.item, &error), &error);
+    MP_CHECK(tiny.budget.used > used + least && tiny.budget.used < used + CHOICES * ANSWERS);
+    tiny.engine->ops->preempt(tiny.engine, &job.item);
+    MP_CHECK(tiny.budget.used > used + least);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job.item, &error), &error);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    MP_CHECK_INT(tiny.budget.used, used);
+    mp_call_destroy(&job.call->base);
+    unload(&tiny, &reference);
+}
+
 /* Idle blocks are the first that goes: the leaves of the oldest chain, and the rest of it is still found. */
 MP_TEST_SECONDS(models_prefix_evicted_in_part, 60) {
     tiny_model tiny, reference;
@@ -490,7 +517,7 @@ MP_TEST_SECONDS(models_prefix_evicted_in_part, 60) {
     run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 0); /* three whole blocks, one not */
     run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 192);
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
-    tiny.budget.limit = tiny.budget.used; /* not one block more */
+    tiny.budget.limit = tiny.budget.used + ANSWERS; /* not one block more */
     run(&tiny, &reference, (ask){.length = 100, .shared = 0, .answer = 1}, 0);
     MP_CHECK_INT(tiny.engine->prefix->evicted, 1);
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3); /* two of the first, one of the second */
@@ -553,6 +580,18 @@ MP_TEST_SECONDS(models_prefix_preempted, 60) {
     unload(&tiny, &reference);
 }
 
+/* The youngest that holds anything, and perhaps others. */
+static void give_way(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test_random *random) {
+    mp_error error;
+    for (int o = count - 1; o >= 0; o--)
+        if (o != i && jobs[o].admitted && !jobs[o].done) {
+            tiny->engine->ops->preempt(tiny->engine, &jobs[o].item);
+            MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &jobs[o].item, &error), &error);
+            if (random && mp_test_random_u64(random) % 2)
+                break;
+        }
+}
+
 /* Under a tight budget: whoever waits makes the youngest give its memory back, and all end with the same bytes. */
 MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     enum { JOBS = 6 };
@@ -570,7 +609,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
         mp_test_random random = {seed};
         tiny_job jobs[JOBS];
         int waits = 0;
-        tiny.budget.limit = base + (seed % 3) * 2 * block;
+        tiny.budget.limit = base + (seed % 3) * 2 * block + 10 * ANSWERS;
         for (int i = 0; i < JOBS; i++)
             make(&tiny, &jobs[i], asks[i]);
         for (int open = JOBS; open > 0;) {
@@ -578,20 +617,18 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
             tiny_job *job = &jobs[i];
             if (job->done)
                 continue;
-            if (!job->admitted)
-                tiny_job_admit(&tiny, job);
+            if (!job->admitted && tiny.engine->ops->admit(tiny.engine, &job->item, &error) != MP_OK) {
+                MP_CHECK_STATUS(error.code, MP_MEMORY_EXHAUSTED, &error); /* even for what is no block */
+                give_way(&tiny, jobs, JOBS, i, NULL);
+                MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job->item, &error), &error);
+            }
+            job->admitted = true;
             mp_outcome outcome = tiny_job_step(&tiny, job, 1 + (int)(mp_test_random_u64(&random) % 90));
             open -= outcome == MP_OUTCOME_DONE;
             if (outcome != MP_OUTCOME_WAIT_MEMORY)
                 continue;
             waits++;
-            for (int o = JOBS - 1; o >= 0; o--) /* the youngest that holds anything */
-                if (o != i && jobs[o].admitted && !jobs[o].done) {
-                    tiny.engine->ops->preempt(tiny.engine, &jobs[o].item);
-                    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &jobs[o].item, &error), &error);
-                    if (mp_test_random_u64(&random) % 2)
-                        break;
-                }
+            give_way(&tiny, jobs, JOBS, i, &random);
         }
         for (int i = 0; i < JOBS; i++) {
             if (tiny_job_hash(&jobs[i]) != expected[i])

@@ -22,6 +22,7 @@ typedef struct mp_history {
 } mp_history;
 mp_status mp_history_add(mp_history *history, int32_t id, bool prompt, mp_error *error);
 void mp_history_deinit(mp_history *history);
+size_t mp_history_bytes(uint32_t ids); /* that one of so many different ids takes */
 
 /* Scratch for one row: candidates, sorted. */
 typedef struct mp_candidate {
