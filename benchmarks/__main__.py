@@ -56,9 +56,8 @@ class Bench:
         self.programs = dict(pair.split("=", 1) for pair in arguments.program)
         self.paths = {"embed": weights(arguments.embedding_model, "text_embedding"),
                       "generate": weights(arguments.text_model, "text_to_text")}
-        quick = arguments.quick
-        self.texts = 48 if quick else 384
-        self.prompts, self.depths = ([16], [8]) if quick else ([16, 128, 512, 2048], [8, 512, 2048])
+        self.texts = 48 if arguments.quick else 384
+        self.prompts, self.depths = ([16], [8]) if arguments.quick else (arguments.prompts, arguments.depths)
         self.ids: list[int] = []
         self.turns: list[Turn] = []
         self.failures: list[str] = []
@@ -234,6 +233,13 @@ def machine(threads: int) -> dict[str, Any]:
             "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}
 
 
+def _lengths(text: str) -> list[int]:
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 1 on, with commas between them")
+    return found
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__,
@@ -253,6 +259,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="where the programs of a peer without a Python package were built: ik")
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
     parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
+    parser.add_argument("--prompts", default="16,128,512,2048", type=_lengths, metavar="N,...",
+                        help="tokens that are read (default: %(default)s)")
+    parser.add_argument("--depths", default="8,512,2048", type=_lengths, metavar="N,...",
+                        help="tokens that stand before the ones that are written (default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
     parser.add_argument("--markdown", metavar="PATH", help="write tables of mpool against its best rivals here")
     parser.add_argument("--plot", metavar="PATH", help="draw it here, as .png or .svg (wants matplotlib)")
