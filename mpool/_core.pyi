@@ -79,7 +79,11 @@ class GgufFile:
 
 @final
 class Bpe:
-    """A byte-pair vocabulary with its merges, searched without objects for each of its entries."""
+    """A byte-pair vocabulary with its merges, searched without objects for each of its entries. No token is there
+    twice."""
+
+    def find(self, text: str, /) -> int | None:
+        """The token with exactly this text, which is not empty."""
 
     def part(self, words: Iterable[str], most: int, /) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
         """What byte-pair encoding needs of it for these words: tokens that are pieces of one, with their ids, and the

@@ -44,7 +44,7 @@ static uint32_t hash_of(const mp_bpe *bpe, const char *text, uint64_t bytes) {
     return (uint32_t)(hash ^ hash >> 32);
 }
 
-static int32_t find(const mp_bpe *bpe, const char *text, uint64_t bytes) {
+int32_t mp_bpe_find(const mp_bpe *bpe, const char *text, uint64_t bytes) {
     for (uint32_t i = hash_of(bpe, text, bytes) & bpe->mask; bpe->table[i]; i = (i + 1) & bpe->mask) {
         int32_t token = (int32_t)(bpe->table[i] - 1);
         uint64_t length;
@@ -88,9 +88,9 @@ static bool read_merge(const mp_bpe *bpe, const char *text, uint64_t bytes, int3
         return false;
     memcpy(joint, text, left);
     memcpy(joint + left, space + 1, right);
-    ids[0] = find(bpe, text, left);
-    ids[1] = find(bpe, space + 1, right);
-    ids[2] = find(bpe, joint, left + right);
+    ids[0] = mp_bpe_find(bpe, text, left);
+    ids[1] = mp_bpe_find(bpe, space + 1, right);
+    ids[2] = mp_bpe_find(bpe, joint, left + right);
     return ids[0] >= 0 && ids[1] >= 0 && ids[2] >= 0;
 }
 
@@ -176,7 +176,7 @@ void mp_bpe_part_add(mp_bpe_part *part, const mp_bpe *bpe, const char *word, uin
         for (uint64_t to = from + 1; to <= bytes && to - from <= bpe->longest; to++) {
             if (to < bytes && !starts_character(word[to]))
                 continue;
-            int32_t token = find(bpe, word + from, to - from);
+            int32_t token = mp_bpe_find(bpe, word + from, to - from);
             if (token >= 0)
                 part->marked[token] = 1;
         }

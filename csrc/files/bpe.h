@@ -36,6 +36,8 @@ void mp_bpe_part_add(mp_bpe_part *part, const mp_bpe *bpe, const char *word, uin
 /* List what is marked, and the merges between them. */
 mp_status mp_bpe_part_finish(mp_bpe_part *part, const mp_bpe *bpe, mp_error *error);
 
+/* The token with exactly these bytes, at least one; -1 when there is none. */
+int32_t mp_bpe_find(const mp_bpe *bpe, const char *text, uint64_t bytes);
 /* Bytes of a token, borrowed. */
 const char *mp_bpe_token(const mp_bpe *bpe, int32_t token, uint64_t *bytes);
 

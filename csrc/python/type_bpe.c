@@ -114,7 +114,17 @@ static PyObject *bpe_part(PyObject *object, PyObject *args) {
     return result;
 }
 
+static PyObject *bpe_find(PyObject *object, PyObject *text) {
+    Py_ssize_t bytes;
+    const char *utf8 = PyUnicode_AsUTF8AndSize(text, &bytes);
+    if (!utf8)
+        return NULL;
+    int32_t token = mp_bpe_find(((bpe_object *)object)->bpe, utf8, (uint64_t)bytes);
+    return bytes > 0 && token >= 0 ? PyLong_FromLong(token) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
+    {"find", bpe_find, METH_O, "The token with this text, or None."},
     {"part", bpe_part, METH_VARARGS, "Tokens and merges that byte-pair encoding needs for some words."},
     {NULL, NULL, 0, NULL},
 };

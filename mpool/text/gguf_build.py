@@ -62,7 +62,7 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
     pre = vocab.pre
     assert pre is not None
     merges = vocab.merges()
-    ids = dict(vocab.ids)
+    ids = dict(zip(vocab.texts, range(len(vocab.texts))))
     kept = _merged(vocab, merges)
     for token in vocab.control:
         if token in kept:

@@ -41,8 +41,7 @@ class Parts:
         """None for a vocabulary of another kind, too small, or with something wrong in it that building it will say."""
         if vocab.kind != "bpe" or not vocab.byte_level or len(vocab.texts) < MIN_TOKENS:
             return None
-        bpe = vocab.searchable()
-        return None if bpe is None else Parts(vocab, bpe)
+        return None if vocab.searchable is None else Parts(vocab, vocab.searchable)
 
     def tokenizer(self, texts: Sequence[str]) -> tokenizers.Tokenizer | None:
         """A tokenizer that gives these texts the ids that the whole one gives; None: that takes the whole one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import repeat
@@ -99,6 +99,8 @@ class GGUFVocab:
         types: :class:`TokenType` of every token, after the corrections that llama.cpp makes by text.
         scores: score of every token (``spm`` and ``unigram``), else empty.
         ids: text -> id.
+        searchable: tokens and merges as the core searches them (``bpe``, from a file, and all fit each other), or
+            ``None``.
         special: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``, ``mask``, ``eot``, ``eom``, ``fim_*`` -> id.
         prefix, suffix: ids put around a text when special tokens are asked for.
         eog: ids that end a generation, ascending.
@@ -189,12 +191,19 @@ class GGUFVocab:
                 if not text:
                     self._raw[token] = b""
             texts = [text or unmatchable(token) for token, text in enumerate(texts)]
-        ids = dict(zip(texts, range(len(texts))))
-        if len(ids) != len(texts):
-            twice = next(token for token, text in enumerate(texts) if ids[text] != token)
-            raise self._bad("tokens", f"{texts[twice]!r} as token {twice} and again as {ids[texts[twice]]}",
+        self.texts = texts
+        header = getattr(self._kv, "header", None)
+        self.searchable: _core.Bpe | None = None
+        if header is not None and self.kind == "bpe" and not self._raw:
+            self.searchable = header.bpe()
+        if self.searchable is not None:
+            self.ids: Mapping[str, int] = _Ids(texts, self.searchable)
+            return
+        self.ids = dict(zip(texts, range(len(texts))))
+        if len(self.ids) != len(texts):
+            twice = next(token for token, text in enumerate(texts) if self.ids[text] != token)
+            raise self._bad("tokens", f"{texts[twice]!r} as token {twice} and again as {self.ids[texts[twice]]}",
                             "tokens that differ")
-        self.texts, self.ids = texts, ids
 
     def _decode(self, key: str, raw: Sequence[Any]) -> tuple[list[str], dict[int, bytes]]:
         """Texts of an array of strings; those that are not UTF-8 by index, with an unmatchable name for a text."""
@@ -236,11 +245,12 @@ class GGUFVocab:
         values = types.tolist() if isinstance(types, np.ndarray) else list(types)
         if set(map(type, values)) != {int}:
             raise self._bad("token_type", f"elements of type {_kinds_of(values)}", "integers")
-        if not set(values) <= set(TokenType):
+        kinds = set(values)
+        if not kinds <= set(TokenType):
             wrong = next(value for value in values if value not in set(TokenType))
             raise self._bad("token_type", wrong, "0 (undefined) to 6 (byte)")
         self.types = values
-        if TokenType.BYTE in values:
+        if TokenType.BYTE in kinds:
             for token, kind in enumerate(values):
                 if kind == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(self.texts[token]):
                     raise self._bad("tokens", f"byte token {token} with text {self.texts[token]!r}",
@@ -305,7 +315,7 @@ class GGUFVocab:
                     special[name] = found
                     types[found] = TokenType.CONTROL
         eog = {special[name] for name in ("fim_pad", "fim_rep", "fim_sep") if name in special}
-        for text in END_OF_GENERATION & ids.keys():
+        for text in filter(ids.__contains__, END_OF_GENERATION):
             eog.add(ids[text])
             types[ids[text]] = TokenType.CONTROL
         for text in SHOWN:
@@ -391,11 +401,6 @@ class GGUFVocab:
         except TypeError:
             raise self._bad("precompiled_charsmap", f"elements of type {_kinds_of(values or [])}", "bytes") from None
 
-    def searchable(self) -> _core.Bpe | None:
-        """Tokens and merges as the core searches them; None unless they come from a file and all fit each other."""
-        header = getattr(self._kv, "header", None)
-        return None if header is None else header.bpe()
-
     def release(self) -> None:
         """Lets go of the file's values: nothing can be read on demand any more."""
         self._kv = {}
@@ -403,8 +408,13 @@ class GGUFVocab:
     # Views
 
     def _of_types(self, *types: TokenType) -> list[int]:
-        wanted = set(map(int, types))  # an IntEnum's own comparison takes ten times as long
-        return [token for token, kind in enumerate(self.types) if kind in wanted]
+        kinds, found = bytes(self.types), []
+        for kind in types:  # of the kinds that are few: thirty times as fast as looking at each token
+            token = kinds.find(kind)
+            while token >= 0:
+                found.append(token)
+                token = kinds.find(kind, token + 1)
+        return sorted(found)
 
     @property
     def control(self) -> list[int]:
@@ -450,6 +460,28 @@ class GGUFVocab:
         offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
         np.cumsum(sizes, out=offsets[1:])
         return TokenTable(data=bytes(data), offsets=offsets, control=bytes(hidden), eog=self.eog)
+
+
+class _Ids(Mapping[str, int]):
+    """Text -> id, asked of the core: a dict takes 20 ms to fill, for a hundred questions."""
+
+    def __init__(self, texts: list[str], bpe: _core.Bpe) -> None:
+        self._texts, self._bpe = texts, bpe
+
+    def __getitem__(self, text: str) -> int:
+        try:
+            found = self._bpe.find(text)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            found = None
+        if found is None:
+            raise KeyError(text)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 def _byte_level_bytes(texts: list[str]) -> tuple[bytes, Any]:

@@ -68,6 +68,8 @@ MP_TEST(files_bpe_parts) {
                "\xc3\xa9"
                "ab",
                "0 1 3 4 7 | 0+1 3+0");
+    MP_CHECK_INT(mp_bpe_find(bpe, "abc", 3), 6);
+    MP_CHECK_INT(mp_bpe_find(bpe, "abcd", 4), -1);
     MP_CHECK_INT(mp_bpe_word_cost(bpe, 2), 4);
     MP_CHECK_INT(mp_bpe_word_cost(bpe, 1000), 3000); /* the longest token has three bytes */
     mp_bpe_destroy(bpe);

@@ -152,6 +152,17 @@ def test_merges_that_do_not_fit_are_refused_at_once(changes: dict[str, Any], wor
         GGUFTokenizer(GGUFVocab(keys))
 
 
+def test_ids_are_asked_of_the_core(tmp_path: Path) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary())
+    vocab, plain = GGUFVocab(keys), GGUFVocab(dict(keys))
+    assert vocab.searchable is not None and plain.searchable is None
+    assert dict(vocab.ids) == plain.ids and len(vocab.ids) == len(plain.ids)
+    assert (vocab.special, vocab.eog, vocab.types) == (plain.special, plain.eog, plain.types)
+    assert vocab.control == plain.control == sorted(plain.control) and vocab.user_defined == plain.user_defined
+    for text in ("", "no token", "\ud800", "\0"):
+        assert text not in vocab.ids and vocab.ids.get(text) is None
+
+
 def test_surrogates_are_refused(tmp_path: Path, small: None) -> None:
     tokenizer = GGUFTokenizer(GGUFVocab(written(tmp_path / "v.gguf", vocabulary())))
     for parse in (False, True):
