@@ -196,7 +196,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             planned += rows;
         }
     }
-    plan->lanes = 256;
+    plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
     plan->together = true;
 }
 

@@ -114,8 +114,13 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->items[plan->count] = item;
         plan->amount[plan->count++] = texts;
     }
-    plan->lanes = 256;
-    plan->together = plan->count == 1 && plan->amount[0] == 1; /* more texts: each lane has its own */
+    uint32_t texts = 0;
+    for (int i = 0; i < plan->count; i++)
+        texts += plan->amount[i];
+    plan->together = texts == 1; /* else each lane has texts of its own */
+    plan->lanes = texts < 256 ? (int)texts : 256;
+    if (plan->together)
+        plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 7 * engine->model->layer_count + 1);
     plan->cost_ns = (uint64_t)planned * token_ns;
 }
 
