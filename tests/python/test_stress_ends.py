@@ -1,7 +1,8 @@
 """Forks of a process with a warm pool, and interpreters that end with calls in flight: many of each, by hand.
 
-A few by default in the tests marked slow, and any number by hand: ``MPOOL_STRESS=1000 pytest --slow test_stress_ends.py``
-(so many forks, a fifth as many exits). Nobody hangs, no process is left over or a zombie, every answer is the right one.
+A few by default in the tests marked slow, and any number by hand:
+``MPOOL_STRESS=1000 pytest --slow test_stress_ends.py`` (so many forks, a fifth as many exits). Nobody hangs, no process
+is left over or a zombie, every answer is the right one.
 """
 
 from __future__ import annotations
@@ -180,8 +181,8 @@ def test_interpreters_end_with_calls_in_flight(bert: Path, llama: Path, isolatio
     slowest = 0.0
     for number in range(max(2, COUNT // 10)):
         began = time.monotonic()
-        parent = subprocess.Popen([sys.executable, "-c", HEAD + EXITS, str(bert), str(llama), isolation, how, str(number)],
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command = [sys.executable, "-c", HEAD + EXITS, str(bert), str(llama), isolation, how, str(number)]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                   cwd=tempfile.gettempdir(), start_new_session=True)
         try:
             out, err = parent.communicate(timeout=40)
