@@ -153,10 +153,8 @@ static bool is_quantised(const mp_build_job *job) {
     return kind != MP_W_F32 && kind != MP_W_BF16 && kind != MP_W_I8;
 }
 
-static void fetched(void *arg, int percent) { mp_progress_set(arg, "mapping", (uint32_t)percent); }
-
 /* Leave the quantised matrices as they are stored, when they are large. Others take arithmetic to pack. */
-static mp_status leave_stored(mp_builder *builder, mp_progress *progress, mp_error *error) {
+static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
     uint64_t bytes = 0;
     int count = 0;
     for (int i = 0; i < builder->count; i++)
@@ -176,7 +174,7 @@ static mp_status leave_stored(mp_builder *builder, mp_progress *progress, mp_err
         MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
         job->linear = NULL; /* done */
     }
-    mp_stored_fetch(builder->stored, fetched, progress);
+    mp_stored_fetch(builder->stored, lease, progress);
     return MP_OK;
 }
 
@@ -254,7 +252,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         builder->slab = NULL;
         return MP_OK;
     }
-    mp_status status = leave_stored(builder, progress, error);
+    mp_status status = leave_stored(builder, lease, progress, error);
     if (status != MP_OK) {
         drop_slab(builder, budget);
         return status;

@@ -10,8 +10,8 @@ enum { STORED, KEEPING, PACKED };
 /* More makes the steps of the first second longer, less makes it more steps that pack everything and keep little. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
-/* Of a file that has to be read from a disk, between two signs of life. */
-enum { FETCH_BYTES = 32 << 20 };
+/* What a lane fetches before it shows a sign of life: the file may have to be read from a disk. */
+enum { FETCH_BYTES = 4 << 20 };
 
 mp_stored *mp_stored_create(const mp_weights *weights, int capacity) {
     size_t bytes = sizeof(mp_stored) + (size_t)capacity * sizeof(mp_stored_part);
@@ -51,15 +51,37 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
     return MP_OK;
 }
 
-void mp_stored_fetch(const mp_stored *stored, void (*done)(void *arg, int percent), void *arg) {
-    for (int i = 0; i < stored->count; i++) {
+typedef struct fetch_run {
+    const mp_stored *stored;
+    mp_progress *progress;
+    _Atomic uint64_t piece; /* the next, counted over all matrices */
+} fetch_run;
+
+static uint64_t pieces_of(const mp_tensor *tensor) { return (tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES; }
+
+static void fetch_body(const mp_lane *lane, void *arg) {
+    fetch_run *run = arg;
+    const mp_stored *stored = run->stored;
+    uint64_t first = 0; /* piece of matrix i */
+    int i = 0;
+    for (;;) {
+        uint64_t piece = atomic_fetch_add_explicit(&run->piece, 1, memory_order_relaxed);
+        while (i < stored->count && piece >= first + pieces_of(&stored->parts[i].tensor))
+            first += pieces_of(&stored->parts[i++].tensor);
+        if (i == stored->count)
+            return;
         const mp_tensor *tensor = &stored->parts[i].tensor;
-        for (uint64_t at = 0; at < tensor->nbytes; at += FETCH_BYTES) {
-            uint64_t bytes = tensor->nbytes - at < FETCH_BYTES ? tensor->nbytes - at : FETCH_BYTES;
-            mp_sys_advise((uint8_t *)tensor->data + at, (size_t)bytes, MP_ADVISE_POPULATE);
-            done(arg, 100 * i / stored->count);
-        }
+        uint64_t at = (piece - first) * FETCH_BYTES, left = tensor->nbytes - at;
+        mp_sys_advise((uint8_t *)tensor->data + at, (size_t)(left < FETCH_BYTES ? left : FETCH_BYTES),
+                      MP_ADVISE_POPULATE);
+        if (lane->index == 0)
+            mp_progress_set(run->progress, "mapping", (uint32_t)(100 * i / stored->count));
     }
+}
+
+void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *progress) {
+    fetch_run run = {.stored = stored, .progress = progress};
+    mp_lease_run(lease, fetch_body, &run);
 }
 
 uint64_t mp_stored_begin(mp_stored *stored, int M) {

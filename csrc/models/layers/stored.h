@@ -12,8 +12,10 @@
 
 #include <stdatomic.h>
 
+#include "base/team.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
+#include "models/engine.h"
 
 typedef struct mp_stored_part {
     struct mp_stored *all;
@@ -43,8 +45,8 @@ void mp_stored_destroy(mp_stored *stored); /* NULL is legal */
 /* Take a matrix whose data is not filled yet; the part is the stored's. */
 mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *tensor, mp_stored_part **part,
                         mp_error *error);
-/* Fetch the source pages, so that the first pass does not wait for each of them. */
-void mp_stored_fetch(const mp_stored *stored, void (*done)(void *arg, int percent), void *arg);
+/* Fetch the source pages on all lanes, so that the first pass does not wait for each of them. */
+void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *progress);
 
 /* Whether anything is unpacked: from false on it stays false. NULL: false. */
 static inline bool mp_stored_left(const mp_stored *stored) {
