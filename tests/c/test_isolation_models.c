@@ -331,6 +331,15 @@ MP_TEST(isolation_what_processes_cannot_do_is_refused) {
     isolated_unload(&it);
 }
 
+static bool computes(const char *task) { /* a sanitizer has threads of its own */
+    char file[400], name[32] = "";
+    snprintf(file, sizeof file, "%s/comm", task);
+    FILE *comm = fopen(file, "r");
+    MP_CHECK(comm && fgets(name, sizeof name, comm));
+    fclose(comm);
+    return strcmp(name, "mpool-compute\n") == 0;
+}
+
 /* How many of the compute threads of a process are bound to these CPUs, and to no others. */
 static int helpers_at(int process, const mp_cpu_set *cpus) {
     char path[64], line[256];
@@ -340,11 +349,11 @@ static int helpers_at(int process, const mp_cpu_set *cpus) {
     MP_CHECK(tasks);
     for (struct dirent *task; (task = readdir(tasks));) {
         mp_cpu_set own = {{0}};
-        char file[400];
-        int number = atoi(task->d_name);
-        if (!number || number == process)
+        char own_path[350], file[400];
+        snprintf(own_path, sizeof own_path, "%s/%s", path, task->d_name);
+        if (task->d_name[0] == '.' || !computes(own_path))
             continue;
-        snprintf(file, sizeof file, "%s/%s/status", path, task->d_name);
+        snprintf(file, sizeof file, "%s/status", own_path);
         FILE *status = fopen(file, "r");
         MP_CHECK(status);
         while (fgets(line, sizeof line, status)) {

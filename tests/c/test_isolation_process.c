@@ -316,6 +316,9 @@ static void take_info(void *arg, const mp_entry_info *info) { *(mp_entry_info *)
 /* The child of a fork has none of its parent's worker processes: nothing that was charged for them, no descriptor. It
  * starts its own. */
 MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
+#if defined(__SANITIZE_THREAD__)
+    MP_SKIP("TSan starts no threads in a forked child");
+#endif
     static const mp_dtype types[] = {MP_Q8_0};
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
