@@ -58,7 +58,9 @@ class Entry:
 
     def ready(self, compute: str, chat: bool = False) -> bool:
         """Whether a call needs nothing more of the files than what was read."""
-        return self._tokenizer is not None and compute in self._core and not (chat and self._template is None)
+        tokenizer = self._tokenizer
+        return tokenizer is not None and tokenizer.complete and compute in self._core \
+            and not (chat and self._template is None)
 
     @property
     def capability(self) -> str:

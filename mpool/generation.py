@@ -145,8 +145,8 @@ class Reader:
                 continue
             self._bytes[index] += len(data)
             self._ended[index] = bool(finish)
-            if finish:
-                self._finish_tokenizer()
+            if finish:  # not before or during the first call: a process that asks once and ends never pays for it
+                self.request.tokenizer.finish_later()
             chunks.append(Chunk(data.decode(), index, _FINISH[finish], self.stop(finish, at),
                                 self._new_logprobs(index, bool(finish))))
         return chunks
@@ -163,11 +163,6 @@ class Reader:
     def ended(self) -> bool:
         """Every choice has given its last piece."""
         return all(self._ended)
-
-    def _finish_tokenizer(self) -> None:
-        # after a call, not before or during the first: a process that asks once and ends never pays for it
-        if self.request.tokenizer.worth_finishing:
-            _threads.later(self.request.tokenizer.finish)
 
     def stop(self, finish: int, at: int) -> str | int | None:
         """The stop string or token id that ended a choice."""
@@ -211,7 +206,7 @@ class Reader:
                 details = self._logprobs(index, ids, logprobs, 0, len(ids))
             choices.append(Choice(index, data.decode(), _FINISH[finish] or "cancelled", self.stop(finish, at),
                                   tuple(ids.tolist()), details))
-        self._finish_tokenizer()
+        self.request.tokenizer.finish_later()
         prompt, _, cached, queued, prompting, generating = self.ticket.usage()
         first = choices[0]
         return Completion(

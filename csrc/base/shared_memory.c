@@ -28,7 +28,7 @@ static mp_status fail(mp_shm *shm, int errnum, const char *what, mp_error *error
     return mp_fail_errno(error, errnum, NULL, what);
 }
 
-mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
+mp_status mp_shm_create_empty(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
     *shm = (mp_shm){.bytes = bytes, .fd = -1, .tag = tag};
     if (bytes == 0 || bytes > PTRDIFF_MAX)
         return mp_fail_memory(error, bytes, "shared memory");
@@ -37,10 +37,6 @@ mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name,
         return fail(shm, errno, "shared memory was refused", error);
     if (ftruncate(shm->fd, (off_t)bytes) != 0 || fcntl(shm->fd, F_ADD_SEALS, SIZE_SEALS) != 0)
         return fail(shm, errno, "shared memory was refused", error);
-    if (!mp_sys_fill(shm->fd, bytes)) {
-        mp_shm_free(shm);
-        return mp_fail_memory(error, bytes, "shared memory");
-    }
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shm->fd, 0);
     if (data == MAP_FAILED)
         return fail(shm, errno, "shared memory cannot be mapped", error);
@@ -48,6 +44,16 @@ mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name,
     mp_alloc_count(tag, (int64_t)bytes);
     shm->counted = true;
     return MP_OK;
+}
+
+bool mp_shm_fill(const mp_shm *shm, size_t from, size_t bytes) { return mp_sys_fill(shm->fd, from, bytes); }
+
+mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
+    MP_TRY(mp_shm_create_empty(shm, bytes, tag, name, error));
+    if (mp_shm_fill(shm, 0, bytes))
+        return MP_OK;
+    mp_shm_free(shm);
+    return mp_fail_memory(error, bytes, "shared memory");
 }
 
 mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error *error) {
@@ -114,6 +120,13 @@ static mp_status refuse(mp_shm *shm, mp_error *error) {
 mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
     (void)bytes, (void)tag, (void)name;
     return refuse(shm, error);
+}
+mp_status mp_shm_create_empty(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
+    return mp_shm_create(shm, bytes, tag, name, error);
+}
+bool mp_shm_fill(const mp_shm *shm, size_t from, size_t bytes) {
+    (void)shm, (void)from, (void)bytes;
+    return false;
 }
 mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error *error) {
     (void)bytes, (void)writable;

@@ -17,6 +17,11 @@ typedef struct mp_shm {
 
 /* Zeroed and writable, every page of it there. MEMORY_EXHAUSTED. name: for /proc/<pid>/maps. */
 mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error);
+/* The same in two steps, because making many pages takes long: several threads may fill parts, and whoever makes a page
+ * has it on its memory node. A page that nobody filled is made on first use, which kills the process when there is no
+ * memory. False: there is none. */
+mp_status mp_shm_create_empty(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error);
+bool mp_shm_fill(const mp_shm *shm, size_t from, size_t bytes);
 /* Map what another process made. Takes the descriptor, also on failure. INTEGRITY when the object is smaller than that,
  * or could be made so. */
 mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error *error);

@@ -492,13 +492,13 @@ bool mp_sys_read_text(const char *path, char *to, size_t size) {
     return done > 0;
 }
 
-bool mp_sys_fill(int fd, size_t bytes) {
+bool mp_sys_fill(int fd, size_t from, size_t bytes) {
     /* By parts: a signal undoes the one that is being made. */
     enum { LARGEST = 16 << 20, LEAST = 64 << 10 };
     size_t part = LARGEST;
     for (size_t done = 0; done < bytes;) {
         size_t now = bytes - done < part ? bytes - done : part;
-        if (SYS(fallocate)(fd, (int64_t)done, (int64_t)now) == 0)
+        if (SYS(fallocate)(fd, (int64_t)(from + done), (int64_t)now) == 0)
             done += now;
         else if (errno == EINTR)
             part = part > LEAST ? part / 2 : LEAST;

@@ -95,7 +95,7 @@ mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const cha
 bool mp_sys_read_text(const char *path, char *to, size_t size);
 /* Pages for the first `bytes` of a file in memory, now: a write to one that cannot be had later would be SIGBUS. False
  * when there are not so many; true also where the system cannot be asked. */
-bool mp_sys_fill(int fd, size_t bytes);
+bool mp_sys_fill(int fd, size_t from, size_t bytes);
 /* Map read-only and shared. FORMAT when bytes is 0. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);

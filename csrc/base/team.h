@@ -40,6 +40,7 @@ typedef struct mp_lease {
     _Atomic uint64_t heartbeat;   /* ns of the last poll; the watchdog reads it */
     int helpers[255];             /* team-internal: indices of the helpers held */
     int near;                     /* lanes at the first place */
+    bool together; /* its lanes wait for each other often: by whoever knows */
     /* Of the regions that were watched since the lease was made: how long they took, and how much of it the lane that
      * had least of a CPU stood ready and had none, because others had it (or because it waited for a page). */
     uint64_t watched_ns, lost_ns;

@@ -612,20 +612,30 @@ static void spoilt_all(const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
-/* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
-static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
-    uint64_t ns = mp_sys_now_ns() - start_ns;
-    int rows = all->M, guesses = 0, right = 0;
+static void sum_guesses(const decoder_engine *engine, int *guesses, int *right) {
+    *guesses = *right = 0;
     for (int s = 0; s < engine->step_count; s++) {
-        guesses += engine->steps[s].guesses;
-        right += engine->steps[s].right;
+        *guesses += engine->steps[s].guesses;
+        *right += engine->steps[s].right;
     }
+}
+
+static void count_work(decoder_engine *engine, const mp_rows *all) {
     mp_step_work *work = &engine->base.work;
+    int guesses, right;
+    sum_guesses(engine, &guesses, &right);
     work->passes++;
-    work->rows += (uint64_t)rows;
+    work->rows += (uint64_t)all->M;
     work->guessed += (uint64_t)guesses;
     work->right += (uint64_t)right;
     work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
+}
+
+/* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
+static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
+    uint64_t ns = mp_sys_now_ns() - start_ns;
+    int rows = all->M, guesses, right;
+    sum_guesses(engine, &guesses, &right);
     if (rows - guesses == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, guesses, right, mp_sys_thread_ns() - thread_ns);
     if (guesses > 0)
@@ -705,11 +715,13 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
-        if (pass.unpacked && !mp_stored_sound(engine->model->stored)) {
+        mp_stored *stored = engine->model->stored;
+        if (mp_stored_spoilt(stored) || (pass.unpacked && !mp_stored_sound(stored))) {
             spoilt_all(plan, outcomes);
         } else if (!pass.stop) {
             draw_all(engine, plan, &pass, sampling, outcomes);
-            if (!pass.unpacked)
+            count_work(engine, &rows);
+            if (!pass.unpacked) /* else it says nothing about the next */
                 learn(engine, &rows, start, thread_ns);
         }
     }

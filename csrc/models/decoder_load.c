@@ -24,7 +24,7 @@ static void decoder_destroy(mp_model *base) {
 
 static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
-    if (model->stored && atomic_load_explicit(&model->stored->spoilt, memory_order_relaxed))
+    if (mp_stored_spoilt(model->stored))
         return false;
     return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
 }

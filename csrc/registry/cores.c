@@ -20,6 +20,11 @@ typedef struct lane_waiter {
     mp_cond cond;
 } lane_waiter;
 
+typedef struct mp_lost {
+    uint64_t watched_ns;
+    double lost_ns;
+} mp_lost;
+
 struct mp_cores {
     int lanes;
     bool process_wide;
@@ -35,9 +40,8 @@ struct mp_cores {
     int forfeited;     /* leases whose holders have not returned them */
     int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; all together `used` */
     int workers[MP_NODES_MAX]; /* whose home it is */
-    /* what mp_cores_together is learned from: leases of so many lanes, since the last judgement */
-    int watched_lanes;
-    uint64_t watched_ns, lost_ns;
+    /* what mp_cores_together is learned from, since the last judgement: leases of several lanes, and of all of them */
+    mp_lost many, all;
     uint64_t raised_ns, hold_ns, raise_after_ns;
     bool forking; /* a fork holds the lock; several registries may share the ledger, the first one's hook counts */
     /* written under lock, read without it as a hint */
@@ -379,39 +383,55 @@ bool mp_cores_lend(mp_cores *cores, int home, int want, mp_lease *lease, mp_lane
 
 int mp_cores_together(const mp_cores *cores) { return atomic_load_explicit(&cores->together, memory_order_relaxed); }
 
+static void set_together(mp_cores *cores, int lanes) {
+    atomic_store_explicit(&cores->together, lanes, memory_order_relaxed);
+    cores->many = cores->all = (mp_lost){0};
+}
+
+static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
+    const uint64_t JUDGED_NS = 10 * 1000 * 1000;
+    lost->watched_ns += watched_ns;
+    lost->lost_ns += lost_ns;
+    if (lost->watched_ns < JUDGED_NS)
+        return -1;
+    double share = lost->lost_ns / (double)lost->watched_ns;
+    *lost = (mp_lost){0};
+    return share;
+}
+
 /* Under the lock. Of n lanes that wait for each other all are as slow as the slowest: one that lost a share s of its
  * time leaves n (1 - s) lanes' worth, so that n - 1 are better from s = 1/n on, or a little before, as they lose less.
+ * Many lanes among which some other one loses a little each time are not better for being fewer: s must be large, too.
  * One more is tried when those there are lose little: soon, and later and later while it turns out to be too many. */
 static void learn(mp_cores *cores, const mp_lease *lease) {
-    const uint64_t JUDGED_NS = 10 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
-    const double TOO_MUCH = 0.8, LITTLE = 0.4;
-    if (lease->lanes != cores->watched_lanes)
-        cores->watched_ns = cores->lost_ns = 0;
-    cores->watched_lanes = lease->lanes;
-    cores->watched_ns += lease->watched_ns;
-    cores->lost_ns += lease->lost_ns;
-    if (cores->watched_ns < JUDGED_NS)
-        return;
-    double lost = (double)cores->lost_ns / (double)cores->watched_ns;
-    cores->watched_ns = cores->lost_ns = 0;
-    int together = atomic_load_explicit(&cores->together, memory_order_relaxed);
+    const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
+    const double TOO_MUCH = 0.8, LARGE = 0.2, MOST_OF_IT = 0.6, LITTLE = 0.4;
+    int together = atomic_load_explicit(&cores->together, memory_order_relaxed), lanes = lease->lanes;
     uint64_t now = mp_sys_now_ns();
-    if (lease->lanes > 1 && lost * lease->lanes > TOO_MUCH) {
-        int fewer = lost > 0.5 ? lease->lanes / 2 : lease->lanes - 1;
-        bool in_vain = cores->raised_ns && now - cores->raised_ns < 10 * JUDGED_NS;
-        cores->hold_ns = !in_vain ? HOLD_NS : 2 * cores->hold_ns < MOST_NS ? 2 * cores->hold_ns : MOST_NS;
-        cores->raise_after_ns = now + cores->hold_ns;
-        if (fewer < together)
-            atomic_store_explicit(&cores->together, fewer, memory_order_relaxed);
-    } else if (lease->lanes == together && together < cores->lanes && now >= cores->raise_after_ns &&
-               lost * (together + 1) < LITTLE) {
+    double lost = (double)lease->lost_ns;
+    if (lanes > 1) {
+        double share = lost_share(&cores->many, lease->watched_ns, lost);
+        if (share > LARGE && share * lanes > TOO_MUCH) {
+            int fewer = share > MOST_OF_IT ? lanes / 2 : lanes - 1;
+            bool in_vain = cores->raised_ns && now - cores->raised_ns < SOON_NS;
+            cores->hold_ns = !in_vain ? HOLD_NS : 2 * cores->hold_ns < MOST_NS ? 2 * cores->hold_ns : MOST_NS;
+            cores->raise_after_ns = now + cores->hold_ns;
+            if (fewer < together)
+                set_together(cores, fewer);
+            return;
+        }
+    }
+    if (lanes < together || together == cores->lanes)
+        return;
+    double share = lost_share(&cores->all, lease->watched_ns, lost);
+    if (share >= 0 && share * (together + 1) < LITTLE && now >= cores->raise_after_ns) {
         cores->raised_ns = now;
-        atomic_store_explicit(&cores->together, together + 1, memory_order_relaxed);
+        set_together(cores, together + 1);
     }
 }
 
 void mp_cores_return(mp_cores *cores, mp_lease *lease, const mp_lanes *lanes, bool forfeited) {
-    if (lease->watched_ns) {
+    if (lease->together && lease->watched_ns) {
         mp_mutex_lock(&cores->lock);
         learn(cores, lease);
         mp_mutex_unlock(&cores->lock);
@@ -519,5 +539,6 @@ void mp_cores_fork_child(mp_cores *cores) {
     atomic_store(&cores->runnable, 0);
     atomic_store(&cores->spinning, 0);
     atomic_store(&cores->together, cores->lanes);
-    cores->watched_ns = cores->lost_ns = cores->raised_ns = cores->raise_after_ns = 0;
+    cores->many = cores->all = (mp_lost){0};
+    cores->raised_ns = cores->raise_after_ns = 0;
 }

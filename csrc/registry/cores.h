@@ -67,7 +67,7 @@ void mp_cores_forfeit(mp_cores *cores, const mp_lanes *lanes);
 /* How many lanes of one lease gain anything when they wait for each other many times a millisecond: all, while each has
  * a CPU to itself; fewer while programs of others take CPUs away, because then all wait for the lane that has none
  * (on two CPUs that six threads want, a token took 2.5 times as long on two lanes as on one). Learned from what leases
- * lost of their time, and tried again after a while. It says nothing about lanes that go their own ways. */
+ * that say `together` lost of their time, and tried again after a while. */
 int mp_cores_together(const mp_cores *cores);
 
 /* Permission to spin while waiting: only on lanes that nobody computes on. */

@@ -92,6 +92,7 @@ void mp_quarantine_clear(mp_quarantine *quarantine, uint64_t fingerprint, uint64
     mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
     if (row) {
         row->in_company = false;
+        row->alone -= row->alone > 0;
         if (!row->alone)
             remove_row(quarantine, row);
     }

@@ -92,12 +92,12 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
 /* The engine was lost outside of a step, at this call or beside it, or while nobody looked. True: this call has been
  * there before, so that it is ended: it must not take one worker after the other with it. */
 static bool lose_with(mp_worker *w, mp_ticket *ticket) {
-    if (!ticket->tried) {
-        ticket->tried = true;
+    if (!ticket->adrift) {
+        ticket->adrift = true;
         return false;
     }
     mp_error error = w->fault;
-    mp_entry_note_kill(w->entry, ticket, true); /* a suspect is alone */
+    mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
     return true;
 }
@@ -584,6 +584,7 @@ static bool step(mp_worker *w) {
     int most = w->plan.together ? mp_cores_together(services->cores_seen) : w->plan.lanes;
     if (!mp_worker_lease(w, w->plan.lanes < most ? w->plan.lanes : most))
         return true; /* who is cancelled is ended first */
+    w->lease.together = w->plan.together;
     uint64_t began_ns = mp_sys_now_ns();
     bool live = enter_step(w, began_ns);
     if (live) {

@@ -8,6 +8,7 @@ are given to HF as added tokens, which are found before anything else happens, a
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,16 +25,35 @@ if TYPE_CHECKING:
 _MAX_WORD_CHARS = 100
 
 
+_gc_waits = 0  # builds that keep it off
+
+
 @contextmanager
 def _without_gc() -> Iterator[None]:
     """Hundreds of thousands of new tuples, none of them garbage, would start the collector over and over."""
-    running = gc.isenabled()
+    global _gc_waits
+    if not gc.isenabled() and not _gc_waits:
+        yield
+        return
+    _gc_waits += 1
     gc.disable()
     try:
         yield
     finally:
-        if running:
+        _gc_waits -= 1
+        if not _gc_waits:
             gc.enable()
+
+
+def _after_fork_in_child() -> None:
+    """Whoever would have turned it on again is not there."""
+    global _gc_waits
+    if _gc_waits:
+        _gc_waits = 0
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] | None]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mpool import _threads
 from mpool.catalog.spec import TokenTable
 from mpool.text.gguf_build import build
 from mpool.text.gguf_part import Parts
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 _ASCII_SPACES = " \t\n\v\f\r"
+
+#: Times that parts serve before the whole is built without anybody asking for it.
+MOST_USES = 4
 
 _building = threading.Lock()
 
@@ -35,6 +39,7 @@ class GGUFTokenizer(Tokenizer):
         self._prepare: Callable[[str], str] | None = None
         self._parts = Parts.of(vocab)
         self._uses = 0  # of parts
+        self._coming = False  # the whole, on another thread
         if self._parts is None:
             self.finish()
         self.vocab_size = len(vocab.texts)
@@ -52,8 +57,13 @@ class GGUFTokenizer(Tokenizer):
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
 
     @property
-    def worth_finishing(self) -> bool:
-        return self._uses > 1 and self._whole is None
+    def complete(self) -> bool:
+        return self._whole is not None
+
+    def finish_later(self) -> None:
+        if self._whole is None and self._uses > 1 and not self._coming:
+            self._coming = True
+            _threads.later(self.finish)
 
     def finish(self) -> None:
         if self._whole is None:
@@ -73,6 +83,8 @@ class GGUFTokenizer(Tokenizer):
             assert part is not None
         else:
             self._uses += 1
+            if self._uses > MOST_USES:
+                self.finish_later()
         return self._run(part, texts)
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:

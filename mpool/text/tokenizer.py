@@ -93,12 +93,15 @@ class Tokenizer:
         return JSONTokenizer(os.fspath(source.json_path), source.config)  # type: ignore[arg-type]
 
     @property
-    def worth_finishing(self) -> bool:
-        """Whether :meth:`finish` has something to do, and texts keep coming."""
-        return False
+    def complete(self) -> bool:
+        """Whether nothing was put off that a text may need."""
+        return True
 
     def finish(self) -> None:
         """Does now what was put off until a text needs it; takes up to half a second."""
+
+    def finish_later(self) -> None:
+        """Has :meth:`finish` done on another thread, if it has something to do and more than one text came."""
 
     # What the two kinds do differently
 

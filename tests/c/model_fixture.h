@@ -47,6 +47,15 @@ static inline void tiny_row(mp_test_random *random, mp_dtype dtype, uint8_t *row
             memcpy(row, &scale, 2);
             memcpy(row + 2, &scale, 2);
             break;
+        case MP_Q2_K:
+            scale -= 0x1000;
+            memcpy(row + 80, &scale, 2);
+            memcpy(row + 82, &scale, 2);
+            break;
+        case MP_Q3_K:
+            scale -= 0x1400;
+            memcpy(row + 108, &scale, 2);
+            break;
         case MP_Q6_K:
             scale -= 0x1400;
             memcpy(row + 208, &scale, 2);

@@ -6,17 +6,22 @@
 static mp_error error;
 
 /* A lease of up to so many lanes that were watched for so long, and lost so much of it. */
-static int lend(mp_cores *cores, int want, uint64_t watched_ms, uint64_t lost_ms) {
+static int lend_as(mp_cores *cores, int want, uint64_t watched_ms, uint64_t lost_ms, bool together) {
     mp_lease lease;
     mp_lanes lanes;
     int home = mp_cores_settle(cores);
     MP_CHECK(mp_cores_lease(cores, home, want, &lease, &lanes, NULL, NULL));
     int got = lease.lanes;
+    lease.together = together;
     lease.watched_ns = watched_ms * 1000 * 1000;
     lease.lost_ns = lost_ms * 1000 * 1000;
     mp_cores_return(cores, &lease, &lanes, false);
     mp_cores_unsettle(cores, home);
     return got;
+}
+
+static void lend(mp_cores *cores, int want, uint64_t watched_ms, uint64_t lost_ms) {
+    MP_CHECK_INT(lend_as(cores, want, watched_ms, lost_ms, true), want);
 }
 
 static mp_cores *four(void) {
@@ -31,14 +36,15 @@ MP_TEST(registry_cores_together_falls_with_what_is_lost) {
     mp_cores *cores = four();
     lend(cores, 4, 20, 3); /* 15 %: all four are still better than three */
     MP_CHECK_INT(mp_cores_together(cores), 4);
-    lend(cores, 4, 5, 5); /* too short to be judged */
+    lend_as(cores, 4, 20, 20, false); /* its lanes go their own ways */
     MP_CHECK_INT(mp_cores_together(cores), 4);
-    lend(cores, 1, 5, 0); /* others' time is not added to it */
-    lend(cores, 4, 5, 5);
+    lend(cores, 4, 5, 2); /* too short to be judged */
     MP_CHECK_INT(mp_cores_together(cores), 4);
-    lend(cores, 4, 20, 6);
+    lend(cores, 1, 50, 50); /* one lane waits for nobody */
+    MP_CHECK_INT(mp_cores_together(cores), 4);
+    lend(cores, 4, 5, 2);
     MP_CHECK_INT(mp_cores_together(cores), 3);
-    lend(cores, 4, 20, 6); /* who goes its own way may have more, and says no more than that */
+    lend(cores, 4, 20, 6); /* of four it says what is known */
     MP_CHECK_INT(mp_cores_together(cores), 3);
     lend(cores, 3, 20, 15); /* most of it: half as many */
     MP_CHECK_INT(mp_cores_together(cores), 1);

@@ -174,9 +174,13 @@ MP_TEST(quarantine_weighs) {
     MP_CHECK_INT(mp_quarantine_add(&q, 2, false, 12), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 2, true, 13), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 14), 1);
-    mp_quarantine_clear(&q, 3, 15); /* it was alone */
-    MP_CHECK_INT(mp_quarantine_look(&q, 3, 16), 1);
+    mp_quarantine_clear(&q, 3, 15); /* somebody else killed that one */
+    MP_CHECK_INT(mp_quarantine_look(&q, 3, 16), 0);
+    MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 16), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 17), MP_QUARANTINE_FAULTS);
+    mp_quarantine_clear(&q, 3, 18);
+    MP_CHECK_INT(mp_quarantine_look(&q, 3, 18), 1);
+    MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 19), MP_QUARANTINE_FAULTS);
     /* who fills the table with suspicion drives nobody out who is refused */
     for (uint64_t i = 0; i < 3 * MP_QUARANTINE_ROWS; i++)
         mp_quarantine_add(&q, 1000 + i, false, 20 + i);

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,9 @@ from make_lines import lines  # noqa: E402
 from realmodels import real_path  # noqa: E402
 
 import mpool  # noqa: E402
-from mpool import _core, _threads, errors  # noqa: E402
+from mpool import _core, errors  # noqa: E402
 from mpool.catalog.gguf_model import GGUFKeys  # noqa: E402
-from mpool.text import gguf_part  # noqa: E402
+from mpool.text import Tokenizer, gguf_build, gguf_part, gguf_tokenizer  # noqa: E402
 from mpool.text.gguf_tokenizer import GGUFTokenizer  # noqa: E402
 from mpool.text.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
 
@@ -122,14 +125,14 @@ def test_the_tokenizer_is_the_same_before_and_after(tmp_path: Path, small: None)
     keys = written(tmp_path / "v.gguf", vocabulary())
     for parse in (False, True):
         put_off, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
-        assert put_off._whole is None and not put_off.worth_finishing
+        assert not put_off.complete
         first = "the tea lords <|end|>" if parse else "the tea lords"
         for _ in range(2):
             assert put_off.encode(first, parse_special=parse).tolist() == \
                 whole.encode(first, parse_special=parse).tolist()
-        assert put_off._whole is None and put_off.worth_finishing
+        assert not put_off.complete
         put_off.finish()
-        assert put_off._whole is not None and not put_off.worth_finishing
+        assert put_off.complete and whole.finish_later() is None  # type: ignore[func-returns-value]
         for text in texts():
             assert put_off.encode(text, parse_special=parse).tolist() == \
                 whole.encode(text, parse_special=parse).tolist()
@@ -170,6 +173,43 @@ def test_surrogates_are_refused(tmp_path: Path, small: None) -> None:
             tokenizer.encode("abc\ud800", parse_special=parse)
 
 
+def wait_for(tokenizer: Tokenizer) -> None:
+    """Until it is whole, made so by another thread."""
+    end = time.monotonic() + 60
+    while not tokenizer.complete and time.monotonic() < end:
+        time.sleep(0.01)
+    assert tokenizer.complete
+
+
+def test_it_is_finished_when_it_is_used_alone(tmp_path: Path, small: None) -> None:
+    """Not only answers show that texts keep coming."""
+    tokenizer = GGUFTokenizer(GGUFVocab(written(tmp_path / "v.gguf", vocabulary())))
+    for _ in range(gguf_tokenizer.MOST_USES):
+        tokenizer.encode("the tea lords")
+        assert not tokenizer.complete
+    tokenizer.encode("the tea lords")
+    wait_for(tokenizer)
+
+
+def test_a_fork_while_it_is_built_leaves_collection_on(tmp_path: Path) -> None:
+    """The thread that would turn it on again is not in the child."""
+    with gguf_build._without_gc():
+        assert not gc.isenabled()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with gguf_build._without_gc():
+            pass
+        assert not gc.isenabled()  # as the user wants it
+    finally:
+        gc.enable()
+
+
 def test_it_is_finished_after_the_second_call() -> None:
     path = str(real_path("smollm2"))
     with mpool.Pool() as pool:
@@ -177,8 +217,7 @@ def test_it_is_finished_after_the_second_call() -> None:
         tokenizer = pool._find(path, "text_to_text").tokenizer()
         assert tokenizer._whole is None  # type: ignore[attr-defined]
         again = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
-        _threads.executor().submit(int).result(30)
-        tokenizer.finish()
-        assert tokenizer._whole is not None and tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
+        wait_for(tokenizer)
+        assert tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
         last = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
         assert first.token_ids == again.token_ids == last.token_ids

@@ -474,8 +474,8 @@ Q_GEMM(q6_k)
 static void gemm_any16(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                        const mp_epilogue *ep, float *y, int64_t ldy) {
     static q_tile *const tiles[2][Q_ROWS + 1] = {Q_LIST(any16), Q_LIST(any16_mins)};
-    int32_t mins; /* the same in every panel */
-    memcpy(&mins, w->data, sizeof mins);
+    int32_t mins; /* the same in every panel, but only those asked for need be there */
+    memcpy(&mins, w->data + (size_t)panel0 * w->panel_bytes, sizeof mins);
     q_gemm(tiles[mins != 0], w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }
 #undef Q_GEMM

@@ -178,8 +178,39 @@ static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress 
     return MP_OK;
 }
 
+typedef struct fill_run {
+    const mp_shm *shared;
+    mp_progress *progress;
+    _Atomic size_t next;
+    _Atomic bool refused;
+} fill_run;
+
+static void fill_body(const mp_lane *lane, void *arg) {
+    enum { PIECE = 16 << 20 };
+    fill_run *run = arg;
+    (void)lane;
+    size_t bytes = run->shared->bytes, from;
+    while ((from = atomic_fetch_add_explicit(&run->next, PIECE, memory_order_relaxed)) < bytes) {
+        if (!mp_shm_fill(run->shared, from, bytes - from < PIECE ? bytes - from : PIECE))
+            atomic_store_explicit(&run->refused, true, memory_order_relaxed);
+        mp_progress_set(run->progress, "making memory", (uint32_t)(100 * from / bytes));
+    }
+}
+
+/* On all lanes, which show signs of life. */
+static mp_status make_shared(mp_shm *shared, size_t bytes, mp_lease *lease, mp_progress *progress, mp_error *error) {
+    MP_TRY(mp_shm_create_empty(shared, bytes, MP_TAG_WEIGHTS, "mpool-weights", error));
+    fill_run run = {.shared = shared, .progress = progress};
+    mp_lease_run(lease, fill_body, &run);
+    if (!atomic_load_explicit(&run.refused, memory_order_relaxed))
+        return MP_OK;
+    mp_shm_free(shared);
+    return mp_fail_memory(error, bytes, "the packed weights");
+}
+
 /* The slab's memory, charged. */
-static mp_status place_slab(mp_builder *builder, size_t bytes, mp_budget *budget, mp_error *error) {
+static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, mp_budget *budget,
+                            mp_progress *progress, mp_error *error) {
     mp_shm *shared = builder->shared;
     if (shared && shared->data) {
         if (shared->bytes != bytes)
@@ -192,7 +223,7 @@ static mp_status place_slab(mp_builder *builder, size_t bytes, mp_budget *budget
         return mp_fail_memory(error, bytes, "the packed weights");
     mp_status status = MP_OK;
     if (shared)
-        status = mp_shm_create(shared, bytes, MP_TAG_WEIGHTS, "mpool-weights", error);
+        status = make_shared(shared, bytes, lease, progress, error);
     else if (!(builder->slab = mp_alloc(bytes, MP_TAG_WEIGHTS)))
         status = mp_fail_memory(error, bytes, "the packed weights");
     if (status != MP_OK) {
@@ -231,7 +262,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         }
     }
     size_t bytes = builder->slab_bytes + MP_WMAT_SLACK;
-    MP_TRY(place_slab(builder, bytes, budget, error));
+    MP_TRY(place_slab(builder, bytes, lease, budget, progress, error));
     builder->slab_bytes = bytes;
     mp_progress_set(progress, "packing", 0);
     for (int i = 0; i < builder->count; i++) {

@@ -1,6 +1,7 @@
 #include "models/layers/stored.h"
 
 #include <assert.h>
+#include <stddef.h>
 
 #include "base/alloc.h"
 #include "base/sys.h"
@@ -13,11 +14,27 @@ static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 /* What a lane fetches before it shows a sign of life: the file may have to be read from a disk. */
 enum { FETCH_BYTES = 4 << 20 };
 
+/* In the child of a fork: whoever was keeping a panel is not there, and the panel is half of one. */
+static void forget_keepers(mp_forked *self) {
+    mp_stored *stored = (mp_stored *)((char *)self - offsetof(mp_stored, forked));
+    for (int i = 0; i < stored->count; i++) {
+        mp_stored_part *part = &stored->parts[i];
+        for (int64_t p = 0; p < part->panels; p++)
+            if (atomic_load_explicit(&part->state[p], memory_order_relaxed) == KEEPING)
+                atomic_store_explicit(&part->state[p], STORED, memory_order_relaxed);
+    }
+}
+
 mp_stored *mp_stored_create(const mp_weights *weights, int capacity) {
     size_t bytes = sizeof(mp_stored) + (size_t)capacity * sizeof(mp_stored_part);
     mp_stored *stored = mp_alloc_zeroed(bytes, MP_TAG_WEIGHTS);
     if (!stored)
         return NULL;
+    mp_error error;
+    if (mp_forked_add(&stored->forked, forget_keepers, &error) != MP_OK) {
+        mp_free(stored);
+        return NULL;
+    }
     stored->weights = weights;
     stored->capacity = capacity;
     stored->keep_ns = KEEP_NS;
@@ -28,6 +45,7 @@ mp_stored *mp_stored_create(const mp_weights *weights, int capacity) {
 void mp_stored_destroy(mp_stored *stored) {
     if (!stored)
         return;
+    mp_forked_remove(&stored->forked);
     for (int i = 0; i < stored->count; i++)
         mp_free(stored->parts[i].state);
     mp_free(stored);
@@ -42,6 +60,7 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
         return mp_fail_memory(error, (uint64_t)w->panels, "the states of a matrix");
     part->all = stored;
     part->tensor = *tensor;
+    part->panels = w->panels;
     atomic_init(&part->left, w->panels);
     if (w->panel_bytes + MP_WMAT_SLACK > stored->scratch)
         stored->scratch = w->panel_bytes + MP_WMAT_SLACK;
@@ -60,6 +79,7 @@ typedef struct fetch_run {
 static uint64_t pieces_of(const mp_tensor *tensor) { return (tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES; }
 
 static void fetch_body(const mp_lane *lane, void *arg) {
+    (void)lane;
     fetch_run *run = arg;
     const mp_stored *stored = run->stored;
     uint64_t first = 0; /* piece of matrix i */
@@ -74,8 +94,7 @@ static void fetch_body(const mp_lane *lane, void *arg) {
         uint64_t at = (piece - first) * FETCH_BYTES, left = tensor->nbytes - at;
         mp_sys_advise((uint8_t *)tensor->data + at, (size_t)(left < FETCH_BYTES ? left : FETCH_BYTES),
                       MP_ADVISE_POPULATE);
-        if (lane->index == 0)
-            mp_progress_set(run->progress, "mapping", (uint32_t)(100 * i / stored->count));
+        mp_progress_set(run->progress, "mapping", (uint32_t)(100 * i / stored->count));
     }
 }
 
@@ -87,6 +106,10 @@ void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *prog
 uint64_t mp_stored_begin(mp_stored *stored, int M) {
     bool first = !atomic_exchange_explicit(&stored->used, true, memory_order_relaxed);
     return mp_sys_now_ns() + (first ? 0 : stored->keep_ns) + (uint64_t)M * stored->keep_row_ns;
+}
+
+bool mp_stored_spoilt(const mp_stored *stored) {
+    return stored && atomic_load_explicit(&stored->spoilt, memory_order_relaxed);
 }
 
 bool mp_stored_sound(mp_stored *stored) {
@@ -108,6 +131,7 @@ static void packed(mp_stored_part *part, int panel) {
     if (atomic_fetch_sub_explicit(&part->left, 1, memory_order_acq_rel) != 1)
         return;
     mp_weights_release(all->weights, &part->tensor); /* who still reads there has the pages back at once */
+    mp_stored_sound(all); /* once all are packed nobody looks any more but for `spoilt` */
     atomic_fetch_sub_explicit(&all->left, 1, memory_order_acq_rel);
 }
 

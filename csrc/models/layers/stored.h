@@ -6,12 +6,13 @@
  * back when its last panel is kept, and memory holds the weights once, as ever.
  *
  * Any number of engines may use a matrix at the same time. In the child of a fork a panel that a thread of the parent
- * was keeping just then stays as stored: slower, not wrong. */
+ * was keeping just then counts as stored. (In a child's child it stays so for good: slower, not wrong.) */
 #ifndef MP_MODELS_LAYERS_STORED_H
 #define MP_MODELS_LAYERS_STORED_H
 
 #include <stdatomic.h>
 
+#include "base/forked.h"
 #include "base/team.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
@@ -20,12 +21,14 @@
 typedef struct mp_stored_part {
     struct mp_stored *all;
     mp_tensor tensor;
+    int32_t panels;
     _Atomic uint8_t *state; /* [panels] stored, being kept, packed */
     _Atomic int32_t left;   /* panels that are not packed */
 } mp_stored_part;
 
 typedef struct mp_stored {
     const mp_weights *weights;
+    mp_forked forked;
     size_t scratch;                /* bytes that a lane needs */
     uint64_t keep_ns, keep_row_ns; /* time that a pass takes for keeping: by itself, and for each of its rows */
     _Atomic int32_t left;          /* parts with panels left */
@@ -54,8 +57,10 @@ static inline bool mp_stored_left(const mp_stored *stored) {
 }
 /* Before a pass of M rows: until when to keep what it packs. The first keeps little, so that it is soon over. */
 uint64_t mp_stored_begin(mp_stored *stored, int M);
-/* After a pass in which something was unpacked: the files are those that were loaded. From false on it stays false. */
+/* After a pass in which something was unpacked: the files are those that were loaded. From false on it stays false, and
+ * mp_stored_spoilt true: what was packed may be wrong. NULL is not. */
 bool mp_stored_sound(mp_stored *stored);
+bool mp_stored_spoilt(const mp_stored *stored);
 
 /* mp_gemm of all rows with panels [panel0, panel1) of a matrix that was taken. */
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel0, int panel1,
