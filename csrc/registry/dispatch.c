@@ -34,7 +34,10 @@ mp_worker *mp_dispatch_home(const mp_entry *entry) {
     uint64_t random = mp_sys_random();
     int first = (int)(random % (uint64_t)n), second = (int)((random >> 32) % (uint64_t)(n - 1));
     second += second >= first;
-    return pending_of(entry, live[first]) <= pending_of(entry, live[second]) ? live[first] : live[second];
+    uint64_t at_first = pending_of(entry, live[first]), at_second = pending_of(entry, live[second]);
+    if (at_first == at_second) /* both without work: the elder, so that few calls keep one warm and let the other go */
+        return live[first < second ? first : second];
+    return at_first < at_second ? live[first] : live[second];
 }
 
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {

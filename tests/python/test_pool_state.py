@@ -149,7 +149,7 @@ def test_names_and_defaults_are_pinned() -> None:
     assert [name for name, _ in _core.metrics()] == NAMES and all(meaning for _, meaning in _core.metrics())
     assert vars(mpool.PoolConfig()) == DEFAULTS
     assert _core.capabilities() == [
-        ("text_embedding", (100, 50), "shared"), ("text_to_text", (100, 100), "pack"),
+        ("text_embedding", (100, 50), "p2c"), ("text_to_text", (100, 100), "pack"),
         ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "shared")]
     with mpool.Pool() as pool:
         found = pool.metrics()
@@ -518,7 +518,7 @@ def test_pools_by_capability(bert: Path) -> None:
         assert list(pool.pools) == CAPABILITIES and len(pool.pools) == 5 and "speech" not in pool.pools
         pool.embed("a", bert)
         found = pool.pools["text_embedding"]
-        assert found.models == (str(bert),) and found.policy == "shared" and found.queue_capacity == (7, 50)
+        assert found.models == (str(bert),) and found.policy == "p2c" and found.queue_capacity == (7, 50)
         assert found.workers.total >= 1 and found.queue_depth == 0
         assert pool.pools["vision"].policy == "p2c" and pool.pools["vision"].models == ()
         with pytest.raises(LookupError, match="text_to_image"):
