@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import resource
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ class IkLlama:
         return {"measures": best, "rss MB": used}
 
     def _run(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([str(self.folder / program), *map(str, arguments)], capture_output=True, text=True)
+        with tempfile.TemporaryDirectory() as scratch:  # it leaves a log where it runs
+            done = subprocess.run([str((self.folder / program).resolve()), *map(str, arguments)], capture_output=True,
+                                  text=True, cwd=scratch)
         if done.returncode != 0:
             raise RuntimeError(f"{program}: {done.stderr.strip()[-400:]}")
         return done
