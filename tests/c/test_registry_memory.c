@@ -30,7 +30,8 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     for (int i = 0; i < MODELS; i++) {
         fake_init(&fakes[i]);
         fakes[i].model_bytes = 200000;
-        fakes[i].engine_bytes = fakes[i].held_bytes = 50000;
+        fakes[i].engine_bytes = 50000;
+        fakes[i].held_bytes = 50000;
         fake_add(registry, keys[i], &fakes[i], false);
         MP_CHECK_OK(mp_registry_load(registry, keys[i], i == 0, 0, &error), &error); /* a is pinned */
         MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
