@@ -80,8 +80,9 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool w
         uint64_t left = bytes - coming;
         /* Caches that are not enough are left alone where models have to go anyway. What they hold need not all come
          * back: whoever asked looks again when they are gone. */
-        if ((all.caches >= left || all.possible < left) && trim(entries, count, left))
-            return coming + 1;
+        uint64_t trimmed = all.caches >= left || all.possible < left ? trim(entries, count, left) : 0;
+        if (trimmed)
+            return coming + trimmed;
         if (!all.best)
             break;
         if (mp_entry_evict_idle(all.best))
