@@ -1,8 +1,8 @@
 """The architectures that mpool knows: their tensors, under both names and with their shapes, and their sizes.
 
-One row an architecture. Hyper-parameters are named as in GGUF whatever the file was
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#standardized-key-value-pairs); ``hf_config`` translates a
-``config.json`` into that naming. Letters in shapes stand for sizes:
+One row an architecture, in ``families``; here is what is done with a row. Hyper-parameters are named as in
+GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#standardized-key-value-pairs);
+``hf_config`` translates a ``config.json`` into that naming. Letters in shapes stand for sizes:
 
     V vocabulary   T token types   P positions   D hidden size   F feed-forward size   R rotated dimensions / 2
     Q heads x key length   K KV heads x key length   U KV heads x value length   O heads x value length
@@ -12,132 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ..errors import FormatError, LimitError, Unsupported
+from .families import ROWS, Architecture
+from .families.reading import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH
 from .fields import Fields
 from .json_strict import shorten
 from .spec import TensorEntry, Value
 
-MAX_LAYERS = 512
-MAX_CONTEXT = 1 << 24
-MAX_VOCABULARY = 1 << 20
-MAX_WIDTH = 1 << 20
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor: its name in transformers (empty if it has none), its name in GGUF, its shape in letters.
-
-    ``{}`` stands for the layer. ``when`` says that a file may do without: ``"tied"``, the output layer that falls back
-    on the embedding; ``"gguf"``, a tensor that only GGUF files have; ``"types"``, the table of token types, which a
-    GGUF file may leave out.
-    """
-
-    hf: str
-    gguf: str
-    shape: str
-    when: str = ""
-
-
-def _layer(hf: str, gguf: str, shape: str, *, bias: str | None = None) -> tuple[Tensor, ...]:
-    """Rows of one linear layer or norm in every block: the weight and, if ``bias`` names a size, the bias."""
-    rows = [Tensor(f"{hf}.weight", f"blk.{{}}.{gguf}.weight", shape)]
-    if bias is not None:
-        rows.append(Tensor(f"{hf}.bias", f"blk.{{}}.{gguf}.bias", bias))
-    return tuple(rows)
-
-
-_BERT = "encoder.layer.{}"
-_BERT_TENSORS = (
-    Tensor("embeddings.word_embeddings.weight", "token_embd.weight", "VD"),
-    Tensor("embeddings.position_embeddings.weight", "position_embd.weight", "PD"),
-    Tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "TD", "types"),
-    Tensor("embeddings.LayerNorm.weight", "token_embd_norm.weight", "D"),
-    Tensor("embeddings.LayerNorm.bias", "token_embd_norm.bias", "D"),
-    *_layer(f"{_BERT}.attention.self.query", "attn_q", "QD", bias="Q"),
-    *_layer(f"{_BERT}.attention.self.key", "attn_k", "KD", bias="K"),
-    *_layer(f"{_BERT}.attention.self.value", "attn_v", "UD", bias="U"),
-    *_layer(f"{_BERT}.attention.output.dense", "attn_output", "DO", bias="D"),
-    *_layer(f"{_BERT}.attention.output.LayerNorm", "attn_output_norm", "D", bias="D"),
-    *_layer(f"{_BERT}.intermediate.dense", "ffn_up", "FD", bias="F"),
-    *_layer(f"{_BERT}.output.dense", "ffn_down", "DF", bias="D"),
-    *_layer(f"{_BERT}.output.LayerNorm", "layer_output_norm", "D", bias="D"),
-)
-
-
-def _decoder(qkv_bias: bool) -> tuple[Tensor, ...]:
-    block = "layers.{}"
-    return (
-        Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
-        Tensor("norm.weight", "output_norm.weight", "D"),
-        Tensor("lm_head.weight", "output.weight", "VD", "tied"),
-        Tensor("", "rope_freqs.weight", "R", "gguf"),
-        *_layer(f"{block}.input_layernorm", "attn_norm", "D"),
-        *_layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias="Q" if qkv_bias else None),
-        *_layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias="K" if qkv_bias else None),
-        *_layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias="U" if qkv_bias else None),
-        *_layer(f"{block}.self_attn.o_proj", "attn_output", "DO"),
-        *_layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
-        *_layer(f"{block}.mlp.gate_proj", "ffn_gate", "FD"),
-        *_layer(f"{block}.mlp.up_proj", "ffn_up", "FD"),
-        *_layer(f"{block}.mlp.down_proj", "ffn_down", "DF"),
-    )
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One row.
-
-    Attributes:
-        name: as in GGUF's ``general.architecture``.
-        capability: the pool that serves it.
-        classes: names in ``architectures`` of config.json whose weights hold this network.
-        prefixes: what may stand before the names of the network's tensors in a transformers folder.
-        tensors: every tensor of the network.
-        harmless: patterns of tensors that may be present and take no part (heads, buffers).
-        epsilon: key of the norm's epsilon, without the architecture.
-        rope: whether positions are rotated into queries and keys (else they have a table).
-        activation: what a GGUF file means without saying so.
-        full_layers: for families whose configuration switches its sliding window off unless it says otherwise: how
-            many of the first layers attend to everything when it does not say (transformers' default); None for
-            families where a window that is given is in use.
-    """
-
-    name: str
-    capability: str
-    classes: tuple[str, ...]
-    prefixes: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
-    harmless: tuple[str, ...]
-    epsilon: str
-    rope: bool
-    activation: str
-    full_layers: int | None = None
-
-
-ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in (
-    Architecture(
-        name="bert", capability="text_embedding",
-        classes=("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForNextSentencePrediction",
-                 "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering",
-                 "BertForMultipleChoice"),
-        prefixes=("", "bert."), tensors=_BERT_TENSORS,
-        harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
-                  r"cls\..*", r"classifier\..*", r"qa_outputs\..*"),
-        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu"),
-    Architecture(
-        name="llama", capability="text_to_text", classes=("LlamaForCausalLM",), prefixes=("model.",),
-        tensors=_decoder(qkv_bias=False),
-        harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
-        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu"),
-    Architecture(
-        name="qwen2", capability="text_to_text", classes=("Qwen2ForCausalLM",), prefixes=("model.",),
-        tensors=_decoder(qkv_bias=True),
-        harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
-        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu",
-        full_layers=28),
-)}
+ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in ROWS}
 
 
 def find(name: str, *, file: str, field: str) -> Architecture:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mpool import errors
-from mpool.catalog import hf_config, sentence_folder
+from mpool.catalog import sentence_folder
+from mpool.catalog.families import reading
 from mpool.catalog.describing import describe
 from mpool.catalog.hf_folder import describe_folder
 from mpool.catalog.spec import ModelDescription
@@ -222,7 +223,7 @@ def test_several_dense_modules_and_no_bias(tmp_path: Path) -> None:
     assert len(described.spec.files) == 3
 
 
-@pytest.mark.parametrize("name, here", sorted(hf_config.ACTIVATIONS.items()))
+@pytest.mark.parametrize("name, here", sorted(reading.ACTIVATIONS.items()))
 def test_encoder_activations(tmp_path: Path, name: str, here: str) -> None:
     path = folder(tmp_path, {"config.json": {**make.CONFIG, "hidden_act": name}})
     assert describe_folder(path, key="k", ref="r").spec.kv["mpool.activation"] == here

@@ -1,0 +1,125 @@
+"""Llama and the decoders that are like it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fields import Fields
+from ..spec import Value
+from .reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, unsupported
+from .rows import Architecture, Config, Tensor, layer
+
+
+def _decoder(qkv_bias: bool) -> tuple[Tensor, ...]:
+    block = "layers.{}"
+    return (
+        Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
+        Tensor("norm.weight", "output_norm.weight", "D"),
+        Tensor("lm_head.weight", "output.weight", "VD", "tied"),
+        Tensor("", "rope_freqs.weight", "R", "gguf"),
+        *layer(f"{block}.input_layernorm", "attn_norm", "D"),
+        *layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias="Q" if qkv_bias else None),
+        *layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias="K" if qkv_bias else None),
+        *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias="U" if qkv_bias else None),
+        *layer(f"{block}.self_attn.o_proj", "attn_output", "DO"),
+        *layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
+        *layer(f"{block}.mlp.gate_proj", "ffn_gate", "FD"),
+        *layer(f"{block}.mlp.up_proj", "ffn_up", "FD"),
+        *layer(f"{block}.mlp.down_proj", "ffn_down", "DF"),
+    )
+
+
+def read_decoder(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a decoder."""
+    a = row.name
+    kv, used = sizes(config, row)
+    heads, hidden = kv[f"{a}.attention.head_count"], kv[f"{a}.embedding_length"]
+    assert isinstance(heads, int) and isinstance(hidden, int)
+    kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", heads, low=1)
+    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-6, above=0.0)
+    head_dim = config.int("head_dim", None, low=1, high=MAX_WIDTH)
+    if head_dim is not None:
+        kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
+    kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
+    read_rope(config, kv, a)
+    read_window(config, kv, row)
+    kv["mpool.rope_neox"] = True
+    kv["mpool.activation"] = activation(config, "hidden_act", "silu", ("silu",))
+    tied = config.bool("tie_word_embeddings", False)
+    used |= {"num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling", "rope_parameters",
+             "original_max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers",
+             "layer_types", "hidden_act", "tie_word_embeddings"}
+    check_neutral(config, used)
+    return Config(kv, tied=tied)
+
+
+def read_rope(config: Fields, kv: dict[str, Value], a: str) -> None:
+    """Rotary parameters: ``rope_parameters`` today, ``rope_theta`` and ``rope_scaling`` in older files."""
+    new, old = config.section("rope_parameters", None), config.section("rope_scaling", None)
+    if new is not None and old is not None:
+        config.fail("rope_scaling", "given beside rope_parameters", "one of the two")
+    rope = new or old or Fields({}, file=config.file, at="rope_parameters")
+    theta = rope.number("rope_theta", None, above=0.0)
+    kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", 10000.0, above=0.0)
+    kind = rope.str("rope_type", None) or rope.str("type", "default")
+    if kind not in ("default", "linear", "llama3"):
+        unsupported(rope, "rope_type" if "rope_type" in rope else "type", "default, linear and llama3")
+    if rope.number("partial_rotary_factor", 1.0) != 1.0:
+        unsupported(rope, "partial_rotary_factor", "1")
+    known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+    if kind == "default":
+        kv_factor = rope.number("factor", 1.0, above=0.0)
+        if kv_factor != 1.0:
+            unsupported(rope, "factor", "1 with the default rope_type")
+        rope.only(known | {"factor", "original_max_position_embeddings"})
+        return
+    kv[f"{a}.rope.scaling.type"] = kind
+    kv[f"{a}.rope.scaling.factor"] = rope.number("factor", above=0.0)
+    if kind == "linear":
+        rope.only(known | {"factor"})
+        return
+    rope.only(known | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+    low, high = rope.number("low_freq_factor", above=0.0), rope.number("high_freq_factor", above=0.0)
+    if high <= low:
+        rope.fail("high_freq_factor", high, f"a number above low_freq_factor, {low}")
+    original = config.int("original_max_position_embeddings", None, low=1) or rope.int(
+        "original_max_position_embeddings", config.int("max_position_embeddings", low=1), low=1)
+    kv[f"{a}.rope.scaling.low_freq_factor"], kv[f"{a}.rope.scaling.high_freq_factor"] = low, high
+    kv[f"{a}.rope.scaling.original_context_length"] = original
+
+
+def read_window(config: Fields, kv: dict[str, Value], row: Architecture) -> None:
+    """Refuses a window that would narrow attention; one that is switched off or as wide as the context is none."""
+    layers: Any = kv[f"{row.name}.block_count"]
+    types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
+    window = config.int("sliding_window", None, low=1)
+    if types is not None:
+        if len(types) != layers:
+            config.fail("layer_types", f"{len(types)} values", f"{layers}, one a layer")
+        for kind in sorted(set(types)):
+            if kind not in ("full_attention", "sliding_attention"):
+                config.fail("layer_types", kind, "full_attention or sliding_attention")
+    if not config.bool("use_sliding_window", window is not None and row.full_layers is None) or window is None:
+        if types is not None and "sliding_attention" in types:
+            unsupported(config, "layer_types", "full_attention when no sliding window is in use")
+        return
+    windowed = "sliding_attention" in types if types is not None else \
+        config.int("max_window_layers", row.full_layers or 0) < layers
+    context: Any = kv[f"{row.name}.context_length"]
+    if windowed and window < context:
+        unsupported(config, "sliding_window", f"windows at least as long as the context, {context}")
+
+
+ROWS = (
+    Architecture(
+        name="llama", capability="text_to_text", classes=("LlamaForCausalLM",), prefixes=("model.",),
+        read=read_decoder, tensors=_decoder(qkv_bias=False),
+        harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu"),
+    Architecture(
+        name="qwen2", capability="text_to_text", classes=("Qwen2ForCausalLM",), prefixes=("model.",),
+        read=read_decoder, tensors=_decoder(qkv_bias=True),
+        harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu",
+        full_layers=28),
+)
