@@ -6,39 +6,17 @@
  * starting again after a preemption are one thing. The answers to one prompt (n) share its cache, and prompts
  * that start alike: see decoder_sequence.h. Behind the last token there may be guesses at the next ones, each with
  * logits of its own: see decoder_speculation.h. */
-#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/options.h"
-#include "models/decoder_sequence.h"
+#include "models/decoder_engine.h"
 
 enum {
     STEP_ROWS = 512, /* most rows in a pass, but for LEAST_ROWS more */
     LEAST_ROWS = 16  /* of a prompt, however little time is left */
 };
-
-typedef struct step_seq { /* a sequence that takes part in this step */
-    mp_sequence *seq;
-    int plan; /* index in the plan */
-    int choice, rows, output;
-    int guesses, right; /* rows more, and of those the ones that were guessed right */
-} step_seq;
-
-typedef struct decoder_engine {
-    mp_engine base;
-    mp_decoder *model;
-    mp_budget *budget;
-    mp_prefix_cache cache;
-    mp_arena arena;
-    uint64_t charged;
-    const mp_token_table *tokens;
-    int admitted; /* items with a state */
-    mp_speculation speculation;
-    step_seq *steps; /* [step_capacity] */
-    int step_count, step_capacity;
-} decoder_engine;
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
@@ -80,11 +58,9 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
 
-static mp_status take_up(decoder_engine *engine, mp_item *item, mp_error *error);
-
 /* Memory for blocks is taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     if (item->state) { /* after a preemption */
         item->abandon = NULL;
         engine->admitted++;
@@ -93,7 +69,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_answers *state;
     MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
-    mp_status status = take_up(engine, item, error);
+    mp_status status = mp_answers_take_up(engine, item, error);
     if (status != MP_OK) {
         mp_answers_destroy(state);
         item->state = NULL;
@@ -122,7 +98,7 @@ static void abandon(mp_item *item) {
 }
 
 static void engine_preempt(mp_engine *base, mp_item *item) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     mp_answers *state = item->state;
     mp_answers_drop(state, &engine->cache);
     item->abandon = abandon;
@@ -130,7 +106,7 @@ static void engine_preempt(mp_engine *base, mp_item *item) {
 }
 
 static void engine_retire(mp_engine *base, mp_item *item) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     mp_answers *state = item->state;
     if (!state)
         return;
@@ -162,7 +138,7 @@ static int wanted_rows(const mp_item *item, bool *decoding) {
 /* Whoever decodes goes on; prompts share the rows for which time is left, first come first. The first of them always
  * gets some, so that a crowd of decoders cannot keep newcomers out. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
     int planned = 0, left = 0;
     bool first = true;
@@ -202,10 +178,10 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 
 /* ---- step: before the pass --------------------------------------------------------------------------------------- */
 
-static mp_status add_step(decoder_engine *engine, const step_seq *step, mp_error *error) {
+static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_error *error) {
     if (engine->step_count == engine->step_capacity) {
         int capacity = engine->step_capacity ? 2 * engine->step_capacity : 64;
-        step_seq *grown = mp_realloc(engine->steps, (size_t)capacity * sizeof *grown, MP_TAG_SCRATCH);
+        mp_step_seq *grown = mp_realloc(engine->steps, (size_t)capacity * sizeof *grown, MP_TAG_SCRATCH);
         if (!grown)
             return mp_fail_memory(error, (uint64_t)capacity * sizeof *grown, "the list of sequences");
         engine->steps = grown;
@@ -216,7 +192,7 @@ static mp_status add_step(decoder_engine *engine, const step_seq *step, mp_error
 }
 
 /* Who takes part with how many rows; returns the rows of all. Takes no memory that outlives the step. */
-static int select_rows(decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
     int rows = 0;
     engine->step_count = 0;
     for (int p = 0; p < plan->count; p++) {
@@ -233,7 +209,7 @@ static int select_rows(decoder_engine *engine, const mp_plan *plan, mp_outcome *
                 continue;
             int want = seq->count - seq->cached;
             want = want < left ? want : left;
-            step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
+            mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
             if (add_step(engine, &step, &item->error) != MP_OK) {
                 outcomes[p] = MP_OUTCOME_FAILED;
                 break;
@@ -245,20 +221,20 @@ static int select_rows(decoder_engine *engine, const mp_plan *plan, mp_outcome *
     return rows;
 }
 
-static bool decodes(const step_seq *step, const mp_plan *plan) {
+static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
     const mp_text_call *call = (const mp_text_call *)plan->items[step->plan]->call;
     return call->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
 }
 
 /* Guesses behind the tokens of those who decode; returns how many. `rows`: of the step so far. */
-static int add_guesses(decoder_engine *engine, const mp_plan *plan, int rows) {
+static int add_guesses(mp_text_engine *engine, const mp_plan *plan, int rows) {
     mp_guess *guesses[MP_GUESS_ROWS];
-    step_seq *steps[MP_GUESS_ROWS];
+    mp_step_seq *steps[MP_GUESS_ROWS];
     int n = 0, added = 0;
     if (!mp_speculation_open(&engine->speculation, engine->step_count, rows))
         return 0;
     for (int s = 0; s < engine->step_count; s++) {
-        step_seq *step = &engine->steps[s];
+        mp_step_seq *step = &engine->steps[s];
         if (!decodes(step, plan))
             continue;
         mp_sequence_guess(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
@@ -273,9 +249,9 @@ static int add_guesses(decoder_engine *engine, const mp_plan *plan, int rows) {
 }
 
 /* KV blocks for guesses, or fewer of them: nobody waits for these. */
-static void take_guess_blocks(decoder_engine *engine) {
+static void take_guess_blocks(mp_text_engine *engine) {
     for (int s = 0; s < engine->step_count; s++) {
-        step_seq *step = &engine->steps[s];
+        mp_step_seq *step = &engine->steps[s];
         if (step->guesses == 0)
             continue;
         int rows = step->rows + step->guesses;
@@ -286,14 +262,14 @@ static void take_guess_blocks(decoder_engine *engine) {
 
 /* KV blocks for the selected rows, some of which are given up where there is no memory. An item left without any
  * waits. */
-static int take_blocks(decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
     int rows = 0, kept = 0;
     for (int p = 0, s = 0; p < plan->count; p++) {
         mp_item *item = plan->items[p];
         mp_status status = MP_OK;
         int mine = 0;
         for (; s < engine->step_count && engine->steps[s].plan == p; s++) {
-            step_seq step = engine->steps[s];
+            mp_step_seq step = engine->steps[s];
             if (outcomes[p] != MP_OUTCOME_MORE)
                 continue;
             mp_status extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
@@ -310,7 +286,7 @@ static int take_blocks(decoder_engine *engine, const mp_plan *plan, mp_outcome *
     return rows;
 }
 
-static mp_status reserve(decoder_engine *engine, size_t bytes, mp_error *error) {
+static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) {
     if (bytes <= engine->arena.size)
         return MP_OK;
     bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
@@ -334,12 +310,12 @@ static mp_status reserve(decoder_engine *engine, size_t bytes, mp_error *error) 
 }
 
 /* Lay the rows out. id, seq and output_row hold as many as collect counted. */
-static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
+static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
     rows->M = 0;
     rows->n_output = 0;
     rows->n_seq = engine->step_count;
     for (int s = 0; s < engine->step_count; s++) {
-        step_seq *step = &engine->steps[s];
+        mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;
         mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
@@ -365,205 +341,7 @@ static void fill_rows(decoder_engine *engine, const mp_plan *plan, mp_rows *rows
 
 /* ---- step: after the pass ---------------------------------------------------------------------------------------- */
 
-/* The end of one answer; its blocks are free at once. stop_index: of the stop string, or n_stop and more for an id. */
-static void finish_choice(decoder_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,
-                          int stop_index) {
-    choice->stop_index = stop_index;
-    seq->done = true;
-    mp_sequence_drop(seq, &engine->cache);
-    atomic_store_explicit(&choice->finish, finish, memory_order_release);
-}
-
-static int find_id(const int32_t *ids, int n, int32_t id) {
-    for (int i = 0; i < n; i++)
-        if (ids[i] == id)
-            return i;
-    return -1;
-}
-
-/* Take a drawn token into a sequence. */
-static mp_status accept(decoder_engine *engine, mp_text_call *call, mp_answers *state, int c, int32_t id, float logprob,
-                        mp_error *error) {
-    mp_sequence *seq = &state->seqs[c];
-    mp_choice *choice = &call->choices[c];
-    const mp_token_table *table = engine->tokens;
-    uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
-    if (find_id(table->eog, table->eog_count, id) >= 0) {
-        mp_stream_finish(&seq->stream);
-        finish_choice(engine, seq, choice, MP_FINISH_EOS, -1);
-        return MP_OK;
-    }
-    int stop = find_id(call->stop_ids, call->n_stop_ids, id);
-    if (stop >= 0) {
-        mp_stream_finish(&seq->stream);
-        finish_choice(engine, seq, choice, MP_FINISH_STOP, call->n_stop + stop);
-        return MP_OK;
-    }
-    if (state->penalties)
-        MP_TRY(mp_history_add(&seq->history, id, false, error));
-    const uint8_t *bytes = table->bytes + table->offsets[id];
-    size_t count = table->control[id] ? 0 : table->offsets[id + 1] - table->offsets[id];
-    stop = mp_stream_append(&seq->stream, bytes, count, call->n_stop, call->stop, call->stop_bytes);
-    choice->tokens[index] = (mp_token_out){id, logprob, seq->stream.bytes};
-    atomic_store_explicit(&choice->token_count, index + 1, memory_order_release);
-    if (stop >= 0) {
-        finish_choice(engine, seq, choice, MP_FINISH_STOP, stop);
-    } else if ((int32_t)index + 1 >= call->sampling.max_tokens || seq->count >= engine->model->context) {
-        mp_stream_finish(&seq->stream);
-        finish_choice(engine, seq, choice, MP_FINISH_LENGTH, -1);
-    } else {
-        seq->tokens[seq->count++] = id;
-    }
-    return MP_OK;
-}
-
-/* A call whose answers were begun by an engine that is gone, or in another process, goes on where they stand: the same
- * tokens are accepted again, which gives the same text. */
-static mp_status take_up(decoder_engine *engine, mp_item *item, mp_error *error) {
-    mp_text_call *call = (mp_text_call *)item->call;
-    mp_answers *state = item->state;
-    if (call->prompt_done_ns || item->cursor)
-        state->read = call->prompt_done_ns || (int32_t)item->cursor > call->n_prompt ? call->n_prompt
-                                                                                      : (int32_t)item->cursor;
-    for (int c = 0; c < state->n; c++) {
-        mp_choice *choice = &call->choices[c];
-        mp_sequence *seq = &state->seqs[c];
-        uint32_t count = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
-        int32_t finish = atomic_load_explicit(&choice->finish, memory_order_relaxed);
-        int stop_index = choice->stop_index;
-        seq->active |= call->prompt_done_ns != 0;
-        if (finish == MP_FINISH_CANCELLED) { /* retired, and tried again */
-            finish = MP_FINISH_NONE;
-            atomic_store_explicit(&choice->finish, MP_FINISH_NONE, memory_order_relaxed);
-        }
-        if (count == 0 && finish == MP_FINISH_NONE)
-            continue;
-        atomic_store_explicit(&choice->token_count, 0, memory_order_relaxed);
-        atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
-        for (uint32_t i = 0; i < count && !seq->done; i++)
-            MP_TRY(accept(engine, call, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
-        if (finish != MP_FINISH_NONE && !seq->done) { /* by what is no token of the answer */
-            mp_stream_finish(&seq->stream);
-            finish_choice(engine, seq, choice, (mp_finish)finish, stop_index);
-        }
-    }
-    return MP_OK;
-}
-
-/* Draw the next token of one answer from its logits, which are overwritten. */
-static mp_status draw(decoder_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
-    mp_text_call *call = (mp_text_call *)item->call;
-    mp_answers *state = item->state;
-    mp_choice *choice = &call->choices[c];
-    const mp_sampling *s = &call->sampling;
-    int32_t vocab = engine->model->sampled_vocab;
-    uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
-    if (!mp_kernels_get()->all_finite(logits, vocab))
-        return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
-    bool early = (int32_t)index < s->min_tokens;
-    mp_draw args = {
-        .sampling = s,
-        .history = state->penalties ? &state->seqs[c].history : NULL,
-        .n_bias = call->n_bias,
-        .bias_ids = call->bias_ids,
-        .bias = call->bias,
-        .n_barred = early ? state->n_barred : state->n_always,
-        .barred = state->barred,
-        .choice = (uint32_t)c,
-        .position = index,
-    };
-    float *original = NULL;
-    if (s->logprobs >= 0) { /* log probabilities are those of the model, before any adjustment */
-        original = (float *)(candidates + vocab);
-        memcpy(original, logits, (size_t)vocab * sizeof *original);
-    }
-    int32_t id = mp_sample(&args, logits, vocab, candidates);
-    if (id < 0)
-        return mp_fail(&item->error, MP_NUMERIC, "no token can be drawn: every logit is minus infinity");
-    float logprob = NAN;
-    if (original) {
-        int k = s->logprobs;
-        mp_logprobs(original, vocab, id, k, &logprob, k ? choice->top_ids + (size_t)index * (size_t)k : NULL,
-                    k ? choice->top_logprobs + (size_t)index * (size_t)k : NULL, candidates);
-    }
-    return accept(engine, call, state, c, id, logprob, &item->error);
-}
-
-/* Of a row of logits, or a head's zeros. */
-static size_t copy_floats(const mp_decoder *model) {
-    return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
-}
-
-static size_t sample_bytes(const mp_decoder *model) {
-    return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
-           mp_arena_cost(copy_floats(model) * sizeof(float));
-}
-
-/* The first drawing of an item also starts its other answers from the same row. */
-static mp_status start_others(decoder_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
-                              float *copy, mp_candidate *candidates) {
-    mp_text_call *call = (mp_text_call *)item->call;
-    mp_answers *state = item->state;
-    call->prompt_done_ns = mp_sys_now_ns();
-    mp_answers_fork(state, &engine->cache);
-    for (int c = 1; c < state->n; c++) {
-        if (state->seqs[c].cached != first->cached)
-            continue; /* reads the rest of the prompt itself and draws then */
-        memcpy(copy, logits, (size_t)engine->model->vocab * sizeof *copy);
-        MP_TRY(draw(engine, item, c, copy, candidates));
-    }
-    return MP_OK;
-}
-
-/* A guess whose row is not finite may have spoiled the rows before it in its block, which read it times zero. */
-static bool is_spoiled(const mp_decoder_pass *pass, const mp_row_seq *rows, int guesses) {
-    int64_t hidden = pass->model->hidden;
-    return guesses > 0 &&
-           !mp_kernels_get()->all_finite(pass->x + (rows->row0 + rows->rows - guesses) * hidden, guesses * hidden);
-}
-
-/* All answers that have logits. */
-static void draw_all(decoder_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
-                     mp_outcome *outcomes) {
-    size_t vocab = (size_t)engine->model->vocab;
-    mp_candidate *candidates = scratch;
-    float *copy = (float *)((uint8_t *)scratch +
-                            mp_arena_cost((size_t)engine->model->sampled_vocab * (sizeof *candidates + sizeof(float))));
-    bool sound = !mp_weights_poisoned(engine->model->weights);
-    for (int s = 0; s < engine->step_count; s++) {
-        step_seq *step = &engine->steps[s];
-        mp_item *item = plan->items[step->plan];
-        mp_sequence *seq = step->seq;
-        if (is_spoiled(pass, &pass->rows.seq[s], step->guesses)) { /* once more, without */
-            memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
-            mp_sequence_wipe(seq, &engine->cache, step->rows + step->guesses, copy);
-            seq->wary = true;
-            continue;
-        }
-        mp_answers_keep(item, &engine->cache, step->choice, step->rows, sound);
-        if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
-            continue;
-        float *logits = pass->rows.logits + (size_t)step->output * vocab;
-        mp_status status = MP_OK;
-        if (!((mp_text_call *)item->call)->prompt_done_ns)
-            status = start_others(engine, item, seq, logits, copy, candidates);
-        if (status == MP_OK)
-            status = draw(engine, item, step->choice, logits, candidates);
-        for (int i = 0; i < step->guesses && status == MP_OK && !seq->done; i++) {
-            bool right = seq->tokens[seq->cached] == seq->guess.tokens[i];
-            mp_speculation_learn(&engine->speculation, &seq->guess, i, right);
-            if (!right)
-                break;
-            step->right++;
-            mp_answers_keep(item, &engine->cache, step->choice, 1, sound);
-            status = draw(engine, item, step->choice, logits + (size_t)(i + 1) * vocab, candidates);
-        }
-        if (status != MP_OK)
-            outcomes[step->plan] = MP_OUTCOME_FAILED;
-    }
-}
-
-static void report(const decoder_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
     bool poisoned = mp_weights_poisoned(engine->model->weights);
     for (int p = 0; p < plan->count; p++) {
         mp_item *item = plan->items[p];
@@ -612,7 +390,7 @@ static void spoilt_all(const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
-static void sum_guesses(const decoder_engine *engine, int *guesses, int *right) {
+static void sum_guesses(const mp_text_engine *engine, int *guesses, int *right) {
     *guesses = *right = 0;
     for (int s = 0; s < engine->step_count; s++) {
         *guesses += engine->steps[s].guesses;
@@ -620,7 +398,7 @@ static void sum_guesses(const decoder_engine *engine, int *guesses, int *right) 
     }
 }
 
-static void count_work(decoder_engine *engine, const mp_rows *all) {
+static void count_work(mp_text_engine *engine, const mp_rows *all) {
     mp_step_work *work = &engine->base.work;
     int guesses, right;
     sum_guesses(engine, &guesses, &right);
@@ -632,7 +410,7 @@ static void count_work(decoder_engine *engine, const mp_rows *all) {
 }
 
 /* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
-static void learn(decoder_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
+static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, guesses, right;
     sum_guesses(engine, &guesses, &right);
@@ -650,7 +428,7 @@ typedef struct step_lists { /* of the rows of a step, in the arena */
     size_t id_bytes, seq_bytes, output_bytes;
 } step_lists;
 
-static void lay_out(decoder_engine *engine, const mp_plan *plan, const step_lists *lists, mp_rows *rows) {
+static void lay_out(mp_text_engine *engine, const mp_plan *plan, const step_lists *lists, mp_rows *rows) {
     mp_arena_reset(&engine->arena);
     int32_t *id = mp_arena_take(&engine->arena, lists->id_bytes);
     rows->seq = mp_arena_take(&engine->arena, lists->seq_bytes);
@@ -658,13 +436,13 @@ static void lay_out(decoder_engine *engine, const mp_plan *plan, const step_list
     fill_rows(engine, plan, rows, id);
 }
 
-static size_t logit_bytes(const decoder_engine *engine, const mp_rows *rows) {
+static size_t logit_bytes(const mp_text_engine *engine, const mp_rows *rows) {
     return mp_arena_cost((size_t)rows->n_output * (size_t)engine->model->vocab * sizeof(float));
 }
 
 /* Scratch for the selected rows, then blocks for as many of them as can be had; lays these out. False: no row is
  * left. */
-static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int M, int guesses, mp_rows *rows,
+static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int M, int guesses, mp_rows *rows,
                     mp_outcome *outcomes) {
     mp_error error;
     mp_error_clear(&error);
@@ -678,8 +456,8 @@ static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int 
     mp_status status = reserve(engine, bytes, &error);
     if (status == MP_OK) {
         lay_out(engine, plan, &lists, rows);
-        bytes +=
-            logit_bytes(engine, rows) + sample_bytes(engine->model) + mp_decoder_pass_bytes(engine->model, rows, lanes);
+        bytes += logit_bytes(engine, rows) + mp_draw_bytes(engine->model) +
+                 mp_decoder_pass_bytes(engine->model, rows, lanes);
         status = reserve(engine, bytes, &error);
     }
     if (status != MP_OK && guesses > 0) {
@@ -701,7 +479,7 @@ static bool prepare(decoder_engine *engine, const mp_plan *plan, int lanes, int 
 }
 
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
     for (int p = 0; p < plan->count; p++) {
         mp_text_call *call = (mp_text_call *)plan->items[p]->call;
@@ -711,7 +489,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_rows rows = {0};
     int M = select_rows(engine, plan, outcomes), guesses = add_guesses(engine, plan, M);
     if (M > 0 && prepare(engine, plan, lease->lanes, M, guesses, &rows, outcomes)) {
-        void *sampling = mp_arena_take(&engine->arena, sample_bytes(engine->model));
+        void *sampling = mp_arena_take(&engine->arena, mp_draw_bytes(engine->model));
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
@@ -719,7 +497,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         if (mp_stored_spoilt(stored) || (pass.unpacked && !mp_stored_sound(stored))) {
             spoilt_all(plan, outcomes);
         } else if (!pass.stop) {
-            draw_all(engine, plan, &pass, sampling, outcomes);
+            mp_answers_draw(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
             if (!pass.unpacked) /* else it says nothing about the next */
                 learn(engine, &rows, start, thread_ns);
@@ -731,7 +509,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t engine_trim(mp_engine *base) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t bytes = mp_prefix_trim(&engine->cache);
     if (engine->admitted > 0)
         return bytes; /* the next step wants its scratch again */
@@ -743,7 +521,7 @@ static uint64_t engine_trim(mp_engine *base) {
 }
 
 static void engine_destroy(mp_engine *base) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     engine_trim(base);
     mp_prefix_deinit(&engine->cache);
     mp_free(engine->steps);
@@ -752,7 +530,7 @@ static void engine_destroy(mp_engine *base) {
 
 /* But for the drafts of running answers. */
 static uint64_t engine_bytes(const mp_engine *base) {
-    const decoder_engine *engine = (const decoder_engine *)base;
+    const mp_text_engine *engine = (const mp_text_engine *)base;
     const mp_kv_cache *kv = &engine->cache.kv;
     return engine->charged + (uint64_t)(kv->blocks - kv->empty_count) * kv->block_bytes;
 }
@@ -761,14 +539,14 @@ static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, eng
                                                  engine_retire, engine_trim, engine_destroy, engine_bytes};
 
 void mp_decoder_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
-    decoder_engine *engine = (decoder_engine *)base;
+    mp_text_engine *engine = (mp_text_engine *)base;
     mp_speculation_init(&engine->speculation, mode);
     engine->speculation.propose = propose;
     engine->speculation.propose_arg = arg;
 }
 
 /* An engine serves one model in one way, so this only keeps keys of different engines apart. */
-static void seed_prefixes(decoder_engine *engine) {
+static void seed_prefixes(mp_text_engine *engine) {
     const mp_spec *spec = mp_weights_spec(engine->model->weights);
     for (int i = 0; i < mp_spec_file_count(spec); i++)
         mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* of one revision: see mp_spec_same_file */
@@ -778,7 +556,7 @@ static void seed_prefixes(decoder_engine *engine) {
 
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_decoder *model = (mp_decoder *)base;
-    decoder_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    mp_text_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
     if (!engine)
         return mp_fail_memory(error, sizeof *engine, "an engine");
     engine->base.ops = &decoder_engine_ops;
