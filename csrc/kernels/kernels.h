@@ -124,6 +124,7 @@ typedef enum mp_act {
     MP_ACT_SILU,
     MP_ACT_TANH,
     MP_ACT_SIGMOID,
+    MP_ACT_QUICK_GELU, /* x * sigmoid(1.702 x), as CLIP has it */
 } mp_act;
 
 /* Applied to every output while it is hot, in this order: + bias[n]; act; + residual[m, n]. */

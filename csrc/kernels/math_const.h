@@ -64,4 +64,7 @@
 #define MP_GELU_TANH_A 1.59576917f
 #define MP_GELU_TANH_B 0.044715f
 
+/* The quick form of GELU, x * sigmoid(QUICK_GELU x). */
+#define MP_QUICK_GELU 1.702f
+
 #endif

@@ -30,7 +30,7 @@ static void fill(mp_test_random *random, int kind, float *x, int64_t n) {
 }
 
 static const mp_act acts[] = {MP_ACT_NONE, MP_ACT_GELU, MP_ACT_GELU_TANH, MP_ACT_RELU,
-                              MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID};
+                              MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID,   MP_ACT_QUICK_GELU};
 enum { ACTS = sizeof acts / sizeof *acts };
 
 /* Every row kernel at one length and one kind of input. */
@@ -183,7 +183,7 @@ MP_TEST(kernels_rows_exp_accuracy) {
 }
 
 MP_TEST(kernels_rows_activation_accuracy) {
-    double tanh_ulp = 0.0, sigmoid_ulp = 0.0, gelu_ulp = 0.0, gelu_left = 0.0, gelu_tanh = 0.0;
+    double tanh_ulp = 0.0, sigmoid_ulp = 0.0, gelu_ulp = 0.0, gelu_left = 0.0, gelu_tanh = 0.0, quick = 0.0;
     for (uint32_t u = 0x30000000u; u < 0x42000000u; u += 101) /* 2^-31 to 32 */
         for (int sign = -1; sign <= 1; sign += 2) {
             const float x = (float)sign * mp_ref_float(u);
@@ -197,7 +197,11 @@ MP_TEST(kernels_rows_activation_accuracy) {
                 gelu_left = fmax(gelu_left, fabs(mp_ref_gelu(x) - gelu));
             const double other = 0.5 * d * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (d + 0.044715 * d * d * d)));
             gelu_tanh = fmax(gelu_tanh, fabs(mp_ref_gelu_tanh(x) - other) / fmax(1.0, fabs(d)));
+            const double quick_gelu = d / (1.0 + exp(-1.702 * d));
+            quick = fmax(quick, fabs(mp_ref_activate(MP_ACT_QUICK_GELU, x) - quick_gelu) / fmax(1.0, fabs(d)));
         }
+    if (!(quick <= 1.5e-7))
+        MP_FAIL("quick_gelu is off by %.3g", quick);
     if (!(tanh_ulp <= 1.4 && sigmoid_ulp <= 2.5 && gelu_ulp <= 3.1 && gelu_left <= 5e-8 && gelu_tanh <= 1.5e-7))
         MP_FAIL("tanh %.3f ulp, sigmoid %.3f ulp, gelu %.3f ulp from -1 on and %.3g before, its tanh form %.3g",
                 tanh_ulp, sigmoid_ulp, gelu_ulp, gelu_left, gelu_tanh);

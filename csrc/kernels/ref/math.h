@@ -99,6 +99,8 @@ static inline float mp_ref_activate(mp_act act, float x) {
         return mp_ref_tanh(x);
     case MP_ACT_SIGMOID:
         return mp_ref_sigmoid(x);
+    case MP_ACT_QUICK_GELU:
+        return x * mp_ref_sigmoid(MP_QUICK_GELU * x);
     }
     return x;
 }

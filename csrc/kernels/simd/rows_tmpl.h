@@ -64,29 +64,32 @@ static void rows_add(const float *x, int64_t n, float *y) {
 }
 
 /* act is a constant in the functions below, one a case: the choice is made once a call. */
-#define ROWS_EACH_ACT(run)     \
-    switch (act) {             \
-    case MP_ACT_NONE:          \
-        run(MP_ACT_NONE);      \
-        break;                 \
-    case MP_ACT_GELU:          \
-        run(MP_ACT_GELU);      \
-        break;                 \
-    case MP_ACT_GELU_TANH:     \
-        run(MP_ACT_GELU_TANH); \
-        break;                 \
-    case MP_ACT_RELU:          \
-        run(MP_ACT_RELU);      \
-        break;                 \
-    case MP_ACT_SILU:          \
-        run(MP_ACT_SILU);      \
-        break;                 \
-    case MP_ACT_TANH:          \
-        run(MP_ACT_TANH);      \
-        break;                 \
-    case MP_ACT_SIGMOID:       \
-        run(MP_ACT_SIGMOID);   \
-        break;                 \
+#define ROWS_EACH_ACT(run)      \
+    switch (act) {              \
+    case MP_ACT_NONE:           \
+        run(MP_ACT_NONE);       \
+        break;                  \
+    case MP_ACT_GELU:           \
+        run(MP_ACT_GELU);       \
+        break;                  \
+    case MP_ACT_GELU_TANH:      \
+        run(MP_ACT_GELU_TANH);  \
+        break;                  \
+    case MP_ACT_RELU:           \
+        run(MP_ACT_RELU);       \
+        break;                  \
+    case MP_ACT_SILU:           \
+        run(MP_ACT_SILU);       \
+        break;                  \
+    case MP_ACT_TANH:           \
+        run(MP_ACT_TANH);       \
+        break;                  \
+    case MP_ACT_SIGMOID:        \
+        run(MP_ACT_SIGMOID);    \
+        break;                  \
+    case MP_ACT_QUICK_GELU:     \
+        run(MP_ACT_QUICK_GELU); \
+        break;                  \
     }
 
 static VEC_INLINE void rows_gated_as(const mp_act act, const float *gate, const float *up, int64_t n, float *y) {

@@ -83,6 +83,8 @@ static VEC_INLINE vec vec_activate(const mp_act act, vec x) {
         return vec_tanh(x);
     case MP_ACT_SIGMOID:
         return vec_sigmoid(x);
+    case MP_ACT_QUICK_GELU:
+        return vec_mul(x, vec_sigmoid(vec_mul(vec_set(MP_QUICK_GELU), x)));
     }
     return x;
 }
