@@ -177,7 +177,8 @@ typedef struct mp_attn_full {
     float scale;
     bool causal;            /* key t is seen by row r when t <= r */
     int window;             /* 0 = none; else |r - t| <= window / 2 (bidirectional) or r - t < window (causal) */
-    const float *bias;      /* [T, T] added to the scaled score, or NULL */
+    const float *bias;      /* added to the scaled score: of row r and key t bias[r * ld_bias + t]; or NULL */
+    int64_t ld_bias;        /* T; or -1 for a bias of t - r alone, [2 T - 1] values of which bias points to the T-th */
 } mp_attn_full;
 size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; holds nothing between calls */
 

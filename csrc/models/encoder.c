@@ -1,11 +1,20 @@
-/* encoder.c: the forward pass of encoders (BERT: Devlin et al., arXiv:1810.04805). */
+/* encoder.c: the forward pass of encoders (BERT: Devlin et al., arXiv:1810.04805), by the flags of their row. */
 #include "models/encoder.h"
 
-#include <math.h>
 #include <string.h>
 
+/* Columns of the rows that hold queries, keys and values, and what a half of a layer adds where that is normed. */
+static int32_t wide(const mp_encoder *model) {
+    return model->flags & MP_ARCH_OUTPUT_NORMS && model->hidden > model->qkv_width ? model->hidden : model->qkv_width;
+}
+
+static int32_t mixed_width(const mp_encoder *model) {
+    return model->q_width > model->hidden ? model->q_width : model->hidden;
+}
+
+/* Rows of the group's longest text and of rotary tables are not known to whoever reserves scratch: M serves for them. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
-    size_t rows = (size_t)M, f = sizeof(float);
+    size_t rows = (size_t)M * sizeof(float);
     size_t acts = 0;
     const mp_encoder_layer *layer = &model->layers[0];
     const mp_linear *linears[] = {&layer->qkv, &layer->out, &layer->up, &layer->down};
@@ -13,8 +22,9 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
         size_t need = mp_linear_scratch(linears[i], M);
         acts = need > acts ? need : acts;
     }
-    return mp_arena_cost(rows * (size_t)model->hidden * f) + mp_arena_cost(rows * 3 * (size_t)model->hidden * f) +
-           mp_arena_cost(rows * (size_t)model->hidden * f) + mp_arena_cost(rows * (size_t)model->ffn * f) + acts;
+    return mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
+           mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(rows * (size_t)model->up_width) +
+           mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) + acts;
 }
 
 size_t mp_encoder_lane_scratch(const mp_encoder *model, int T) {
@@ -31,52 +41,126 @@ static void *take(uint8_t **at, size_t bytes) {
     return piece;
 }
 
+/* What a lane computes on: the group, and where its rows stand. */
+typedef struct pass {
+    const mp_encoder *model;
+    const mp_kernels *call;
+    const mp_lane *lane;
+    const mp_encoder_text *texts;
+    int count, M;
+    int64_t row0, row1; /* the lane's, where rows are dealt out */
+    float *x;           /* [M, hidden] the residual sum */
+    float *qkv;         /* [M, wide] */
+    float *mixed;       /* [M, mixed_width] normed rows, then attention's output */
+    float *inner;       /* [M, up_width] */
+    float *angles[2];   /* [longest text, dim] of each rope */
+    void *acts, *lane_scratch;
+} pass;
+
+static void norm_row(const mp_encoder *model, const mp_norm *norm, int n, const float *x, float *y) {
+    const mp_kernels *call = mp_kernels_get();
+    if (model->flags & MP_ARCH_RMS_NORM)
+        call->rms_norm(x, norm->weight, model->eps, n, y);
+    else
+        call->layer_norm(x, norm->weight, norm->bias, model->eps, n, y);
+}
+
 static void embed_row(const mp_encoder *model, int32_t id, int32_t position, float *scratch, float *x) {
     const mp_kernels *call = mp_kernels_get();
     int n = model->hidden;
     mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), n, x);
+    if (model->embedding_scale != 1)
+        for (int i = 0; i < n; i++)
+            x[i] *= model->embedding_scale;
     if (model->token_type)
         call->add(model->token_type, n, x);
     if (model->positions.data) {
         mp_dequantize_row(model->positions.dtype, mp_tensor_row(&model->positions, position), n, scratch);
         call->add(scratch, n, x);
     }
-    call->layer_norm(x, model->norm, model->norm_bias, model->eps, n, x);
+    if (model->norm.weight)
+        norm_row(model, &model->norm, n, x, x);
 }
 
-static void norm_rows(const mp_encoder *model, const mp_lane *lane, const float *weight, const float *bias, int M,
-                      float *x) {
-    const mp_kernels *call = mp_kernels_get();
-    int64_t row0, row1;
-    mp_lane_split(lane, M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++) {
-        float *row = x + r * model->hidden;
-        call->layer_norm(row, weight, bias, model->eps, model->hidden, row);
+static void embed(const pass *p, int longest) {
+    for (int t = 0; t < p->count; t++)
+        for (int32_t i = 0; i < p->texts[t].n; i++) {
+            int64_t row = p->texts[t].row + i;
+            if (row >= p->row0 && row < p->row1)
+                embed_row(p->model, p->texts[t].ids[i], i, p->lane_scratch, p->x + row * p->model->hidden);
+        }
+    for (int i = 0; i < 2; i++) {
+        const mp_rope *rope = &p->model->rope[i];
+        int64_t from = 0, to = 0;
+        if (rope->dim)
+            mp_lane_split(p->lane, longest, 1, &from, &to);
+        for (; from < to; from++)
+            mp_rope_row(rope, from, p->angles[i] + from * rope->dim);
     }
 }
 
+/* The lane's rows of x [M, ld_x] into y [M, ld_y], which may be x. */
+static void norm_rows(const pass *p, const mp_norm *norm, const float *x, int64_t ld_x, float *y, int64_t ld_y) {
+    for (int64_t r = p->row0; r < p->row1; r++)
+        norm_row(p->model, norm, p->model->hidden, x + r * ld_x, y + r * ld_y);
+}
+
+static void rotate_heads(const pass *p, const mp_norm *norm, const mp_rope *rope, const float *angles, int heads,
+                         float *x) {
+    const int dim = p->model->head_dim;
+    for (int h = 0; h < heads; h++, x += dim) {
+        if (norm->weight)
+            norm_row(p->model, norm, dim, x, x);
+        if (rope->dim)
+            p->call->rope(x, angles, rope->dim, rope->neox);
+    }
+}
+
+/* Queries and keys of the lane's rows. */
+static void rotate(const pass *p, const mp_encoder_layer *layer) {
+    const mp_encoder *model = p->model;
+    const int which = layer->window && model->rope[1].dim ? 1 : 0;
+    const mp_rope *rope = &model->rope[which];
+    for (int t = 0; t < p->count; t++)
+        for (int32_t i = 0; i < p->texts[t].n; i++) {
+            int64_t row = p->texts[t].row + i;
+            if (row < p->row0 || row >= p->row1)
+                continue;
+            float *at = p->qkv + row * model->qkv_width;
+            const float *angles = rope->dim ? p->angles[which] + (int64_t)i * rope->dim : NULL;
+            rotate_heads(p, &layer->q_norm, rope, angles, model->heads, at);
+            rotate_heads(p, &layer->k_norm, rope, angles, model->kv_heads, at + model->q_width);
+        }
+}
+
 /* One unit of work is a text and a head. */
-static void attend(const mp_encoder *model, const mp_lane *lane, const mp_encoder_text *texts, int count,
-                   const float *qkv, float *out, void *scratch) {
-    const mp_kernels *call = mp_kernels_get();
+static void attend(const pass *p, const mp_encoder_layer *layer) {
+    const mp_encoder *model = p->model;
+    const int64_t group = model->heads / model->kv_heads;
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)count * model->heads, 1, &begin, &end);
+    mp_lane_split(p->lane, (int64_t)p->count * model->heads, 1, &begin, &end);
     for (int64_t unit = begin; unit < end; unit++) {
-        const mp_encoder_text *text = &texts[unit / model->heads];
-        int64_t column = unit % model->heads * model->head_dim;
-        const float *q = qkv + (int64_t)text->row * 3 * model->hidden + column;
+        const mp_encoder_text *text = &p->texts[unit / model->heads];
+        const int64_t head = unit % model->heads;
+        const float *row = p->qkv + (int64_t)text->row * model->qkv_width;
+        const float *k = row + model->q_width + head / group * model->head_dim;
         mp_attn_full attention = {
-            .q = q,
-            .k = q + model->hidden,
-            .v = q + 2 * model->hidden,
-            .ld = 3 * model->hidden,
-            .out = out + (int64_t)text->row * model->hidden + column,
-            .ld_out = model->hidden,
+            .q = row + head * model->head_dim,
+            .k = k,
+            .v = k + model->kv_width,
+            .ld = model->qkv_width,
+            .out = p->mixed + (int64_t)text->row * model->q_width + head * model->head_dim,
+            .ld_out = model->q_width,
             .T = text->n,
             .D = model->head_dim,
-            .scale = 1 / sqrtf((float)model->head_dim),
+            .scale = model->scale,
+            .causal = model->causal,
+            .window = layer->window,
+            .ld_bias = -1,
         };
-        call->attn_full(&attention, 0, text->n, scratch);
+        if (model->position_bias) /* from position 0 less position 0 */
+            attention.bias = model->position_bias + head * (2 * (int64_t)model->context - 1) + model->context - 1;
+        p->call->attn_full(&attention, 0, text->n, p->lane_scratch);
     }
 }
 
@@ -93,48 +177,129 @@ static void finish_text(const mp_encoder *model, mp_encoder_text *text, const fl
     text->finite = call->all_finite(text->out, floats);
 }
 
+static void linear(const pass *p, const mp_linear *layer, const float *x, int64_t ldx, const mp_epilogue *ep, float *y,
+                   int64_t ldy) {
+    mp_linear_forward(layer, p->lane, x, ldx, p->M, p->acts, NULL, NULL, ep, y, ldy);
+    mp_lane_sync(p->lane);
+}
+
+/* A projection's output is added to the residual sum, as it is or normed. */
+static void add_output(const pass *p, const mp_linear *layer, const mp_norm *after, const float *x, int64_t ldx) {
+    const int32_t n = p->model->hidden;
+    mp_epilogue plain = {0}, residual = {.residual = p->x, .ld_residual = n};
+    if (!after->weight) {
+        linear(p, layer, x, ldx, &residual, p->x, n);
+        return;
+    }
+    linear(p, layer, x, ldx, &plain, p->qkv, wide(p->model));
+    for (int64_t r = p->row0; r < p->row1; r++) {
+        float *row = p->qkv + r * wide(p->model);
+        norm_row(p->model, after, n, row, row);
+        p->call->add(row, n, p->x + r * n);
+    }
+    mp_lane_sync(p->lane);
+}
+
+static void attention_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
+    const mp_encoder *model = p->model;
+    mp_epilogue plain = {0};
+    linear(p, &layer->qkv, x, model->hidden, &plain, p->qkv, model->qkv_width);
+    if (model->flags & (MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS)) {
+        rotate(p, layer);
+        mp_lane_sync(p->lane);
+    }
+    attend(p, layer);
+    mp_lane_sync(p->lane);
+    add_output(p, &layer->out, &layer->attention_after, p->mixed, model->q_width);
+}
+
+static void feed_forward_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
+    const mp_encoder *model = p->model;
+    const bool gated = model->flags & MP_ARCH_GATED;
+    mp_epilogue activate = {.act = gated ? MP_ACT_NONE : model->act};
+    linear(p, &layer->up, x, model->hidden, &activate, p->inner, model->up_width);
+    if (gated) {
+        for (int64_t r = p->row0; r < p->row1; r++) {
+            float *gate = p->inner + r * model->up_width;
+            p->call->gated(model->act, gate, gate + model->ffn, model->ffn, gate);
+        }
+        mp_lane_sync(p->lane);
+    }
+    add_output(p, &layer->down, &layer->ffn_after, p->inner, model->up_width);
+}
+
+static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
+    const int32_t n = p->model->hidden;
+    attention_half(p, layer, p->x);
+    norm_rows(p, &layer->attention_norm, p->x, n, p->x, n);
+    mp_lane_sync(p->lane);
+    feed_forward_half(p, layer, p->x);
+    norm_rows(p, &layer->ffn_norm, p->x, n, p->x, n);
+    mp_lane_sync(p->lane);
+}
+
+/* A layer without a norm (ModernBERT's first: the embeddings are normed) takes the sum as it is. */
+static const float *normed(const pass *p, const mp_norm *norm) {
+    const int32_t n = p->model->hidden;
+    if (!norm->weight)
+        return p->x;
+    norm_rows(p, norm, p->x, n, p->mixed, n);
+    mp_lane_sync(p->lane);
+    return p->mixed;
+}
+
+static void layer_pre_norm(const pass *p, const mp_encoder_layer *layer) {
+    attention_half(p, layer, normed(p, &layer->attention_norm));
+    feed_forward_half(p, layer, normed(p, &layer->ffn_norm));
+}
+
+int mp_encoder_barriers(const mp_encoder *model) {
+    int layer = 7;
+    layer += model->flags & (MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS) ? 1 : 0;
+    layer += model->flags & MP_ARCH_GATED ? 1 : 0;
+    layer += model->flags & MP_ARCH_OUTPUT_NORMS ? 2 : 0;
+    return layer * model->layer_count + 1;
+}
+
 void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
                         void *group_scratch, void *lane_scratch) {
     uint8_t *at = group_scratch;
     size_t rows = (size_t)M * sizeof(float);
-    float *x = take(&at, rows * (size_t)model->hidden);
-    float *qkv = take(&at, rows * 3 * (size_t)model->hidden);
-    float *mixed = take(&at, rows * (size_t)model->hidden);
-    float *inner = take(&at, rows * (size_t)model->ffn);
-    void *acts = at;
-
-    int64_t row0, row1;
-    mp_lane_split(lane, M, 1, &row0, &row1);
+    int longest = 1;
     for (int t = 0; t < count; t++)
-        for (int32_t i = 0; i < texts[t].n; i++) {
-            int64_t row = texts[t].row + i;
-            if (row >= row0 && row < row1)
-                embed_row(model, texts[t].ids[i], i, lane_scratch, x + row * model->hidden);
-        }
+        longest = texts[t].n > longest ? texts[t].n : longest;
+    pass p = {.model = model,
+              .call = mp_kernels_get(),
+              .lane = lane,
+              .texts = texts,
+              .count = count,
+              .M = M,
+              .lane_scratch = lane_scratch};
+    p.x = take(&at, rows * (size_t)model->hidden);
+    p.qkv = take(&at, rows * (size_t)wide(model));
+    p.mixed = take(&at, rows * (size_t)mixed_width(model));
+    p.inner = take(&at, rows * (size_t)model->up_width);
+    for (int i = 0; i < 2; i++)
+        p.angles[i] = take(&at, rows * (size_t)model->rope[i].dim);
+    p.acts = at;
+    mp_lane_split(lane, M, 1, &p.row0, &p.row1);
+    embed(&p, longest);
     mp_lane_sync(lane);
 
-    mp_epilogue plain = {0}, activate = {.act = model->act}, residual = {.residual = x, .ld_residual = model->hidden};
-    for (int l = 0; l < model->layer_count; l++) {
-        const mp_encoder_layer *layer = &model->layers[l];
-        mp_linear_forward(&layer->qkv, lane, x, model->hidden, M, acts, NULL, NULL, &plain, qkv, 3 * model->hidden);
-        mp_lane_sync(lane);
-        attend(model, lane, texts, count, qkv, mixed, lane_scratch);
-        mp_lane_sync(lane);
-        mp_linear_forward(&layer->out, lane, mixed, model->hidden, M, acts, NULL, NULL, &residual, x, model->hidden);
-        mp_lane_sync(lane);
-        norm_rows(model, lane, layer->attention_norm, layer->attention_norm_bias, M, x);
-        mp_lane_sync(lane);
-        mp_linear_forward(&layer->up, lane, x, model->hidden, M, acts, NULL, NULL, &activate, inner, model->ffn);
-        mp_lane_sync(lane);
-        mp_linear_forward(&layer->down, lane, inner, model->ffn, M, acts, NULL, NULL, &residual, x, model->hidden);
-        mp_lane_sync(lane);
-        norm_rows(model, lane, layer->ffn_norm, layer->ffn_norm_bias, M, x);
+    const bool post_norm = model->flags & MP_ARCH_POST_NORM;
+    for (int l = 0; l < model->layer_count; l++)
+        if (post_norm)
+            layer_post_norm(&p, &model->layers[l]);
+        else
+            layer_pre_norm(&p, &model->layers[l]);
+    if (model->output_norm.weight) {
+        norm_rows(&p, &model->output_norm, p.x, model->hidden, p.x, model->hidden);
         mp_lane_sync(lane);
     }
 
     int64_t text0, text1;
     mp_lane_split(lane, count, 1, &text0, &text1);
     for (int64_t t = text0; t < text1; t++)
-        finish_text(model, &texts[t], x, lane_scratch);
+        finish_text(model, &texts[t], p.x, lane_scratch);
     mp_lane_sync(lane);
 }

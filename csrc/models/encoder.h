@@ -6,11 +6,19 @@
 #include "models/arch.h"
 #include "models/layers/linear.h"
 #include "models/layers/pooling.h"
+#include "models/layers/rope.h"
+
+typedef struct mp_norm { /* [n] each; weight NULL: there is none. bias may be NULL */
+    float *weight, *bias;
+} mp_norm;
 
 typedef struct mp_encoder_layer {
-    mp_linear qkv, out, up, down;
-    float *attention_norm, *attention_norm_bias; /* [hidden] after the attention's residual sum */
-    float *ffn_norm, *ffn_norm_bias;             /* [hidden] after the second */
+    mp_linear qkv, out, down;
+    mp_linear up;                       /* with a gate its outputs stand first: [2 ffn] */
+    mp_norm attention_norm, ffn_norm;   /* [hidden] before each half of the layer; MP_ARCH_POST_NORM: after its sum */
+    mp_norm attention_after, ffn_after; /* [hidden] of what a half adds to the residual sum */
+    mp_norm q_norm, k_norm;             /* [head_dim] */
+    int32_t window;                     /* as of mp_attn_full */
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
@@ -19,12 +27,19 @@ typedef struct mp_encoder {
     mp_budget *budget;
     uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
-    int32_t hidden, heads, head_dim, ffn, layer_count, vocab, context;
-    float eps;
+    uint32_t flags; /* MP_ARCH_* */
+    int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
+    int32_t q_width, kv_width, qkv_width; /* of all heads' queries; keys; both and values */
+    int32_t up_width;                     /* ffn, or twice that with a gate */
+    float eps, scale, embedding_scale;    /* of scores; of embeddings */
+    bool causal;
     mp_act act;
     mp_tensor tokens, positions; /* [vocab, hidden], [context, hidden], as stored: rows are converted on use */
     float *token_type;           /* [hidden] row 0, or NULL */
-    float *norm, *norm_bias;     /* [hidden] of the embeddings */
+    mp_norm norm;                /* [hidden] of the embeddings */
+    mp_norm output_norm;         /* [hidden] of the last layer's sum */
+    mp_rope rope[2];             /* of layers that see everything, and of those with a window */
+    float *position_bias;        /* [heads, 2 context - 1] what scores get by key's position less row's, or NULL */
     mp_encoder_layer *layers;
     mp_head head;
     _Atomic uint64_t token_ns; /* running estimate of time per token on one lane */
@@ -47,6 +62,8 @@ size_t mp_encoder_lane_scratch(const mp_encoder *model, int T);
  * its own. Sets finite of every text. Bits do not depend on the grouping or the lanes. */
 void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
                         void *group_scratch, void *lane_scratch);
+/* Barriers of a pass, at most. */
+int mp_encoder_barriers(const mp_encoder *model);
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 /* What the engine's copies of texts saved; encoder_dedup.h. */

@@ -120,7 +120,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->together = texts == 1; /* else each lane has texts of its own */
     plan->lanes = texts < 256 ? (int)texts : 256;
     if (plan->together)
-        plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 7 * engine->model->layer_count + 1);
+        plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
     plan->cost_ns = (uint64_t)planned * token_ns;
 }
 

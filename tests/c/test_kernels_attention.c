@@ -79,7 +79,8 @@ static void full_free(full_case *c) {
 static void full_options(full_case *c, int option, mp_test_random *random) {
     c->a.causal = option & 1;
     c->a.window = option & 2 ? pick(random, 1, c->a.T + 3) : 0;
-    c->a.bias = option & 4 ? c->bias : NULL;
+    c->a.ld_bias = pick(random, 0, 1) ? c->a.T : -1;
+    c->a.bias = option & 4 ? c->bias + (c->a.ld_bias < 0 ? c->a.T * c->a.T - c->a.T : 0) : NULL;
 }
 
 static void full_compare(const kt_set *v, const kt_set *ref, full_case *c, const char *what) {
@@ -202,7 +203,7 @@ MP_TEST(kernels_attention_full_ref_in_double) {
                 double s = 0.0;
                 for (int d = 0; d < 16; d++)
                     s += (double)a.q[r * a.ld + d] * a.k[t * a.ld + d];
-                const double p = exp(s * 0.25 + (a.bias ? a.bias[r * a.T + t] : 0.0f));
+                const double p = exp(s * 0.25 + (a.bias ? a.bias[r * a.ld_bias + t] : 0.0f));
                 sum += p;
                 for (int d = 0; d < 16; d++)
                     out[d] += p * a.v[t * a.ld + d];
@@ -226,6 +227,7 @@ MP_TEST(kernels_attention_full_nan) {
             else if (what == 1)
                 c.qkv[7 * c.a.ld + 32 + 3] = NAN;
             c.a.bias = what == 2 ? c.bias : NULL;
+            c.a.ld_bias = c.a.T;
             for (int t = 0; t < 45; t++)
                 c.bias[7 * 45 + t] = -INFINITY;
             full_compare(&v, &ref, &c, "nan");

@@ -18,19 +18,32 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Flags that a family's loader reads.
-FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS"], "decoder": ["QKV_BIAS", "ROPE_NEOX"]}
+FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
+                     "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI"],
+         "decoder": ["QKV_BIAS", "ROPE_NEOX"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
 REFUSED = {
-    ("bert", "POST_NORM"): "norms before their layers are not supported",
     ("llama", "QKV_BIAS"): "attn_q.bias",
     ("qwen2", "QKV_BIAS"): "not part of this architecture",
 }
+#: For any encoder: what is refused when a flag is set that was not, because its tensors or keys are missing.
+REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
+                    "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
+                    "OUTPUT_NORMS": "post_attention_norm.weight", "RELATIVE_BIAS": "attn_rel_b.weight"}
+REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
+#: Flags that a file without the tensor turns off by itself: they are flipped only where they are set.
+WHERE_SET = {"TOKEN_TYPES", "BIAS"}
 #: Which tests hold a row against transformers.
 TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py")
 NAMES = {"bert": "test_bert or test_encoder"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
 TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
-CASES = [(name, flag) for name, _, family, _ in ROW.findall(TABLE) for flag in FLAGS[family]]
+CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]
+         if flag not in WHERE_SET or f"MP_ARCH_{flag}" in flags.split(" | ")]
+REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(TABLE) if family == "encoder"
+            for flag in FLAGS[family]
+            for table in [REFUSED_WHEN_NOT_SET if f"MP_ARCH_{flag}" in flags.split(" | ") else REFUSED_WHEN_SET]
+            if flag in table and (name, flag) in CASES}
 
 
 def _flip(table: str, name: str, flag: str) -> str:

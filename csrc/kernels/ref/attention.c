@@ -51,7 +51,7 @@ static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scrat
                 f = fmaf(q[d], k[d], f);
             s[t] = f * a->scale;
             if (a->bias)
-                s[t] += a->bias[(int64_t)r * a->T + t];
+                s[t] += a->bias[r * a->ld_bias + t];
         }
         float max, inverse = 1.0f / softmax_visible(s, a->T, from, to, &max);
         for (int d = 0; d < a->D; d++) {

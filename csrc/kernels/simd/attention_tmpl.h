@@ -376,7 +376,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
                 full_visible(a, row, &from, &to);
                 x.from[i] = from - base;
                 x.to[i] = to - base;
-                x.bias[i] = a->bias ? a->bias + (int64_t)row * a->T + base : NULL;
+                x.bias[i] = a->bias ? a->bias + row * a->ld_bias + base : NULL;
                 p[i] = x.s + i * x.ld;
             }
             softmax_rows(&x);
