@@ -12,7 +12,7 @@ static int32_t mixed_width(const mp_encoder *model) {
     return model->q_width > model->hidden ? model->q_width : model->hidden;
 }
 
-/* Rows of the group's longest text and of rotary tables are not known to whoever reserves scratch: M serves for them. */
+/* The longest text, which is as many rows of rotary tables, is not known to who reserves scratch: M serves for it. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
     size_t rows = (size_t)M * sizeof(float);
     size_t acts = 0;

@@ -11,7 +11,9 @@ GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gg
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from ..errors import FormatError, LimitError, Unsupported
 from .families import ROWS, Architecture
@@ -20,14 +22,23 @@ from .fields import Fields
 from .json_strict import shorten
 from .spec import TensorEntry, Value
 
-ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in ROWS}
+#: Rows by ``model_type`` of config.json, and by ``general.architecture`` of a GGUF file.
+#: Several rows may have one ``model_type``: a head's class, or what stands around the network, tells them apart.
+IN_CONFIG: dict[str, list[Architecture]] = {}
+for _row in ROWS:
+    for _name in _row.in_config:
+        IN_CONFIG.setdefault(_name, []).append(_row)
+IN_GGUF: dict[str, Architecture] = {name: row for row in ROWS for name in row.in_gguf}
+
+Row = TypeVar("Row")
+_PART = re.compile(r"(.+)\[(\d+)\]")
 
 
-def find(name: str, *, file: str, field: str) -> Architecture:
-    """The row of an architecture. Raises FormatError if there is none."""
-    row = ARCHITECTURES.get(name)
+def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
+    """What a table has for an architecture. Raises FormatError if there is nothing."""
+    row = table.get(name)
     if row is None:
-        raise FormatError(file=file, field=field, got=shorten(repr(name)), allowed=", ".join(sorted(ARCHITECTURES)),
+        raise FormatError(file=file, field=field, got=shorten(repr(name)), allowed=", ".join(sorted(table)),
                           hint="This version of mpool does not know the architecture")
     return row
 
@@ -80,17 +91,72 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
             "O": heads * value_length, "layers": layers}
 
 
-def expected(row: Architecture, size: Mapping[str, int]) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    """Every tensor of a model: GGUF name -> (transformers name without prefix, shape row-major, ``when``)."""
-    table: dict[str, tuple[str, tuple[int, ...], str]] = {}
-    for tensor in row.tensors:
+class Expected(NamedTuple):
+    """A tensor that a model may have: its names in a transformers folder and in GGUF files, its shape, whether its
+    files have to have it, and ``when`` of its row."""
+
+    hf: tuple[str, ...]
+    stored: tuple[str, ...]
+    shape: tuple[int, ...]
+    needed: bool
+    when: str
+
+
+def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) -> dict[str, Expected]:
+    """Every tensor of a model by the name that the core reads, in a GGUF file or in a folder. Parts of others that are
+    left out are here, too, by names with a ``#``."""
+    table: dict[str, Expected] = {}
+    for number, tensor in enumerate(row.tensors):
+        asks = tensor.when[3:].removesuffix(" above 0") if tensor.when.startswith("if ") else ""
+        above = tensor.when.endswith("above 0")
+        if asks and not gguf and not size.get(asks, 0):
+            continue
+        if gguf and not tensor.gguf:
+            continue
         shape = tuple(size[letter] for letter in tensor.shape)
-        if "{}" in tensor.gguf:
-            for layer in range(size["layers"]):
-                table[tensor.gguf.replace("{}", str(layer))] = (tensor.hf.replace("{}", str(layer)), shape, tensor.when)
-        else:
-            table[tensor.gguf] = (tensor.hf, shape, tensor.when)
+        names = (tensor.gguf or f"#{number}", tensor.hf, tensor.stored or tensor.gguf)
+        layers = range(size["layers"]) if "{}" in tensor.gguf or "{}" in tensor.hf else range(1)
+        for layer in layers:
+            if above and layer == 0:
+                continue
+            name, hf, stored = (name.replace("{}", str(layer)) for name in names)
+            needed = not tensor.when or tensor.when == "above 0" or (
+                not gguf and tensor.when not in ("gguf", "tied"))
+            table[name] = Expected(tuple(filter(None, hf.split("|"))), tuple(stored.split("|")), shape, needed,
+                                   tensor.when)
     return table
+
+
+def _take(left: dict[str, TensorEntry], table: Mapping[str, Expected], names: Callable[[Expected], Iterable[str]],
+          paths: Sequence[str]) -> dict[str, TensorEntry]:
+    """Moves the tensors of a table from ``left`` (by their names in the files) to the result (by the core's), those
+    that hold several cut into their parts, every shape checked."""
+    found: dict[str, TensorEntry] = {}
+    parts: dict[str, dict[int, str]] = {}
+    for gguf, tensor in table.items():
+        for part in filter(None, map(_PART.fullmatch, names(tensor))):
+            parts.setdefault(part[1], {})[int(part[2])] = gguf
+    for gguf, tensor in table.items():
+        for name in names(tensor):
+            if name in left and (name not in parts or left[name].shape == tensor.shape):
+                if gguf in found:
+                    raise FormatError(file=paths[left[name].file], field="tensors", allowed="each tensor once",
+                                      got=f"{shorten(name)} beside {shorten(found[gguf].name)}")
+                found[gguf] = left.pop(name)
+                check_shape(found[gguf], tensor.shape, paths[found[gguf].file])
+    for name, of in parts.items():
+        if name not in left or any(gguf in found for gguf in of.values()):
+            continue
+        whole = left.pop(name)
+        first = table[of[0]].shape
+        rows = [table[of[i]].shape[0] for i in range(len(of))]
+        check_shape(whole, (sum(rows), *first[1:]), paths[whole.file])
+        a_row, offset = whole.nbytes // sum(rows), whole.offset
+        for i, count in enumerate(rows):
+            found[of[i]] = TensorEntry(f"{name}[{i}]", whole.dtype, (count, *first[1:]), whole.file, offset,
+                                       count * a_row)
+            offset += count * a_row
+    return found
 
 
 def check_shape(entry: TensorEntry, shape: tuple[int, ...], file: str) -> None:
@@ -133,37 +199,37 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
         FormatError: tensors missing, left over, under two names, or of another shape.
     """
     table = expected(row, size)
-    found: dict[str, TensorEntry] = {}
     left = {_modern(name): entry for name, entry in tensors.items()}
     if len(left) != len(tensors):
         raise FormatError(file=file, field="tensors", got="a LayerNorm under both its old and its new name",
                           allowed="each tensor once")
-    first = next(hf for hf, _, _ in table.values() if hf)
+    first = next(name.partition("[")[0] for tensor in table.values() for name in tensor.hf)
     prefixes = [p for p in row.prefixes if p + first in left] or [row.prefixes[-1]]
     if len(prefixes) > 1:
         raise FormatError(file=file, field="tensors", got=f"{first} with and without a prefix",
                           allowed="each tensor once")
-    for gguf, (hf, _, _) in table.items():
-        name = hf if hf == "lm_head.weight" else prefixes[0] + hf
-        if hf and name in left:
-            found[gguf] = left.pop(name)
-    if tied and "output.weight" in found:
+
+    def named(tensor: Expected) -> list[str]:
+        return [name if name == "lm_head.weight" else prefixes[0] + name for name in tensor.hf]
+
+    head = left.get("lm_head.weight") if tied else None
+    found = _take(left, table, named, paths)
+    if head is not None and "output.weight" in found:
         if "token_embd.weight" not in found:
             found["token_embd.weight"] = found.pop("output.weight")
         elif same(found["output.weight"], found["token_embd.weight"]):
             del found["output.weight"]
-    absent = [prefixes[0] + hf if hf != "lm_head.weight" else hf for gguf, (hf, _, when) in table.items()
-              if gguf not in found and when != "gguf" and not (when == "tied" and tied)]
+    absent = [named(tensor)[0].partition("[")[0] for gguf, tensor in table.items()
+              if gguf not in found and (tensor.needed or tensor.when == "tied" and not tied)]
     if absent:
-        raise missing(absent, file=file)
+        raise missing(list(dict.fromkeys(absent)), file=file)
     harmless = re.compile("|".join(row.harmless))
     extra = [name for name in left if not harmless.fullmatch(name)]
     if extra:
         raise surplus(row, extra, file=file)
-    for gguf, entry in found.items():
-        check_shape(entry, table[gguf][1], paths[entry.file])
-    return [TensorEntry(gguf, entry.dtype, entry.shape, entry.file, entry.offset, entry.nbytes)
-            for gguf, entry in sorted(found.items(), key=lambda item: (item[1].file, item[1].offset))]
+    return [replace(entry, name=gguf)
+            for gguf, entry in sorted(found.items(), key=lambda item: (item[1].file, item[1].offset))
+            if not gguf.startswith("#")]
 
 
 def _modern(name: str) -> str:
@@ -173,27 +239,31 @@ def _modern(name: str) -> str:
     return name[:-len("beta")] + "bias" if name.endswith("LayerNorm.beta") else name
 
 
-def check_gguf(row: Architecture, size: Mapping[str, int], tensors: tuple[TensorEntry, ...],
-               paths: tuple[str, ...]) -> None:
-    """Checks that a GGUF file has the tensors of its architecture, no others, and their shapes.
+def map_gguf(row: Architecture, size: Mapping[str, int], tensors: Sequence[TensorEntry],
+             paths: Sequence[str]) -> tuple[TensorEntry, ...]:
+    """Tensors of a GGUF file under the names that the core reads, after checking that the file has those of its
+    architecture, no others, and their shapes.
 
     Raises:
         FormatError: a tensor is missing, surplus or of another shape.
         Unsupported: the tensors are those of a known variant (experts) that mpool does not compute.
     """
-    table = expected(row, size)
-    names = {entry.name for entry in tensors}
-    experts = [name for name in names if re.search(r"_exps\.|\.ffn_gate_inp\.|\.\d+\.weight$", name)]
+    table = expected(row, size, gguf=True)
+    experts = [entry.name for entry in tensors
+               if re.search(r"_exps\.|\.ffn_gate_inp\.|\.\d+\.weight$", entry.name)]
     if experts:
         raise Unsupported(f"{paths[0]}: {sorted(experts)[0]} belongs to a mixture of experts, which mpool's {row.name} "
                           "does not compute")
-    absent = [name for name, (_, _, when) in table.items() if name not in names and not when]
+    left = {entry.name: entry for entry in tensors}
+    place = {entry.name: at for at, entry in enumerate(tensors)}
+    found = _take(left, table, lambda tensor: tensor.stored, paths)
+    absent = [tensor.stored[0].partition("[")[0] for name, tensor in table.items()
+              if name not in found and tensor.needed]
     if absent:
-        raise missing(absent, file=paths[0])
+        raise missing(list(dict.fromkeys(absent)), file=paths[0])
     heads = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias") if row.name == "bert" else ()
-    extra = [entry.name for entry in tensors if entry.name not in table and entry.name not in heads]
+    extra = [name for name in left if name not in heads]
     if extra:
         raise surplus(row, sorted(extra), file=paths[0])
-    for entry in tensors:
-        if entry.name in table:
-            check_shape(entry, table[entry.name][1], paths[entry.file])
+    order = sorted(found, key=lambda name: (place[found[name].name.partition("[")[0]], found[name].offset))
+    return tuple(replace(found[name], name=name) for name in order)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError, Unsupported
 from . import architectures
-from .architectures import Architecture
+from .families import Architecture
+from .families.reading import MAX_VOCABULARY
 from .fields import Fields, describe
 from .spec import (
     EmbeddingSettings,
@@ -115,26 +116,22 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     """As :func:`describe_gguf`, from tables that were already read."""
     path = files[0]
     table = Fields(raw, file=path)
-    row = architectures.find(table.str("general.architecture"), file=path, field="general.architecture")
-    kv = dict(_below(raw, row.name + "."))
+    name = table.str("general.architecture")
+    row = architectures.find(architectures.IN_GGUF, name, file=path, field="general.architecture")
+    kv = {row.name + key[len(name):]: value for key, value in _below(raw, name + ".").items()}
     shapes = {entry.name: entry.shape for entry in tensors}
-    kv[f"{row.name}.vocab_size"] = _vocabulary(table, row, shapes, path)
+    kv[f"{row.name}.vocab_size"] = _vocabulary(table, name, shapes, path)
     types = _rows(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
-    _complete(table, row, kv)
+    _complete(table, row, name, kv)
     size = architectures.sizes(row, kv, file=path, token_types=types)
-    if row.name == "bert":
-        # a file may come without the table of token types
-        size["T"] = types
     kv.setdefault(f"{row.name}.attention.head_count_kv", kv[f"{row.name}.attention.head_count"])
     if row.rope:
         kv.setdefault(f"{row.name}.rope.dimension_count", 2 * size["R"])
-    architectures.check_gguf(row, size, tuple(tensors), tuple(files))
-    known = architectures.expected(row, size)
-    used = tuple(entry for entry in tensors if entry.name in known)
+    used = architectures.map_gguf(row, size, tensors, files)
     tokens = _tokens(table)
     embedding = generation = None
     if row.capability == "text_embedding":
-        embedding = _embedding(table, row, kv, size)
+        embedding = _embedding(table, name, kv, size)
     else:
         generation = _generation(table, row, tokens, size)
     return ModelDescription(
@@ -152,14 +149,14 @@ def _below(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
     return {name: value for name, value in raw.items() if name.startswith(prefix)}
 
 
-def _vocabulary(table: Fields, row: Architecture, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
+def _vocabulary(table: Fields, name: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
     """Rows of the embedding. ``vocab_size`` may be missing, and files exist in which it counts tokens, not rows."""
     if "token_embd.weight" not in shapes:
         raise architectures.missing(["token_embd.weight"], file=path)
     rows = _rows(shapes, "token_embd.weight", path)
-    stated = table.int(f"{row.name}.vocab_size", rows, low=1)
+    stated = table.int(f"{name}.vocab_size", rows, low=1)
     tokens = table.list("tokenizer.ggml.tokens")
-    for what, count in ((f"{row.name}.vocab_size", stated), ("tokenizer.ggml.tokens", len(tokens))):
+    for what, count in ((f"{name}.vocab_size", stated), ("tokenizer.ggml.tokens", len(tokens))):
         if count > rows:
             table.fail(what, count, f"at most {rows}, the rows of token_embd.weight")
     if not tokens:
@@ -175,47 +172,53 @@ def _rows(shapes: Mapping[str, tuple[int, ...]], name: str, path: str) -> int:
     return shape[0]
 
 
-def _complete(table: Fields, row: Architecture, kv: dict[str, Value]) -> None:
-    """Adds what the file leaves to convention, and refuses what would be computed wrongly."""
-    a = row.name
-    for name in kv:
-        neutral = _NEUTRAL.get(name[len(a) + 1:])
-        if neutral is not None and kv[name] not in neutral:
-            raise Unsupported(f"{table.file}: {name} is {describe(kv[name])}; mpool's {a} is without it")
+def _complete(table: Fields, row: Architecture, name: str, kv: dict[str, Value]) -> None:
+    """Adds what the file leaves to convention, and refuses what would be computed wrongly. The file's architecture is
+    ``name``."""
+    for key in kv:
+        below = key[len(row.name) + 1:]
+        neutral = None if below in row.handled else _NEUTRAL.get(below)
+        if neutral is not None and kv[key] not in neutral:
+            raise Unsupported(f"{table.file}: {name}.{below} is {describe(kv[key])}; mpool's {name} is without it")
     kv["mpool.activation"] = row.activation
-    if not row.rope:
-        if table.bool(f"{a}.attention.causal", False):
-            raise Unsupported(f"{table.file}: {a}.attention.causal is true; mpool's {a} looks both ways")
-        kv[f"{a}.attention.causal"] = False
+    if row.capability == "text_embedding":
+        if table.bool(f"{name}.attention.causal", False) and "attention.causal" not in row.handled:
+            raise Unsupported(f"{table.file}: {name}.attention.causal is true; mpool's {name} looks both ways")
+        kv.setdefault(f"{row.name}.attention.causal", False)
+        if row.complete is not None:
+            row.complete(table, name, kv)
         return
-    if not table.bool(f"{a}.attention.causal", True) or table.int(f"{a}.pooling_type", 0) != 0:
-        raise Unsupported(f"{table.file}: a {a} model for embeddings; mpool computes {a} as a text generator")
-    kv.setdefault(f"{a}.rope.freq_base", 10000.0)
-    scaling = table.str(f"{a}.rope.scaling.type", "none")
+    if not table.bool(f"{name}.attention.causal", True) or table.int(f"{name}.pooling_type", 0) != 0:
+        raise Unsupported(f"{table.file}: a {name} model for embeddings; mpool computes {name} as a text generator")
+    kv.setdefault(f"{row.name}.rope.freq_base", 10000.0)
+    scaling = table.str(f"{name}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
-        raise Unsupported(f"{table.file}: {a}.rope.scaling.type is {describe(scaling)}; mpool computes none and linear")
+        raise Unsupported(f"{table.file}: {name}.rope.scaling.type is {describe(scaling)}; mpool computes none and "
+                          "linear")
     if scaling == "linear":
-        table.number(f"{a}.rope.scaling.factor", above=0.0)
-    window = table.int(f"{a}.attention.sliding_window", 0, low=0)
-    if 0 < window < table.int(f"{a}.context_length", low=1):
-        raise Unsupported(f"{table.file}: {a}.attention.sliding_window is {window}; mpool's {a} attends to all "
+        table.number(f"{name}.rope.scaling.factor", above=0.0)
+    window = table.int(f"{name}.attention.sliding_window", 0, low=0)
+    if 0 < window < table.int(f"{name}.context_length", low=1):
+        raise Unsupported(f"{table.file}: {name}.attention.sliding_window is {window}; mpool's {name} attends to all "
                           "positions")
+    if row.complete is not None:
+        row.complete(table, name, kv)
 
 
 def _tokens(table: Fields) -> list[Any]:
     tokens = table.list("tokenizer.ggml.tokens", limit=1 << 40)
-    if len(tokens) > architectures.MAX_VOCABULARY:
+    if len(tokens) > MAX_VOCABULARY:
         raise LimitError(f"{table.file}: tokenizer.ggml.tokens has {len(tokens)} entries, mpool takes at most "
-                         f"{architectures.MAX_VOCABULARY}")
+                         f"{MAX_VOCABULARY}")
     return tokens
 
 
-def _embedding(table: Fields, row: Architecture, kv: dict[str, Value], size: Mapping[str, int]) -> EmbeddingSettings:
-    kind = table.int(f"{row.name}.pooling_type", 0, low=0)
+def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str, int]) -> EmbeddingSettings:
+    kind = table.int(f"{name}.pooling_type", 0, low=0)
     if kind == 4:
-        raise Unsupported(f"{table.file}: {row.name}.pooling_type is 4, a reranker; mpool computes embeddings")
+        raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool computes embeddings")
     if kind and kind not in _POOLING:
-        table.fail(f"{row.name}.pooling_type", kind, "0 (none), 1 (mean), 2 (cls) or 3 (last)")
+        table.fail(f"{name}.pooling_type", kind, "0 (none), 1 (mean), 2 (cls) or 3 (last)")
     if not kind:
         log.info("%s names no pooling: mean pooling is used", table.file)
     pooling = _POOLING.get(kind, "mean")

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from ..errors import FormatError, UnsafeFormat
 from . import architectures
-from .architectures import Architecture
+from .families import ROWS, Architecture, Config
 from .fields import Fields
-from .spec import Value
 
 
-def refuse_remote_code(config: Fields) -> None:
-    """Raises UnsafeFormat if a configuration asks for the repository's own Python code to be run."""
+def refuse_remote_code(config: Fields, row: Architecture | None = None) -> None:
+    """Raises UnsafeFormat if a configuration asks for the repository's own Python code to be run, unless what that code
+    does is what mpool computes for ``row``."""
+    if row is not None and row.remote:
+        return
     for key in ("auto_map", "trust_remote_code", "custom_pipelines"):
         if config.get(key):
             raise UnsafeFormat(f"{config.file}: {key} asks to run code from the model's repository, which mpool "
@@ -28,26 +30,26 @@ def find_architecture(config: Fields) -> Architecture:
         UnsafeFormat: the configuration asks for remote code.
         FormatError: an architecture, or a head, that mpool does not know.
     """
-    refuse_remote_code(config)
     classes = config.list("architectures", [], of=str, limit=16)
     name = config.str("model_type", None)
     if name is None:
-        known = [row.name for row in architectures.ARCHITECTURES.values() if set(row.classes) & set(classes)]
+        known = [row.in_config[0] for row in ROWS if set(row.classes) & set(classes)]
         if not known:
-            config.fail("model_type", "missing", ", ".join(sorted(architectures.ARCHITECTURES)))
+            config.fail("model_type", "missing", ", ".join(sorted(architectures.IN_CONFIG)))
         name = known[0]
-    row = architectures.find(name, file=config.file, field="model_type")
+    if name not in architectures.IN_CONFIG:
+        refuse_remote_code(config)
+    rows = architectures.find(architectures.IN_CONFIG, name, file=config.file, field="model_type")
+    row = next((row for row in rows if set(classes) <= set(row.classes)), rows[0])
+    refuse_remote_code(config, row)
     unknown = [cls for cls in classes if cls not in row.classes]
     if unknown:
         config.fail("architectures", unknown[0], ", ".join(row.classes))
     return row
 
 
-def read_config(config: Fields) -> tuple[Architecture, dict[str, Value], bool, int]:
-    """A config.json as hyper-parameters.
-
-    Returns:
-        (architecture, hyper-parameters under GGUF's names, whether the output layer is the embedding, token types).
+def read_config(config: Fields) -> tuple[Architecture, Config]:
+    """A config.json as an architecture and its hyper-parameters.
 
     Raises:
         FormatError: a key is missing, of the wrong type, or has a value that mpool does not know.
@@ -55,8 +57,7 @@ def read_config(config: Fields) -> tuple[Architecture, dict[str, Value], bool, i
         UnsafeFormat: the configuration asks for code of its own to be run.
     """
     row = find_architecture(config)
-    found = row.read(config, row)
-    return row, found.kv, found.tied, found.token_types
+    return row, row.read(config, row)
 
 
 def special_ids(config: Fields, key: str, vocabulary: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import FormatError, Unsupported
 from . import architectures, hf_config, safetensors_header, sentence_folder
-from .architectures import Architecture
+from .families import Architecture
 from .fields import Fields
 from .files import Folder, open_regular, refuse_pickle
 from .gguf_model import template
@@ -49,14 +49,15 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
                           allowed="a folder of transformers or sentence-transformers, or a .gguf file")
     config = encoder.fields(CONFIG_NAME)
-    row, kv, tied, types = hf_config.read_config(config)
+    row, read = hf_config.read_config(config)
+    kv = read.kv
     if row.capability != "text_embedding" and folder.has(sentence_folder.MODULES_NAME):
         raise Unsupported(f"{folder.path}: an embedding model on {row.name}; mpool computes embeddings with bert and "
                           f"{row.name} as a text generator")
-    size = architectures.sizes(row, kv, file=config.file, token_types=types)
-    paths, tensors = _weights(encoder, row, size, tied)
+    size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types) | read.sizes
+    paths, tensors = _weights(encoder, row, size, read.tied)
     tokenizer_config = encoder.fields(TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
-    hf_config.refuse_remote_code(tokenizer_config)
+    hf_config.refuse_remote_code(tokenizer_config, row)
     embedding = generation = None
     lower_case = False
     ends: tuple[int, ...] = ()

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..errors import FormatError, Unsupported
 from . import safetensors_header
-from .architectures import MAX_WIDTH, check_shape
+from .architectures import check_shape
+from .families.reading import MAX_WIDTH
 from .fields import Fields, describe
 from .files import Folder, refuse_pickle
 from .json_strict import shorten

@@ -34,8 +34,8 @@ REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
 #: Flags that a file without the tensor turns off by itself: they are flipped only where they are set.
 WHERE_SET = {"TOKEN_TYPES", "BIAS"}
 #: Which tests hold a row against transformers.
-TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py")
-NAMES = {"bert": "test_bert or test_encoder"}
+TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py")
+NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
 TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
 CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]

@@ -16,7 +16,8 @@ import mpool
 
 import tinygguf
 from corelib import greedy, logits, token_vectors
-from paritymodels import DECODERS, torch
+from encodermodels import ENCODERS, VOCAB, built
+from paritymodels import DECODERS, randomise, torch, transformers
 
 TOLERANCE = 1e-4
 TOKENS = np.random.default_rng(31).integers(2, 157, 131)
@@ -54,7 +55,7 @@ def test_order_of_rotary_pairs_matters(models: dict[str, Any], tmp_path: Path, n
     assert np.abs(got - _expected(models[name], TOKENS)).max() > 100 * TOLERANCE
 
 
-def test_encoder(models: dict[str, Any], tmp_path: Path) -> None:
+def test_bert(models: dict[str, Any], tmp_path: Path) -> None:
     path = str(tinygguf.write(tmp_path / "m.gguf", models["bert"]))
     texts = [np.random.default_rng(n).integers(0, 211, n).tolist() for n in (1, 2, 17, 64, 70)]
     with mpool.Pool() as pool:
@@ -63,3 +64,40 @@ def test_encoder(models: dict[str, Any], tmp_path: Path) -> None:
         with torch.no_grad():
             expected = models["bert"](torch.tensor([ids])).last_hidden_state[0].numpy()
         assert np.abs(vectors - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", tinygguf.ENCODERS)
+def test_encoder(tmp_path: Path, name: str) -> None:
+    model, encoder = built(name, 3), ENCODERS[name]
+    path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model))
+    texts = [np.random.default_rng(n).integers(5, VOCAB, n).tolist() for n in (1, 17, encoder.longest)]
+    with mpool.Pool() as pool:
+        got = token_vectors(pool, path, texts)
+    for ids, vectors in zip(texts, got):
+        expected = encoder.expected(model, ids)
+        assert np.abs(vectors - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name, kind", [("nomic_bert_published", "Q8_0"), ("nomic_bert_published", "Q4_0"),
+                                        ("modern_bert", "Q8_0")])
+def test_quantised_encoder(tmp_path: Path, name: str, kind: str) -> None:
+    """Also parts of fused tensors are read as they are stored: the model of the values that the file holds."""
+    import gguf
+
+    type_ = getattr(gguf.GGMLQuantizationType, kind)
+    make = {"nomic_bert_published": transformers.NomicBertModel, "modern_bert": transformers.ModernBertModel}[name]
+    config = built(name, 2).config
+    config.hidden_size, config.num_attention_heads, config.intermediate_size = 64, 4, 96
+    config.head_dim = 16
+    model = make(config).eval()
+    randomise(model, 4)
+    path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model, type_))
+    for key, tensor in model.state_dict().items():
+        if tensor.dim() == 2 and "layers." in key:
+            stored = gguf.quants.quantize(tensor.numpy(), type_)
+            tensor.copy_(torch.tensor(gguf.quants.dequantize(stored, type_).reshape(tensor.shape)))
+    ids = np.random.default_rng(3).integers(5, VOCAB, 60).tolist()
+    with mpool.Pool() as pool:
+        got = token_vectors(pool, path, [ids])[0]
+    expected = ENCODERS[name].expected(model, ids)
+    assert np.abs(got - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())

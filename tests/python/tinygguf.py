@@ -115,6 +115,71 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None) -> Path:
     return path
 
 
+#: Encoders of ``encodermodels`` -> architecture of the ``gguf`` package, and the tokenizer of such files.
+ENCODERS = {"bert_xlm_roberta": ("BERT", "t5"), "nomic_bert_published": ("NOMIC_BERT", "bert"),
+            "modern_bert": ("MODERN_BERT", "gpt2"), "jina_bert_v2": ("JINA_BERT_V2", "bert")}
+
+
+def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooling: int) -> None:
+    config = getattr(model, "config", None)
+    writer.add_block_count(config.num_hidden_layers if config else model.layers)
+    writer.add_context_length(encoder.longest)
+    writer.add_embedding_length(config.hidden_size if config else 48)
+    writer.add_feed_forward_length(config.intermediate_size if config else 100)
+    writer.add_head_count(config.num_attention_heads if config else model.heads)
+    writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or getattr(config, "norm_eps", 1e-12))
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType(pooling))
+    if name.startswith("nomic"):
+        writer.add_rope_freq_base(1000.0)
+    if name.startswith("modern"):
+        writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+        writer.add_float32("modern-bert.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window(config.local_attention)
+        writer.add_uint32("modern-bert.attention.sliding_window_pattern", 2)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: int = 1) -> Path:
+    """Writes a model of ``encodermodels`` as a GGUF file: matrices of the layers as type ``kind`` (default F32), rest
+    in float32. RoBERTa's table of positions is cut, as the converter does it."""
+    from encodermodels import ENCODERS as made
+
+    arch, tokenizer = ENCODERS[name]
+    arch = getattr(gguf.MODEL_ARCH, arch)
+    encoder, state = made[name], made[name].published(model)
+    layers = 1 + max(int(key.split("layer")[1].split(".")[1]) for key in state if "layer" in key and "." in
+                     key.split("layer")[1] and key.split("layer")[1].split(".")[1].isdigit())
+    names = gguf.get_tensor_name_map(arch, layers)
+    writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
+    _write_encoder_sizes(writer, name, encoder, model, pooling)
+    vocab = next(tensor.shape[0] for key, tensor in state.items() if key.endswith("_embeddings.weight"))
+    if tokenizer == "bert":
+        _write_vocabulary(writer, "bert", vocab, 0)
+    else:
+        writer.add_tokenizer_model(tokenizer)
+        writer.add_token_list([f"w{i}" for i in range(vocab)])
+        writer.add_token_types([CONTROL if i < 3 else UNKNOWN if i == 3 else NORMAL for i in range(vocab)])
+        writer.add_token_scores([-float(i) for i in range(vocab)])
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(3)
+    for key, tensor in state.items():
+        found = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert found is not None, key
+        data = tensor.detach().numpy().astype(np.float32)
+        if key == "embeddings.position_embeddings.weight":
+            data = data[model.config.pad_token_id + 1:]
+        if kind is not None and data.ndim == 2 and found.startswith("blk."):
+            writer.add_tensor(found, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(found, np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def models() -> dict[str, Any]:
     """The seeded models whose files the tests compare: a name and a model of two layers each."""
     import paritymodels

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from . import bert, llama
+from . import bert, gte, jina, llama, modernbert, mpnet, nomic
 from .rows import Architecture, Config, Tensor, layer
 
 #: Every row, in the order in which they are listed to users.
-ROWS: tuple[Architecture, ...] = (*bert.ROWS, *llama.ROWS)
+ROWS: tuple[Architecture, ...] = (*bert.ROWS, *nomic.ROWS, *mpnet.ROWS, *modernbert.ROWS, *gte.ROWS,
+                                  *jina.ROWS, *llama.ROWS)
 
 __all__ = ["ROWS", "Architecture", "Config", "Tensor", "layer"]

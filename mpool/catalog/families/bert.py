@@ -1,4 +1,4 @@
-"""BERT."""
+"""BERT, and RoBERTa and XLM-RoBERTa, which count their positions from behind that of the padding token."""
 
 from __future__ import annotations
 
@@ -37,6 +37,28 @@ def read_bert(config: Fields, row: Architecture) -> Config:
     return Config(kv, token_types=types)
 
 
+#: Positions whose first rows belong to no position of a text.
+POSITIONS = (Tensor("embeddings.position_embeddings.weight[0]", "", "oD"),
+             Tensor("embeddings.position_embeddings.weight[1]", "position_embd.weight", "PD"))
+_ROBERTA_TENSORS = (*POSITIONS, *(tensor for tensor in _BERT_TENSORS if tensor.gguf != "position_embd.weight"))
+
+
+def read_roberta(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a RoBERTa encoder. A GGUF file of one is a file of BERT, its positions cut by the
+    converter."""
+    found = read_bert(config, row)
+    rows, offset = config.int("max_position_embeddings"), config.int("pad_token_id", 1, low=0) + 1
+    if offset >= rows:
+        config.fail("max_position_embeddings", rows, f"more than {offset}, the rows that belong to no position")
+    found.kv["bert.context_length"] = rows - offset
+    found.sizes["o"] = offset
+    return found
+
+
+_ROBERTA = ("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification",
+            "ForMultipleChoice", "ForQuestionAnswering")
+
+
 ROWS = (
     Architecture(
         name="bert", capability="text_embedding",
@@ -46,5 +68,12 @@ ROWS = (
         prefixes=("", "bert."), read=read_bert, tensors=_BERT_TENSORS,
         harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
                   r"cls\..*", r"classifier\..*", r"qa_outputs\..*"),
+        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu"),
+    Architecture(
+        name="bert", capability="text_embedding", model_types=("roberta", "xlm-roberta", "camembert"), gguf=(),
+        classes=tuple(f"{name}{head}" for name in ("Roberta", "XLMRoberta", "Camembert") for head in _ROBERTA),
+        prefixes=("", "roberta."), read=read_roberta, tensors=_ROBERTA_TENSORS,
+        harmless=(r"(roberta\.)?embeddings\.position_ids", r"(roberta\.)?embeddings\.token_type_ids",
+                  r"(roberta\.)?pooler\..*", r"lm_head\..*", r"classifier\..*", r"qa_outputs\..*"),
         epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu"),
 )

@@ -9,6 +9,7 @@ are those of transformers' own configuration classes
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ...errors import Unsupported
@@ -107,3 +108,28 @@ def sizes(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]
     }
     return kv, {"num_hidden_layers", "max_position_embeddings", "hidden_size", "intermediate_size",
                 "num_attention_heads", "vocab_size", "model_type", "architectures"}
+
+
+def refuse(config: Fields, allowed: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises Unsupported if a key is there with another value than those that mpool computes."""
+    for key, values in allowed.items():
+        if key in config and config.get(key) not in values:
+            unsupported(config, key, " or ".join(describe(value) for value in values))
+
+
+def plain_rope(config: Fields, default: float) -> float:
+    """The base of rotary positions without any scaling, from ``rope_parameters`` or, in older files, ``rope_theta``."""
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.section(key, None)
+        if rope is None:
+            continue
+        kind = rope.str("rope_type", None) or rope.str("type", "default")
+        if kind != "default":
+            unsupported(rope, "rope_type" if "rope_type" in rope else "type", "default")
+        if rope.number("partial_rotary_factor", 1.0) != 1.0:
+            unsupported(rope, "partial_rotary_factor", "1")
+        rope.only({"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"})
+        theta = rope.number("rope_theta", None, above=0.0)
+        if theta is not None:
+            return float(theta)
+    return float(config.number("rope_theta", default, above=0.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..fields import Fields
 from ..spec import Value
@@ -13,33 +13,51 @@ from ..spec import Value
 class Tensor:
     """One tensor: its name in transformers (empty if it has none), its name in GGUF, its shape in letters.
 
-    ``{}`` stands for the layer. ``when`` says that a file may do without: ``"tied"``, the output layer that falls back
-    on the embedding; ``"gguf"``, a tensor that only GGUF files have; ``"types"``, the table of token types, which a
-    GGUF file may leave out.
+    ``{}`` stands for the layer; ``|`` separates names that files of different origin have. A name that ends in ``[i]``
+    is part i of a tensor that holds several, one below the other; every part of it needs a row, and a part without a
+    GGUF name is left out. ``when`` says that a file may do without: ``"tied"``, the output layer that falls back on the
+    embedding; ``"gguf"``, a tensor that only GGUF files have; ``"types"``, the table of token types, which a GGUF file
+    may leave out; ``"above 0"``, which the first layer does not have; ``"if x"``, which is there if ``x`` is not 0
+    among the model's sizes (in a GGUF file: if it is there); ``"if x above 0"``, both. ``stored`` is its name in GGUF
+    files where that is another than ``gguf``, the one that the core reads.
     """
 
     hf: str
     gguf: str
     shape: str
     when: str = ""
+    stored: str = ""
 
 
-def layer(hf: str, gguf: str, shape: str, *, bias: str | None = None) -> tuple[Tensor, ...]:
-    """Rows of one linear layer or norm in every block: the weight and, if ``bias`` names a size, the bias."""
-    rows = [Tensor(f"{hf}.weight", f"blk.{{}}.{gguf}.weight", shape)]
+def layer(hf: str, gguf: str, shape: str, *, bias: str | None = None, when: str = "", biased: str = "",
+          stored: str = "") -> tuple[Tensor, ...]:
+    """Rows of one linear layer or norm in every block: the weight and, if ``bias`` names a size, the bias.
+
+    ``hf`` and ``stored`` may be several names, and parts, as in :class:`Tensor`; ``biased`` is ``when`` of the bias.
+    """
+    rows = [Tensor(_each(hf, "weight"), f"blk.{{}}.{gguf}.weight", shape, when, _each(stored, "weight", "blk.{}."))]
     if bias is not None:
-        rows.append(Tensor(f"{hf}.bias", f"blk.{{}}.{gguf}.bias", bias))
+        rows.append(Tensor(_each(hf, "bias"), f"blk.{{}}.{gguf}.bias", bias, biased or when,
+                           _each(stored, "bias", "blk.{}.")))
     return tuple(rows)
+
+
+def _each(names: str, kind: str, before: str = "") -> str:
+    """Names with ``.weight`` or ``.bias`` behind them, and their ``[i]`` behind that."""
+    whole = (name.partition("[") for name in names.split("|") if name)
+    return "|".join(f"{before}{name}.{kind}{mark}{part}" for name, mark, part in whole)
 
 
 @dataclass
 class Config:
     """What a family reads out of config.json: hyper-parameters under GGUF's names (``kv``), whether the output layer is
-    the embedding, and rows of the table of token types."""
+    the embedding, rows of the table of token types, and sizes beside those that every model has: letters of shapes, and
+    what the ``when`` of tensors asks for."""
 
     kv: dict[str, Value]
     tied: bool = False
     token_types: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,7 @@ class Architecture:
     """One row.
 
     Attributes:
-        name: as in GGUF's ``general.architecture``.
+        name: as the core calls it (``csrc/models/archs.def``); several rows may be one architecture of the core.
         capability: the pool that serves it.
         classes: names in ``architectures`` of config.json whose weights hold this network.
         prefixes: what may stand before the names of the network's tensors in a transformers folder.
@@ -60,6 +78,13 @@ class Architecture:
         full_layers: for families whose configuration switches its sliding window off unless it says otherwise: how
             many of the first layers attend to everything when it does not say (transformers' default); None for
             families where a window that is given is in use.
+        model_types: ``model_type`` in config.json; by default the name.
+        gguf: ``general.architecture`` in GGUF files, none if there are no such files; by default the name.
+        complete: adds to the hyper-parameters of a GGUF file what it leaves to convention; gets the file's keys, the
+            architecture's name there, and the hyper-parameters.
+        handled: keys below the architecture's in GGUF files that ``complete`` takes care of.
+        remote: the family is published with Python code of its own, which is what is computed here; the code itself
+            is never run.
     """
 
     name: str
@@ -73,3 +98,18 @@ class Architecture:
     rope: bool
     activation: str
     full_layers: int | None = None
+    model_types: tuple[str, ...] | None = None
+    gguf: tuple[str, ...] | None = None
+    complete: Callable[[Fields, str, dict[str, Value]], None] | None = None
+    handled: frozenset[str] = frozenset()
+    remote: bool = False
+
+    @property
+    def in_config(self) -> tuple[str, ...]:
+        """Its names in config.json."""
+        return (self.name,) if self.model_types is None else self.model_types
+
+    @property
+    def in_gguf(self) -> tuple[str, ...]:
+        """Its names in GGUF files."""
+        return (self.name,) if self.gguf is None else self.gguf

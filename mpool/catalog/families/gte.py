@@ -1,0 +1,91 @@
+"""GTE (gte-base-en-v1.5, gte-multilingual, Stella 400M): BERT with rotary positions and a gate (arXiv:2407.19669).
+
+Published with code of its own as model type ``new``; transformers has it since as ``gte``, under other names
+(https://github.com/huggingface/transformers/blob/main/src/transformers/models/gte).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fields import Fields
+from .reading import activation, check_neutral, plain_rope, refuse, sizes, unsupported
+from .rows import Architecture, Config, Tensor, layer
+
+_OLD, _NEW = "encoder.layer.{}", "layers.{}"
+
+
+def _qkv(part: int, name: str, shape: str) -> tuple[Tensor, ...]:
+    return layer(f"{_OLD}.attention.qkv_proj[{part}]|{_NEW}.self_attn.{name}_proj", f"attn_{name}", shape,
+                 bias=shape[0])
+
+
+_TENSORS = (
+    Tensor("embeddings.word_embeddings.weight", "token_embd.weight", "VD"),
+    Tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "TD", "if types"),
+    Tensor("embeddings.LayerNorm.weight", "token_embd_norm.weight", "D"),
+    Tensor("embeddings.LayerNorm.bias", "token_embd_norm.bias", "D"),
+    *_qkv(0, "q", "QD"), *_qkv(1, "k", "KD"), *_qkv(2, "v", "UD"),
+    *layer(f"{_OLD}.attention.o_proj|{_NEW}.self_attn.o_proj", "attn_output", "DO", bias="D"),
+    *layer(f"{_OLD}.attn_ln|{_NEW}.post_attention_layernorm", "attn_output_norm", "D", bias="D"),
+    *layer(f"{_OLD}.mlp.up_gate_proj[0]|{_NEW}.mlp.up_proj", "ffn_up", "FD"),
+    *layer(f"{_OLD}.mlp.up_gate_proj[1]|{_NEW}.mlp.gate_proj", "ffn_gate", "FD"),
+    *layer(f"{_OLD}.mlp.down_proj|{_NEW}.mlp.down_proj", "ffn_down", "DF", bias="D"),
+    *layer(f"{_OLD}.mlp_ln|{_NEW}.post_mlp_layernorm", "layer_output_norm", "D", bias="D"),
+)
+
+#: What the published code can do beside what the published models do.
+_PLAIN: dict[str, tuple[object, ...]] = {
+    "position_embedding_type": ("rope",), "layer_norm_type": ("layer_norm",), "pack_qkv": (True,),
+    "logn_attention_scale": (False,), "logn_attention_clip1": (False,),
+}
+
+
+def _old_rope(config: Fields, kv: dict[str, Any], a: str) -> None:
+    """Rotation in the published code: its NTK scaling multiplies the base, and divides all angles by the 2 / d-th power
+    of the factor, always."""
+    kv[f"{a}.rope.freq_base"] = config.number("rope_theta", 10000.0, above=0.0)
+    scaling = config.section("rope_scaling", None)
+    if scaling is None:
+        return
+    scaling.only({"type", "factor", "mixed_b"})
+    if scaling.str("type") != "ntk" or scaling.get("mixed_b") is not None:
+        unsupported(scaling, "type" if scaling.get("mixed_b") is None else "mixed_b", "ntk without mixed_b")
+    factor = scaling.number("factor", above=0.0)
+    heads: int = kv[f"{a}.attention.head_count"]
+    kv[f"{a}.rope.freq_base"] *= factor
+    kv[f"{a}.rope.scaling.type"] = "linear"
+    kv[f"{a}.rope.scaling.factor"] = factor ** (2 / (kv[f"{a}.embedding_length"] // heads))
+
+
+def read_gte(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a GTE encoder, in the words of the published code or in transformers'."""
+    kv, used = sizes(config, row)
+    a = row.name
+    kv[f"{a}.attention.head_count_kv"] = kv[f"{a}.attention.head_count"]
+    kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
+    kv[f"{a}.attention.causal"] = False
+    kv["mpool.activation"] = activation(config, "hidden_act", "gelu", ("gelu", "gelu_tanh", "relu", "silu"))
+    if config.str("model_type", "new") == "new":
+        refuse(config, _PLAIN)
+        _old_rope(config, kv, a)
+        types = config.int("type_vocab_size", 0, low=0, high=1 << 16)
+    else:
+        kv[f"{a}.rope.freq_base"] = plain_rope(config, 160000.0)
+        types = config.int("type_vocab_size", 1, low=0, high=1 << 16)
+    check_neutral(config, used | {
+        "layer_norm_eps", "hidden_act", "type_vocab_size", "tie_word_embeddings", "rope_theta", "rope_scaling",
+        "rope_parameters", "auto_map", "unpad_inputs", "use_memory_efficient_attention", *_PLAIN})
+    return Config(kv, token_types=types, sizes={"types": types})
+
+
+ROWS = (
+    Architecture(
+        name="gte", capability="text_embedding", model_types=("new", "gte"), gguf=(),
+        classes=tuple(f"{name}{head}" for name in ("New", "Gte")
+                      for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
+        prefixes=("", "new.", "gte."), read=read_gte, tensors=_TENSORS,
+        harmless=(r"((new|gte)\.)?embeddings\.(position_ids|token_type_ids|rotary_emb\..*)",
+                  r"((new|gte)\.)?pooler\..*", r"lm_head\..*", r"classifier\..*", r".*rotary_emb\..*inv_freq"),
+        epsilon="attention.layer_norm_epsilon", rope=True, activation="gelu", remote=True),
+)

@@ -1,0 +1,104 @@
+"""Nomic's BERT (nomic-embed-text v1 and v1.5): rotary positions, a gate, no biases but those of the norms.
+
+Published with code of its own and with a configuration in GPT-2's words; transformers has it since under its own names
+(https://github.com/huggingface/transformers/blob/main/src/transformers/models/nomic_bert).
+"""
+
+from __future__ import annotations
+
+from ..fields import Fields
+from ..spec import Value
+from .reading import activation, check_neutral, plain_rope, refuse, sizes
+from .rows import Architecture, Config, Tensor, layer
+
+_OLD, _NEW = "encoder.layers.{}", "layers.{}"
+
+
+def _qkv(part: int, name: str, shape: str) -> tuple[Tensor, ...]:
+    return layer(f"{_OLD}.attn.Wqkv[{part}]|{_NEW}.self_attn.{name}_proj", f"attn_{name}", shape,
+                 stored=f"attn_qkv[{part}]")
+
+
+_TENSORS = (
+    Tensor("embeddings.word_embeddings.weight", "token_embd.weight", "VD"),
+    Tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "TD", "types"),
+    Tensor("emb_ln.weight|embeddings.LayerNorm.weight", "token_embd_norm.weight", "D"),
+    Tensor("emb_ln.bias|embeddings.LayerNorm.bias", "token_embd_norm.bias", "D"),
+    *_qkv(0, "q", "QD"), *_qkv(1, "k", "KD"), *_qkv(2, "v", "UD"),
+    *layer(f"{_OLD}.attn.out_proj|{_NEW}.self_attn.o_proj", "attn_output", "DO"),
+    *layer(f"{_OLD}.norm1|{_NEW}.post_attention_layernorm", "attn_output_norm", "D", bias="D"),
+    *layer(f"{_OLD}.mlp.fc11|{_NEW}.mlp.up_proj", "ffn_up", "FD"),
+    *layer(f"{_OLD}.mlp.fc12|{_NEW}.mlp.gate_proj", "ffn_gate", "FD"),
+    *layer(f"{_OLD}.mlp.fc2|{_NEW}.mlp.down_proj", "ffn_down", "DF"),
+    *layer(f"{_OLD}.norm2|{_NEW}.post_mlp_layernorm", "layer_output_norm", "D", bias="D"),
+)
+
+#: What the published code can do beside what the published models do, under GPT-2's names: the values taken here.
+_PLAIN: dict[str, tuple[object, ...]] = {
+    "activation_function": ("swiglu",), "prenorm": (False,), "causal": (False,), "qkv_proj_bias": (False,),
+    "mlp_fc1_bias": (False,), "mlp_fc2_bias": (False,), "parallel_block": (False,), "rotary_emb_fraction": (1, 1.0),
+    "rotary_emb_interleaved": (False,), "rotary_emb_scale_base": (None,), "use_rms_norm": (False, None),
+    "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "moe_every_n_layers": (0, None),
+    "layer_norm_type": (None,), "shared_expert": (None,),
+}
+#: Keys that change nothing: how it was trained, and how its kernels were chosen.
+_IDLE = {"attn_pdrop", "embd_pdrop", "resid_pdrop", "dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln",
+         "last_layer_subset", "mlp_checkpoint_lvl", "pad_vocab_size_multiple", "parallel_block_tied_norm",
+         "reorder_and_upcast_attn", "use_flash_attn", "use_xentropy", "max_trained_positions", "auto_map", "n_inner",
+         "summary_proj_to_labels", "expert_choice_router", "ffn_div", "moe_impl", "moe_normalize_expert_weights",
+         "moe_resid_pdrop", "moe_top_k", "num_experts", "num_shared_experts", "router_aux_loss_coef"}
+
+
+def _read_old(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]]:
+    """The configuration in GPT-2's words. Positions beyond ``max_trained_positions`` stretch the rotation by the length
+    of the text, which is refused: the context ends there."""
+    a = row.name
+    refuse(config, _PLAIN)
+    positions = config.int("n_positions", low=1)
+    trained = config.int("max_trained_positions", 2048, low=1)
+    factor = config.number("rotary_scaling_factor", None)
+    if factor is not None and factor != 1:
+        positions = min(positions, trained)
+    hidden = config.int("n_embd", low=1)
+    kv: dict[str, Value] = {
+        f"{a}.block_count": config.int("n_layer", low=1), f"{a}.context_length": positions,
+        f"{a}.embedding_length": hidden, f"{a}.feed_forward_length": config.int("n_inner", 4 * hidden, low=1),
+        f"{a}.attention.head_count": config.int("n_head", low=1), f"{a}.vocab_size": config.int("vocab_size", low=1),
+        f"{a}.attention.layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-12, above=0.0),
+        f"{a}.rope.freq_base": config.number("rotary_emb_base", 10000.0, above=0.0), "mpool.activation": "silu"}
+    return kv, {"n_positions", "n_embd", "n_layer", "n_head", "vocab_size", "layer_norm_epsilon", "rotary_emb_base",
+                "rotary_scaling_factor", *_PLAIN, *_IDLE}
+
+
+def read_nomic(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a Nomic BERT."""
+    a = row.name
+    if "n_embd" in config:
+        kv, used = _read_old(config, row)
+    else:
+        kv, used = sizes(config, row)
+        kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
+        kv[f"{a}.rope.freq_base"] = plain_rope(config, 1000.0)
+        kv["mpool.activation"] = activation(config, "hidden_act", "silu", ("silu", "gelu", "gelu_tanh"))
+        head_dim = config.int("head_dim", None, low=1)
+        if head_dim is not None:
+            kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
+        used |= {"layer_norm_eps", "hidden_act", "head_dim", "rope_parameters", "rope_theta", "rope_scaling"}
+    heads = kv[f"{a}.attention.head_count"]
+    kv[f"{a}.attention.head_count_kv"] = heads
+    kv[f"{a}.attention.causal"] = False
+    types = config.int("type_vocab_size", 2, low=1, high=1 << 16)
+    check_neutral(config, used | {"type_vocab_size", "tie_word_embeddings"})
+    return Config(kv, token_types=types)
+
+
+ROWS = (
+    Architecture(
+        name="nomic_bert", capability="text_embedding", gguf=("nomic-bert",),
+        classes=("NomicBertModel", "NomicBertForMaskedLM", "NomicBertForPreTraining",
+                 "NomicBertForSequenceClassification", "NomicBertForTokenClassification"),
+        prefixes=("", "bert.", "nomic_bert."), read=read_nomic, tensors=_TENSORS,
+        harmless=(r"((nomic_)?bert\.)?pooler\..*", r"cls\..*", r"classifier\..*",
+                  r".*rotary_emb\.(original_)?inv_freq"),
+        epsilon="attention.layer_norm_epsilon", rope=True, activation="silu", remote=True),
+)

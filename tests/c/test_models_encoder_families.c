@@ -1,0 +1,145 @@
+/* Encoders of all families keep the numeric contract: windows, rotary tables, gates and biases of scores depend on a
+ * text alone. Numbers are held against references by the tests in Python. */
+#include "encoder_fixture.h"
+
+typedef struct family {
+    const char *arch;
+    bool pre_norm, gated, biased, positions, relative, rope, rms, head_norms, output_norms, causal;
+    int kv_heads, window; /* every second layer has the window */
+} family;
+
+static const family families[] = {
+    {.arch = "nomic_bert", .gated = true, .rope = true, .kv_heads = 4},
+    {.arch = "mpnet", .biased = true, .positions = true, .relative = true, .kv_heads = 4},
+    {.arch = "modern_bert", .pre_norm = true, .gated = true, .rope = true, .kv_heads = 4, .window = 10},
+    {.arch = "jina_bert_v2", .gated = true, .biased = true, .kv_heads = 4},
+};
+
+static void key(char *out, const family *f, const char *name) { snprintf(out, 128, "%s.%s", f->arch, name); }
+
+static void make_norm(tiny_file *file, const char *name, int n, bool biased) {
+    char full[96];
+    snprintf(full, sizeof full, "%s.weight", name);
+    tiny_tensor(file, full, MP_F32, 1, n, 0.3f, 1);
+    snprintf(full, sizeof full, "%s.bias", name);
+    if (biased)
+        tiny_tensor(file, full, MP_F32, 1, n, 0.3f, 0);
+}
+
+static void make_layer(tiny_file *file, const family *f, int l) {
+    const int head = TINY_WIDTH / 4, kv = f->kv_heads * head;
+    const struct {
+        const char *name;
+        int rows, columns;
+    } matrices[] = {{"attn_q", TINY_WIDTH, TINY_WIDTH},
+                    {"attn_k", kv, TINY_WIDTH},
+                    {"attn_v", kv, TINY_WIDTH},
+                    {"attn_output", TINY_WIDTH, TINY_WIDTH},
+                    {"ffn_up", TINY_ENCODER_FFN, TINY_WIDTH},
+                    {"ffn_down", TINY_WIDTH, TINY_ENCODER_FFN},
+                    {"ffn_gate", TINY_ENCODER_FFN, TINY_WIDTH}};
+    char name[64];
+    for (size_t m = 0; m < sizeof matrices / sizeof *matrices - !f->gated; m++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
+        tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
+        snprintf(name, sizeof name, "blk.%d.%s.bias", l, matrices[m].name);
+        if (f->biased)
+            tiny_tensor(file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
+    }
+    const struct {
+        const char *name;
+        bool there;
+        int n;
+    } norms[] = {{"attn_output_norm", !f->pre_norm, TINY_WIDTH},
+                 {"layer_output_norm", !f->pre_norm, TINY_WIDTH},
+                 {"attn_norm", f->pre_norm && (l > 0 || f->rms), TINY_WIDTH},
+                 {"ffn_norm", f->pre_norm, TINY_WIDTH},
+                 {"attn_q_norm", f->head_norms, head},
+                 {"attn_k_norm", f->head_norms, head},
+                 {"post_attention_norm", f->output_norms, TINY_WIDTH},
+                 {"post_ffw_norm", f->output_norms, TINY_WIDTH}};
+    for (size_t n = 0; n < sizeof norms / sizeof *norms; n++) {
+        snprintf(name, sizeof name, "blk.%d.%s", l, norms[n].name);
+        if (norms[n].there)
+            make_norm(file, name, norms[n].n, !f->rms);
+    }
+}
+
+static mp_spec *make_spec(const void *arg) {
+    const family *f = arg;
+    mp_error error;
+    char path[512], name[128];
+    snprintf(path, sizeof path, "%s/%s.bin", mp_test_directory(), f->arch);
+    tiny_file file = {.spec = mp_spec_create(), .random = {17}};
+    MP_CHECK_OK(mp_spec_set_architecture(file.spec, f->arch, &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    const struct {
+        const char *name;
+        int value;
+    } sizes[] = {{"block_count", TINY_ENCODER_LAYERS},      {"embedding_length", TINY_WIDTH},
+                 {"feed_forward_length", TINY_ENCODER_FFN}, {"attention.head_count", 4},
+                 {"attention.head_count_kv", f->kv_heads},  {"context_length", TINY_POSITIONS}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        key(name, f, sizes[i].name);
+        tiny_int(file.spec, name, sizes[i].value);
+    }
+    key(name, f, f->rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon");
+    tiny_float(file.spec, name, 1e-6);
+    mp_value causal = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = f->causal};
+    key(name, f, "attention.causal");
+    MP_CHECK_OK(mp_spec_set(file.spec, name, &causal, &error), &error);
+    int64_t windows[TINY_ENCODER_LAYERS] = {0};
+    for (int l = 1; l < TINY_ENCODER_LAYERS; l += 2)
+        windows[l] = f->window;
+    mp_value list = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = TINY_ENCODER_LAYERS, .as.integers = windows};
+    MP_CHECK_OK(mp_spec_set(file.spec, "mpool.layer_windows", &list, &error), &error);
+    if (f->window)
+        tiny_float(file.spec, "mpool.rope_base_window", 300);
+    tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, TINY_WIDTH, 1, 0);
+    if (f->positions)
+        tiny_tensor(&file, "position_embd.weight", MP_F32, TINY_POSITIONS, TINY_WIDTH, 0.3f, 0);
+    if (f->relative)
+        tiny_tensor(&file, "attn_rel_b.weight", MP_F32, 32, 4, 2, 0);
+    if (!f->rms)
+        make_norm(&file, "token_embd_norm", TINY_WIDTH, true);
+    if (f->pre_norm)
+        make_norm(&file, "output_norm", TINY_WIDTH, false);
+    for (int l = 0; l < TINY_ENCODER_LAYERS; l++)
+        make_layer(&file, f, l);
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    free(file.bytes);
+    return file.spec;
+}
+
+static void check_families(mp_compute compute) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        check_grouping(make_spec, &families[i], compute);
+}
+
+MP_TEST_SECONDS(models_encoder_families_float32, 100) { check_families(MP_COMPUTE_F32); }
+MP_TEST_SECONDS(models_encoder_families_bfloat16, 100) { check_families(MP_COMPUTE_BF16); }
+MP_TEST_SECONDS(models_encoder_families_int8, 100) { check_families(MP_COMPUTE_I8); }
+
+/* What the loader allocates beside the slab is given back, also after a failure. */
+static mp_status sweep_make(mp_call **call, mp_error *error) {
+    static const int32_t ids[] = {9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
+    static const int64_t offsets[] = {0, 12};
+    return mp_embed_call_create(1, ids, offsets, NULL, (mp_embed_call **)(void *)call, error);
+}
+
+static void sweep_compare(const mp_call *first, const mp_call *second) {
+    MP_CHECK(memcmp(((const mp_embed_call *)first)->vectors, ((const mp_embed_call *)second)->vectors,
+                    WIDTH * sizeof(float)) == 0);
+}
+
+MP_TEST_SECONDS(models_encoder_families_allocation_sweep, 200) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        tiny_life life = {make_spec(&families[i]), MP_COMPUTE_F32, sweep_make, sweep_compare};
+        mp_test_alloc_sweep(tiny_live, &life);
+        mp_spec_unpin(life.spec);
+    }
+}

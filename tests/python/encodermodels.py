@@ -1,0 +1,282 @@
+"""Seeded encoders for parity tests, by the rows of archs.def that they hold: transformers' own models where it has the
+family, plain torch written from the papers and configurations where the original is code in a model's repository."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paritymodels import randomise, torch, transformers, write_tokenizer
+
+VOCAB = 211
+#: What most of the small models have in common: odd sizes, three heads of 16.
+SIZES: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=48, num_attention_heads=3, intermediate_size=100)
+
+
+@dataclass
+class Encoder:
+    """How a family's models are made and saved, how long their texts are at most, and their tensors by the names of the
+    published files."""
+
+    make: Callable[[int], Any]
+    longest: int
+    published: Callable[[Any], dict[str, Any]] = lambda model: model.state_dict()
+    save: Callable[[Any, Path], None] = lambda model, folder: model.save_pretrained(folder)
+    states: Callable[[Any, Any], Any] = lambda model, ids: model(ids).last_hidden_state
+
+    def write(self, model: Any, folder: Path) -> Path:
+        """Saves a model with a tokenizer."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save(model, folder)
+        write_tokenizer(folder, VOCAB)
+        return folder
+
+    def expected(self, model: Any, ids: list[int]) -> Any:
+        """Last hidden states of a text, (tokens, hidden)."""
+        with torch.no_grad():
+            return self.states(model, torch.tensor([ids]))[0].numpy()
+
+
+def save_tensors(tensors: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
+    """A folder written by hand, in the names of the family's published files."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()},
+                          str(folder / "model.safetensors"), metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _renamed(state: dict[str, Any], names: list[tuple[str, str]]) -> dict[str, Any]:
+    renamed = {}
+    for name, tensor in state.items():
+        for new, old in names:
+            name = name.replace(new, old)
+        renamed[name] = tensor
+    return renamed
+
+
+def _fuse(state: dict[str, Any], parts: tuple[str, ...], whole: str) -> dict[str, Any]:
+    """Tensors whose names differ in ``parts`` become one, below each other."""
+    out = dict(state)
+    for name in state:
+        if parts[0] in name:
+            out[name.replace(parts[0], whole)] = torch.cat([out.pop(name.replace(parts[0], part)) for part in parts])
+    return out
+
+
+# ---- RoBERTa, MPNet, ModernBERT ------------------------------------------------------------------------------------
+
+def roberta(layers: int) -> Any:
+    config = transformers.RobertaConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=75, pad_token_id=4,
+                                        type_vocab_size=1, layer_norm_eps=1e-6)
+    return transformers.RobertaModel(config, add_pooling_layer=False).eval()
+
+
+def xlm_roberta(layers: int) -> Any:
+    config = transformers.XLMRobertaConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=72,
+                                           pad_token_id=1, type_vocab_size=1)
+    return transformers.XLMRobertaModel(config, add_pooling_layer=False).eval()
+
+
+def mpnet(layers: int) -> Any:
+    """Texts go beyond 128 tokens, where the last bucket of distances begins."""
+    config = transformers.MPNetConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=262)
+    return transformers.MPNetModel(config, add_pooling_layer=False).eval()
+
+
+def modern_bert(layers: int, **extra: Any) -> Any:
+    """Windows of 16 in texts of up to 120 tokens."""
+    config = transformers.ModernBertConfig(
+        **{**SIZES, "num_hidden_layers": layers, "max_position_embeddings": 120, "local_attention": 16,
+           "global_attn_every_n_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+           "cls_token_id": 1, "sep_token_id": 2, **extra})
+    return transformers.ModernBertModel(config).eval()
+
+
+def save_old_modern_bert(model: Any, folder: Path) -> None:
+    """The configuration as the first published files have it."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config.pop("layer_types")
+    config |= {"global_attn_every_n_layers": 2, "global_rope_theta": rope["full_attention"]["rope_theta"],
+               "local_rope_theta": rope["sliding_attention"]["rope_theta"], "reference_compile": None,
+               "layer_norm_eps": config["norm_eps"], "position_embedding_type": "absolute"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+# ---- Nomic ---------------------------------------------------------------------------------------------------------
+
+def nomic_bert(layers: int) -> Any:
+    config = transformers.NomicBertConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=96)
+    return transformers.NomicBertModel(config).eval()
+
+
+def published_nomic(model: Any) -> dict[str, Any]:
+    """Tensors as of nomic-embed-text-v1.5."""
+    state = _fuse(model.state_dict(), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attn.Wqkv")
+    return _renamed(state, [("layers.", "encoder.layers."), ("embeddings.LayerNorm", "emb_ln"),
+                            ("self_attn.o_proj", "attn.out_proj"), ("up_proj", "fc11"), ("gate_proj", "fc12"),
+                            ("down_proj", "fc2"), ("post_attention_layernorm", "norm1"),
+                            ("post_mlp_layernorm", "norm2")])
+
+
+def save_nomic(model: Any, folder: Path) -> None:
+    """As nomic-embed-text-v1.5 is published."""
+    config = model.config
+    save_tensors(published_nomic(model), {
+        "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0,
+        "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
+        "bos_token_id": None, "causal": False, "dense_seq_output": True, "embd_pdrop": 0.0, "eos_token_id": None,
+        "fused_bias_fc": True, "fused_dropout_add_ln": True, "initializer_range": 0.02,
+        "layer_norm_epsilon": config.layer_norm_eps, "max_trained_positions": 96, "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False, "model_type": "nomic_bert", "n_embd": config.hidden_size,
+        "n_head": config.num_attention_heads, "n_inner": config.intermediate_size, "n_layer": config.num_hidden_layers,
+        "n_positions": 384, "pad_vocab_size_multiple": 64, "parallel_block": False, "parallel_block_tied_norm": False,
+        "prenorm": False, "qkv_proj_bias": False, "reorder_and_upcast_attn": False, "resid_pdrop": 0.0,
+        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": 2, "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.0,
+        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True, "torch_dtype": "float32",
+        "type_vocab_size": 2, "use_cache": True, "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True,
+        "vocab_size": config.vocab_size}, folder)
+
+
+# ---- GTE -----------------------------------------------------------------------------------------------------------
+
+def gte(layers: int, **extra: Any) -> Any:
+    config = transformers.GteConfig(**{**SIZES, "num_hidden_layers": layers, "max_position_embeddings": 96,
+                                       "pad_token_id": 0, **extra})
+    return transformers.GteModel(config).eval()
+
+
+def ntk_gte(layers: int) -> Any:
+    """The rotation of the published code with NTK scaling by 2, which transformers' model does not have."""
+    model = gte(layers, type_vocab_size=0)
+    dim = 16
+    base = 500.0 * 2
+    model.rotary_emb.inv_freq.data = 1 / base ** (torch.arange(0, dim, 2).float() / dim) / 2 ** (2 / dim)
+    return model
+
+
+def save_gte(model: Any, folder: Path) -> None:
+    """As gte-large-en-v1.5 is published."""
+    state = _fuse(model.state_dict(), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+                  "attention.qkv_proj")
+    state = _fuse(state, ("mlp.up_proj", "mlp.gate_proj"), "mlp.up_gate_proj")
+    state = _renamed(state, [("layers.", "encoder.layer."), ("self_attn.o_proj", "attention.o_proj"),
+                             ("post_attention_layernorm", "attn_ln"), ("post_mlp_layernorm", "mlp_ln")])
+    config = model.config
+    save_tensors({f"new.{name}": tensor for name, tensor in state.items()}, {
+        "architectures": ["NewModel"], "attention_probs_dropout_prob": 0.0,
+        "auto_map": {"AutoConfig": "configuration.NewConfig", "AutoModel": "modeling.NewModel"},
+        "classifier_dropout": None, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": config.hidden_size, "initializer_range": 0.02, "intermediate_size": config.intermediate_size,
+        "layer_norm_eps": config.layer_norm_eps, "layer_norm_type": "layer_norm", "logn_attention_clip1": False,
+        "logn_attention_scale": False, "max_position_embeddings": config.max_position_embeddings, "model_type": "new",
+        "num_attention_heads": config.num_attention_heads, "num_hidden_layers": config.num_hidden_layers,
+        "pack_qkv": True, "pad_token_id": 0, "position_embedding_type": "rope",
+        "rope_scaling": {"factor": 2.0, "type": "ntk"}, "rope_theta": 500, "torch_dtype": "float32",
+        "type_vocab_size": config.type_vocab_size, "unpad_inputs": False, "use_memory_efficient_attention": False,
+        "vocab_size": config.vocab_size}, folder)
+
+
+# ---- JinaBERT v2 ---------------------------------------------------------------------------------------------------
+
+class JinaBert(torch.nn.Module):
+    """JinaBERT v2 from arXiv:2310.19923 and the configuration of jina-embeddings-v2-base-en: post-norm BERT layers
+    whose scores lose a head's slope times the distance (arXiv:2108.12409, in both directions), and a GeGLU."""
+
+    def __init__(self, layers: int, heads: int = 6) -> None:
+        super().__init__()
+        nn, D, F = torch.nn, 48, 100
+        self.heads, self.layers = heads, layers
+        names = {"embeddings.word_embeddings": nn.Embedding(VOCAB, D),
+                 "embeddings.token_type_embeddings": nn.Embedding(2, D), "embeddings.LayerNorm": nn.LayerNorm(D, 1e-12)}
+        for i in range(layers):
+            at = f"encoder.layer.{i}."
+            names |= {f"{at}attention.self.{which}": nn.Linear(D, D) for which in ("query", "key", "value")}
+            names |= {f"{at}attention.output.dense": nn.Linear(D, D),
+                      f"{at}attention.output.LayerNorm": nn.LayerNorm(D, 1e-12),
+                      f"{at}mlp.gated_layers": nn.Linear(D, 2 * F, bias=False), f"{at}mlp.wo": nn.Linear(F, D),
+                      f"{at}mlp.layernorm": nn.LayerNorm(D, 1e-12)}
+        self.part = names
+        for name, module in names.items():
+            self.add_module(name.replace(".", "/"), module)
+
+    def slopes(self) -> list[float]:
+        """As the paper gives them: a geometric sequence for a power of two, and every other one of the next for the
+        heads beyond it."""
+        def powers(n: int) -> list[float]:
+            start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+            return [start * start ** i for i in range(n)]
+
+        near = 2 ** math.floor(math.log2(self.heads))
+        return powers(near) + powers(2 * near)[0::2][:self.heads - near]
+
+    def forward(self, ids: Any) -> Any:
+        part, n = self.part, ids.shape[1]
+        x = part["embeddings.word_embeddings"](ids) + part["embeddings.token_type_embeddings"](torch.zeros_like(ids))
+        x = part["embeddings.LayerNorm"](x)
+        distance = (torch.arange(n)[:, None] - torch.arange(n)[None, :]).abs().float()
+        bias = -torch.tensor(self.slopes())[:, None, None] * distance
+        for i in range(self.layers):
+            at = f"encoder.layer.{i}."
+            q, k, v = (part[f"{at}attention.self.{which}"](x).view(1, n, self.heads, -1).transpose(1, 2)
+                       for which in ("query", "key", "value"))
+            scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias
+            mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(1, n, -1)
+            x = part[f"{at}attention.output.LayerNorm"](x + part[f"{at}attention.output.dense"](mixed))
+            gate, up = part[f"{at}mlp.gated_layers"](x).chunk(2, -1)
+            x = part[f"{at}mlp.layernorm"](x + part[f"{at}mlp.wo"](torch.nn.functional.gelu(gate) * up))
+        return x
+
+    def published(self) -> dict[str, Any]:
+        """Tensors by the names of the published files."""
+        return {name.replace("/", "."): tensor for name, tensor in self.state_dict().items()}
+
+
+def save_jina(model: JinaBert, folder: Path) -> None:
+    save_tensors(model.published(), {
+        "architectures": ["JinaBertForMaskedLM"], "attention_probs_dropout_prob": 0.0, "attn_implementation": None,
+        "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
+        "classifier_dropout": None, "emb_pooler": "mean", "feed_forward_type": "geglu", "gradient_checkpointing": False,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 48, "initializer_range": 0.02,
+        "intermediate_size": 100, "layer_norm_eps": 1e-12, "max_position_embeddings": 96, "model_max_length": 96,
+        "model_type": "bert", "num_attention_heads": model.heads, "num_hidden_layers": model.layers, "pad_token_id": 0,
+        "position_embedding_type": "alibi", "torch_dtype": "float32", "type_vocab_size": 2, "use_cache": True,
+        "vocab_size": VOCAB}, folder)
+
+
+#: Encoders by name; a name begins with that of the row it holds.
+ENCODERS: dict[str, Encoder] = {
+    "bert_roberta": Encoder(roberta, 70),
+    "bert_xlm_roberta": Encoder(xlm_roberta, 70),
+    "nomic_bert": Encoder(nomic_bert, 96),
+    "nomic_bert_published": Encoder(nomic_bert, 96, published_nomic, save_nomic),
+    "mpnet": Encoder(mpnet, 260),
+    "modern_bert": Encoder(modern_bert, 120),
+    "modern_bert_old": Encoder(lambda layers: modern_bert(layers, rope_parameters={
+        "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}), 120, save=save_old_modern_bert),
+    "modern_bert_biases": Encoder(lambda layers: modern_bert(
+        layers, norm_bias=True, attention_bias=True, mlp_bias=True, hidden_activation="gelu_pytorch_tanh"), 120),
+    "gte": Encoder(gte, 96),
+    "gte_published": Encoder(ntk_gte, 96, save=save_gte),
+    "jina_bert_v2": Encoder(JinaBert, 96, JinaBert.published, save_jina, lambda model, ids: model(ids)),
+}
+
+
+def built(name: str, layers: int, seed: int = 1, full: int = 3) -> Any:
+    """The first layers of a seeded model of ``full`` layers."""
+    encoder = ENCODERS[name]
+    whole = encoder.make(full)
+    randomise(whole, seed)
+    part = encoder.make(layers)
+    part.load_state_dict({key: value for key, value in whole.state_dict().items() if key in part.state_dict()})
+    return part
