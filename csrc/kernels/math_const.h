@@ -42,23 +42,36 @@
 #define MP_TANH_T3     0.0206390861f
 #define MP_TANH_T4     (-0.00570498686f)
 
-/* GELU(x) = x * Phi(x), Phi the normal distribution, (1 + erf(x / sqrt 2)) / 2. Instead of erf, which loses all digits
- * of 1 + erf for negative x, the tail Phi(-t) = exp(G0 + G1 t + ... + G10 t^10), t = |x|: the fit of
- * log(erfc(t / sqrt 2) / 2) on [0, 6], weighted by erfc. Beyond 6 the polynomial goes on falling; from GELU_END on,
- * where the tail is 0 long since, it is not followed. Evaluated as even(t^2) + t odd(t^2): half the steps that wait for
- * one another. Off by at most 3.1 ulp for x >= -1, and by 5e-8 below. */
-#define MP_GELU_END    16.0f
-#define MP_GELU_G0     (-0.693147182f)
-#define MP_GELU_G1     (-0.797885239f)
-#define MP_GELU_G2     (-0.318302631f)
-#define MP_GELU_G3     (-0.0363650247f)
-#define MP_GELU_G4     0.00483885268f
-#define MP_GELU_G5     (-2.01823332e-5f)
-#define MP_GELU_G6     (-0.000183553057f)
-#define MP_GELU_G7     4.97975016e-5f
-#define MP_GELU_G8     (-7.0113956e-6f)
-#define MP_GELU_G9     5.36018888e-7f
-#define MP_GELU_G10    (-1.75044892e-8f)
+/* GELU(x) = x * Phi(x), Phi the normal distribution, (1 + erf(x / sqrt 2)) / 2, as max(0, x) - t Phi(-t), t = |x|: not
+ * by erf, which loses all digits of 1 + erf for negative x. Phi(-t) is a polynomial of degree 5 in the distance of t from
+ * the nearest multiple k of GELU_WIDTH, with coefficients of its own for each k below 15; from 15 on (t >= 5.8, where
+ * t Phi(-t) is below 2e-8) it is 0. Sixteen floats are one register or two, so that a row of the table is one
+ * permutation: half the work of one polynomial for all and an exponential. Off by at most 1.6 ulp for x >= -1, and by
+ * 2.1e-8 below. */
+#define MP_GELU_END   6.0f
+#define MP_GELU_SCALE 2.5f
+#define MP_GELU_WIDTH 0.4f
+enum { MP_GELU_DEGREE = 5 };
+static const _Alignas(64) float mp_gelu_table[MP_GELU_DEGREE + 1][16] = {
+    {0.5f, 0.344578266f, 0.211855397f, 0.115069665f, 0.0547992885f, 0.0227501281f, 0.0081975339f, 0.00255512982f,
+     0.000687138177f, 0.00015910888f, 3.16713995e-05f, 5.4126026e-06f, 7.93344782e-07f, 9.9647977e-08f,
+     1.07182601e-08f, 0.0f},
+    {-0.398942262f, -0.368270099f, -0.289691508f, -0.194186062f, -0.110920839f, -0.0539909676f, -0.0223945286f,
+     -0.00791544933f, -0.00238408707f, -0.000611901691f, -0.000133830297f, -2.49425448e-05f, -3.96133055e-06f,
+     -5.3611268e-07f, -6.18281959e-08f, 0.0f},
+    {-5.08553114e-07f, 0.0736515969f, 0.115874059f, 0.116511047f, 0.0887375474f, 0.0539921671f, 0.0268740673f,
+     0.0110816862f, 0.00381437619f, 0.00110127672f, 0.000267585914f, 5.48463067e-05f, 9.49952664e-06f,
+     1.39218264e-06f, 1.72810346e-07f, 0.0f},
+    {0.0665002987f, 0.0515537784f, 0.0173784252f, -0.0142373051f, -0.0288380254f, -0.0269950312f, -0.0177665558f,
+     -0.00902389269f, -0.00367160141f, -0.00121971825f, -0.000334547833f, -7.63073185e-05f, -1.45449676e-05f,
+     -2.32500247e-06f, -3.12486094e-07f, 0.0f},
+    {-8.34681705e-05f, -0.0172681492f, -0.022616569f, -0.0150996223f, -0.00331279146f, 0.0044186851f, 0.00613869121f,
+     0.00446590362f, 0.00231244438f, 0.000923959131f, 0.000294927362f, 7.6615157e-05f, 1.63812165e-05f,
+     2.90430739e-06f, 4.29209734e-07f, 0.0f},
+    {-0.00969924312f, -0.00623323582f, 0.00108142453f, 0.0056697051f, 0.0053219432f, 0.00224545738f, -0.000285698858f,
+     -0.00113710447f, -0.000919002749f, -0.000476516318f, -0.000183409604f, -5.52359779e-05f, -1.33585108e-05f,
+     -2.63380139e-06f, -4.27474617e-07f, 0.0f},
+};
 
 /* GELU's tanh form, 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), is x * sigmoid(2 u). */
 #define MP_GELU_TANH_A 1.59576917f

@@ -62,20 +62,15 @@ static inline float mp_ref_tanh(float x) {
 }
 
 static inline float mp_ref_gelu(float x) {
-    float t = fabsf(x) < MP_GELU_END ? fabsf(x) : MP_GELU_END;
-    float s = t * t;
-    float even = MP_GELU_G10, odd = MP_GELU_G9;
-    even = fmaf(even, s, MP_GELU_G8);
-    even = fmaf(even, s, MP_GELU_G6);
-    even = fmaf(even, s, MP_GELU_G4);
-    even = fmaf(even, s, MP_GELU_G2);
-    even = fmaf(even, s, MP_GELU_G0);
-    odd = fmaf(odd, s, MP_GELU_G7);
-    odd = fmaf(odd, s, MP_GELU_G5);
-    odd = fmaf(odd, s, MP_GELU_G3);
-    odd = fmaf(odd, s, MP_GELU_G1);
-    float tail = mp_ref_exp(fmaf(odd, t, even));
-    return x * (x >= 0.0f ? 1.0f - tail : tail);
+    float size = fabsf(x);
+    float t = size < MP_GELU_END ? size : MP_GELU_END;
+    float at = fmaf(t, MP_GELU_SCALE, MP_ROUND_MAGIC);
+    float r = fmaf(at - MP_ROUND_MAGIC, -MP_GELU_WIDTH, t);
+    uint32_t k = mp_ref_bits(at) & 15;
+    float tail = mp_gelu_table[MP_GELU_DEGREE][k];
+    for (int d = MP_GELU_DEGREE - 1; d >= 0; d--)
+        tail = fmaf(tail, r, mp_gelu_table[d][k]);
+    return fmaf(-size, tail, mp_ref_max(0.0f, x));
 }
 
 static inline float mp_ref_gelu_tanh(float x) {

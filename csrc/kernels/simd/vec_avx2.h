@@ -112,6 +112,18 @@ VEC_AVX2_1(vec_neg, VEC_AVX2_NEG)
 VEC_AVX2_2(vec_copysign, VEC_AVX2_SIGN)
 VEC_AVX2_2(vec_scale_exponent, VEC_AVX2_SCALE)
 
+/* of eight by the low three bits, twice; then by the fourth, which a blend wants as the sign */
+static MP_INLINE __m256 vec_avx2_pick8(__m256 low, __m256 high, __m256 at) {
+    const __m256i k = _mm256_castps_si256(at);
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, k), _mm256_permutevar8x32_ps(high, k),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(k, 28)));
+}
+
+static MP_INLINE vec vec_pick(const float *table, vec at) {
+    const __m256 low = _mm256_load_ps(table), high = _mm256_load_ps(table + 8);
+    return (vec){vec_avx2_pick8(low, high, at.lo), vec_avx2_pick8(low, high, at.hi)};
+}
+
 static MP_INLINE vmask vec_less(vec a, vec b) {
     vmask m = {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
     return m;

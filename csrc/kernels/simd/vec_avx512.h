@@ -59,6 +59,10 @@ static MP_INLINE vec vec_scale_exponent(vec a, vec b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(b), 23)));
 }
 
+static MP_INLINE vec vec_pick(const float *table, vec at) {
+    return _mm512_permutexvar_ps(_mm512_castps_si512(at), _mm512_load_ps(table));
+}
+
 static MP_INLINE vmask vec_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 static MP_INLINE vmask vec_less_equal(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
 

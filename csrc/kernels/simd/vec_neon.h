@@ -134,6 +134,19 @@ static MP_INLINE vec vec_fma(vec x, vec y, vec z) {
                  vfmaq_f32(z.d, x.d, y.d)};
 }
 
+/* by bytes: those of lane k are 4 k ... 4 k + 3 */
+static MP_INLINE float32x4_t vec_neon_pick4(uint8x16x4_t table, float32x4_t at) {
+    const uint32x4_t k = vandq_u32(vreinterpretq_u32_f32(at), vdupq_n_u32(15));
+    const uint32x4_t bytes = vmlaq_u32(vdupq_n_u32(0x03020100u), k, vdupq_n_u32(0x04040404u));
+    return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(bytes)));
+}
+
+static MP_INLINE vec vec_pick(const float *table, vec at) {
+    const uint8x16x4_t bytes = vld1q_u8_x4((const uint8_t *)table);
+    return (vec){vec_neon_pick4(bytes, at.a), vec_neon_pick4(bytes, at.b), vec_neon_pick4(bytes, at.c),
+                 vec_neon_pick4(bytes, at.d)};
+}
+
 /* ---- masks ---- */
 
 VEC_NEON_2(vmask, vec_less, vcltq_f32)

@@ -125,6 +125,12 @@ VEC_PLAIN_2(vec_copysign, copysignf(a.lane[l], b.lane[l]))
 /* the bits of a + (the bits of b << 23): a * 2^n when b is n + 1.5 * 2^23 and the product is a normal float */
 VEC_PLAIN_2(vec_scale_exponent, vec_from_bits(vec_bits(a.lane[l]) + (vec_bits(b.lane[l]) << 23)))
 
+/* table[k] of 16, 64-byte aligned, k the low four bits of a lane's bits */
+static VEC_INLINE vec vec_pick(const float *table, vec at) {
+    VEC_EACH(l) at.lane[l] = table[vec_bits(at.lane[l]) & 15];
+    return at;
+}
+
 /* a * b + c, rounded once */
 static VEC_INLINE vec vec_fma(vec a, vec b, vec c) {
     vec y;

@@ -45,20 +45,13 @@ static VEC_INLINE vec vec_tanh(vec x) {
 }
 
 static VEC_INLINE vec vec_gelu(vec x) {
-    vec t = vec_min(vec_abs(x), vec_set(MP_GELU_END));
-    vec s = vec_mul(t, t);
-    vec even = vec_set(MP_GELU_G10), odd = vec_set(MP_GELU_G9);
-    even = vec_fma(even, s, vec_set(MP_GELU_G8));
-    odd = vec_fma(odd, s, vec_set(MP_GELU_G7));
-    even = vec_fma(even, s, vec_set(MP_GELU_G6));
-    odd = vec_fma(odd, s, vec_set(MP_GELU_G5));
-    even = vec_fma(even, s, vec_set(MP_GELU_G4));
-    odd = vec_fma(odd, s, vec_set(MP_GELU_G3));
-    even = vec_fma(even, s, vec_set(MP_GELU_G2));
-    odd = vec_fma(odd, s, vec_set(MP_GELU_G1));
-    even = vec_fma(even, s, vec_set(MP_GELU_G0));
-    vec tail = vec_exp(vec_fma(odd, t, even));
-    return vec_mul(x, vec_select(vec_less_equal(vec_zero(), x), vec_sub(vec_set(1.0f), tail), tail));
+    vec size = vec_abs(x), t = vec_min(size, vec_set(MP_GELU_END));
+    vec at = vec_fma(t, vec_set(MP_GELU_SCALE), vec_set(MP_ROUND_MAGIC)); /* its low bits hold k */
+    vec r = vec_fma(vec_sub(at, vec_set(MP_ROUND_MAGIC)), vec_set(-MP_GELU_WIDTH), t);
+    vec tail = vec_pick(mp_gelu_table[MP_GELU_DEGREE], at);
+    for (int d = MP_GELU_DEGREE - 1; d >= 0; d--)
+        tail = vec_fma(tail, r, vec_pick(mp_gelu_table[d], at));
+    return vec_fma(vec_neg(size), tail, vec_max(vec_zero(), x));
 }
 
 static VEC_INLINE vec vec_gelu_tanh(vec x) {

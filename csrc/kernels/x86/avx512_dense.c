@@ -140,17 +140,29 @@ static void hadamard(const float *x, int K, int size, float *y) {
     }
 }
 
+/* Magnitudes as integers order as the floats do, with NaN and Inf above all. */
+static MP_INLINE __m512i magnitude(__m512 x) {
+    return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+static MP_INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
+
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
-    const __m512i largest = _mm512_set1_epi32(0x7f7fffff); /* the largest finite float, as an integer */
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512i top = _mm512_setzero_si512(); /* magnitudes order as integers do, NaN and Inf above all */
-    for (int k = 0; k < K; k += 16) {
-        const __mmask16 here = (__mmask16)(K - k >= 16 ? 0xffff : (1u << (K - k)) - 1);
-        const __m512i u = _mm512_and_si512(_mm512_castps_si512(_mm512_maskz_loadu_ps(here, x + k)), magnitude);
-        top = _mm512_max_epi32(top, u);
+    const __mmask16 tail = (__mmask16)((1u << K % 16) - 1);
+    const int whole = K & ~15;
+    __m512i top = tail ? magnitude(_mm512_maskz_loadu_ps(tail, x + whole)) : _mm512_setzero_si512(), top1 = top;
+    int k = 0;
+    for (; k + 32 <= K; k += 32) {
+        top = _mm512_max_epi32(top, magnitude(_mm512_loadu_ps(x + k)));
+        top1 = _mm512_max_epi32(top1, magnitude(_mm512_loadu_ps(x + k + 16)));
     }
-    const bool finite = _mm512_cmpgt_epi32_mask(top, largest) == 0;
-    const float max = finite ? _mm512_reduce_max_ps(_mm512_castsi512_ps(top)) : 0.0f;
+    if (k < whole)
+        top = _mm512_max_epi32(top, magnitude(_mm512_loadu_ps(x + k)));
+    const int32_t most = _mm512_reduce_max_epi32(_mm512_max_epi32(top, top1));
+    const bool finite = most <= 0x7f7fffff;
+    float max = 0.0f;
+    if (finite)
+        memcpy(&max, &most, sizeof max);
     float inverse = max > 0 ? 127.0f / max : 0.0f;
     if (inverse > 3.402823466e38f)
         inverse = 0.0f;
@@ -160,15 +172,25 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         *sum = 0;
         return;
     }
-    __m512i total = _mm512_setzero_si512();
-    for (int k = 0; k < K; k += 16) {
-        const __mmask16 here = (__mmask16)(K - k >= 16 ? 0xffff : (1u << (K - k)) - 1);
-        const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + k), _mm512_set1_ps(inverse));
-        const __m512i i = _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 by = _mm512_set1_ps(inverse);
+    /* two packs leave bytes of the four vectors in turn, four at a time */
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i total = _mm512_setzero_si512(), total1 = total;
+    for (k = 0; k + 64 <= K; k += 64) {
+        const __m512i a = rounded(_mm512_loadu_ps(x + k), by), b = rounded(_mm512_loadu_ps(x + k + 16), by);
+        const __m512i c = rounded(_mm512_loadu_ps(x + k + 32), by), d = rounded(_mm512_loadu_ps(x + k + 48), by);
+        const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+        _mm512_storeu_si512(q + k, _mm512_permutexvar_epi32(order, bytes));
+        total = _mm512_add_epi32(total, _mm512_add_epi32(a, b));
+        total1 = _mm512_add_epi32(total1, _mm512_add_epi32(c, d));
+    }
+    for (; k < K; k += 16) {
+        const __mmask16 here = k < whole ? 0xffff : tail;
+        const __m512i i = rounded(_mm512_maskz_loadu_ps(here, x + k), by);
         _mm512_mask_cvtepi32_storeu_epi8(q + k, here, i);
         total = _mm512_add_epi32(total, i);
     }
-    *sum = _mm512_reduce_add_epi32(total);
+    *sum = _mm512_reduce_add_epi32(_mm512_add_epi32(total, total1));
 }
 MP_TARGET_END
 
