@@ -55,7 +55,9 @@ def compile_flags() -> list[str]:
     if enabled("MPOOL_DEBUG") or sanitize:
         flags += ["-UNDEBUG", "-O1", "-g", "-fno-omit-frame-pointer"]
     else:
-        flags += ["-DNDEBUG", "-O3", "-g0"]
+        # functions on lines of their own: where the loops of the kernels lie then does not depend on the code before
+        # them, which alone moved products by 5 % to either side
+        flags += ["-DNDEBUG", "-O3", "-g0", "-falign-functions=64"]
     if sanitize:
         flags.append(f"-fsanitize={sanitize}")
         if "undefined" in sanitize:

@@ -60,7 +60,7 @@ class Variant:
 
 
 VARIANTS: dict[str, Variant] = {
-    "release": Variant("gcc", ["-O3", "-DNDEBUG"], binding=True),
+    "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True),
     "debug": Variant("gcc", ["-O1", "-g"]),
     "seam": Variant("gcc", ["-O1", "-g", "-DMP_SEAM"]),
     "asan": Variant("gcc", ["-O1", "-g", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
