@@ -209,7 +209,10 @@ size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; 
  *   n[t] = w[t] * (MP_I16_WEIGHT / most) rounded once, to nearest even;   by = most / MP_I16_WEIGHT
  *   (most < MP_I16_LEAST: n = 0, by = 0;  most NaN or Inf: n = 0, by = NaN)
  *   o[d] = (float)(sum over t of n[t] * v[t, d]) * by
- * A row that sees nothing and the merge are as above. */
+ * A row that sees nothing and the merge are as above.
+ *
+ * With a softcap, s = softcap * tanh(s / softcap) in either form, after scale: in I16 x[t] becomes
+ * softcap * tanh(x[t] * f / softcap) and then f = 1. */
 enum { MP_I16_KEY = 4095, MP_I16_VALUE = 2047, MP_I16_WEIGHT = 16383, MP_I16_DEPTH = 128 };
 #define MP_I16_LEAST 0x1p-100f /* so that no scale, inverse or product with an integer leaves the normal floats */
 
@@ -227,6 +230,7 @@ typedef struct mp_attn_kv {
     float scale;
     int64_t pos0;              /* position of row 0; row r stands at pos0 + r and sees positions <= its own */
     int window;                /* 0 = all; else only the last `window` positions, its own included */
+    float softcap;             /* 0 = none; else what softens scores: see above */
     void *const *k_blocks;     /* [blocks] of this layer and KV head */
     void *const *v_blocks;
 } mp_attn_kv;
@@ -254,6 +258,7 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes, of 64-byte aligned memory, for a
  * add         y += x
  * gated       y = act(gate) * up; y may be gate or up
  * activate    x = act(x). GELU is x * Phi(x), the exact form (not less precise for negative x); see math_const.h
+ * softcap     x = cap * tanh(x / cap), the division rounded first
  * softmax     x = exp(x - max) in place, returns the sum (not divided). A NaN or +inf, or nothing but -inf, gives NaN.
  * max         NaN never wins; -inf when there is nothing else
  * exp_sum     out = exp(x - max), returns the tree sum; out may be NULL or x

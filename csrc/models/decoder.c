@@ -24,40 +24,52 @@ typedef struct lane_view { /* a lane's own scratch */
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-static float *rotation(const mp_decoder_pass *pass, int row) {
-    return pass->cos_sin + (size_t)row * (size_t)pass->model->rope.dim;
+static float *rotation(const mp_decoder_pass *pass, int row, int rope) {
+    const mp_decoder *model = pass->model;
+    return pass->cos_sin + ((size_t)row * (size_t)model->ropes + (size_t)rope) * (size_t)model->rope[0].dim;
 }
 
 static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
 
-/* Rotate key head `head` of a row and store it with its value. */
-static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, int layer, int head) {
+/* Norm and rotate a head of a query or key, as far as the layer does. */
+static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const float *norm, int row, float *x) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
+    if (norm)
+        call->rms_norm(x, norm, model->eps, model->head_dim, x);
+    if (layer->rope >= 0)
+        call->rope(x, rotation(pass, row, layer->rope), model->rope[0].dim, model->rope[0].neox);
+}
+
+/* Rotate key head `head` of a row and store it with its value. */
+static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, const mp_decoder_layer *layer,
+                      int head) {
+    const mp_decoder *model = pass->model;
     float *k = pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width +
                (size_t)((model->heads + head) * model->head_dim);
     const float *v = k + model->kv_heads * model->head_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
-    call->rope(k, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
-    mp_kv_put(pass->cache, block, layer, head, position % MP_KV_BLOCK, k, v);
+    place(pass, layer, layer->k_norm, seq->row0 + row, k);
+    mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
 }
 
 /* Rotate the query heads of a row that share KV head `head`, and make them what the cache's form wants. */
-static void rotate_queries(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, int head) {
+static void rotate_queries(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, const mp_decoder_layer *layer,
+                           int head) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
     float *q =
         pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width + (size_t)(head * group * model->head_dim);
     for (int g = 0; g < group; g++, q += model->head_dim) {
-        call->rope(q, rotation(pass, seq->row0 + row), model->rope.dim, model->rope.neox);
+        place(pass, layer, layer->q_norm, seq->row0 + row, q);
         if (in_integers(pass))
             call->attn_query_i16(q, model->head_dim);
     }
 }
 
-static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, int layer) {
+static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer) {
     const mp_decoder *model = pass->model;
     int64_t begin, end;
     mp_lane_split(lane, (int64_t)pass->rows.M * model->kv_heads, 1, &begin, &end);
@@ -68,11 +80,19 @@ static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, int laye
             s++;
         const mp_row_seq *seq = &pass->rows.seq[s];
         store_row(pass, seq, row - seq->row0, layer, head);
-        rotate_queries(pass, seq, row - seq->row0, head);
+        rotate_queries(pass, seq, row - seq->row0, layer, head);
     }
 }
 
-static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit *unit, int layer,
+/* The first block of a unit that its rows see. */
+static int first_block(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer) {
+    if (layer->window == 0)
+        return unit->block0;
+    int seen = mp_kv_first_seen(&pass->model->kv, (int64_t)pass->rows.seq[unit->seq].past + unit->row0);
+    return seen > unit->block0 ? seen : unit->block0;
+}
+
+static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer,
                            const lane_view *view) {
     const mp_decoder *model = pass->model;
     const mp_row_seq *seq = &pass->rows.seq[unit->seq];
@@ -80,9 +100,9 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     void **k = (void **)(view->base + view->at.pointers), **v = k + pass->most_blocks;
     /* one more than it is about, where there is one: kernels fetch the next block ahead */
     int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
-    for (int b = unit->block0; b < blocks && b <= unit->block1; b++) {
-        k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer, unit->head);
-        v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer, unit->head);
+    for (int b = first_block(pass, unit, layer); b < blocks && b <= unit->block1; b++) {
+        k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer->kv, unit->head);
+        v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer->kv, unit->head);
     }
     return (mp_attn_kv){
         .q = pass->qkv + (size_t)(seq->row0 + unit->row0) * (size_t)model->qkv_width +
@@ -92,9 +112,9 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         .group = group,
         .k_dim = model->head_dim,
         .v_dim = model->head_dim,
-        .scale = 1 / sqrtf((float)model->head_dim),
+        .scale = model->attention_scale,
         .pos0 = (int64_t)seq->past + unit->row0,
-        .window = model->kv.window,
+        .window = layer->window,
         .k_blocks = k,
         .v_blocks = v,
     };
@@ -122,20 +142,21 @@ static void finish_unit(const mp_decoder_pass *pass, const mp_attention_unit *un
         }
 }
 
-static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, int layer, const lane_view *view) {
+static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                         const lane_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     for (int u = pass->lane_units[lane->index]; u < pass->lane_units[lane->index + 1]; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         if (pass->mode == MP_ATTEND_FUSED) {
             store_row(pass, &pass->rows.seq[unit->seq], 0, layer, unit->head);
-            rotate_queries(pass, &pass->rows.seq[unit->seq], 0, unit->head);
+            rotate_queries(pass, &pass->rows.seq[unit->seq], 0, layer, unit->head);
         }
         mp_attn_kv attention = describe(pass, unit, layer, view);
         mp_attn_partial state = running_state(view);
         mp_attn_begin(unit->rows * attention.group, model->head_dim, &state);
-        (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, unit->block0, unit->block1,
-                                                                &state, view->base + view->at.attention);
+        (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer),
+                                                                unit->block1, &state, view->base + view->at.attention);
         finish_unit(pass, unit, &state);
     }
 }
@@ -146,26 +167,28 @@ static mp_attn_partial block_partial(const mp_decoder_pass *pass, int index) {
     return (mp_attn_partial){.o = at, .m = at + group * d, .l = at + group * (d + 1)};
 }
 
-static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *unit, const lane_view *view) {
+static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer,
+                       const lane_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
     mp_attn_partial state = running_state(view);
     mp_attn_begin(group, model->head_dim, &state);
-    for (int b = unit->block0; b < unit->block1; b++) {
+    for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
         mp_attn_partial partial = block_partial(pass, unit->partial + b);
         call->attn_merge(group, model->head_dim, &partial, &state);
     }
     finish_unit(pass, unit, &state);
 }
 
-static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, int layer, const lane_view *view) {
+static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                         const lane_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     for (int u = pass->lane_units[lane->index]; u < pass->lane_units[lane->index + 1]; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         mp_attn_kv attention = describe(pass, unit, layer, view);
-        for (int b = unit->block0; b < unit->block1; b++) {
+        for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
             mp_attn_partial partial = block_partial(pass, unit->partial + b - unit->block0);
             (in_integers(pass) ? call->attn_block_i16 : call->attn_block)(&attention, 1, b, &partial);
         }
@@ -179,12 +202,13 @@ static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, int l
         int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[seq].past + 1);
         mp_attention_unit unit = {seq, (int)(i % model->kv_heads), 0, 1, 0, blocks, first};
         if (i >= begin)
-            merge_unit(pass, &unit, view);
+            merge_unit(pass, &unit, layer, view);
         first += blocks;
     }
 }
 
-static void attend(const mp_decoder_pass *pass, const mp_lane *lane, int layer, const lane_view *view) {
+static void attend(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                   const lane_view *view) {
     if (pass->mode != MP_ATTEND_FUSED) {
         store_all(pass, lane, layer);
         mp_lane_sync(lane);
@@ -246,7 +270,7 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
     const float *in = norm_rows(model, lane, view, pass->x, layer->attention_norm, M, pass->normed);
     mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
     mp_lane_sync(lane);
-    attend(pass, lane, index, view);
+    attend(pass, lane, layer, view);
     mp_lane_sync(lane);
     mp_linear_forward(&layer->out, lane, pass->mixed, mixed, M, pass->acts, own, raw, &residual, pass->x, hidden);
     mp_lane_sync(lane);
@@ -275,7 +299,8 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
             mp_wmat_row(&model->head.w[0], id, x);
         else
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
-        mp_rope_row(&model->rope, seq->past + r - seq->row0, rotation(pass, (int)r));
+        for (int i = 0; i < model->ropes; i++)
+            mp_rope_row(&model->rope[i], seq->past + r - seq->row0, rotation(pass, (int)r, i));
     }
     mp_lane_sync(lane);
 }

@@ -8,9 +8,15 @@
 #include "models/layers/linear.h"
 #include "models/layers/rope.h"
 
+enum { MP_ROPES = 2 };
+
 typedef struct mp_decoder_layer {
     float *attention_norm, *ffn_norm; /* [hidden] */
+    float *q_norm, *k_norm;           /* [head_dim], or NULL */
     mp_linear qkv, out, gate_up, down;
+    int rope;   /* rotary table of its queries and keys; -1: they are not rotated */
+    int window; /* positions that a row sees, its own included; 0 = all */
+    int kv;     /* its number in the cache, which counts windowed layers last */
 } mp_decoder_layer;
 
 typedef struct mp_decoder {
@@ -24,13 +30,15 @@ typedef struct mp_decoder {
     int32_t qkv_width; /* (heads + 2 kv_heads) * head_dim */
     float eps;
     mp_act act;
-    mp_rope rope;
+    float attention_scale; /* on products of queries and keys */
+    mp_rope rope[MP_ROPES]; /* equally wide */
+    int ropes;              /* tables that a row needs */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
     bool tied;        /* the output matrix is the token table, packed */
     float *norm;      /* [hidden] before the output */
     mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
-    mp_kv_group kv;
+    mp_kv_group kv; /* the windowed layers see equally far */
     uint32_t max_token_bytes;
     int32_t sampled_vocab;   /* ids from here on have no token and are never drawn */
     _Atomic uint64_t row_ns;    /* running estimate of time per prompt row in a full step */

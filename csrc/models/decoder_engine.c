@@ -531,8 +531,7 @@ static void engine_destroy(mp_engine *base) {
 /* But for the drafts of running answers. */
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
-    const mp_kv_cache *kv = &engine->cache.kv;
-    return engine->charged + (uint64_t)(kv->blocks - kv->empty_count) * kv->block_bytes;
+    return engine->charged + engine->cache.kv.bytes;
 }
 
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,

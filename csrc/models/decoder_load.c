@@ -1,4 +1,5 @@
 /* decoder_load.c: a decoder from a spec: hyper-parameters, tensors, packed weights. */
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +13,8 @@ static void decoder_destroy(mp_model *base) {
     mp_decoder *model = (mp_decoder *)base;
     if (!model)
         return;
-    mp_rope_deinit(&model->rope);
+    for (int i = 0; i < MP_ROPES; i++)
+        mp_rope_deinit(&model->rope[i]);
     mp_stored_destroy(model->stored);
     mp_free(model->slab);
     mp_free(model->layers);
@@ -64,6 +66,7 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
     model->kv_heads = (int32_t)kv_heads;
     model->head_dim = (int32_t)key;
     model->qkv_width = (int32_t)((heads + 2 * kv_heads) * key);
+    model->attention_scale = 1 / sqrtf((float)key);
     return MP_OK;
 }
 
@@ -85,24 +88,50 @@ static mp_status read_hyper(mp_decoder *model, const mp_spec *spec, mp_error *er
 }
 
 static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error *error) {
-    MP_TRY(mp_rope_init(&model->rope, args->spec, model->head_dim, (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
+    mp_rope *rope = &model->rope[0];
+    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim, (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
+    model->ropes = 1;
     if (!mp_weights_has(model->weights, "rope_freqs.weight"))
         return MP_OK;
     /* GGUF files of Llama 3 hold its frequency scaling as divisors */
-    int64_t shape[1] = {model->rope.dim / 2};
+    int64_t shape[1] = {rope->dim / 2};
     mp_tensor tensor;
     MP_TRY(mp_weights_get(model->weights, "rope_freqs.weight", 1, shape, &tensor, error));
     if (tensor.dtype != MP_F32)
         return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "rope_freqs.weight", "F32", "%s",
                             mp_dtype_get(tensor.dtype)->name);
-    for (int i = 0; i < model->rope.dim / 2; i++) {
+    for (int i = 0; i < rope->dim / 2; i++) {
         float factor;
         memcpy(&factor, tensor.data + 4 * i, sizeof factor);
         if (!(factor > 0 && factor < 1e9f))
             return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "rope_freqs.weight",
                                 "numbers above 0 and below 1e9", "%g at %d", (double)factor, i);
-        model->rope.inverse[i] /= (double)factor;
+        rope->inverse[i] /= (double)factor;
     }
+    return MP_OK;
+}
+
+/* Which layers look through the window, and where a layer stands in the cache. */
+static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t window, none = 0, all = 1, windowed[MAX_LAYERS];
+    int kept = 0, passing = 0;
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.sliding_window", 0, INT32_MAX, &none, &window, error));
+    MP_TRY(mp_spec_ints(spec, "mpool.window_layers", model->layer_count, 0, 1, &all, windowed, error));
+    for (int i = 0; i < model->layer_count; i++) {
+        mp_decoder_layer *layer = &model->layers[i];
+        layer->window = window < model->context && windowed[i] ? (int)window : 0;
+        kept += layer->window == 0;
+    }
+    for (int i = 0, full = 0; i < model->layer_count; i++)
+        model->layers[i].kv = model->layers[i].window ? kept + passing++ : full++;
+    model->kv = (mp_kv_group){
+        .layers = kept,
+        .window_layers = passing,
+        .window = passing > 0 ? (int)window : 0,
+        .heads = model->kv_heads,
+        .k_dim = model->head_dim,
+        .v_dim = model->head_dim,
+    };
     return MP_OK;
 }
 
@@ -122,8 +151,9 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, mp_error *e
                              model->vocab, model->hidden, error);
 }
 
-static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, bool qkv_bias, mp_error *error) {
+static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
+    bool qkv_bias = (flags & MP_ARCH_QKV_BIAS) != 0;
     int32_t hidden = model->hidden, ffn = model->ffn;
     int32_t q = model->heads * model->head_dim, kv = model->kv_heads * model->head_dim;
     const struct {
@@ -147,10 +177,25 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, b
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, linears[i].bias ? bias_name : NULL, linears[i].N,
                                  linears[i].K, error));
     }
-    snprintf(name, sizeof name, "blk.%d.attn_norm.weight", index);
-    MP_TRY(mp_builder_vector(builder, &layer->attention_norm, name, hidden, error));
-    snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", index);
-    return mp_builder_vector(builder, &layer->ffn_norm, name, hidden, error);
+    const struct {
+        const char *name;
+        float **norm;
+        int32_t n;
+        uint32_t flag; /* 0: every architecture has it */
+    } norms[] = {
+        {"attn_norm", &layer->attention_norm, hidden, 0},
+        {"ffn_norm", &layer->ffn_norm, hidden, 0},
+        {"attn_q_norm", &layer->q_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+        {"attn_k_norm", &layer->k_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+    };
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", index, norms[i].name);
+        if (norms[i].flag == 0 || (flags & norms[i].flag))
+            MP_TRY(mp_builder_vector(builder, norms[i].norm, name, norms[i].n, error));
+        else if (mp_weights_has(model->weights, name))
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
+    }
+    return MP_OK;
 }
 
 static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {
@@ -191,7 +236,8 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         goto cleanup;
     }
     for (int i = 0; i < model->layer_count; i++)
-        MP_TRY_GOTO(read_layer(model, &builder, i, (args->flags & MP_ARCH_QKV_BIAS) != 0, error));
+        MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, error));
+    MP_TRY_GOTO(read_windows(model, args->spec, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
     model->charged = builder.charged;
@@ -201,13 +247,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.stored = NULL;
     /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps integers of 13 and 12 bits */
     bool exact = model->layers[0].qkv.w[0].kind == MP_W_F32;
-    model->kv = (mp_kv_group){
-        .layers = model->layer_count,
-        .heads = model->kv_heads,
-        .k_dim = model->head_dim,
-        .v_dim = model->head_dim,
-        .dtype = exact ? MP_F32 : MP_I16,
-    };
+    model->kv.dtype = exact ? MP_F32 : MP_I16;
     atomic_init(&model->row_ns, (uint64_t)builder.parameters / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;

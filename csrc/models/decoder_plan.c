@@ -82,7 +82,7 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int l
     bytes += mp_arena_cost(M * qkv_floats(model) * f);
     bytes += mp_arena_cost(M * (size_t)(model->heads * model->head_dim) * f);
     bytes += mp_arena_cost(M * 2 * (size_t)model->ffn * f);
-    bytes += mp_arena_cost(M * (size_t)model->rope.dim * f);
+    bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
     bytes += mp_arena_cost(acts_scratch(model, rows->M));
     /* for any part of the rows: some may be given up before the pass, and what is left may want to split */
     if (lanes > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
@@ -160,7 +160,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->qkv = mp_arena_take(arena, M * qkv_floats(model) * f);
     pass->mixed = mp_arena_take(arena, M * (size_t)(model->heads * model->head_dim) * f);
     pass->inner = mp_arena_take(arena, M * 2 * (size_t)model->ffn * f);
-    pass->cos_sin = mp_arena_take(arena, M * (size_t)model->rope.dim * f);
+    pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
     pass->acts = mp_arena_take(arena, acts_scratch(model, rows->M));
     pass->mode = one_row_each(rows) ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
     if (one_row_each(rows) && may_split(model, rows, &sizes, lanes)) {

@@ -101,9 +101,25 @@ void mp_answers_destroy(mp_answers *answers) {
     mp_free(answers);
 }
 
+static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
+    seq->block_count--;
+    if (seq->block_count >= seq->seen_from)
+        mp_prefix_leave(cache, seq->blocks[seq->block_count]);
+    mp_prefix_give(cache, seq->blocks[seq->block_count]);
+}
+
+/* Rows at `position` and later are all that is still to be computed: what only earlier ones see is let go. */
+static void leave_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
+    int first = mp_kv_first_seen(&cache->kv.group, position);
+    for (; seq->seen_from < first; seq->seen_from++)
+        if (seq->seen_from < seq->block_count)
+            mp_prefix_leave(cache, seq->blocks[seq->seen_from]);
+}
+
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     while (seq->block_count > 0) /* from the last to the first, as prefix_cache.h wants it */
-        mp_prefix_give(cache, seq->blocks[--seq->block_count]);
+        give_last(seq, cache);
+    seq->seen_from = 0;
     mp_draft_deinit(&seq->index, cache->kv.budget); /* made again when it is wanted */
     seq->cached = 0;
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant);
@@ -116,24 +132,45 @@ void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache) {
 
 /* ---- what others computed ---------------------------------------------------------------------------------------- */
 
+/* As `end`, but no more than what can be gone on after. */
+static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
+    int32_t first = (int32_t)seq->chain.count;
+    if (cache->kv.window_bytes == 0 || first != seq->cached / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
+        return end;
+    uint32_t most_blocks = (uint32_t)(end / MP_KV_BLOCK - first);
+    return (first + (int32_t)mp_prefix_reach(cache, &seq->chain, seq->tokens + first * MP_KV_BLOCK, most_blocks)) *
+           MP_KV_BLOCK;
+}
+
 /* Take published blocks up to `end` tokens at most. A block of its own that is not complete yet gives way to one. */
 static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
-    int32_t before = seq->cached;
+    int32_t before = seq->cached, first = (int32_t)seq->chain.count;
+    end = reach(seq, cache, end);
+    int needed = mp_kv_first_seen(&cache->kv.group, end);
     for (;;) {
         int32_t index = (int32_t)seq->chain.count;
         uint32_t id;
         if ((index + 1) * MP_KV_BLOCK > end || index != seq->cached / MP_KV_BLOCK ||
             !mp_prefix_find(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &id))
             break;
-        if (index < seq->block_count)
+        if (index >= needed)
+            mp_prefix_see(cache, id);
+        if (index < seq->block_count) {
+            mp_prefix_leave(cache, seq->blocks[index]);
             mp_prefix_give(cache, seq->blocks[index]);
-        else
+        } else {
             seq->block_count++;
+        }
         seq->blocks[index] = id;
         seq->cached = (index + 1) * MP_KV_BLOCK;
     }
-    if (seq->cached > before)
-        mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
+    if (seq->cached == before)
+        return;
+    /* not earlier: whatever nobody sees may go at once, also what was to be found next */
+    for (; seq->seen_from < needed; seq->seen_from++)
+        if (seq->seen_from < first)
+            mp_prefix_leave(cache, seq->blocks[seq->seen_from]);
+    mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
 }
 
 void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache) {
@@ -170,24 +207,34 @@ void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows
     }
 }
 
+/* False: what the next row would see is not there. Then it has nothing. */
+static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache *cache) {
+    int full = first->cached / MP_KV_BLOCK;
+    uint32_t last;
+    bool copied = first->cached % MP_KV_BLOCK && mp_prefix_copy(cache, first->blocks[full], &last, NULL) == MP_OK;
+    int32_t cached = copied ? first->cached : full * MP_KV_BLOCK;
+    int from = mp_kv_first_seen(&cache->kv.group, cached);
+    if (from < full && from < first->seen_from) /* only where the copy was refused */
+        return false;
+    for (int b = 0; b < full; b++) {
+        seq->blocks[b] = first->blocks[b];
+        mp_prefix_share(cache, seq->blocks[b]);
+        if (b >= from)
+            mp_prefix_see(cache, seq->blocks[b]);
+    }
+    if (copied)
+        seq->blocks[full] = last;
+    seq->chain = first->chain;
+    seq->block_count = full + copied;
+    seq->seen_from = from;
+    seq->cached = cached;
+    return true;
+}
+
 void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache) {
-    const mp_sequence *first = &answers->seqs[0];
     for (int c = 1; c < answers->n; c++) {
-        mp_sequence *seq = &answers->seqs[c];
-        seq->active = true;
-        int full = first->cached / MP_KV_BLOCK;
-        for (int b = 0; b < full; b++) {
-            seq->blocks[b] = first->blocks[b];
-            mp_prefix_share(cache, seq->blocks[b]);
-        }
-        seq->chain = first->chain;
-        seq->block_count = full;
-        seq->cached = full * MP_KV_BLOCK;
-        if (first->cached % MP_KV_BLOCK &&
-            mp_prefix_copy(cache, first->blocks[full], &seq->blocks[full], NULL) == MP_OK) {
-            seq->block_count++;
-            seq->cached = first->cached;
-        }
+        answers->seqs[c].active = true;
+        fork_one(&answers->seqs[0], &answers->seqs[c], cache);
     }
 }
 
@@ -196,6 +243,7 @@ void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache) {
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
     int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
     assert(need <= seq->block_capacity);
+    leave_before(seq, cache, seq->cached);
     while (seq->block_count < need) {
         mp_status status = mp_prefix_take(cache, &seq->blocks[seq->block_count], error);
         if (status != MP_OK) {
@@ -249,7 +297,7 @@ void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int 
     const mp_kv_cache *kv = &cache->kv;
     for (int32_t at = seq->cached; at < seq->cached + rows; at++) {
         uint32_t block = seq->blocks[at / MP_KV_BLOCK];
-        for (int layer = 0; layer < kv->group.layers; layer++)
+        for (int layer = 0; layer < kv->group.layers + kv->group.window_layers; layer++)
             for (int head = 0; head < kv->group.heads; head++)
                 mp_kv_put(kv, block, layer, head, at % MP_KV_BLOCK, zeros, zeros);
     }

@@ -18,6 +18,7 @@ typedef struct mp_sequence {
     int32_t count, cached;
     uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
+    int seen_from; /* it sees the window parts of its blocks from here on */
     mp_prefix_chain chain; /* its published blocks: all complete ones, unless closed */
     mp_history history;
     mp_stream stream;

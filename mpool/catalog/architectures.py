@@ -6,6 +6,7 @@ GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gg
 
     V vocabulary   T token types   P positions   D hidden size   F feed-forward size   R rotated dimensions / 2
     Q heads x key length   K KV heads x key length   U KV heads x value length   O heads x value length
+    E key length
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
         table.number(f"{a}.rope.freq_base", above=0.0)
     return {"V": vocabulary, "D": hidden, "F": feed_forward, "P": context, "T": token_types or 0, "R": rotated // 2,
             "Q": heads * key_length, "K": kv_heads * key_length, "U": kv_heads * value_length,
-            "O": heads * value_length, "layers": layers}
+            "O": heads * value_length, "E": key_length, "layers": layers}
 
 
 class Expected(NamedTuple):

@@ -192,15 +192,12 @@ def _complete(table: Fields, row: Architecture, name: str, kv: dict[str, Value])
         raise Unsupported(f"{table.file}: a {name} model for embeddings; mpool computes {name} as a text generator")
     kv.setdefault(f"{row.name}.rope.freq_base", 10000.0)
     scaling = table.str(f"{name}.rope.scaling.type", "none")
-    if scaling not in ("none", "linear"):
-        raise Unsupported(f"{table.file}: {name}.rope.scaling.type is {describe(scaling)}; mpool computes none and "
-                          "linear")
-    if scaling == "linear":
+    if scaling not in ("none", "linear", "yarn"):
+        raise Unsupported(f"{table.file}: {name}.rope.scaling.type is {describe(scaling)}; mpool computes none, linear "
+                          "and yarn")
+    if scaling != "none":
         table.number(f"{name}.rope.scaling.factor", above=0.0)
-    window = table.int(f"{name}.attention.sliding_window", 0, low=0)
-    if 0 < window < table.int(f"{name}.context_length", low=1):
-        raise Unsupported(f"{table.file}: {name}.attention.sliding_window is {window}; mpool's {name} attends to all "
-                          "positions")
+    table.int(f"{name}.attention.sliding_window", 0, low=0)
     if row.complete is not None:
         row.complete(table, name, kv)
 

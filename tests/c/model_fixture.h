@@ -121,25 +121,56 @@ static inline void tiny_tokens(mp_spec *spec) {
     MP_CHECK_OK(mp_spec_set_tokens(spec, &table, &error), &error);
 }
 
+static inline void tiny_ints(mp_spec *spec, const char *key, const int64_t *values, int count) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = (uint64_t)count, .as.integers = values};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
+/* What decoders have that Llama has not. */
+typedef struct tiny_kind {
+    const char *arch; /* a row of archs.def */
+    int window;       /* of all layers but the second; 0 = none */
+    bool qk_norm;
+} tiny_kind;
+
+static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
+    char name[96];
+    snprintf(name, sizeof name, "%s.%s", arch, key);
+    tiny_int(spec, name, value);
+}
+
+static inline void tiny_arch_float(mp_spec *spec, const char *arch, const char *key, double value) {
+    char name[96];
+    snprintf(name, sizeof name, "%s.%s", arch, key);
+    tiny_float(spec, name, value);
+}
+
 /* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32, Q8_0) is
  * infinite; then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
-static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_count, uint64_t seed, int32_t infinite) {
+static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtype *types, int type_count, uint64_t seed,
+                                            int32_t infinite) {
     mp_error error;
     char path[512], name[64];
     snprintf(path, sizeof path, "%s/tiny-%llu.bin", mp_test_directory(), (unsigned long long)seed);
     tiny_file file = {.spec = mp_spec_create(), .random = {seed}};
     MP_CHECK(file.spec);
-    MP_CHECK_OK(mp_spec_set_architecture(file.spec, "llama", &error), &error);
+    MP_CHECK_OK(mp_spec_set_architecture(file.spec, kind->arch, &error), &error);
     MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
-    tiny_int(file.spec, "llama.block_count", TINY_LAYERS);
-    tiny_int(file.spec, "llama.embedding_length", TINY_HIDDEN);
-    tiny_int(file.spec, "llama.feed_forward_length", TINY_FFN);
-    tiny_int(file.spec, "llama.attention.head_count", TINY_HEADS);
+    tiny_arch_int(file.spec, kind->arch, "block_count", TINY_LAYERS);
+    tiny_arch_int(file.spec, kind->arch, "embedding_length", TINY_HIDDEN);
+    tiny_arch_int(file.spec, kind->arch, "feed_forward_length", TINY_FFN);
+    tiny_arch_int(file.spec, kind->arch, "attention.head_count", TINY_HEADS);
     int kv_heads = infinite < 0 ? TINY_KV_HEADS : TINY_HEADS;
-    tiny_int(file.spec, "llama.attention.head_count_kv", kv_heads);
-    tiny_int(file.spec, "llama.context_length", TINY_CONTEXT);
-    tiny_float(file.spec, "llama.attention.layer_norm_rms_epsilon", 1e-5);
-    tiny_float(file.spec, "llama.rope.freq_base", 10000);
+    tiny_arch_int(file.spec, kind->arch, "attention.head_count_kv", kv_heads);
+    tiny_arch_int(file.spec, kind->arch, "context_length", TINY_CONTEXT);
+    tiny_arch_float(file.spec, kind->arch, "attention.layer_norm_rms_epsilon", 1e-5);
+    tiny_arch_float(file.spec, kind->arch, "rope.freq_base", 10000);
+    if (kind->window) {
+        int64_t windowed[TINY_LAYERS] = {1, 0, 1};
+        tiny_arch_int(file.spec, kind->arch, "attention.sliding_window", kind->window);
+        tiny_ints(file.spec, "mpool.window_layers", windowed, TINY_LAYERS);
+    }
     int kv = TINY_HIDDEN / TINY_HEADS * kv_heads, at = 0;
     const struct {
         const char *name;
@@ -168,12 +199,20 @@ static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_co
         tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
         snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", l);
         tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
+        for (int i = 0; i < 2 && kind->qk_norm; i++) {
+            snprintf(name, sizeof name, "blk.%d.attn_%c_norm.weight", l, "qk"[i]);
+            tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN / TINY_HEADS, 0.3f, 1);
+        }
     }
     tiny_tokens(file.spec);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);
     return file.spec;
+}
+
+static inline mp_spec *tiny_decoder_spec_with(const mp_dtype *types, int type_count, uint64_t seed, int32_t infinite) {
+    return tiny_decoder_spec_as(&(tiny_kind){.arch = "llama"}, types, type_count, seed, infinite);
 }
 
 static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, uint64_t seed) {

@@ -404,7 +404,10 @@ static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
     rows = rows < tokens ? rows : tokens;
     const int k_dim = dims[pick(random, 0, 8)], v_dim = pick(random, 0, 3) ? k_dim : dims[pick(random, 0, 8)];
     const int window = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
-    return kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_I16 : MP_F32, window, size);
+    kv_case c =
+        kv_make(ref, random, tokens, rows, group, k_dim, v_dim, pick(random, 0, 2) ? MP_I16 : MP_F32, window, size);
+    c.a.softcap = pick(random, 0, 2) ? 0 : 1.5f;
+    return c;
 }
 
 static int kv_rows(const kv_case *c) { return c->tokens - (int)c->a.pos0; }
@@ -651,6 +654,8 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
                 for (int d = 0; d < a->k_dim; d++)
                     score[t] += query[d] * keys[t * a->k_dim + d];
                 score[t] *= (double)a->scale;
+                if (a->softcap > 0)
+                    score[t] = (double)a->softcap * tanh(score[t] / (double)a->softcap);
                 best = fmax(best, score[t]);
                 seen++;
             }

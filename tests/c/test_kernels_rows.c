@@ -77,6 +77,11 @@ static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *rand
     }
     memcpy(want, x, bytes);
     memcpy(got, x, bytes);
+    ref->call.softcap(30.0f, n, want);
+    v->call.softcap(30.0f, n, got);
+    kt_same(v, want, got, n, "softcap %s n=%d", what, n);
+    memcpy(want, x, bytes);
+    memcpy(got, x, bytes);
     s = ref->call.softmax(want, n);
     t = v->call.softmax(got, n);
     kt_same(v, &s, &t, 1, "sum of softmax %s n=%d", what, n);

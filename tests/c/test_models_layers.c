@@ -430,9 +430,31 @@ MP_TEST(models_rope_scaling) {
     mp_spec_unpin(spec);
     spec = mp_spec_create();
     MP_CHECK_OK(mp_spec_set_architecture(spec, "llama", &error), &error);
-    set_string(spec, "llama.rope.scaling.type", "yarn");
+    set_string(spec, "llama.rope.scaling.type", "ntk");
     MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error);
-    MP_CHECK_HAS(error.message, "yarn");
+    MP_CHECK_HAS(error.message, "ntk");
+    mp_rope_deinit(&rope);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(models_rope_yarn) {
+    mp_error error;
+    mp_rope rope;
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_set_architecture(spec, "llama", &error), &error);
+    set_real(spec, "llama.rope.freq_base", 10000);
+    set_string(spec, "llama.rope.scaling.type", "yarn");
+    set_real(spec, "llama.rope.scaling.factor", 4);
+    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* the original context */
+    mp_rope_deinit(&rope);
+    set_real(spec, "llama.rope.scaling.original_context_length", 2048);
+    MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);
+    /* pairs that turn 32 times and once: 8 ln(2048 / (32 * 2 pi)) / (2 ln 10000) = 1.008, 2.513: a ramp from 1 to 3 */
+    MP_CHECK_NEAR(rope.inverse[0], 1, 1e-12);
+    MP_CHECK_NEAR(rope.inverse[1], 0.1, 1e-12);
+    MP_CHECK_NEAR(rope.inverse[2], 0.01 * (0.5 + 0.5 / 4), 1e-12);
+    MP_CHECK_NEAR(rope.inverse[3], 0.001 / 4, 1e-12);
+    MP_CHECK_NEAR(rope.attention_scale, 1 + 0.1 * log(4), 1e-6);
     mp_rope_deinit(&rope);
     mp_spec_unpin(spec);
 }

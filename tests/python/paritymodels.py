@@ -20,8 +20,18 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                          "original_max_position_embeddings": 64}}),
     "llama_linear": ("LlamaConfig", "LlamaForCausalLM",
                      {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    "llama_yarn": ("LlamaConfig", "LlamaForCausalLM",
+                   {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                        "original_max_position_embeddings": 100}}),
+    "llama_mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": 50}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen2_window": ("Qwen2Config", "Qwen2ForCausalLM",
+                     {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
 }
+
+#: Of these, what GGUF files cannot say, or do not: they have no window, or one that all layers look through.
+FOLDERS_ONLY = ("llama_mistral", "qwen2_window")
 
 
 def randomise(model: Any, seed: int) -> None:

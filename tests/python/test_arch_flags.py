@@ -20,11 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Flags that a family's loader reads.
 FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
                      "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI"],
-         "decoder": ["QKV_BIAS", "ROPE_NEOX"]}
+         "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
 REFUSED = {
     ("llama", "QKV_BIAS"): "attn_q.bias",
+    ("llama", "HEAD_NORMS"): "attn_q_norm",
     ("qwen2", "QKV_BIAS"): "not part of this architecture",
+    ("qwen2", "HEAD_NORMS"): "attn_q_norm",
+    ("qwen3", "QKV_BIAS"): "attn_q.bias",
+    ("qwen3", "HEAD_NORMS"): "not part of this architecture",
 }
 #: For any encoder: what is refused when a flag is set that was not, because its tensors or keys are missing.
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",

@@ -320,7 +320,8 @@ def test_rope(tmp_path: Path, changes: dict[str, Any], wanted: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("changes, error, names", [
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, errors.Unsupported, "rope_scaling.rope_type"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, errors.FormatError, "rope_scaling.factor"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "scale": 2}}, errors.FormatError, "scale"),
     ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, errors.Unsupported, "rope_scaling.type"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, errors.FormatError, "low_freq_factor"),
     ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, errors.FormatError, "high_freq_factor"),
@@ -358,19 +359,20 @@ def test_values_that_change_the_computation_are_never_ignored(tmp_path: Path, ch
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 
 
-@pytest.mark.parametrize("changes, accepted", [
-    ({}, True), ({"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 0}, True),
-    ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, False),
-    ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, True),
-    ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}, True),
-    ({"use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"]}, True),
-    ({"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"]}, False),
-    ({"layer_types": ["sliding_attention"]}, False), ({"layer_types": ["linear_attention"]}, False),
-    ({"layer_types": ["full_attention"] * 2}, False),
+@pytest.mark.parametrize("changes, windowed", [
+    ({}, []), ({"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 0}, []),
+    ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, [1]),
+    ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, []),
+    ({"use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"]}, []),
+    ({"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"]}, [1]),
+    ({"layer_types": ["sliding_attention"]}, None), ({"layer_types": ["linear_attention"]}, None),
+    ({"layer_types": ["full_attention"] * 2}, None),
 ])
-def test_sliding_window(tmp_path: Path, changes: dict[str, Any], accepted: bool) -> None:
-    if accepted:
+def test_sliding_window(tmp_path: Path, changes: dict[str, Any], windowed: list[int] | None) -> None:
+    if windowed is not None:
         described = decoder(tmp_path, **QWEN, **changes)
+        assert described.spec.kv.get("mpool.window_layers", []) == windowed
+        assert described.spec.kv.get("qwen2.attention.sliding_window", 16) == 16
         assert described.spec.architecture == "qwen2" and described.spec.kv["mpool.rope_neox"] is True
         assert {f"blk.0.attn_{x}.bias" for x in "qkv"} <= {t.name for t in described.spec.tensors}
     else:

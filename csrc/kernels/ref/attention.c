@@ -96,7 +96,7 @@ static void ref_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_par
             float f = 0.0f;
             for (int d = 0; d < a->k_dim; d++)
                 f = fmaf(q[d], k[(int64_t)d * MP_KV_BLOCK + t], f);
-            s[t] = f * a->scale;
+            s[t] = a->softcap > 0.0f ? mp_ref_softcap(a->softcap, f * a->scale) : f * a->scale;
         }
         out->l[i] = softmax_visible(s, MP_KV_BLOCK, from, to, &out->m[i]);
         for (int d = 0; d < a->v_dim; d++) {
@@ -198,6 +198,7 @@ static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn
         visible(a, a->pos0 + i / a->group, block, &from, &to);
         float sq, x[MP_KV_BLOCK] = {0}, w[MP_KV_BLOCK] = {0}, top = -INFINITY, sum[LANES] = {0};
         memcpy(&sq, q + a->k_dim, sizeof sq);
+        float f = sq * a->scale;
         for (int t = from; t < to; t++) {
             for (int d = 0; d < a->k_dim; d += MP_I16_DEPTH) {
                 int32_t dot = 0;
@@ -206,9 +207,13 @@ static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn
                 x[t] = d == 0 ? (float)dot : x[t] + (float)dot;
             }
             x[t] *= sk[t];
+            if (a->softcap > 0.0f)
+                x[t] = mp_ref_softcap(a->softcap, x[t] * f);
             top = mp_ref_max(x[t], top);
         }
-        const float f = sq * a->scale, m = top * f + 0.0f, f2 = f * MP_LOG2E + (m - m);
+        if (a->softcap > 0.0f)
+            f = 1.0f;
+        const float m = top * f + 0.0f, f2 = f * MP_LOG2E + (m - m);
         out->m[i] = from < to ? m : -INFINITY;
         uint32_t most = 0;
         for (int t = from; t < to; t++) {

@@ -100,6 +100,8 @@ static inline float mp_ref_activate(mp_act act, float x) {
     return x;
 }
 
+static inline float mp_ref_softcap(float cap, float x) { return cap * mp_ref_tanh(x / cap); }
+
 /* To half, rounded to nearest even; too large becomes inf. */
 static inline uint16_t mp_ref_to_f16(float x) {
     uint32_t u = mp_ref_bits(x), sign = u >> 16 & 0x8000u;

@@ -69,6 +69,11 @@ static void ref_activate(mp_act act, int64_t n, float *x) {
         x[i] = mp_ref_activate(act, x[i]);
 }
 
+static void ref_softcap(float cap, int64_t n, float *x) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = mp_ref_softcap(cap, x[i]);
+}
+
 static float ref_exp_sum(const float *x, int64_t n, float max, float *out) {
     float lane[LANES] = {0};
     for (int64_t i = 0; i < n; i++) {
@@ -124,6 +129,7 @@ void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, add, ref_add, "ref");
     MP_SET(table, gated, ref_gated, "ref");
     MP_SET(table, activate, ref_activate, "ref");
+    MP_SET(table, softcap, ref_softcap, "ref");
     MP_SET(table, softmax, ref_softmax, "ref");
     MP_SET(table, max, ref_max, "ref");
     MP_SET(table, argmax, ref_argmax, "ref");

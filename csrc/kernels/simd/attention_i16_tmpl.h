@@ -168,6 +168,7 @@ typedef struct i16_rows { /* the query rows of a call, and what is made of them 
     const int16_t *q[MP_ATTN_ROWS];
     int token[MP_ATTN_ROWS];                 /* of the call's rows, the one a query belongs to */
     float f[MP_ATTN_ROWS], f2[MP_ATTN_ROWS]; /* factors of a row's scores, for m and for the powers of two */
+    float capped[MP_ATTN_ROWS];              /* with a softcap: f before it */
     float *s;                                /* [n, MP_KV_BLOCK] scores, then weights */
     int16_t *p;                              /* [n, MP_KV_BLOCK] weights as integers */
     float *m, *l, *by;                       /* [n up to 16] */
@@ -185,6 +186,10 @@ static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
             x->q[i] = (const int16_t *)(const void *)(a->q + r * a->ldq + g * a->ldq_group);
             memcpy(&scale, x->q[i] + a->k_dim, sizeof scale);
             x->f[i] = scale * a->scale;
+            if (a->softcap > 0.0f) {
+                x->capped[i] = x->f[i];
+                x->f[i] = 1.0f;
+            }
             x->f2[i] = x->f[i] * MP_LOG2E;
         }
     for (int i = x->n; i % VEC_N > 0; i++)
@@ -323,7 +328,30 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows 
     }
 }
 
+/* Scores by their keys' scales and the softcap. */
+static MP_NOINLINE void i16_softcap(const i16_rows *x, int block, const float *sk) {
+    const vec cap = vec_set(x->a->softcap);
+    for (int i = 0; i < x->n; i++) {
+        float *s = x->s + (int64_t)i * MP_KV_BLOCK;
+        int from, to;
+        i16_seen(x, i, 1, block, &from, &to);
+        for (int t = from / VEC_N * VEC_N; t < to; t += VEC_N) {
+            const vec y = vec_mul(vec_mul(vec_load(s + t), vec_load(sk + t)), vec_set(x->capped[i]));
+            vec_store(s + t, vec_softcap(cap, y));
+        }
+    }
+}
+
 static MP_NOINLINE void i16_softmax(i16_rows *x, int block, const float *sk, const float *sv) {
+    static const float ones[MP_KV_BLOCK] = {
+#define ONES8 1, 1, 1, 1, 1, 1, 1, 1
+        ONES8, ONES8, ONES8, ONES8, ONES8, ONES8, ONES8, ONES8,
+#undef ONES8
+    };
+    if (x->a->softcap > 0.0f) {
+        i16_softcap(x, block, sk);
+        sk = ones;
+    }
     for (int i = 0; i < x->n; i += VEC_N) {
         if (x->whole && x->n - i > 4)
             i16_softmax_rows(16, true, x, i, block, sk, sv);

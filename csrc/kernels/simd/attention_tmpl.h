@@ -413,6 +413,9 @@ static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const a
         scores(R, q, &source, a->k_dim, MP_KV_BLOCK / VEC_N, a->scale, p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
         source.next = NULL; /* fetched once is enough */
     }
+    if (a->softcap > 0.0f)
+        for (int i = 0; i < n * MP_KV_BLOCK; i += VEC_N)
+            vec_store(p + i, vec_softcap(vec_set(a->softcap), vec_load(p + i)));
     for (int i = 0; i < n; i += VEC_TILE_ROWS) {
         const int rows = n - i < VEC_TILE_ROWS ? n - i : VEC_TILE_ROWS;
         attn_scores x = {.s = p + (int64_t)i * MP_KV_BLOCK, .ld = MP_KV_BLOCK, .rows = rows, .n = MP_KV_BLOCK};

@@ -114,6 +114,11 @@ static void rows_activate(mp_act act, int64_t n, float *x) {
 #undef ROWS_RUN
 }
 
+static void rows_softcap(float cap, int64_t n, float *x) {
+    for (int64_t i = 0; i < n; i += VEC_N)
+        row_store(x, i, n, vec_softcap(vec_set(cap), row_load(x, i, n)));
+}
+
 static float rows_max(const float *x, int64_t n) {
     const vec lowest = vec_set(-INFINITY);
     vec top = lowest;
@@ -219,6 +224,7 @@ static void rows_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, add, rows_add, variant);
     MP_SET(table, gated, rows_gated, variant);
     MP_SET(table, activate, rows_activate, variant);
+    MP_SET(table, softcap, rows_softcap, variant);
     MP_SET(table, softmax, rows_softmax, variant);
     MP_SET(table, max, rows_max, variant);
     MP_SET(table, argmax, rows_argmax, variant);

@@ -59,6 +59,8 @@ static VEC_INLINE vec vec_gelu_tanh(vec x) {
     return vec_mul(x, vec_sigmoid(vec_mul(vec_set(MP_GELU_TANH_A), cubic)));
 }
 
+static VEC_INLINE vec vec_softcap(vec cap, vec x) { return vec_mul(cap, vec_tanh(vec_div(x, cap))); }
+
 /* act should be a constant where this is inlined. */
 static VEC_INLINE vec vec_activate(const mp_act act, vec x) {
     switch (act) {

@@ -8,6 +8,8 @@ void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget 
     *cache = (mp_prefix_cache){
         .oldest = MP_PREFIX_NONE,
         .newest = MP_PREFIX_NONE,
+        .window_oldest = MP_PREFIX_NONE,
+        .window_newest = MP_PREFIX_NONE,
         .percent = percent,
         .seed = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu},
     };
@@ -86,11 +88,43 @@ static void unlist(mp_prefix_cache *cache, uint32_t id) {
     cache->idle--;
 }
 
+/* The same for window parts. */
+static void list_window(mp_prefix_cache *cache, uint32_t id) {
+    mp_prefix_block *block = &cache->known[id];
+    block->window_older = cache->window_newest;
+    block->window_newer = MP_PREFIX_NONE;
+    *(cache->window_newest == MP_PREFIX_NONE ? &cache->window_oldest
+                                             : &cache->known[cache->window_newest].window_newer) = id;
+    cache->window_newest = id;
+    cache->window_idle++;
+}
+
+static void unlist_window(mp_prefix_cache *cache, uint32_t id) {
+    const mp_prefix_block *block = &cache->known[id];
+    uint32_t older = block->window_older, newer = block->window_newer;
+    *(older == MP_PREFIX_NONE ? &cache->window_oldest : &cache->known[older].window_newer) = newer;
+    *(newer == MP_PREFIX_NONE ? &cache->window_newest : &cache->known[newer].window_older) = older;
+    cache->window_idle--;
+}
+
+/* Whether the block's window part is in the list: it is there, published, and nobody sees it. */
+static bool is_window_idle(const mp_prefix_cache *cache, uint32_t id) {
+    const mp_kv_cache *kv = &cache->kv;
+    return kv->window_bytes && kv->window_memory[id] && kv->seen[id] == 0;
+}
+
+static void evict_window(mp_prefix_cache *cache, uint32_t id) {
+    unlist_window(cache, id);
+    mp_kv_forget(&cache->kv, id);
+}
+
 static void evict_oldest(mp_prefix_cache *cache) {
     uint32_t id = cache->oldest;
     mp_prefix_block *block = &cache->known[id];
     assert(cache->idle > 0 && block->children == 0 && cache->kv.references[id] == 1);
     unlist(cache, id);
+    if (is_window_idle(cache, id))
+        evict_window(cache, id);
     uint32_t *at = &cache->buckets[bucket_of(cache, block->key)];
     while (*at != id)
         at = &cache->known[*at].next;
@@ -107,20 +141,43 @@ static bool is_published(const mp_prefix_cache *cache, uint32_t id) {
     return id < cache->capacity && cache->known[id].published;
 }
 
-static uint64_t most_idle(const mp_prefix_cache *cache) {
-    uint64_t limit = atomic_load_explicit(&cache->kv.budget->limit, memory_order_relaxed);
-    return limit == UINT64_MAX ? UINT64_MAX : limit / 100 * cache->percent / cache->kv.block_bytes;
+/* Something that is idle goes: a part of a block that is in use or deep in a chain, or a whole block. */
+static bool evict(mp_prefix_cache *cache) {
+    if (cache->window_idle > cache->idle)
+        evict_window(cache, cache->window_oldest);
+    else if (cache->idle > 0)
+        evict_oldest(cache);
+    else
+        return false;
+    return true;
+}
+
+static void bound_idle(mp_prefix_cache *cache) {
+    const mp_kv_cache *kv = &cache->kv;
+    uint64_t limit = atomic_load_explicit(&kv->budget->limit, memory_order_relaxed);
+    if (limit == UINT64_MAX)
+        return;
+    uint64_t most = limit / 100 * cache->percent;
+    while (cache->idle * (uint64_t)kv->block_bytes + cache->window_idle * (uint64_t)kv->window_bytes > most)
+        if (!evict(cache))
+            return;
 }
 
 /* ---- counted use ------------------------------------------------------------------------------------------------- */
 
 mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) {
-    while (cache->idle > 0) {
-        if (mp_kv_take(&cache->kv, id, NULL) == MP_OK)
+    mp_error refused;
+    for (;;) {
+        mp_status status = mp_kv_take(&cache->kv, id, &refused);
+        if (status == MP_OK)
             return MP_OK;
-        evict_oldest(cache);
+        /* of spare parts one is enough: the others may be what a block could be made of */
+        if (evict(cache) || (cache->kv.spare_count > 1 && mp_kv_release(&cache->kv) > 0))
+            continue;
+        if (error)
+            *error = refused;
+        return status;
     }
-    return mp_kv_take(&cache->kv, id, error);
 }
 
 void mp_prefix_share(mp_prefix_cache *cache, uint32_t id) {
@@ -134,13 +191,36 @@ void mp_prefix_give(mp_prefix_cache *cache, uint32_t id) {
     if (!is_published(cache, id) || cache->kv.references[id] > 1)
         return;
     list_newest(cache, id);
-    for (uint64_t most = most_idle(cache); cache->idle > most;)
-        evict_oldest(cache);
+    bound_idle(cache);
+}
+
+void mp_prefix_see(mp_prefix_cache *cache, uint32_t id) {
+    if (!cache->kv.window_bytes)
+        return;
+    assert(cache->kv.window_memory[id]);
+    if (cache->kv.seen[id]++ == 0 && is_published(cache, id))
+        unlist_window(cache, id);
+}
+
+void mp_prefix_leave(mp_prefix_cache *cache, uint32_t id) {
+    if (!cache->kv.window_bytes)
+        return;
+    assert(cache->kv.seen[id] > 0);
+    if (--cache->kv.seen[id] > 0)
+        return;
+    if (is_published(cache, id)) {
+        list_window(cache, id);
+        bound_idle(cache);
+    } else {
+        mp_kv_forget(&cache->kv, id);
+    }
 }
 
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error) {
     MP_TRY(mp_prefix_take(cache, id, error));
     memcpy(cache->kv.memory[*id], cache->kv.memory[from], cache->kv.block_bytes);
+    if (cache->kv.window_bytes)
+        memcpy(cache->kv.window_memory[*id], cache->kv.window_memory[from], cache->kv.window_bytes);
     return MP_OK;
 }
 
@@ -188,6 +268,32 @@ bool mp_prefix_find(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_
     return true;
 }
 
+uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most) {
+    uint32_t found, id = MP_PREFIX_NONE;
+    if (chain->closed || most == 0)
+        return 0;
+    ensure_key(cache, chain, tokens);
+    mp_prefix_chain ahead = *chain;
+    for (found = 0; found < most; found++) {
+        ensure_key(cache, &ahead, tokens + found * MP_KV_BLOCK);
+        uint32_t next = look_up(cache, &ahead, tokens + found * MP_KV_BLOCK);
+        if (next == MP_PREFIX_NONE)
+            break;
+        advance(&ahead, next);
+        id = next;
+    }
+    /* back from the last, until all that a row after it sees is there */
+    uint32_t end = chain->count + found;
+    for (uint32_t at = end; at > chain->count; id = cache->known[id].parent, at--) {
+        uint32_t needed = (uint32_t)mp_kv_first_seen(&cache->kv.group, (int64_t)end * MP_KV_BLOCK);
+        if (at - 1 < needed)
+            break;
+        if (!mp_kv_has_window(&cache->kv, id))
+            end = at - 1;
+    }
+    return end > chain->count ? end - chain->count : 0;
+}
+
 /* As many entries as there are block ids. */
 static bool grow(mp_prefix_cache *cache) {
     uint32_t capacity = cache->kv.capacity;
@@ -222,6 +328,14 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
     uint32_t found = look_up(cache, chain, tokens);
     if (found != MP_PREFIX_NONE) {
         mp_prefix_share(cache, found);
+        if (mp_kv_has_window(&cache->kv, found)) {
+            mp_prefix_see(cache, found);
+            mp_prefix_leave(cache, *id);
+        } else {
+            cache->kv.seen[*id]--;
+            mp_kv_move(&cache->kv, *id, found);
+            cache->kv.seen[found]++;
+        }
         mp_prefix_give(cache, *id);
         *id = found;
     } else if (grow(cache)) {
@@ -248,11 +362,9 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
 uint64_t mp_prefix_shrink(mp_prefix_cache *cache, uint64_t bytes) {
     uint64_t given = 0;
     while (given < bytes) {
-        if (mp_kv_release(&cache->kv))
-            given += cache->kv.block_bytes;
-        else if (cache->idle > 0)
-            evict_oldest(cache);
-        else
+        size_t bytes_given = mp_kv_release(&cache->kv);
+        given += bytes_given;
+        if (bytes_given == 0 && !evict(cache))
             break;
     }
     return given;

@@ -15,6 +15,10 @@
  * blocks before the last that it holds, and gives them back from the last to the first: so in the list a block comes
  * before the one it hangs on, and leaves go before what they hang on.
  *
+ * Window parts (kv_cache.h) have a list like that of their own: a part that no sequence sees stays, while its block is
+ * published, until its memory is wanted. A sequence can go on after n blocks only where the parts that its next row
+ * sees are still there, which mp_prefix_reach looks up.
+ *
  * Idle blocks are memory that nobody needs: a block that is taken, or a shrink, gets it. Beyond that at most
  * `percent` of the budget's limit is idle. One thread at a time, but for the counters. */
 #ifndef MP_MODELS_LAYERS_PREFIX_CACHE_H
@@ -35,6 +39,7 @@ typedef struct mp_prefix_block { /* what is known of a block id */
     uint32_t children;     /* published blocks that hang on it */
     uint32_t next;         /* with the same hash */
     uint32_t older, newer; /* in the list, when idle */
+    uint32_t window_older, window_newer; /* in the list of parts, when nobody sees its own */
     bool published;
     int32_t tokens[MP_KV_BLOCK];
 } mp_prefix_block;
@@ -45,6 +50,7 @@ typedef struct mp_prefix_cache {
     uint32_t *buckets;      /* [capacity] first block of a hash */
     uint32_t capacity;      /* a power of two, or 0 */
     uint32_t oldest, newest, idle;
+    uint32_t window_oldest, window_newest, window_idle;
     uint32_t percent;
     mp_prefix_key seed;
     mp_prefix_counters counters;
@@ -69,6 +75,14 @@ void mp_prefix_deinit(mp_prefix_cache *cache);
 mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error);
 void mp_prefix_share(mp_prefix_cache *cache, uint32_t id);
 void mp_prefix_give(mp_prefix_cache *cache, uint32_t id);
+/* One sequence more, or less, sees the window part of a block that it holds. To see is legal only where the part is
+ * there. Whoever takes or publishes a block sees it; who finds or shares one does not yet. Give only what is not seen.
+ * Without window layers both do nothing. */
+void mp_prefix_see(mp_prefix_cache *cache, uint32_t id);
+void mp_prefix_leave(mp_prefix_cache *cache, uint32_t id);
+/* How many more of the blocks that come after the chain, up to `most`, can be found and be gone on after. tokens
+ * [most * MP_KV_BLOCK]. The caller sees all that it holds from the first block that its next row sees. */
+uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most);
 /* A block of the caller's own with the same contents (all layers). */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 

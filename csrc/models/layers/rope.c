@@ -5,6 +5,56 @@
 
 #include "base/alloc.h"
 
+static const char *file_of(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
+
+static mp_status make_table(mp_rope *rope, double base, mp_error *error) {
+    rope->inverse = mp_alloc((size_t)rope->dim / 2 * sizeof(double), MP_TAG_WEIGHTS);
+    if (!rope->inverse)
+        return mp_fail_memory(error, (uint64_t)rope->dim * 4, "the rotary table");
+    for (int i = 0; i < rope->dim / 2; i++)
+        rope->inverse[i] = pow(base, -2.0 * i / (double)rope->dim);
+    return MP_OK;
+}
+
+mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error) {
+    *rope = (mp_rope){.dim = like->dim, .neox = like->neox, .attention_scale = 1};
+    return make_table(rope, base, error);
+}
+
+/* The pair that turns so many times within `length` positions. */
+static double pair_of(double turns, double length, double base, int dim) {
+    return dim * log(length / (turns * 2 * 3.14159265358979323846)) / (2 * log(base));
+}
+
+static mp_status scale_yarn(mp_rope *rope, const mp_spec *spec, double base, double factor, mp_error *error) {
+    double original, fast, slow, attention, attn, fast_default = 32, slow_default = 1, one = 1;
+    bool truncate, yes = true;
+    MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.original_context_length", 1, 1e9, NULL, &original, error));
+    MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.yarn_beta_fast", 1e-3, 1e6, &fast_default, &fast, error));
+    MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.yarn_beta_slow", 1e-3, 1e6, &slow_default, &slow, error));
+    MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.attn_factor", 1e-3, 1e3, &one, &attn, error));
+    attn *= 1 + 0.1 * log(factor);
+    MP_TRY(mp_spec_float(spec, "mpool.rope_attention_factor", 1e-3, 1e3, &attn, &attention, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.rope_yarn_truncate", &yes, &truncate, error));
+    if (base <= 1)
+        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "rope.freq_base", "a number above 1", "%g", base);
+    double low = pair_of(fast, original, base, rope->dim), high = pair_of(slow, original, base, rope->dim);
+    if (truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = low < 0 ? 0 : low;
+    high = high > rope->dim - 1 ? rope->dim - 1 : high;
+    double length = high - low < 0.001 ? 0.001 : high - low;
+    for (int i = 0; i < rope->dim / 2; i++) {
+        double ramp = (i - low) / length;
+        ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+        rope->inverse[i] *= 1 - ramp + ramp / factor;
+    }
+    rope->attention_scale = (float)attention;
+    return MP_OK;
+}
+
 mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool neox, mp_error *error) {
     int64_t dim, dim_default = head_dim;
     double base, base_default = 10000;
@@ -14,14 +64,10 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
     MP_TRY(mp_spec_float(spec, "{arch}.rope.freq_base", 1, 1e12, &base_default, &base, error));
     MP_TRY(mp_spec_string(spec, "{arch}.rope.scaling.type", "none", &scaling, error));
     if (dim % 2)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1,
+        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1,
                             "rope.dimension_count", "an even number", "%lld", (long long)dim);
     rope->dim = (int)dim;
-    rope->inverse = mp_alloc((size_t)dim / 2 * sizeof(double), MP_TAG_WEIGHTS);
-    if (!rope->inverse)
-        return mp_fail_memory(error, (uint64_t)dim * 4, "the rotary table");
-    for (int i = 0; i < dim / 2; i++)
-        rope->inverse[i] = pow(base, -2.0 * i / (double)dim);
+    MP_TRY(make_table(rope, base, error));
     if (strcmp(scaling, "none") == 0)
         return MP_OK;
     double factor, one = 1;
@@ -37,7 +83,7 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.high_freq_factor", 1e-3, 1e6, NULL, &high, error));
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.original_context_length", 1, 1e9, NULL, &original, error));
         if (high <= low)
-            return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1,
+            return mp_fail_file(error, MP_FORMAT, file_of(spec), -1,
                                 "rope.scaling.high_freq_factor", "a number above low_freq_factor", "%g", high);
         for (int i = 0; i < dim / 2; i++) {
             double wavelength = 2 * 3.14159265358979323846 / rope->inverse[i];
@@ -47,8 +93,10 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
         }
         return MP_OK;
     }
-    return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1,
-                        "rope.scaling.type", "none, linear, llama3", "%s", scaling);
+    if (strcmp(scaling, "yarn") == 0)
+        return scale_yarn(rope, spec, base, factor, error);
+    return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "rope.scaling.type", "none, linear, llama3, yarn", "%s",
+                        scaling);
 }
 
 void mp_rope_deinit(mp_rope *rope) {

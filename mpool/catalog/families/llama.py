@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
@@ -10,8 +11,12 @@ from .reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, un
 from .rows import Architecture, Config, Tensor, layer
 
 
-def _decoder(qkv_bias: bool) -> tuple[Tensor, ...]:
+def decoder(*, qkv_bias: bool = False, head_norms: bool = False) -> tuple[Tensor, ...]:
+    """Tensors of a decoder of Llama's kind: with biases of queries, keys and values, with a norm a head of queries and
+    of keys."""
     block = "layers.{}"
+    norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E"),
+             *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E"))
     return (
         Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
         Tensor("norm.weight", "output_norm.weight", "D"),
@@ -26,7 +31,18 @@ def _decoder(qkv_bias: bool) -> tuple[Tensor, ...]:
         *layer(f"{block}.mlp.gate_proj", "ffn_gate", "FD"),
         *layer(f"{block}.mlp.up_proj", "ffn_up", "FD"),
         *layer(f"{block}.mlp.down_proj", "ffn_down", "DF"),
+        *(norms if head_norms else ()),
     )
+
+
+HARMLESS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+
+
+def text_row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...], **other: Any) -> Architecture:
+    """A row as decoders mostly are."""
+    common: dict[str, Any] = {"read": read_decoder, "prefixes": ("model.",), "harmless": HARMLESS,
+                              "epsilon": "attention.layer_norm_rms_epsilon", "rope": True, "activation": "silu"}
+    return Architecture(name=name, capability="text_to_text", classes=classes, tensors=tensors, **{**common, **other})
 
 
 def read_decoder(config: Fields, row: Architecture) -> Config:
@@ -62,8 +78,8 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str) -> None:
     theta = rope.number("rope_theta", None, above=0.0)
     kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", 10000.0, above=0.0)
     kind = rope.str("rope_type", None) or rope.str("type", "default")
-    if kind not in ("default", "linear", "llama3"):
-        unsupported(rope, "rope_type" if "rope_type" in rope else "type", "default, linear and llama3")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        unsupported(rope, "rope_type" if "rope_type" in rope else "type", "default, linear, llama3 and yarn")
     if rope.number("partial_rotary_factor", 1.0) != 1.0:
         unsupported(rope, "partial_rotary_factor", "1")
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
@@ -78,21 +94,42 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str) -> None:
     if kind == "linear":
         rope.only(known | {"factor"})
         return
+    original = config.int("original_max_position_embeddings", None, low=1) or rope.int(
+        "original_max_position_embeddings", config.int("max_position_embeddings", low=1), low=1)
+    kv[f"{a}.rope.scaling.original_context_length"] = original
+    if kind == "yarn":
+        _yarn(rope, kv, a, known)
+        return
     rope.only(known | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
     low, high = rope.number("low_freq_factor", above=0.0), rope.number("high_freq_factor", above=0.0)
     if high <= low:
         rope.fail("high_freq_factor", high, f"a number above low_freq_factor, {low}")
-    original = config.int("original_max_position_embeddings", None, low=1) or rope.int(
-        "original_max_position_embeddings", config.int("max_position_embeddings", low=1), low=1)
     kv[f"{a}.rope.scaling.low_freq_factor"], kv[f"{a}.rope.scaling.high_freq_factor"] = low, high
-    kv[f"{a}.rope.scaling.original_context_length"] = original
+
+
+def _yarn(rope: Fields, kv: dict[str, Value], a: str, known: set[str]) -> None:
+    rope.only(known | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor",
+                       "mscale", "mscale_all_dim", "truncate"})
+    kv[f"{a}.rope.scaling.yarn_beta_fast"] = rope.number("beta_fast", 32.0, above=0.0) or 32.0
+    kv[f"{a}.rope.scaling.yarn_beta_slow"] = rope.number("beta_slow", 1.0, above=0.0) or 1.0
+    factor = rope.number("factor", above=0.0)
+
+    def scale(by: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    by, all_by = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    inferred = scale(by) / scale(all_by) if by and all_by else scale(1.0)
+    kv["mpool.rope_attention_factor"] = rope.number("attention_factor", inferred, above=0.0)
+    kv["mpool.rope_yarn_truncate"] = rope.bool("truncate", True)
 
 
 def read_window(config: Fields, kv: dict[str, Value], row: Architecture) -> None:
-    """Refuses a window that would narrow attention; one that is switched off or as wide as the context is none."""
+    """The sliding window and the layers that look through it; one that is switched off or as wide as the context is
+    none."""
     layers: Any = kv[f"{row.name}.block_count"]
     types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
-    window = config.int("sliding_window", None, low=1)
+    default = 4096 if config.get("model_type") == "mistral" and "sliding_window" not in config else None
+    window = config.int("sliding_window", default, low=1)
     if types is not None:
         if len(types) != layers:
             config.fail("layer_types", f"{len(types)} values", f"{layers}, one a layer")
@@ -103,23 +140,24 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture) -> None
         if types is not None and "sliding_attention" in types:
             unsupported(config, "layer_types", "full_attention when no sliding window is in use")
         return
-    windowed = "sliding_attention" in types if types is not None else \
-        config.int("max_window_layers", row.full_layers or 0) < layers
-    context: Any = kv[f"{row.name}.context_length"]
-    if windowed and window < context:
-        unsupported(config, "sliding_window", f"windows at least as long as the context, {context}")
+    first = config.int("max_window_layers", row.full_layers or 0)
+    windowed = [kind == "sliding_attention" for kind in types] if types is not None else \
+        [i >= first for i in range(layers)]
+    if config.get("model_type") == "llama" and window < cast(int, kv["llama.context_length"]):
+        unsupported(config, "sliding_window", "windows of Mistral, whose model_type is mistral")
+    if any(windowed):
+        set_window(kv, row.name, window, windowed)
+
+
+def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) -> None:
+    """The window of the layers that ``windowed`` names, for the core."""
+    kv[f"{a}.attention.sliding_window"] = window
+    kv["mpool.window_layers"] = [int(layer) for layer in windowed]
 
 
 ROWS = (
-    Architecture(
-        name="llama", capability="text_to_text", classes=("LlamaForCausalLM",), prefixes=("model.",),
-        read=read_decoder, tensors=_decoder(qkv_bias=False),
-        harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
-        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu"),
-    Architecture(
-        name="qwen2", capability="text_to_text", classes=("Qwen2ForCausalLM",), prefixes=("model.",),
-        read=read_decoder, tensors=_decoder(qkv_bias=True),
-        harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
-        epsilon="attention.layer_norm_rms_epsilon", rope=True, activation="silu",
-        full_layers=28),
+    # GGUF files of Mistral are Llama's
+    text_row("llama", ("LlamaForCausalLM", "MistralForCausalLM"), decoder(), model_types=("llama", "mistral")),
+    text_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28),
+    text_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28),
 )
