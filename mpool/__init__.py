@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ._runtime import pools as pools
     from ._runtime import ps as ps
     from ._runtime import register as register
+    from ._runtime import rerank as rerank
     from ._runtime import submit as submit
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
@@ -82,6 +83,8 @@ if TYPE_CHECKING:
     from .jobs import Job as Job
     from .model import Model as Model
     from .pool import Pool as Pool
+    from .reranking import RankedDocument as RankedDocument
+    from .reranking import Ranking as Ranking
     from .results import Choice as Choice
     from .results import Chunk as Chunk
     from .results import Completion as Completion
@@ -102,8 +105,8 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
     "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "detokenize", "embed", "embed_iter", "generate",
-                 "get", "health", "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "submit",
-                 "tokenize", "unload"),
+                 "get", "health", "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank",
+                 "submit", "tokenize", "unload"),
     "_events": ("PoolEvent",),
     "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "_options": ("CallOptions",),
@@ -113,6 +116,7 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "jobs": ("Job",),
     "model": ("Model",),
     "pool": ("Pool",),
+    "reranking": ("RankedDocument", "Ranking"),
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "TopLogprob", "Usage"),
     "show": ("show_config",),
     "_similarity": ("similarity",),

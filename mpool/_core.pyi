@@ -181,14 +181,15 @@ class Registry:
         lanes, lanes_leased; threads_created, threads_joined (of the process)."""
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
-                     output: int = 0, tolerant: bool = False, timeout: float | None = None, patience: float = -1.0,
-                     keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
-                     fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket: ...
+                     output: int = 0, tolerant: bool = False, second: NDArray[np.int32] | None = None,
+                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0,
+                     priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
+                     uncounted: bool = False, policy: str = "default") -> Ticket: ...
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
-              tolerant: bool = False, timeout: float | None = None, patience: float = -1.0,
-              keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
-              uncounted: bool = False, policy: str = "default") -> NDArray[np.float32]:
+              tolerant: bool = False, second: NDArray[np.int32] | None = None, timeout: float | None = None,
+              patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
+              fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> NDArray[np.float32]:
         """submit_embed, wait and vectors() in one call: the GIL is released once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,

@@ -222,6 +222,20 @@ class Embedding:
     truncate: bool = True
     on_error: str = "raise"
 
+    @property
+    def scores(self) -> bool:
+        """Whether pairs are to be scored."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Reranking(Embedding):
+    """What a reranking call is to compute."""
+
+    @property
+    def scores(self) -> bool:
+        return True
+
 
 def embedding(function: str, options: Mapping[str, Any]) -> Embedding:
     """The rest of a call's keywords.
@@ -253,6 +267,13 @@ def spelt_out(function: F) -> F:
             for name, default in _EMBED.items() if name not in taken]
     function.__signature__ = signature.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
     return function
+
+
+class RerankOptions(CallKeywords, total=False):
+    """Options of :func:`mpool.rerank` after ``top_k``."""
+
+    compute: Compute
+    truncate: bool
 
 
 # ---- of text -------------------------------------------------------------------------------------------------------

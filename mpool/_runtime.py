@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Compute, EmbedOptions, TextOptions
+    from ._options import Compute, EmbedOptions, RerankOptions, TextOptions
     from .embedding import EmbedIterator
     from .jobs import Job
     from .model import Model
+    from .reranking import Ranking
     from .results import Completion
     from .show import ModelTable
     from .streams import Stream
@@ -138,6 +139,34 @@ def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal
         (https://sbert.net/docs/package_reference/sentence_transformer/model.html).
     """
     return default_pool().embed(inputs, model, task=task, max_inputs=max_inputs, **options)
+
+
+def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *, top_k: int | None = None,
+           **options: Unpack[RerankOptions]) -> Ranking:
+    """Documents by how well they answer a query, as a cross-encoder reads each with it.
+
+    Args:
+        query: a text of 1 to 1,000,000 characters.
+        documents: a list (tuple, array, Series) of such texts.
+        model: a cross-encoder: a folder or reference of a sequence classifier with one label (BERT, RoBERTa,
+            XLM-RoBERTa, ModernBERT, MPNet, GTE), or a GGUF file of a reranker. There is no default.
+        top_k: name only so many documents in the result; None: all.
+        compute: class of arithmetic, as of :func:`embed`.
+        truncate: cut the longer text of a pair to what the model takes; False: raise ContextOverflow instead.
+        timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
+
+    Returns:
+        A :class:`mpool.reranking.Ranking`: the documents, best first, with scores and places. Scores equal those of
+        ``CrossEncoder.predict`` of sentence-transformers, and do not depend on the other documents.
+
+    Raises:
+        InvalidArgument: an argument or a text is not as described.
+        LimitError: more documents than ``PoolConfig.max_embed_inputs``.
+        WrongCapability: the model gives vectors or text, not scores.
+        ContextOverflow: a pair is too long and not to be cut.
+        And what :func:`embed` raises about models and pools.
+    """
+    return default_pool().rerank(query, documents, model, top_k=top_k, **options)
 
 
 @_options.spelt_out

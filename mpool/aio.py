@@ -36,7 +36,7 @@ from collections.abc import (
 )
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _awaiting, _core, _options, _threads, embedding
+from . import _awaiting, _core, _options, _threads, embedding, reranking
 from ._runtime import default_pool
 from .errors import InvalidArgument, NumericError, Overloaded
 from .generation import Reader, Request, unread
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Call, Compute, EmbedOptions, TextOptions
+    from ._options import Call, Compute, EmbedOptions, RerankOptions, TextOptions
     from .embedding import Pack, Plan
     from .model import Model
     from .pool import Pool
+    from .reranking import Ranking
     from .streams import Stream
 
     ModelLike = str | os.PathLike[str] | Model | None
@@ -292,6 +293,26 @@ async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: P
         bar.close()
     faults.tell(len(texts))
     return embedding.quantize(out, plan.precision)
+
+
+async def rerank(query: str, documents: Sequence[str], model: ModelLike, *, pool: Pool | None = None,
+                 top_k: int | None = None, **options: Unpack[RerankOptions]) -> Ranking:
+    """As :func:`mpool.rerank`, for asyncio. ``pool``: the pool to use; None: the process-wide one."""
+    pool = pool or default_pool()
+    passed: dict[str, Any] = dict(options)
+    call = _options.begin(pool.config, passed)
+    texts, count = reranking.check(query, documents, top_k, pool.config.max_embed_inputs)
+    chosen = reranking.options(passed)
+    plan = reranking.plan_of(
+        await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen)), query)
+    out = embedding.empty(plan, len(texts))
+    flow = _run_slices(plan, _each(list(embedding.slices(texts))), call, embedding.lane_of(len(texts)))
+    try:
+        async for start, packed, rows in flow:
+            out[start:start + packed.count] = rows
+    finally:
+        await flow.aclose()
+    return reranking.ranking(plan, texts, out, count)
 
 
 def _tell(plan: Plan, landed: Iterable[tuple[int, Pack, NDArray[Any]]], total: int) -> None:
@@ -638,4 +659,4 @@ async def _job_result(job: Any) -> Any:
     return job._finish()
 
 
-__all__ = ["AsyncStream", "chat", "embed", "embed_iter", "generate", "load", "unload"]
+__all__ = ["AsyncStream", "chat", "embed", "embed_iter", "generate", "load", "rerank", "unload"]

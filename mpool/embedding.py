@@ -18,7 +18,15 @@ import numpy as np
 from . import _options, _threads
 from ._logging import log
 from ._options import Embedding as Options
-from .errors import ContextOverflow, InvalidArgument, LimitError, MemoryExhausted, MpoolError, NumericError
+from .errors import (
+    ContextOverflow,
+    InvalidArgument,
+    LimitError,
+    MemoryExhausted,
+    MpoolError,
+    NumericError,
+    WrongCapability,
+)
 from .sampling import _short, integer
 
 if TYPE_CHECKING:
@@ -56,6 +64,7 @@ class Plan:
         width: components of a vector, before the precision is applied.
         normalize: -1 as the model says, 0, 1.
         null: a text that cannot be embedded gives NaN instead of an error.
+        query: the text that each text is scored with, for a reranker; else None.
     """
 
     entry: Entry
@@ -72,6 +81,7 @@ class Plan:
     truncate: bool
     null: bool
     precision: str
+    query: str | None = None
 
 
 def plan(entry: Entry, options: Options) -> Plan:
@@ -128,6 +138,11 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
     description = entry.describe()
     settings = description.embedding
     assert settings is not None, "entries of another capability are refused before"
+    if settings.scores != options.scores:
+        raise WrongCapability("is a reranker, which scores pairs of texts and has no vectors" if settings.scores
+                              else "is a model of vectors, not one that scores pairs of texts", key=entry.key,
+                              hint="mpool.rerank(query, documents, model) takes it" if settings.scores else
+                              "mpool.embed and mpool.similarity rank with it; mpool.rerank takes cross-encoders")
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
@@ -182,8 +197,8 @@ def _prompt(options: Options, prompts: Mapping[str, str], default: str | None, k
 
 # ---- texts ---------------------------------------------------------------------------------------------------------
 
-def texts_of(inputs: Any, most: int) -> list[Any]:
-    """The texts of a call that is not a single str.
+def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
+    """The texts of a call that is not a single str; ``name`` is what errors call them.
 
     Raises:
         InvalidArgument: not a list of texts.
@@ -191,12 +206,13 @@ def texts_of(inputs: Any, most: int) -> list[Any]:
     """
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not hasattr(inputs, "__len__") \
             or not hasattr(inputs, "__iter__") or getattr(inputs, "ndim", 1) != 1:
-        raise InvalidArgument(f"inputs is {type(inputs).__name__}, allowed: a str or a list of str",
-                              hint="embed_iter takes any iterable")
+        raise InvalidArgument(f"{name} is {type(inputs).__name__}, allowed: "
+                              + ("a str or a list of str" if name == "inputs" else "a list of str"),
+                              hint="embed_iter takes any iterable" if name == "inputs" else None)
     if len(inputs) > most:
-        raise LimitError(f"inputs has {len(inputs):,} texts, one call takes at most {most:,}",
-                         hint="embed_iter takes any number; max_inputs= or PoolConfig.max_embed_inputs raises the "
-                              "limit")
+        more = "embed_iter takes any number; max_inputs= or PoolConfig.max_embed_inputs raises the limit"
+        raise LimitError(f"{name} has {len(inputs):,} texts, one call takes at most {most:,}",
+                         hint=more if name == "inputs" else "PoolConfig.max_embed_inputs raises the limit")
     return list(inputs)
 
 
@@ -246,6 +262,7 @@ class Pack:
         ids: token ids, int32 ``[tokens]``.
         offsets: int64 ``[good texts + 1]``.
         skip: int32 ``[good texts]`` or None.
+        second: where the second text of each pair begins, int32 ``[good texts]``; None if they are no pairs.
         count: texts, those with a fault included.
         faults: (place in the slice, error) of texts without a vector.
     """
@@ -255,6 +272,7 @@ class Pack:
     skip: NDArray[np.int32] | None
     count: int
     faults: tuple[tuple[int, MpoolError], ...] = ()
+    second: NDArray[np.int32] | None = None
 
 
 def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> Pack:
@@ -268,6 +286,8 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
               if (fault := fault_of(text, _name(start + at, single))) is not None]
     if faults and not plan.null:
         raise _keyed(faults[0][1], plan)
+    if plan.query is not None:
+        return _pack_pairs(plan, texts)
     bad = {at for at, _ in faults}
     good = [text for at, text in enumerate(texts) if at not in bad] if bad else texts
     prompted = [plan.prompt + text for text in good] if plan.prompt else good
@@ -289,6 +309,19 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         # a text that was cut down to its prompt still has to be pooled over something
         skip = np.minimum(plan.skip, np.diff(offsets) - 1).astype(np.int32)
     return Pack(ids, offsets, skip, len(texts), tuple(faults))
+
+
+def _pack_pairs(plan: Plan, documents: list[str]) -> Pack:
+    assert plan.query is not None
+    try:
+        found = plan.tokenizer.encode_pairs(plan.query, documents, max_tokens=plan.max_tokens, truncate=plan.truncate)
+    except (InvalidArgument, ContextOverflow) as error:
+        for at, text in enumerate(documents):
+            fault = surrogate_of(text, _name(at, False))
+            if fault is not None:
+                raise _keyed(fault, plan) from None
+        raise _keyed(error, plan) from None
+    return Pack(found.ids, found.offsets, None, len(documents), (), found.second)
 
 
 def _name(at: int, single: bool) -> str:
@@ -327,8 +360,8 @@ def run(plan: Plan, pack: Pack, call: Call, lane: int) -> NDArray[np.float32]:
     if len(pack.offsets) == 1:
         return empty(plan)
     try:
-        return plan.registry.embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
-                                   normalize=plan.normalize, tolerant=plan.null, lane=lane,
+        return plan.registry.embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second,
+                                   dimensions=plan.dimensions, normalize=plan.normalize, tolerant=plan.null, lane=lane,
                                    **call.keywords(plan.entry.key))
     except NumericError:
         if not plan.null:
@@ -345,9 +378,9 @@ def submit(plan: Plan, pack: Pack, call: Call | None, lane: int, fail_fast: bool
     if len(pack.offsets) == 1:
         return None
     try:
-        return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, dimensions=plan.dimensions,
-                                          normalize=plan.normalize, tolerant=plan.null, lane=lane,
-                                          **(call or _options.PLAIN).keywords(plan.entry.key, fail_fast, again))
+        return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second,
+                                          dimensions=plan.dimensions, normalize=plan.normalize, tolerant=plan.null,
+                                          lane=lane, **(call or _options.PLAIN).keywords(plan.entry.key, fail_fast, again))
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise
@@ -368,8 +401,9 @@ def halves(pack: Pack) -> tuple[Pack, Pack]:
     edge = int(pack.offsets[middle])
     first, last = pack.offsets[:middle + 1], pack.offsets[middle:] - edge
     skips = (None, None) if pack.skip is None else (pack.skip[:middle], pack.skip[middle:])
-    return (Pack(pack.ids[:edge], first, skips[0], middle),
-            Pack(pack.ids[edge:], last, skips[1], len(last) - 1))
+    seconds = (None, None) if pack.second is None else (pack.second[:middle], pack.second[middle:])
+    return (Pack(pack.ids[:edge], first, skips[0], middle, (), seconds[0]),
+            Pack(pack.ids[edge:], last, skips[1], len(last) - 1, (), seconds[1]))
 
 
 def recover(plan: Plan, pack: Pack, call: Call) -> NDArray[np.float32]:

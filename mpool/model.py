@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, WrongCapability
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._entry import Entry
-    from ._options import EmbedOptions, TextOptions
+    from ._options import EmbedOptions, RerankOptions, TextOptions
     from .catalog import ModelDescription
     from .embedding import EmbedIterator
     from .pool import Pool
+    from .reranking import Ranking
     from .results import Completion
     from .streams import Stream
 
@@ -70,6 +71,8 @@ class Model:
         self._entry.pool._require(self._entry, "text_embedding")
         settings = self._entry.describe().embedding
         assert settings is not None
+        if settings.scores:
+            raise WrongCapability("is a reranker, which has no vectors", key=self.key)
         return settings.truncate_dim or settings.output_size
 
     @property
@@ -97,6 +100,11 @@ class Model:
                    batch_size: int | None = None, **options: Unpack[EmbedOptions]) -> EmbedIterator:
         """Vectors of any number of texts, lazily; see :func:`mpool.embed_iter`."""
         return self.pool.embed_iter(texts, self, task=task, batch_size=batch_size, **options)
+
+    def rerank(self, query: str, documents: Sequence[str], *, top_k: int | None = None,
+               **options: Unpack[RerankOptions]) -> Ranking:
+        """Documents by how well they answer a query; see :func:`mpool.rerank`."""
+        return self.pool.rerank(query, documents, self, top_k=top_k, **options)
 
     @overload
     def generate(self, prompt: str | Sequence[int], *, stream: Literal[False] = False,

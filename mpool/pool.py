@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from . import _core
     from ._events import Kind, PoolEvent
     from ._health import CapabilityPools, Health, Pong
-    from ._options import Call, Compute, EmbedOptions, TextOptions
+    from ._options import Call, Compute, EmbedOptions, RerankOptions, TextOptions
     from .embedding import EmbedIterator
     from .generation import Request
     from .jobs import Job
+    from .reranking import Ranking
     from .results import Completion
     from .streams import Stream
 
@@ -104,6 +105,17 @@ class Pool:
         batch_size = embedding.check_streamable(chosen, batch_size)
         return embedding.EmbedIterator(self._plan(model, chosen), iterable, batch_size, progress, call)
 
+    def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *,
+               top_k: int | None = None, **options: Unpack[RerankOptions]) -> Ranking:
+        """See :func:`mpool.rerank`."""
+        from . import embedding, reranking
+
+        passed: dict[str, Any] = dict(options)
+        call = _options.begin(self.config, passed)
+        texts, count = reranking.check(query, documents, top_k, self.config.max_embed_inputs)
+        plan = reranking.plan_of(self._plan(model, reranking.options(passed)), query)
+        return reranking.ranking(plan, texts, embedding.embed_many(plan, texts, False, call), count)
+
     def _most(self, max_inputs: int | None) -> int:
         if max_inputs is None:
             return self.config.max_embed_inputs
@@ -119,6 +131,8 @@ class Pool:
 
         from . import embedding
 
+        if model is None and options.scores:
+            raise InvalidArgument("model is None, allowed: a cross-encoder", hint="No reranker is the default")
         entry = self._find(model, "text_embedding")
         if isinstance(model, Model) and _is_auto(options.compute) and model._compute != "auto":
             options = replace(options, compute=model._compute)

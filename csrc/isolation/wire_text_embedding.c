@@ -25,19 +25,21 @@ static void embed_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     mp_put_i32(out, call->dimensions);
     mp_put_u8(out, (uint8_t)(call->normalize + 1));
     mp_put_u8(out, call->output);
-    mp_put_u8(out, call->skip != NULL);
+    mp_put_u8(out, (uint8_t)((call->skip != NULL) + 2 * (call->second != NULL)));
     mp_put(out, call->offsets, ((size_t)call->n_texts + 1) * sizeof *call->offsets);
     mp_put(out, call->ids, (size_t)call->n_tokens * sizeof *call->ids);
     if (call->skip)
         mp_put(out, call->skip, (size_t)call->n_texts * sizeof *call->skip);
+    if (call->second)
+        mp_put(out, call->second, (size_t)call->n_texts * sizeof *call->second);
 }
 
 static mp_status embed_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     int32_t texts = (int32_t)mp_get_count(in, MP_EMBED_MOST_TEXTS, "there are too many texts");
     int32_t dimensions = mp_get_i32(in);
-    uint8_t normalize = mp_get_u8(in), output = mp_get_u8(in), has_skip = mp_get_u8(in);
+    uint8_t normalize = mp_get_u8(in), output = mp_get_u8(in), has = mp_get_u8(in);
     int64_t *offsets = mp_alloc_array((size_t)texts + 1, sizeof *offsets, MP_TAG_REQUEST);
-    int32_t *ids = NULL, *skip = NULL;
+    int32_t *ids = NULL, *skip = NULL, *second = NULL;
     mp_embed_call *call = NULL;
     mp_status status = MP_OK;
     if (!offsets) {
@@ -46,8 +48,9 @@ static mp_status embed_get_call(mp_wire_in *in, mp_call **out, mp_error *error) 
     }
     mp_get(in, offsets, ((size_t)texts + 1) * sizeof *offsets);
     ids = in->failed ? NULL : mp_alloc_array((size_t)offsets[texts], sizeof *ids, MP_TAG_REQUEST);
-    skip = ids && has_skip ? mp_alloc_array((size_t)texts, sizeof *skip, MP_TAG_REQUEST) : NULL;
-    if (!in->failed && (!ids || (has_skip && !skip))) {
+    skip = ids && has & 1 ? mp_alloc_array((size_t)texts, sizeof *skip, MP_TAG_REQUEST) : NULL;
+    second = ids && has & 2 ? mp_alloc_array((size_t)texts, sizeof *second, MP_TAG_REQUEST) : NULL;
+    if (!in->failed && (!ids || (has & 1 && !skip) || (has & 2 && !second))) {
         status = mp_fail_memory(error, (uint64_t)offsets[texts] * sizeof *ids, "a call");
         goto cleanup;
     }
@@ -55,11 +58,15 @@ static mp_status embed_get_call(mp_wire_in *in, mp_call **out, mp_error *error) 
         mp_get(in, ids, (size_t)offsets[texts] * sizeof *ids);
     if (skip)
         mp_get(in, skip, (size_t)texts * sizeof *skip);
+    if (second)
+        mp_get(in, second, (size_t)texts * sizeof *second);
     if (in->failed) {
         status = mp_fail(error, MP_RECV, "a call was cut");
         goto cleanup;
     }
     status = mp_embed_call_create(texts, ids, offsets, skip, &call, error);
+    if (status == MP_OK && second && (status = mp_embed_call_pairs(call, second, error)) != MP_OK)
+        mp_call_destroy(&call->base);
     if (status == MP_OK) {
         call->dimensions = dimensions;
         call->normalize = (int8_t)((int)normalize - 1);
@@ -70,6 +77,7 @@ cleanup:
     mp_free(offsets);
     mp_free(ids);
     mp_free(skip);
+    mp_free(second);
     return status;
 }
 

@@ -75,6 +75,7 @@ static void embed_destroy(mp_call *base) {
     mp_free(call->ids);
     mp_free(call->offsets);
     mp_free(call->skip);
+    mp_free(call->second);
     mp_free(call->vectors);
     mp_free(call);
 }
@@ -112,6 +113,12 @@ mp_status mp_embed_call_create(int32_t n_texts, const int32_t *ids, const int64_
     }
     *out = call;
     return MP_OK;
+}
+
+mp_status mp_embed_call_pairs(mp_embed_call *call, const int32_t *second, mp_error *error) {
+    bool ok = true;
+    call->second = copy(second, (size_t)call->n_texts, sizeof *second, &call->base.bytes, &ok);
+    return ok ? MP_OK : mp_fail_memory(error, (uint64_t)call->n_texts * sizeof *second, "the pairs of a call");
 }
 
 mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *error) {

@@ -54,6 +54,7 @@ typedef struct mp_embed_call {
     int32_t *ids;       /* [n_tokens], special tokens included */
     int64_t *offsets;   /* [n_texts + 1] */
     int32_t *skip;      /* [n_texts] leading tokens (a prompt) that pooling leaves out, or NULL */
+    int32_t *second;    /* [n_texts] for pairs of texts: the token at which the second begins; or NULL */
     int32_t dimensions; /* first so many components, then normalised again; 0 = all */
     int8_t normalize;   /* 1, 0, or -1 = as the model says */
     uint8_t output;     /* MP_EMBED_* */
@@ -66,6 +67,8 @@ typedef struct mp_embed_call {
 /* Copies ids, offsets and skip (NULL allowed). vectors is allocated by mp_embed_call_output once width is known. */
 mp_status mp_embed_call_create(int32_t n_texts, const int32_t *ids, const int64_t *offsets, const int32_t *skip,
                                mp_embed_call **call, mp_error *error);
+/* Makes the texts pairs: copies second. Each 1 <= second < tokens of its text; checked with the call. */
+mp_status mp_embed_call_pairs(mp_embed_call *call, const int32_t *second, mp_error *error);
 mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *error);
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */

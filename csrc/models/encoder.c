@@ -65,7 +65,7 @@ static void norm_row(const mp_encoder *model, const mp_norm *norm, int n, const 
         call->layer_norm(x, norm->weight, norm->bias, model->eps, n, y);
 }
 
-static void embed_row(const mp_encoder *model, int32_t id, int32_t position, float *scratch, float *x) {
+static void embed_row(const mp_encoder *model, int32_t id, int32_t position, int type, float *scratch, float *x) {
     const mp_kernels *call = mp_kernels_get();
     int n = model->hidden;
     mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), n, x);
@@ -73,7 +73,7 @@ static void embed_row(const mp_encoder *model, int32_t id, int32_t position, flo
         for (int i = 0; i < n; i++)
             x[i] *= model->embedding_scale;
     if (model->token_type)
-        call->add(model->token_type, n, x);
+        call->add(model->token_type + (int64_t)type * n, n, x);
     if (model->positions.data) {
         mp_dequantize_row(model->positions.dtype, mp_tensor_row(&model->positions, position), n, scratch);
         call->add(scratch, n, x);
@@ -87,7 +87,8 @@ static void embed(const pass *p, int longest) {
         for (int32_t i = 0; i < p->texts[t].n; i++) {
             int64_t row = p->texts[t].row + i;
             if (row >= p->row0 && row < p->row1)
-                embed_row(p->model, p->texts[t].ids[i], i, p->lane_scratch, p->x + row * p->model->hidden);
+                embed_row(p->model, p->texts[t].ids[i], i, i >= p->texts[t].second ? p->model->token_types - 1 : 0,
+                          p->lane_scratch, p->x + row * p->model->hidden);
         }
     for (int i = 0; i < 2; i++) {
         const mp_rope *rope = &p->model->rope[i];

@@ -35,7 +35,8 @@ typedef struct mp_encoder {
     bool causal;
     mp_act act;
     mp_tensor tokens, positions; /* [vocab, hidden], [context, hidden], as stored: rows are converted on use */
-    float *token_type;           /* [hidden] row 0, or NULL */
+    float *token_type;           /* [token_types, hidden], or NULL */
+    int32_t token_types;         /* 1, or 2: the second text of a pair has row 1 */
     mp_norm norm;                /* [hidden] of the embeddings */
     mp_norm output_norm;         /* [hidden] of the last layer's sum */
     mp_rope rope[2];             /* of layers that see everything, and of those with a window */
@@ -49,6 +50,7 @@ typedef struct mp_encoder_text { /* one text of a group */
     const int32_t *ids;          /* [n] */
     int32_t n, row;              /* length; first row in the group */
     int32_t skip;
+    int32_t second; /* token at which the second text of a pair begins; n when it is no pair */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
     float *out;      /* [dimensions], or [n, hidden] when want_tokens */

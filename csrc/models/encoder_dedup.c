@@ -56,6 +56,7 @@ static void mix(uint64_t hash[2], uint32_t word) {
 void mp_dedup_key(mp_encoder_text *text) {
     uint64_t hash[2] = {(uint64_t)text->n, (uint64_t)text->skip};
     mix(hash, (uint32_t)text->dimensions * 2 + text->normalize);
+    mix(hash, (uint32_t)text->second);
     for (int32_t i = 0; i < text->n; i++)
         mix(hash, (uint32_t)text->ids[i]);
     text->key[0] = hash[0];
@@ -64,7 +65,7 @@ void mp_dedup_key(mp_encoder_text *text) {
 
 static bool identical(const mp_encoder_text *a, const mp_encoder_text *b) {
     return a->key[0] == b->key[0] && a->key[1] == b->key[1] && a->n == b->n && a->skip == b->skip &&
-           a->dimensions == b->dimensions && a->normalize == b->normalize &&
+           a->second == b->second && a->dimensions == b->dimensions && a->normalize == b->normalize &&
            memcmp(a->ids, b->ids, (size_t)a->n * sizeof(int32_t)) == 0;
 }
 

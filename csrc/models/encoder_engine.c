@@ -62,6 +62,9 @@ mp_status mp_encoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
         if (call->skip && (call->skip[t] < 0 || call->skip[t] >= n))
             return mp_fail(error, MP_INVALID_ARGUMENT, "text %d: %d tokens to leave out of %lld", t, call->skip[t],
                            (long long)n);
+        if (call->second && (call->second[t] < 1 || call->second[t] >= n))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "pair %d: the second text begins at token %d of %lld", t,
+                           call->second[t], (long long)n);
     }
     for (int64_t i = 0; i < call->n_tokens; i++)
         if (call->ids[i] < 0 || call->ids[i] >= model->vocab)
@@ -222,6 +225,7 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t n
                 .ids = call->ids + call->offsets[t],
                 .n = n,
                 .skip = call->skip ? call->skip[t] : 0,
+                .second = call->second ? call->second[t] : n,
                 .dimensions = call->width,
                 .normalize = call->normalize < 0 ? engine->model->head.normalize : call->normalize != 0,
                 .want_tokens = tokens,

@@ -162,10 +162,14 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
     if (model->flags & MP_ARCH_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
         mp_tensor types;
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));
-        model->token_type = mp_alloc((size_t)model->hidden * sizeof(float), MP_TAG_WEIGHTS);
+        model->token_types = types.shape[0] > 1 ? 2 : 1;
+        size_t bytes = (size_t)model->token_types * (size_t)model->hidden * sizeof(float);
+        model->token_type = mp_alloc(bytes, MP_TAG_WEIGHTS);
         if (!model->token_type)
-            return mp_fail_memory(error, (uint64_t)model->hidden * sizeof(float), "the token types");
-        mp_dequantize_row(types.dtype, types.data, model->hidden, model->token_type);
+            return mp_fail_memory(error, bytes, "the token types");
+        for (int32_t t = 0; t < model->token_types; t++)
+            mp_dequantize_row(types.dtype, mp_tensor_row(&types, t), model->hidden,
+                              model->token_type + (int64_t)t * model->hidden);
         builder->parameters += mp_tensor_items(&types);
     }
     const bool post_norm = model->flags & MP_ARCH_POST_NORM;
@@ -298,6 +302,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     model->flags = args->flags;
+    model->token_types = 1;
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
     MP_TRY_GOTO(read_ropes(model, args->spec, error));
     mp_compute compute = class_of(args->compute);

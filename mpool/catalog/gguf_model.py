@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError, Unsupported
-from . import architectures
+from . import architectures, scoring
 from .families import Architecture
 from .families.reading import MAX_VOCABULARY
 from .fields import Fields, describe
@@ -127,11 +128,17 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     kv.setdefault(f"{row.name}.attention.head_count_kv", kv[f"{row.name}.attention.head_count"])
     if row.rope:
         kv.setdefault(f"{row.name}.rope.dimension_count", 2 * size["R"])
-    used = architectures.map_gguf(row, size, tensors, files)
+    heads: dict[str, str] = {}
+    if row.gguf_head is not None and table.int(f"{name}.pooling_type", 0) == 4:
+        epsilon = table.number(f"{name}.{row.epsilon}", above=0.0)
+        heads = scoring.gguf_head(shapes, path, row.gguf_head, epsilon, kv)
+    used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in heads], files)
+    used += tuple(replace(entry, name=heads[entry.name]) for entry in tensors if entry.name in heads)
     tokens = _tokens(table)
     embedding = generation = None
     if row.capability == "text_embedding":
-        embedding = _embedding(table, name, kv, size)
+        embedding = _embedding(table, name, kv, size) if not heads else EmbeddingSettings(
+            max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("cls",), normalize=False, scores=True)
     else:
         generation = _generation(table, row, tokens, size)
     return ModelDescription(

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ..errors import FormatError, Unsupported
-from . import architectures, hf_config, safetensors_header, sentence_folder
+from . import architectures, hf_config, safetensors_header, scoring, sentence_folder
 from .families import Architecture
 from .fields import Fields
 from .files import Folder, open_regular, refuse_pickle
@@ -44,7 +44,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         Unsupported: the model computes something that mpool does not.
     """
     folder = Folder(path)
-    encoder = sentence_folder.encoder_folder(folder)
+    crossed = scoring.encoder_folder(folder)
+    encoder = crossed or sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):
         raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
                           allowed="a folder of transformers or sentence-transformers, or a .gguf file")
@@ -55,13 +56,23 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         raise Unsupported(f"{folder.path}: an embedding model on {row.name}; mpool computes embeddings with bert and "
                           f"{row.name} as a text generator")
     size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types) | read.sizes
-    paths, tensors = _weights(encoder, row, size, read.tied)
+    found_in, entries = _entries(encoder)
+    paths, tensors = _weights(encoder, row, size, read.tied, found_in, entries)
     tokenizer_config = encoder.fields(TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)
     embedding = generation = None
     lower_case = False
     ends: tuple[int, ...] = ()
-    if row.capability == "text_embedding":
+    head = None
+    if row.capability == "text_embedding" and (crossed or not folder.has(sentence_folder.MODULES_NAME)):
+        head = scoring.head_of(row, config, entries, crossed is not None)
+    if head is not None:
+        tensors += scoring.read_head(folder, config, head, entries, found_in, size["D"], kv)
+        embedding = EmbeddingSettings(
+            max_tokens=sentence_folder.max_tokens(sentence_folder.Sentence(encoder), tokenizer_config.values,
+                                                  size["P"]),
+            hidden_size=size["D"], output_size=1, pooling=(head.pooling,), normalize=False, scores=True)
+    elif row.capability == "text_embedding":
         found = sentence_folder.read_modules(folder, size["D"])
         kv |= found.kv
         lower_case = found.do_lower_case
@@ -86,16 +97,18 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         chat_template=_template(encoder, tokenizer_config), embedding=embedding, generation=generation)
 
 
-def _weights(folder: Folder, row: Architecture, size: dict[str, int],
-             tied: bool) -> tuple[list[str], list[TensorEntry]]:
+def _entries(folder: Folder) -> tuple[tuple[str, ...], dict[str, TensorEntry]]:
     found = safetensors_header.read_folder(folder)
     if found is None:
         for name in folder.pickles():
             refuse_pickle(folder.path, name)
         raise FormatError(file=folder.path, field="weights", got="missing",
                           allowed=f"{safetensors_header.SINGLE_NAME} or {safetensors_header.INDEX_NAME}")
-    paths, entries = found
+    return found[0], dict(found[1])
 
+
+def _weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool, paths: tuple[str, ...],
+             entries: dict[str, TensorEntry]) -> tuple[list[str], list[TensorEntry]]:
     def same(a: TensorEntry, b: TensorEntry) -> bool:
         equal = a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b, paths)
         if not equal:

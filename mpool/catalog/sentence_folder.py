@@ -110,7 +110,20 @@ class _Module:
     at: str
 
 
-def _modules(folder: Folder) -> list[_Module]:
+def single_transformer(folder: Folder) -> Folder:
+    """The folder of the only module, as a CrossEncoder of an encoder has it.
+
+    Raises:
+        Unsupported: there are others.
+    """
+    modules = _modules(folder, ordered=False)
+    if [module.kind for module in modules] != ["Transformer"]:
+        raise Unsupported(f"{folder.path}: a cross-encoder of the modules "
+                          + ", ".join(module.kind for module in modules) + "; mpool computes Transformer alone")
+    return modules[0].folder
+
+
+def _modules(folder: Folder, ordered: bool = True) -> list[_Module]:
     """``modules.json``, every class known, every path inside the folder, no folder used twice."""
     path = os.path.join(folder.path, MODULES_NAME)
     rows = folder.json(MODULES_NAME)
@@ -142,7 +155,8 @@ def _modules(folder: Folder) -> list[_Module]:
             if kind != "Transformer" and (folder.real + "/").startswith(sub.real.rstrip("/") + "/"):
                 row.fail("path", f"{row.get('path')!r}, a cycle back to the model's own folder", "a folder of its own")
         modules.append(_Module(kind, sub, row.name("type")))
-    _check_order(modules, path)
+    if ordered:
+        _check_order(modules, path)
     return modules
 
 

@@ -70,7 +70,8 @@ class EmbeddingSettings:
     concatenated in that order, as sentence-transformers does. ``dimensions`` lists the Matryoshka sizes that the
     model is documented to hold up at, or is empty when any prefix is as good as any other (none known).
     ``truncate_dim`` is the size to which the model's authors cut the output unless the caller asks for another; the
-    cut is the last step, after normalisation.
+    cut is the last step, after normalisation. ``scores``: it is a cross-encoder, whose one output is a score of the two
+    texts of a pair.
     """
 
     max_tokens: int
@@ -84,6 +85,7 @@ class EmbeddingSettings:
     similarity: str = "cosine"
     dimensions: tuple[int, ...] = ()
     truncate_dim: int | None = None
+    scores: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,12 @@ class GGUFTokenizer(Tokenizer):
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
 
     @property
+    def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """SentencePiece models of the RoBERTa kind begin the second text with one more separator."""
+        again = (self.special.get("sep", self.special.get("eos", 0)),) if self._vocab.kind == "unigram" else ()
+        return self.prefix_ids, (*self.suffix_ids, *again), self.suffix_ids
+
+    @property
     def complete(self) -> bool:
         return self._whole is not None
 

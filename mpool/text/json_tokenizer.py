@@ -51,6 +51,7 @@ class JSONTokenizer(Tokenizer):
         self._plain_hf: tokenizers.Tokenizer | None = None
         self._marked_hf: dict[str, tokenizers.Tokenizer] = {}
         self._table: TokenTable | None = None
+        self._pair: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
         self._truncate_left = config.get("truncation_side") == "left"
         self._words_apart = (type(self._hf.model).__name__ == "WordPiece" and
                              type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
@@ -101,6 +102,29 @@ class JSONTokenizer(Tokenizer):
                     return tuple(full[:start]), tuple(full[start + len(body):])
         raise FormatError(file=self._path, field="post_processor", got="a template that does more than put tokens "
                           "around the text", allowed="tokens before and after one text")
+
+    @property
+    def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        if self._pair is None:
+            self._pair = self._read_pair()
+        return self._pair
+
+    def _read_pair(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Ids that the file's post-processor puts around two texts."""
+        around = self._hf.num_special_tokens_to_add(True)
+        for probe in ("a", "1", "."):
+            body = self._hf.encode(probe, add_special_tokens=False).ids
+            full = self._hf.encode(probe, probe, add_special_tokens=True).ids
+            n = len(body)
+            if not body or len(full) != 2 * n + around:
+                continue
+            for start in range(around + 1):
+                for gap in range(around - start + 1):
+                    if full[start:start + n] == body and full[start + n + gap:start + 2 * n + gap] == body:
+                        return (tuple(full[:start]), tuple(full[start + n:start + n + gap]),
+                                tuple(full[start + 2 * n + gap:]))
+        raise FormatError(file=self._path, field="post_processor", got="a template that does more than put tokens "
+                          "around the texts of a pair", allowed="tokens before, between and behind them")
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         find = self._find_control

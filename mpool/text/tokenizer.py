@@ -48,6 +48,15 @@ class Packed(NamedTuple):
     offsets: np.ndarray
 
 
+class Pairs(NamedTuple):
+    """As :class:`Packed`, of pairs of texts; ``second[i]`` (int32 ``[pairs]``) is the place within pair ``i`` at which
+    its second text begins."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    second: np.ndarray
+
+
 class Tokenizer:
     """A tokenizer. Made by :meth:`from_source`; safe to use from any number of threads.
 
@@ -208,6 +217,55 @@ class Tokenizer:
         ids = np.fromiter(chain.from_iterable(pieces), dtype=np.int32, count=int(offsets[-1]))
         return Packed(ids, offsets)
 
+    @property
+    def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Ids before, between and behind the two texts of a pair.
+
+        Raises:
+            FormatError: the tokenizer's file does not say.
+        """
+        raise NotImplementedError
+
+    def encode_pairs(self, first: str, others: Sequence[str], *, max_tokens: int, truncate: bool = True) -> Pairs:
+        """Token ids of pairs of one text with each of others, packed for the C core.
+
+        Args:
+            max_tokens: longest pair allowed, special tokens included.
+            truncate: cut what is longer, from the longer of the two texts as long as it is the longer one (the strategy
+                ``longest_first`` of HF tokenizers); else it is an error.
+
+        Raises:
+            InvalidArgument: a text is not a string or holds half of a surrogate pair, or ``max_tokens`` leaves no room
+                beside the special tokens.
+            ContextOverflow: ``truncate`` is off and a pair is longer than ``max_tokens``.
+        """
+        before, between, behind = self.pair_ids
+        around = len(before) + len(between) + len(behind)
+        room = max_tokens - around
+        if room < 2:
+            raise InvalidArgument(f"max_tokens is {max_tokens}, but the special tokens alone are {around}")
+        head = self._many([first], None)[0]
+        ids: list[int] = []
+        offsets, second = [0], []
+        for at, body in enumerate(self._many(list(others), None)):
+            a, b = len(head), len(body)
+            if a + b > room:
+                if not truncate:
+                    raise ContextOverflow(f"document {at} with the query has {a + b + around} tokens, the limit is "
+                                          f"{max_tokens}", tokens=a + b + around, limit=max_tokens,
+                                          hint="Shorten it, or set truncate=True")
+                a, b = _longest_first(a, b, room)
+            ids += [*before, *self._cut(head, a), *between]
+            second.append(len(ids) - offsets[-1])
+            ids += [*self._cut(body, b), *behind]
+            offsets.append(len(ids))
+        return Pairs(np.array(ids, np.int32), np.array(offsets, np.int64), np.array(second, np.int32))
+
+    def _cut(self, ids: Sequence[int], room: int) -> Sequence[int]:
+        if len(ids) <= room:
+            return ids
+        return ids[len(ids) - room:] if self._truncate_left else ids[:room]
+
     def count(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> int:
         """Number of tokens of ``text``, as :meth:`encode` would give."""
         around = len(self.prefix_ids) + len(self.suffix_ids) if add_special else 0
@@ -287,6 +345,15 @@ class Tokenizer:
             if type(error).__name__ == "PanicException":  # raised by the Rust side, not an Exception
                 raise InternalError(f"the tokenizer failed: {error}") from None
             raise
+
+
+def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts that are together too long for ``room``, as HF tokenizers cut them."""
+    short, long = min(a, b), max(a, b)
+    long = max(short, room - short) if short <= room else short
+    if short + long > room:
+        short, long = room // 2, room // 2 + room % 2
+    return (short, long) if a <= b else (long, short)
 
 
 def _checked(text: str, at: int | None) -> str:

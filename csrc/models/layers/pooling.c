@@ -43,6 +43,22 @@ static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error)
     return MP_OK;
 }
 
+static mp_status read_norm(mp_dense *dense, mp_builder *builder, int index, mp_error *error) {
+    char name[64];
+    double eps;
+    snprintf(name, sizeof name, "dense.%d.norm.weight", index);
+    if (!mp_weights_has(builder->weights, name))
+        return MP_OK;
+    MP_TRY(mp_builder_vector(builder, &dense->norm, name, dense->out, error));
+    snprintf(name, sizeof name, "dense.%d.norm.bias", index);
+    if (mp_weights_has(builder->weights, name))
+        MP_TRY(mp_builder_vector(builder, &dense->norm_bias, name, dense->out, error));
+    snprintf(name, sizeof name, "mpool.dense.%d.norm_epsilon", index);
+    MP_TRY(mp_spec_float(mp_weights_spec(builder->weights), name, 1e-30, 1, NULL, &eps, error));
+    dense->eps = (float)eps;
+    return MP_OK;
+}
+
 static mp_status read_dense(mp_head *head, mp_builder *builder, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     int64_t count, none = 0;
@@ -72,6 +88,7 @@ static mp_status read_dense(mp_head *head, mp_builder *builder, mp_error *error)
         snprintf(name, sizeof name, "dense.%d.bias", i);
         if (mp_weights_has(builder->weights, name))
             MP_TRY(mp_builder_vector(builder, &dense->bias, name, dense->out, error));
+        MP_TRY(read_norm(dense, builder, i, error));
         head->width = dense->out;
         head->dense_count++;
     }
@@ -155,6 +172,8 @@ void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, in
         if (dense->bias)
             call->add(dense->bias, dense->out, next);
         call->activate(dense->act, dense->out, next);
+        if (dense->norm)
+            call->layer_norm(next, dense->norm, dense->norm_bias, dense->eps, dense->out, next);
         float *t = in;
         in = next;
         next = t;

@@ -22,6 +22,8 @@ typedef struct mp_dense {
     float *weight; /* [out, in], in the model's slab */
     float *bias;   /* [out] or NULL; likewise */
     mp_act act;
+    float *norm, *norm_bias; /* [out] of a layer norm behind the activation, or NULL; norm_bias may be NULL */
+    float eps;
 } mp_dense;
 
 typedef struct mp_head {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from . import bert, gte, jina, llama, modernbert, mpnet, nomic
-from .rows import Architecture, Config, Tensor, layer
+from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 #: Every row, in the order in which they are listed to users.
 ROWS: tuple[Architecture, ...] = (*bert.ROWS, *nomic.ROWS, *mpnet.ROWS, *modernbert.ROWS, *gte.ROWS,
                                   *jina.ROWS, *llama.ROWS)
 
-__all__ = ["ROWS", "Architecture", "Config", "Tensor", "layer"]
+__all__ = ["ROWS", "Architecture", "Config", "Head", "HeadLayer", "Tensor", "layer"]

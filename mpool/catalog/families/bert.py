@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fields import Fields
 from .reading import activation, check_neutral, sizes
-from .rows import Architecture, Config, Tensor, layer
+from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _BERT = "encoder.layer.{}"
 _BERT_TENSORS = (
@@ -55,6 +55,11 @@ def read_roberta(config: Fields, row: Architecture) -> Config:
     return found
 
 
+def roberta_head(config: Fields) -> Head:
+    """RoBERTa's head: two layers on the state of the first token."""
+    return Head("cls", (HeadLayer("classifier.dense", "tanh"), HeadLayer("classifier.out_proj", "identity")))
+
+
 _ROBERTA = ("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification",
             "ForMultipleChoice", "ForQuestionAnswering")
 
@@ -68,12 +73,13 @@ ROWS = (
         prefixes=("", "bert."), read=read_bert, tensors=_BERT_TENSORS,
         harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
                   r"cls\..*", r"classifier\..*", r"qa_outputs\..*"),
-        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu"),
+        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", gguf_head="tanh",
+        head=lambda config: Head("cls", (HeadLayer("bert.pooler.dense", "tanh"), HeadLayer("classifier", "identity")))),
     Architecture(
         name="bert", capability="text_embedding", model_types=("roberta", "xlm-roberta", "camembert"), gguf=(),
         classes=tuple(f"{name}{head}" for name in ("Roberta", "XLMRoberta", "Camembert") for head in _ROBERTA),
         prefixes=("", "roberta."), read=read_roberta, tensors=_ROBERTA_TENSORS,
         harmless=(r"(roberta\.)?embeddings\.position_ids", r"(roberta\.)?embeddings\.token_type_ids",
                   r"(roberta\.)?pooler\..*", r"lm_head\..*", r"classifier\..*", r"qa_outputs\..*"),
-        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu"),
+        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", head=roberta_head),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..fields import Fields
 from .reading import activation, check_neutral, plain_rope, refuse, sizes, unsupported
-from .rows import Architecture, Config, Tensor, layer
+from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _OLD, _NEW = "encoder.layer.{}", "layers.{}"
 
@@ -79,6 +79,11 @@ def read_gte(config: Fields, row: Architecture) -> Config:
     return Config(kv, token_types=types, sizes={"types": types})
 
 
+def _head(config: Fields) -> Head:
+    prefix = config.str("model_type", "new")
+    return Head("cls", (HeadLayer(f"{prefix}.pooler.dense", "tanh"), HeadLayer("classifier", "identity")))
+
+
 ROWS = (
     Architecture(
         name="gte", capability="text_embedding", model_types=("new", "gte"), gguf=(),
@@ -87,5 +92,5 @@ ROWS = (
         prefixes=("", "new.", "gte."), read=read_gte, tensors=_TENSORS,
         harmless=(r"((new|gte)\.)?embeddings\.(position_ids|token_type_ids|rotary_emb\..*)",
                   r"((new|gte)\.)?pooler\..*", r"lm_head\..*", r"classifier\..*", r".*rotary_emb\..*inv_freq"),
-        epsilon="attention.layer_norm_epsilon", rope=True, activation="gelu", remote=True),
+        epsilon="attention.layer_norm_epsilon", rope=True, activation="gelu", head=_head, remote=True),
 )

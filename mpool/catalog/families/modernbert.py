@@ -8,7 +8,7 @@ from typing import Any
 from ..fields import Fields
 from ..spec import Value
 from .reading import MAX_LAYERS, activation, check_neutral, sizes, unsupported
-from .rows import Architecture, Config, Tensor, layer
+from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _BLOCK = "layers.{}"
 
@@ -110,6 +110,13 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
         unsupported(table, f"{name}.rope.scaling.type", "none")
 
 
+def _head(config: Fields) -> Head:
+    act = activation(config, "classifier_activation", "gelu", ("gelu", "gelu_tanh", "relu", "silu"))
+    epsilon = config.number("norm_eps" if "norm_eps" in config else "layer_norm_eps", 1e-5, above=0.0)
+    return Head(config.str("classifier_pooling", "cls", choices=("cls", "mean")),
+                (HeadLayer("head.dense", act, "head.norm", epsilon), HeadLayer("classifier", "identity")))
+
+
 ROWS = (
     Architecture(
         name="modern_bert", capability="text_embedding", model_types=("modernbert",), gguf=("modern-bert",),
@@ -118,5 +125,6 @@ ROWS = (
                  "ModernBertForMultipleChoice"),
         prefixes=("", "model."), read=read_modernbert, tensors=_TENSORS,
         harmless=(r"head\..*", r"decoder\..*", r"classifier\..*"),
-        epsilon="attention.layer_norm_epsilon", rope=True, activation="gelu", complete=complete),
+        epsilon="attention.layer_norm_epsilon", rope=True, activation="gelu", complete=complete, head=_head,
+        gguf_head="gelu"),
 )

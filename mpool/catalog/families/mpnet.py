@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..fields import Fields
-from .bert import POSITIONS
+from .bert import POSITIONS, roberta_head
 from .reading import activation, check_neutral, sizes
 from .rows import Architecture, Config, Tensor, layer
 
@@ -50,5 +50,5 @@ ROWS = (
         prefixes=("", "mpnet."), read=read_mpnet, tensors=_TENSORS,
         harmless=(r"(mpnet\.)?embeddings\.position_ids", r"(mpnet\.)?pooler\..*", r"lm_head\..*", r"classifier\..*",
                   r"qa_outputs\..*"),
-        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu"),
+        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", head=roberta_head),
 )

@@ -61,6 +61,25 @@ class Config:
 
 
 @dataclass(frozen=True)
+class HeadLayer:
+    """A linear layer of a classifier's head: the name of its tensors in transformers, what follows it, and the name of
+    a norm behind that, or nothing."""
+
+    name: str
+    activation: str
+    norm: str = ""
+    epsilon: float = 1e-5
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a sequence classifier: how the tokens' states are pooled, and its layers."""
+
+    pooling: str
+    layers: tuple[HeadLayer, ...]
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One row.
 
@@ -83,6 +102,8 @@ class Architecture:
         complete: adds to the hyper-parameters of a GGUF file what it leaves to convention; gets the file's keys, the
             architecture's name there, and the hyper-parameters.
         handled: keys below the architecture's in GGUF files that ``complete`` takes care of.
+        head: the head of the family's ForSequenceClassification classes, from its config.json.
+        gguf_head: the activation in the head of a GGUF file of a reranker.
         remote: the family is published with Python code of its own, which is what is computed here; the code itself
             is never run.
     """
@@ -102,6 +123,8 @@ class Architecture:
     gguf: tuple[str, ...] | None = None
     complete: Callable[[Fields, str, dict[str, Value]], None] | None = None
     handled: frozenset[str] = frozenset()
+    head: Callable[[Fields], Head] | None = None
+    gguf_head: str | None = None
     remote: bool = False
 
     @property

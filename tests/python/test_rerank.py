@@ -1,0 +1,297 @@
+"""mpool.rerank against CrossEncoder of sentence-transformers, on small seeded cross-encoders; results; bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+import tinymodels
+from paritymodels import randomise, torch, transformers
+
+CrossEncoder = pytest.importorskip("sentence_transformers").CrossEncoder
+
+QUERY = "Where did the cat sit?"
+DOCUMENTS = ["A cat sat on the mat, and the dog barked at it twice.", "Numbers 0 1 2 3 4 5", "The quick brown fox.",
+             "def main(argument):\n    return argument + 1\n", "dog " * 80, "The quick brown fox."]
+
+
+def _unigram(folder: Path) -> int:
+    """A tokenizer of XLM-RoBERTa's kind: SentencePiece's unigram, pairs with two separators between them."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator(tinymodels.TEXTS, trainers.UnigramTrainer(
+        vocab_size=180, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"], unk_token="<unk>",
+        show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, "bos_token": "<s>", "eos_token": "</s>",
+        "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>",
+        "model_input_names": ["input_ids", "attention_mask"]}))
+    return tokenizer.get_vocab_size()
+
+
+def _model(name: str, vocab: int) -> Any:
+    sizes = dict(vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
+                 num_labels=1)
+    if name == "bert":
+        return transformers.BertForSequenceClassification(
+            transformers.BertConfig(**sizes, max_position_embeddings=64))
+    if name == "xlm_roberta":
+        return transformers.XLMRobertaForSequenceClassification(transformers.XLMRobertaConfig(
+            **sizes, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1))
+    if name == "mpnet":
+        return transformers.MPNetForSequenceClassification(transformers.MPNetConfig(
+            **sizes, max_position_embeddings=66))
+    if name == "gte":
+        return transformers.GteForSequenceClassification(transformers.GteConfig(
+            **sizes, max_position_embeddings=64, pad_token_id=0, type_vocab_size=0))
+    return transformers.ModernBertForSequenceClassification(transformers.ModernBertConfig(
+        **sizes, max_position_embeddings=64, local_attention=16, pad_token_id=0, cls_token_id=2, sep_token_id=3,
+        bos_token_id=2, eos_token_id=3, classifier_pooling="mean" if name == "modern_bert_mean" else "cls",
+        classifier_bias=name == "modern_bert_mean", norm_bias=name == "modern_bert_mean"))
+
+
+def _make(folder: Path, name: str) -> Path:
+    tinymodels.bert(folder)
+    for file in ("modules.json", "sentence_bert_config.json"):
+        (folder / file).unlink()
+    shutil.rmtree(folder / "1_Pooling")
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    if name == "xlm_roberta":
+        vocab = _unigram(folder)
+    model = _model(name, vocab).eval()
+    randomise(model, 6)
+    model.save_pretrained(folder)
+    return folder
+
+
+NAMES = ["bert", "xlm_roberta", "mpnet", "gte", "modern_bert", "modern_bert_mean"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: _make(tmp_path_factory.mktemp(name) / "model", name) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with mpool.Pool() as made:
+        yield made
+
+
+def _expected(folder: Path, documents: list[str] = DOCUMENTS, **options: Any) -> np.ndarray:
+    model = CrossEncoder(str(folder), **options)
+    with torch.no_grad():
+        return model.predict([(QUERY, document) for document in documents], convert_to_numpy=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_those_of_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], name: str) -> None:
+    expected = _expected(folders[name])
+    found = pool.rerank(QUERY, DOCUMENTS, str(folders[name]), compute="float32")
+    assert np.ptp(expected) > 0.01  # the model tells documents apart
+    assert np.abs(np.array(found.scores) - expected).max() <= 1e-5
+    assert [result.index for result in found] == np.argsort(-np.array(found.scores), kind="stable").tolist()
+    assert [result.score for result in found] == sorted(found.scores, reverse=True)
+    assert [result.text for result in found] == [DOCUMENTS[result.index] for result in found]
+    near = pool.rerank(QUERY, DOCUMENTS, str(folders[name]), compute="bfloat16")
+    assert np.abs(np.array(near.scores) - expected).max() <= 0.03
+
+
+def test_saved_by_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
+    """The folder that sentence-transformers writes, with another function on the logit."""
+    model = CrossEncoder(str(folders["bert"]), activation_fn=torch.nn.Identity())
+    model.save_pretrained(str(tmp_path / "saved"))
+    expected = _expected(tmp_path / "saved")
+    found = pool.rerank(QUERY, DOCUMENTS, str(tmp_path / "saved"), compute="float32")
+    assert np.abs(expected).max() > 1 or expected.min() < 0
+    assert np.abs(np.array(found.scores) - expected).max() <= 1e-4
+
+
+def test_old_key_of_the_activation(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
+    """As the ms-marco models have it."""
+    folder = shutil.copytree(folders["bert"], tmp_path / "old")
+    config = json.loads((folder / "config.json").read_text())
+    name = "sbert_ce_default_activation_function"
+    (folder / "config.json").write_text(json.dumps({**config, name: "torch.nn.modules.linear.Identity"}))
+    found = pool.rerank(QUERY, DOCUMENTS, str(folder), compute="float32")
+    assert np.abs(np.array(found.scores) - _expected(folder)).max() <= 1e-4
+    (folder / "config.json").write_text(json.dumps({**config, name: "some.Code"}))
+    with mpool.Pool() as other, pytest.raises(mpool.Unsupported, match="some.Code"):
+        other.rerank(QUERY, DOCUMENTS, str(folder))
+
+
+def test_the_second_text_has_its_own_type(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    """Same ids, other places of the seam: other scores."""
+    folder = str(folders["bert"])
+    key = pool.get(folder)._entry.core_key("float32")
+    ids, offsets = np.array([2, 9, 10, 3, 11, 12, 3], np.int32), np.array([0, 7], np.int64)
+    one = pool.registry.embed(key, ids, offsets, second=np.array([4], np.int32))
+    other = pool.registry.embed(key, ids, offsets, second=np.array([5], np.int32))
+    none = pool.registry.embed(key, ids, offsets)
+    assert len({float(x[0, 0]) for x in (one, other, none)}) == 3
+    for second in (0, 7, -1):
+        with pytest.raises(mpool.InvalidArgument, match="second text begins"):
+            pool.registry.embed(key, ids, offsets, second=np.array([second], np.int32))
+    with pytest.raises(mpool.InvalidArgument, match="second has 2 entries"):
+        pool.registry.embed(key, ids, offsets, second=np.array([1, 2], np.int32))
+
+
+@pytest.mark.parametrize("lengths", [(3, 200), (200, 3), (200, 200), (40, 41), (31, 30), (30, 31), (61, 1)])
+def test_pairs_are_cut_as_transformers_cuts_them(folders: dict[str, Path], lengths: tuple[int, int]) -> None:
+    entry = mpool.Pool().get(str(folders["bert"]))._entry
+    theirs = transformers.AutoTokenizer.from_pretrained(folders["bert"])
+    a, b = ("cat " * lengths[0]).strip(), ("dog " * lengths[1]).strip()
+    expected = theirs(a, b, truncation="longest_first", max_length=64)
+    found = entry.tokenizer().encode_pairs(a, [b], max_tokens=64)
+    assert found.ids.tolist() == expected["input_ids"]
+    assert found.second.tolist() == [expected["token_type_ids"].index(1)]
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta"])
+def test_texts_of_special_tokens_are_text(folders: dict[str, Path], name: str) -> None:
+    tokenizer = mpool.Pool().get(str(folders[name]))._entry.tokenizer()
+    before, between, behind = tokenizer.pair_ids
+    assert len(between) == (1 if name == "bert" else 2)
+    text = "[SEP] </s> a [CLS] <s>"
+    found = tokenizer.encode_pairs(text, [text], max_tokens=64)
+    special = {*before, *between, *behind}
+    assert sum(int(i) in special for i in found.ids) == len(before) + len(between) + len(behind)
+
+
+def test_top_k_ties_and_sequence(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    model = pool.get(str(folders["bert"]))
+    whole = model.rerank(QUERY, DOCUMENTS)
+    assert [result.index for result in whole].index(2) + 1 == [result.index for result in whole].index(5)
+    assert whole.scores[2] == whole.scores[5]
+    best = model.rerank(QUERY, tuple(DOCUMENTS), top_k=2)
+    assert len(best) == 2 and best.results == whole.results[:2] and best.scores == whole.scores
+    assert best[0] == whole[0] and str(best[0]) == DOCUMENTS[best[0].index] and best.model == model.key
+    assert len(model.rerank(QUERY, DOCUMENTS, top_k=100)) == len(DOCUMENTS)
+    assert len(model.rerank(QUERY, [])) == 0
+    assert pickle.loads(pickle.dumps(best)) == best
+    alone = [model.rerank(QUERY, [document]).scores[0] for document in DOCUMENTS]
+    assert tuple(alone) == whole.scores
+
+
+def test_async_and_many(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    folder, many = str(folders["xlm_roberta"]), [f"The quick {i} fox." for i in range(3000)]
+
+    async def both() -> Any:
+        return await asyncio.gather(mpool.aio.rerank(QUERY, many, folder, pool=pool, top_k=5),
+                                    mpool.aio.rerank(QUERY, DOCUMENTS, folder, pool=pool))
+
+    first, second = asyncio.run(both())
+    assert first == pool.rerank(QUERY, many, folder, top_k=5)
+    assert second == pool.rerank(QUERY, DOCUMENTS, folder)
+
+
+def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
+    """A pair keeps its seam on the way to a worker process."""
+    folder = str(folders["bert"])
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
+        assert other.rerank(QUERY, DOCUMENTS, folder).scores == pool.rerank(QUERY, DOCUMENTS, folder).scores
+
+
+@pytest.mark.parametrize("query, documents, options, error, message", [
+    ("", DOCUMENTS, {}, mpool.InvalidArgument, "query is empty"),
+    (7, DOCUMENTS, {}, mpool.InvalidArgument, "query is int, allowed: str"),
+    ("a\ud800", DOCUMENTS, {}, mpool.InvalidArgument, "query has half of a surrogate pair"),
+    (QUERY, "one", {}, mpool.InvalidArgument, "documents is one str"),
+    (QUERY, {"a": 1}, {}, mpool.InvalidArgument, "documents is dict"),
+    (QUERY, None, {}, mpool.InvalidArgument, "documents is NoneType"),
+    (QUERY, ["good", ""], {}, mpool.InvalidArgument, "text 1 is empty"),
+    (QUERY, ["good", 3], {}, mpool.InvalidArgument, "text 1 is int"),
+    (QUERY, ["good", "b\udc00"], {}, mpool.InvalidArgument, "text 1 has half of a surrogate pair"),
+    (QUERY, ["x" * 1_000_001], {}, mpool.InvalidArgument, "1,000,001 characters"),
+    (QUERY, ["x"] * 10_001, {}, mpool.LimitError, "documents has 10,001 texts"),
+    (QUERY, DOCUMENTS, {"top_k": 0}, mpool.InvalidArgument, "top_k is 0, allowed: 1 or more"),
+    (QUERY, DOCUMENTS, {"top_k": 1.5}, mpool.InvalidArgument, "top_k is 1.5"),
+    (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),
+    (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "compute is 'int3'"),
+    (QUERY, DOCUMENTS, {"normalize": True}, TypeError, "unexpected keyword argument 'normalize'"),
+    (QUERY, DOCUMENTS, {"timeout": -1}, mpool.InvalidArgument, "timeout"),
+])
+def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], query: Any, documents: Any, options: dict[str, Any],
+                   error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pool.rerank(query, documents, str(folders["bert"]), **options)
+
+
+def test_models_of_other_kinds(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
+    encoder = tinymodels.bert(tmp_path / "encoder")
+    with pytest.raises(mpool.WrongCapability, match="not one that scores pairs"):
+        pool.rerank(QUERY, DOCUMENTS, str(encoder))
+    with pytest.raises(mpool.WrongCapability, match="is a reranker"):
+        pool.embed("A text.", str(folders["bert"]))
+    with pytest.raises(mpool.WrongCapability, match="is a reranker"):
+        pool.get(str(folders["bert"])).dimensions
+    with pytest.raises(mpool.InvalidArgument, match="model is None"):
+        pool.rerank(QUERY, DOCUMENTS, None)  # type: ignore[arg-type]
+    labels = shutil.copytree(folders["bert"], tmp_path / "labels")
+    config = json.loads((labels / "config.json").read_text())
+    config |= {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**config))
+    model.save_pretrained(labels)
+    assert pool.embed("A text.", str(labels)).shape == (32,)  # the encoder of a classifier, as ever
+    (labels / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "",
+                                                      "type": "sentence_transformers.models.Transformer"}]))
+    (labels / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+    with mpool.Pool() as other, pytest.raises(mpool.Unsupported, match="several labels"):
+        other.rerank(QUERY, DOCUMENTS, str(labels))
+
+
+def test_gguf(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
+    """A reranker as llama.cpp's converter writes XLM-RoBERTa's: pooling type 4, the head as cls and cls.output."""
+    gguf = pytest.importorskip("gguf")
+    source = json.loads((folders["xlm_roberta"] / "tokenizer.json").read_text())
+    model = transformers.XLMRobertaForSequenceClassification.from_pretrained(folders["xlm_roberta"]).eval()
+    path = tmp_path / "reranker.gguf"
+    writer = gguf.GGUFWriter(str(path), "bert")
+    for add, value in ((writer.add_block_count, 2), (writer.add_context_length, 64), (writer.add_embedding_length, 32),
+                       (writer.add_feed_forward_length, 72), (writer.add_head_count, 4),
+                       (writer.add_layer_norm_eps, model.config.layer_norm_eps), (writer.add_causal_attention, False),
+                       (writer.add_pooling_type, gguf.PoolingType.RANK)):
+        add(value)
+    vocab = source["model"]["vocab"]
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([text for text, _ in vocab])
+    writer.add_token_scores([score for _, score in vocab])
+    writer.add_token_types([2 if i == 3 else 3 if i in (0, 1, 2, 4) else 1 for i in range(len(vocab))])
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    for name, token in (("bos", 0), ("eos", 2), ("unknown", 3), ("seperator", 2), ("padding", 1)):
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, 2)
+    for key, tensor in model.state_dict().items():
+        data = tensor.numpy()
+        if key.endswith("position_embeddings.weight"):
+            data = data[2:]
+        found = names.get_name(key.removeprefix("roberta."), try_suffixes=(".weight", ".bias"))
+        assert found is not None, key
+        writer.add_tensor(found, np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    documents = DOCUMENTS[:3]
+    found = pool.rerank(QUERY, documents, str(path), compute="float32")
+    assert np.abs(np.array(found.scores) - _expected(folders["xlm_roberta"], documents)).max() <= 1e-4
