@@ -377,10 +377,11 @@ def submit(plan: Plan, pack: Pack, call: Call | None, lane: int, fail_fast: bool
     """Starts a call for the good texts; None if there are none. ``fail_fast``, ``again``: as of Call.keywords."""
     if len(pack.offsets) == 1:
         return None
+    keywords = (call or _options.PLAIN).keywords(plan.entry.key, fail_fast, again)
     try:
         return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second,
                                           dimensions=plan.dimensions, normalize=plan.normalize, tolerant=plan.null,
-                                          lane=lane, **(call or _options.PLAIN).keywords(plan.entry.key, fail_fast, again))
+                                          lane=lane, **keywords)
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise

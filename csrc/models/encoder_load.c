@@ -115,10 +115,7 @@ static mp_status read_ropes(mp_encoder *model, const mp_spec *spec, mp_error *er
     if (!mp_spec_find(spec, "mpool.rope_base_window"))
         return MP_OK;
     MP_TRY(mp_spec_float(spec, "mpool.rope_base_window", 1, 1e12, NULL, &local, error));
-    MP_TRY(mp_rope_init(&model->rope[1], spec, model->head_dim, true, error));
-    for (int i = 0; i < model->rope[1].dim / 2; i++)
-        model->rope[1].inverse[i] = pow(local, -2.0 * i / (double)model->rope[1].dim);
-    return MP_OK;
+    return mp_rope_init_plain(&model->rope[1], &model->rope[0], local, error);
 }
 
 static mp_status read_windows(mp_encoder *model, const mp_spec *spec, mp_error *error) {
