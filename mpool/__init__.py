@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ._runtime import count_tokens as count_tokens
     from ._runtime import detokenize as detokenize
     from ._runtime import embed as embed
+    from ._runtime import embed_image as embed_image
     from ._runtime import embed_iter as embed_iter
     from ._runtime import generate as generate
     from ._runtime import get as get
@@ -104,9 +105,9 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "detokenize", "embed", "embed_iter", "generate",
-                 "get", "health", "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank",
-                 "submit", "tokenize", "unload"),
+    "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "detokenize", "embed", "embed_image", "embed_iter",
+                 "generate", "get", "health", "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register",
+                 "rerank", "submit", "tokenize", "unload"),
     "_events": ("PoolEvent",),
     "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "_options": ("CallOptions",),

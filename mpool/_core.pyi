@@ -132,7 +132,8 @@ class Ticket:
     def position(self) -> int: ...
     # text_embedding
     def vectors(self) -> NDArray[np.float32]:
-        """(n_texts, width) or (n_tokens, width); the array owns the call's buffer, no copy. Raises the call's error."""
+        """(n_texts, width) or (n_tokens, width), of image_embedding (n_images, width) or (n_rows, width); the array owns
+        the call's buffer, no copy. Raises the call's error."""
     def texts_done(self) -> int: ...
     # text_to_text
     def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:
@@ -191,6 +192,19 @@ class Registry:
               patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
               fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> NDArray[np.float32]:
         """submit_embed, wait and vectors() in one call: the GIL is released once."""
+    def submit_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
+                      normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
+                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0,
+                      tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                      policy: str = "default") -> Ticket:
+        """Images [height, width, 3] behind each other, as flat pixels (copied), and their heights and widths in turn.
+        output 1: all rows of the last layer, before the last norm."""
+    def embed_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
+                     normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
+                     patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0,
+                     tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                     policy: str = "default") -> NDArray[np.float32]:
+        """submit_images, wait and vectors() in one call: the GIL is released once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,

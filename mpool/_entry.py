@@ -42,6 +42,8 @@ class Entry:
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
         self._capability = capability
+        self._towers: dict[str, Entry] = {}  # the model's other networks, by capability; see tower()
+        self._main: Entry | None = None  # of which this is one
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
         self._tokenizer: Tokenizer | None = None
@@ -54,11 +56,15 @@ class Entry:
     def renew_lock(self) -> None:
         """In the child of a fork: whoever held the lock is not there."""
         self._lock = threading.RLock()
+        for tower in self._towers.values():
+            tower.renew_lock()
         self.plans = {}  # the next call asks the pool for its registry, which starts what the child has to have anew
 
     def ready(self, compute: str, chat: bool = False) -> bool:
         """Whether a call needs nothing more of the files than what was read."""
         tokenizer = self._tokenizer
+        if self._description is not None and self._description.image is not None:
+            return compute in self._core
         return tokenizer is not None and tokenizer.complete and compute in self._core \
             and not (chat and self._template is None)
 
@@ -74,6 +80,10 @@ class Entry:
         if self._description is None:
             from .catalog import describe
 
+            if self._main is not None:
+                self._main._read_tower(self, progress)
+                assert self._description is not None
+                return self._description
             with self._lock:
                 if self._description is None:
                     found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
@@ -82,6 +92,39 @@ class Entry:
                     self._stamps = _stamps(found)
                     self._description = override(found, self.overrides)
         return self._description
+
+    def serving(self, capability: str) -> Entry | None:
+        """The entry of the same model for a capability: itself, or one of its towers; None: it is not for that.
+
+        Reads the files if they have to be asked.
+        """
+        if self._capability == capability or self.capability == capability:
+            return self
+        if self.capability != "image_embedding":
+            return None  # no others have towers: nothing is fetched to say so
+        found = self._towers.get(capability)
+        if found is None and any(tower.capability == capability for tower in self.describe().towers):
+            with self._lock:
+                if capability not in self._towers:
+                    tower = Entry(self.pool, self.key, self.ref, capability, None, self.isolation)
+                    tower._main = self
+                    self._towers[capability] = tower
+            found = self._towers[capability]
+        return found
+
+    def parts(self) -> list[Entry]:
+        """Itself and its towers, one entry a capability that the model is for."""
+        return [self, *(part for tower in self.describe().towers if (part := self.serving(tower.capability)))]
+
+    def _read_tower(self, tower: Entry, progress: bool | None) -> None:
+        """Gives a tower its part of what the files say."""
+        found = next((one for one in self.describe(progress).towers if one.capability == tower._capability), None)
+        if found is None:  # the files have changed
+            raise WrongCapability(f"is a {self.capability} model, not {tower._capability}", key=self.key)
+        with self._lock:
+            if tower._description is None:
+                tower._stamps = _stamps(found)
+                tower._description = found
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -149,13 +192,16 @@ class Entry:
         """
         with self._lock:
             keys = self.core_keys()
+            for tower in self._towers.values():
+                tower.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = None
             self._core, self.plans, self._stamps = {}, {}, ()
         return keys
 
     def core_keys(self) -> list[str]:
-        """All keys in use in the core's registry."""
-        return list(dict.fromkeys(self._core.values()))
+        """All keys in use in the core's registry, those of towers included."""
+        return list(dict.fromkeys([*self._core.values(), *(key for tower in list(self._towers.values())
+                                                          for key in tower.core_keys())]))
 
     def _same_arithmetic(self, compute: str) -> str | None:
         """The automatic entry, if it is loaded and turned out to compute just so."""
@@ -176,6 +222,8 @@ class Entry:
         with self._lock:
             before, was = self.runs_in, self.isolation
             self.isolation = isolation
+            for tower in self._towers.values():
+                tower.isolate(isolation)
             if before == isolation:
                 return
             try:
@@ -190,7 +238,8 @@ class Entry:
         from . import _core, _isolated
 
         description = self.describe()
-        key = self.key if compute == "auto" else f"{self.key} ({compute})"
+        name = self.key if self._main is None else f"{self.key} {self._capability}"
+        key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
             import hashlib
 
@@ -265,6 +314,8 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
         found = replace(found, chat_template=settings.pop("chat_template"))
     if not settings:
         return found
+    if found.image is not None:
+        return _override_image(found, settings)
     embedding = found.embedding
     if embedding is None:
         raise _refused(found, next(iter(settings)), settings, "chat_template, for a text_to_text model")
@@ -291,10 +342,29 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
         kv["mpool.normalize"] = settings["normalize"]
     if "max_length" in settings:
         length = settings["max_length"]
+        if embedding.padding:
+            raise _refused(found, "max_length", settings, "nothing else, as every text of this model has one length")
         if isinstance(length, bool) or not isinstance(length, int) or not 4 <= length <= embedding.max_tokens:
             raise _refused(found, "max_length", settings, f"4 to {embedding.max_tokens} tokens")
         embedding = replace(embedding, max_tokens=length)
     return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv))
+
+
+def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
+    """normalize is for all networks of the model, the others are for those that embed texts."""
+    texts = tuple(tower for tower in found.towers if tower.embedding is not None)
+    for name, value in settings.items():
+        if name == "normalize" and not isinstance(value, bool):
+            raise _refused(found, name, settings, "True or False")
+        if name != "normalize" and not texts:
+            raise _refused(found, name, settings, "normalize, for an image_embedding model")
+    towers = tuple(override(tower, settings) if tower.embedding is not None else tower for tower in found.towers)
+    assert found.image is not None
+    image, kv = found.image, dict(found.spec.kv)
+    if "normalize" in settings:
+        image = replace(image, normalize=settings["normalize"])
+        kv["mpool.normalize"] = settings["normalize"]
+    return replace(found, image=image, towers=towers, spec=replace(found.spec, kv=kv))
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:

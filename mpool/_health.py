@@ -200,6 +200,11 @@ def check(pool: Pool, key: Any, timeout: float | None) -> float:
         pool.embed(f"check {next(_asked)}", key, priority="critical", timeout=timeout)
     elif entry.capability == "text_to_text":
         pool.generate("check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
+    elif entry.capability == "image_embedding":
+        import numpy as np
+
+        side = max(entry.describe().image.image_size, 32)  # type: ignore[union-attr]
+        pool.embed_image(np.zeros((side, side, 3), dtype=np.uint8), key, priority="critical", timeout=timeout)
     else:
         raise InvalidArgument(f"is a {entry.capability} model, which cannot be checked yet", key=entry.key)
     return time.monotonic() - began

@@ -250,21 +250,62 @@ def embedding(function: str, options: Mapping[str, Any]) -> Embedding:
         raise TypeError(f"{function}() got an unexpected keyword argument {wrong!r}") from None
 
 
+class ImageOptions(CallKeywords, total=False):
+    """Options of :func:`mpool.embed_image`."""
+
+    dimensions: int | None
+    normalize: bool | None
+    precision: Precision
+    compute: Compute
+    on_error: Literal["raise", "null"]
+    allow_urls: bool
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEmbedding:
+    """What an image embedding call is to compute, as passed."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    precision: str = "float32"
+    compute: str = "auto"
+    on_error: str = "raise"
+    allow_urls: bool = False
+
+
+def image_embedding(options: Mapping[str, Any]) -> ImageEmbedding:
+    """The rest of a call's keywords.
+
+    Raises:
+        TypeError: there is no such option, as Python says it.
+    """
+    try:
+        return ImageEmbedding(**options)
+    except TypeError:
+        wrong = next(name for name in options if name not in ImageEmbedding.__slots__)
+        raise TypeError(f"embed_image() got an unexpected keyword argument {wrong!r}") from None
+
+
 _EMBED: dict[str, Any] = {**{field.name: field.default for field in fields(Embedding)}, "progress": None,
                           **{field.name: field.default for field in fields(CallOptions)}}
+_IMAGES: dict[str, Any] = {**{field.name: field.default for field in fields(ImageEmbedding)}, "progress": None,
+                           **{field.name: field.default for field in fields(CallOptions)}}
+assert set(_IMAGES) == set(ImageOptions.__annotations__)
 assert set(_EMBED) == {*EmbedOptions.__annotations__, "task"} and set(_CALL) == set(CallKeywords.__annotations__)
 
 
 def spelt_out(function: F) -> F:
     """Has ``inspect.signature`` and ``help`` show the options that the function takes as ``**options``."""
+    images = function.__name__ == "embed_image"
     signature = inspect.signature(function)
     named = [parameter for parameter in signature.parameters.values()
              if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     taken = {parameter.name for parameter in named}
-    hints = {**EmbedOptions.__annotations__, **CallKeywords.__annotations__}
+    hints = {**(ImageOptions if images else EmbedOptions).__annotations__, **CallKeywords.__annotations__}
     more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
                               annotation=getattr(hints.get(name), "__forward_arg__", Any))
-            for name, default in _EMBED.items() if name not in taken]
+            for name, default in (_IMAGES if images else _EMBED).items() if name not in taken]
     function.__signature__ = signature.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
     return function
 

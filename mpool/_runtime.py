@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Compute, EmbedOptions, RerankOptions, TextOptions
+    from ._options import Compute, EmbedOptions, ImageOptions, RerankOptions, TextOptions
     from .embedding import EmbedIterator
+    from .images import ImageInput
     from .jobs import Job
     from .model import Model
     from .reranking import Ranking
@@ -202,6 +203,46 @@ def embed_iter(iterable: Iterable[str], model: ModelLike = None, *, task: Litera
     return default_pool().embed_iter(iterable, model, task=task, batch_size=batch_size, **options)
 
 
+@_options.spelt_out
+def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLike = None, *, max_inputs: int | None = None,
+                **options: Unpack[ImageOptions]) -> NDArray[Any]:
+    """Vectors of an image, or of a list of images.
+
+    Models such as CLIP and SigLIP embed texts into the same space: :func:`embed` with the same model gives vectors that
+    :func:`similarity` compares with these. An image is prepared as the model's files say, as transformers' image
+    processors on Pillow do it: turned upright, transparency put onto white, resized, cropped, normalised.
+
+    Args:
+        images: a path; the bytes of a file; base64 text or a ``data:`` URL; a URL (see ``allow_urls``); a Pillow image;
+            an array ``[height, width, 3]`` (or 1 or 4 channels, or none) of uint8, or of floats from 0 to 1; or a list
+            of these. Files are PNG, JPEG or WebP of at most 64 MiB, 67,108,864 pixels, 2 to 32,768 a side, one side at
+            most 200 times the other, with one frame.
+        model: as for :func:`embed`, for image_embedding. There is no default yet.
+        dimensions: first so many components of each vector. None: all.
+        normalize: True: length 1; False: as the model gives them; None: as the model's files say, which for CLIP,
+            SigLIP and DINOv2 is as they are. :func:`similarity` does not care.
+        precision, compute, progress, max_inputs: as for :func:`embed`.
+        on_error: ``"null"``: an image that cannot be read or embedded gives a row of NaN, and the log a warning with
+            the count, instead of an error. Only for float32.
+        allow_urls: fetch ``http`` and ``https`` URLs, within 30 seconds. Off, because whoever passes on URLs of others
+            lets them reach whatever this machine reaches.
+        timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
+
+    Returns:
+        ``(d,)`` for an image, ``(n, d)`` for a list; float32, or as ``precision`` says.
+
+    Raises:
+        InvalidArgument: an argument or an image is not as described; the message says which and what was allowed.
+        FileError, DownloadError: a path cannot be read, a URL cannot be fetched.
+        LimitError: more images than ``max_inputs``.
+        UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded, ...: as for :func:`embed`.
+
+    Source:
+        Preparation: https://huggingface.co/docs/transformers/main_classes/image_processor
+    """
+    return default_pool().embed_image(images, model, max_inputs=max_inputs, **options)
+
+
 @overload
 def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: Literal[False] = False,
              **sampling: Unpack[TextOptions]) -> Completion: ...
@@ -313,9 +354,10 @@ def submit(capability: str, **request: Any) -> Job:
     computing are not waited for, nor is a full queue.
 
     Args:
-        capability: ``"text_embedding"`` or ``"text_to_text"``.
-        **request: the arguments of :func:`embed` (``inputs=...``) without ``progress``, or of :func:`generate` or
-            :func:`chat` (``prompt=...`` or ``messages=...``) without ``stream``, by name.
+        capability: ``"text_embedding"``, ``"text_to_text"`` or ``"image_embedding"``.
+        **request: the arguments of :func:`embed` (``inputs=...``) or :func:`embed_image` (``images=...``) without
+            ``progress``, or of :func:`generate` or :func:`chat` (``prompt=...`` or ``messages=...``) without
+            ``stream``, by name.
 
     Returns:
         a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that

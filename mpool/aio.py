@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Call, Compute, EmbedOptions, RerankOptions, TextOptions
+    from ._options import Call, Compute, EmbedOptions, ImageOptions, RerankOptions, TextOptions
     from .embedding import Pack, Plan
+    from .images import ImageInput
     from .model import Model
     from .pool import Pool
     from .reranking import Ranking
@@ -313,6 +314,62 @@ async def rerank(query: str, documents: Sequence[str], model: ModelLike, *, pool
     finally:
         await flow.aclose()
     return reranking.ranking(plan, texts, out, count)
+
+
+async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLike = None, *, pool: Pool | None = None,
+                      max_inputs: int | None = None, **options: Unpack[ImageOptions]) -> NDArray[Any]:
+    """As :func:`mpool.embed_image`, for asyncio; images are read and decoded on a thread."""
+    from . import image_embedding
+    from .images import images_of
+
+    pool = pool or default_pool()
+    passed: dict[str, Any] = dict(options)
+    call, most = _options.begin(pool.config, passed), pool._most(max_inputs)
+    progress = embedding.check_progress(passed.pop("progress", None))
+    found = images_of(images, most)
+    chosen = _options.image_embedding(passed)
+    plan = await _prepared(pool, model, "image_embedding", chosen.compute, lambda: pool._image_plan(model, chosen))
+    if found is not None and plan.precision in ("int8", "uint8") and len(found) == 1:
+        embedding.quantize(embedding.empty(plan, 1), plan.precision)
+    many = [images] if found is None else found
+    lane = embedding.INTERACTIVE if found is None else embedding.lane_of(len(many))
+    out, bar, faults = embedding.empty(plan, len(many)), embedding.Bar(progress, len(many), plan.entry.key, "image"), \
+        embedding.Faults(plan, "image")
+    flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
+
+    async def land() -> None:
+        start, packed, ticket = flying[0]
+        if ticket is not None:
+            await _watcher().done(ticket)
+        rows = await asyncio.to_thread(image_embedding.landed, plan, packed, ticket, call) \
+            if plan.null else image_embedding.landed(plan, packed, ticket, call)
+        flying.popleft()
+        out[start:start + packed.count] = rows
+        faults.add(start, packed, rows)
+        bar.add(packed.count)
+
+    try:
+        for start in range(0, len(many), image_embedding.SLICE):
+            part = many[start:start + image_embedding.SLICE]
+            packed = await _tokenised(image_embedding.pack, plan, part, start, found is None, call)
+            wait = not call.fail_fast
+
+            def submit(packed: Any = packed, wait: bool = wait, call: Call = call) -> _core.Ticket | None:
+                return image_embedding.submit(plan, packed, call, lane, True, wait)
+
+            flying.append((start, packed, await _watcher().enter(f"{plan.core_key}\n{lane}", submit, wait)))
+            call = _options.patient(call)
+            while len(flying) >= embedding.DEPTH:
+                await land()
+        while flying:
+            await land()
+    finally:
+        for _, _, ticket in flying:
+            if ticket is not None:
+                ticket.cancel()
+        bar.close()
+    faults.tell(len(many))
+    return embedding.quantize(out[0] if found is None else out, plan.precision)
 
 
 def _tell(plan: Plan, landed: Iterable[tuple[int, Pack, NDArray[Any]]], total: int) -> None:
@@ -659,4 +716,4 @@ async def _job_result(job: Any) -> Any:
     return job._finish()
 
 
-__all__ = ["AsyncStream", "chat", "embed", "embed_iter", "generate", "load", "rerank", "unload"]
+__all__ = ["AsyncStream", "chat", "embed", "embed_image", "embed_iter", "generate", "load", "rerank", "unload"]

@@ -20,6 +20,7 @@ from ._logging import log
 from ._options import Embedding as Options
 from .errors import (
     ContextOverflow,
+    FormatError,
     InvalidArgument,
     LimitError,
     MemoryExhausted,
@@ -65,6 +66,7 @@ class Plan:
         normalize: -1 as the model says, 0, 1.
         null: a text that cannot be embedded gives NaN instead of an error.
         query: the text that each text is scored with, for a reranker; else None.
+        padding: the side at which texts are filled up to max_tokens; "": they are not.
     """
 
     entry: Entry
@@ -82,6 +84,7 @@ class Plan:
     null: bool
     precision: str
     query: str | None = None
+    padding: str = ""
 
 
 def plan(entry: Entry, options: Options) -> Plan:
@@ -156,7 +159,8 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
     return Plan(entry=entry, registry=entry.pool.registry, core_key=core_key, tokenizer=tokenizer, prompt=prompt,
                 skip=skip, dimensions=0 if dimensions == width else dimensions, cut=cut, width=min(cut, width),
                 normalize=-1 if options.normalize is None else int(options.normalize), max_tokens=settings.max_tokens,
-                truncate=options.truncate, null=options.on_error == "null", precision=options.precision)
+                truncate=options.truncate, null=options.on_error == "null", precision=options.precision,
+                padding=settings.padding)
 
 
 def _dimensions(value: Any, width: int, documented: tuple[int, ...], key: str) -> int:
@@ -304,6 +308,8 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         bad = {at for at, _ in faults}
         prompted = [plan.prompt + text for at, text in enumerate(texts) if at not in bad]
         ids, offsets = plan.tokenizer.encode_batch(prompted, max_tokens=plan.max_tokens, truncate=plan.truncate)
+    if plan.padding:
+        ids, offsets = _padded(plan, ids, offsets)
     skip = None
     if plan.skip:
         # a text that was cut down to its prompt still has to be pooled over something
@@ -322,6 +328,20 @@ def _pack_pairs(plan: Plan, documents: list[str]) -> Pack:
                 raise _keyed(fault, plan) from None
         raise _keyed(error, plan) from None
     return Pack(found.ids, found.offsets, None, len(documents), (), found.second)
+
+
+def _padded(plan: Plan, ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Texts of the same length, with the padding token."""
+    token = plan.tokenizer.special.get("pad")
+    if token is None:
+        raise FormatError(file=plan.entry.ref, field="pad_token", got="missing", allowed="the "
+                          "token that fills texts up, which this model attends to")
+    lengths, most = np.diff(offsets), plan.max_tokens
+    filled = np.full((len(lengths), most), token, dtype=np.int32)
+    columns = np.arange(most)
+    mine = columns >= most - lengths[:, None] if plan.padding == "left" else columns < lengths[:, None]
+    filled[mine] = ids
+    return filled.reshape(-1), np.arange(len(lengths) + 1, dtype=np.int64) * most
 
 
 def _name(at: int, single: bool) -> str:
@@ -460,10 +480,11 @@ def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
 # ---- many texts ----------------------------------------------------------------------------------------------------
 
 class Faults:
-    """Texts without a vector: counts them, remembers the first, says so in the log at the end."""
+    """Texts (or what ``unit`` says) without a vector: counts them, remembers the first, says so in the log at the
+    end."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.count, self.first = plan, 0, ""
+    def __init__(self, plan: Plan, unit: str = "text") -> None:
+        self.plan, self.unit, self.count, self.first = plan, unit, 0, ""
 
     def add(self, start: int, pack: Pack, rows: NDArray[np.float32]) -> None:
         """Takes those of a slice."""
@@ -471,20 +492,21 @@ class Faults:
             return
         lost = int(np.isnan(rows[:, 0]).sum()) if rows.size else 0
         if lost and not self.count:
-            self.first = str(pack.faults[0][1]) if pack.faults else f"a text after number {start} gave NaN"
+            self.first = str(pack.faults[0][1]) if pack.faults else \
+                f"a{'n' * (self.unit == 'image')} {self.unit} after number {start} gave NaN"
         self.count += lost
 
     def tell(self, total: int) -> None:
         """Logs a warning if there are any."""
         if self.count:
-            log.warning("%s: %d of %d texts have no vector (rows of NaN); the first: %s", self.plan.entry.key,
-                        self.count, total, self.first)
+            log.warning("%s: %d of %d %ss have no vector (rows of NaN); the first: %s", self.plan.entry.key,
+                        self.count, total, self.unit, self.first)
 
 
 class Bar:
     """Progress of a call: a callable, a bar of tqdm, or nothing."""
 
-    def __init__(self, progress: Any, total: int | None, key: str) -> None:
+    def __init__(self, progress: Any, total: int | None, key: str, unit: str = "text") -> None:
         self.total, self.done = total, 0
         self.call: Callable[[int, int | None], object] | None = progress if callable(progress) else None
         self.bar: Any = None
@@ -493,7 +515,7 @@ class Bar:
         if progress is True or (progress is None and log.isEnabledFor(logging.INFO) and (total or 0) > SLICE_TEXTS):
             from tqdm.auto import tqdm
 
-            self.bar = tqdm(desc=key, total=total, unit="text")
+            self.bar = tqdm(desc=key, total=total, unit=unit)
 
     def add(self, count: int) -> None:
         """Moves on."""

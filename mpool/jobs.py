@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._options import Call
     from .embedding import Pack, Plan
+    from .image_embedding import ImagePlan
     from .pool import Pool
     from .streams import Stream, _Iteration
 
@@ -149,6 +150,46 @@ class EmbedJob(Job):
         return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
 
 
+class ImageJob(Job):
+    """A job whose result is vectors of images."""
+
+    def __init__(self, plan: ImagePlan, images: Any, most: int, call: Call) -> None:
+        from . import embedding, image_embedding
+        from .images import images_of
+
+        super().__init__("image_embedding", plan.entry.key)
+        found = images_of(images, most)
+        self._single = found is None
+        many = [images] if found is None else found
+        self._plan, self._options, self._told = plan, call, False
+        self._pack = image_embedding.packed(plan, many, 0, self._single, call)
+        self._call = image_embedding.submit(plan, self._pack, call, embedding.lane_of(len(many)), True)
+
+    @property
+    def _ticket(self) -> _core.Ticket | None:
+        return self._call
+
+    def _recovers(self) -> bool:
+        if self._call is None or not self._plan.null:
+            return False
+        try:
+            self._call.check()
+        except NumericError:
+            return True
+        except MpoolError:
+            pass
+        return False
+
+    def _finish(self) -> Any:
+        from . import embedding, image_embedding
+
+        rows = image_embedding.landed(self._plan, self._pack, self._call, self._options)
+        if not self._told:
+            self._told = True
+            image_embedding.tell(self._plan, self._pack, rows)
+        return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
+
+
 class TextJob(Job):
     """A job whose result is a completion."""
 
@@ -178,8 +219,8 @@ def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
         return _submit(pool, capability, dict(request))
     except Overloaded as error:
         single = isinstance(request.get("inputs"), str)
-        field = "prompt_queue_capacity" if capability != "text_embedding" else \
-            "embed_queue_capacity" if single else "batch_queue_capacity"
+        field = {"text_embedding": "embed_queue_capacity" if single else "batch_queue_capacity",
+                 "image_embedding": "image_embed_queue_capacity"}.get(capability, "prompt_queue_capacity")
         error.hint = error.hint or f"Take a job's result first; PoolConfig.{field} makes the queue longer"
         raise
 
@@ -203,6 +244,18 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
             wrong = next(name for name in request if name not in Options.__slots__)
             raise InvalidArgument(f"{wrong} is not an option of text_embedding", hint="Options: " + names) from None
         return EmbedJob(pool._plan(model, options), inputs, most, call)
+    if isinstance(capability, str) and capability == "image_embedding":
+        if "images" not in request:
+            raise InvalidArgument("images is missing, allowed: an image or a list of images")
+        images, most = request.pop("images"), pool._most(request.pop("max_inputs", None))
+        if "progress" in request:
+            raise InvalidArgument("progress is not an option of submit", hint="A job has done() and position()")
+        slots = _options.ImageEmbedding.__slots__
+        wrong = next((name for name in request if name not in slots), None)
+        if wrong is not None:
+            names = ", ".join(("images", "model", "max_inputs", *slots, *_options.CallKeywords.__annotations__))
+            raise InvalidArgument(f"{wrong} is not an option of image_embedding", hint="Options: " + names)
+        return ImageJob(pool._image_plan(model, _options.image_embedding(request)), images, most, call)
     if isinstance(capability, str) and capability == "text_to_text":
         from .streams import Stream
 
@@ -218,7 +271,7 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     from .catalog.catalogue import nearest
     from .sampling import _short
 
-    allowed = ("text_embedding", "text_to_text")
+    allowed = ("text_embedding", "text_to_text", "image_embedding")
     near = nearest(str(capability), list(allowed), 1)
     known = isinstance(capability, str) and capability in _options.CAPABILITIES
     raise InvalidArgument(f"capability is {_short(capability)}" + (f"; the nearest is {near[0]}" if near else "")

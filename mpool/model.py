@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._entry import Entry
-    from ._options import EmbedOptions, RerankOptions, TextOptions
+    from ._options import EmbedOptions, ImageOptions, RerankOptions, TextOptions
     from .catalog import ModelDescription
     from .embedding import EmbedIterator
+    from .images import ImageInput
     from .pool import Pool
     from .reranking import Ranking
     from .results import Completion
@@ -57,8 +58,13 @@ class Model:
 
     @property
     def capability(self) -> str:
-        """``"text_embedding"`` or ``"text_to_text"``."""
+        """``"text_embedding"``, ``"text_to_text"`` or ``"image_embedding"``; the first of several."""
         return self._entry.capability
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """All that it is for: a model of images and texts in one space is for two. Reads its files."""
+        return tuple(part.capability for part in self._entry.parts())
 
     @property
     def description(self) -> ModelDescription:
@@ -68,8 +74,10 @@ class Model:
     @property
     def dimensions(self) -> int:
         """Components of its vectors. Raises WrongCapability for a model that gives none."""
-        self._entry.pool._require(self._entry, "text_embedding")
-        settings = self._entry.describe().embedding
+        image = self._entry.describe().image
+        if image is not None:
+            return image.output_size
+        settings = self._entry.pool._require(self._entry, "text_embedding").describe().embedding
         assert settings is not None
         if settings.scores:
             raise WrongCapability("is a reranker, which has no vectors", key=self.key)
@@ -77,8 +85,11 @@ class Model:
 
     @property
     def context_length(self) -> int:
-        """Tokens that it takes: of a text to embed, or of prompt and answer together."""
+        """Tokens that it takes: of a text to embed, or of prompt and answer together. Raises WrongCapability for a
+        model that takes none."""
         description = self._entry.describe()
+        if description.image is not None:
+            description = self._entry.pool._require(self._entry, "text_embedding").describe()
         if description.embedding is not None:
             return description.embedding.max_tokens
         assert description.generation is not None
@@ -88,6 +99,10 @@ class Model:
               **options: Unpack[EmbedOptions]) -> NDArray[Any]:
         """Vectors of a text or of texts; see :func:`mpool.embed`."""
         return self.pool.embed(inputs, self, task=task, **options)
+
+    def embed_image(self, images: ImageInput | Sequence[ImageInput], **options: Unpack[ImageOptions]) -> NDArray[Any]:
+        """Vectors of an image or of images; see :func:`mpool.embed_image`."""
+        return self.pool.embed_image(images, self, **options)
 
     def batch_embed(self, texts: Iterable[str], task: Literal["query", "document"] | None = None,
                     **options: Unpack[EmbedOptions]) -> NDArray[Any]:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from . import _core
     from ._events import Kind, PoolEvent
     from ._health import CapabilityPools, Health, Pong
-    from ._options import Call, Compute, EmbedOptions, RerankOptions, TextOptions
+    from ._options import Call, Compute, EmbedOptions, ImageOptions, RerankOptions, TextOptions
     from .embedding import EmbedIterator
     from .generation import Request
+    from .images import ImageInput
     from .jobs import Job
     from .reranking import Ranking
     from .results import Completion
@@ -138,6 +139,35 @@ class Pool:
             options = replace(options, compute=model._compute)
         return embedding.plan(entry, options)
 
+    # ---- images ----------------------------------------------------------------------------------------------------
+
+    @_options.spelt_out
+    def embed_image(self, images: ImageInput | Sequence[ImageInput],
+                    model: str | os.PathLike[str] | Model | None = None, *, max_inputs: int | None = None,
+                    **options: Unpack[ImageOptions]) -> NDArray[Any]:
+        """See :func:`mpool.embed_image`."""
+        from . import embedding, image_embedding
+        from .images import images_of
+
+        passed: dict[str, Any] = dict(options)
+        call, most = _options.begin(self.config, passed), self._most(max_inputs)
+        progress = embedding.check_progress(passed.pop("progress", None))
+        found = images_of(images, most)
+        plan = self._image_plan(model, _options.image_embedding(passed))
+        if found is None:
+            return image_embedding.embed_one(plan, images, call)
+        return image_embedding.embed_many(plan, found, progress, call)
+
+    def _image_plan(self, model: Any, options: Any) -> Any:
+        from dataclasses import replace
+
+        from . import image_embedding
+
+        entry = self._find(model, "image_embedding")
+        if isinstance(model, Model) and _is_auto(options.compute) and model._compute != "auto":
+            options = replace(options, compute=model._compute)
+        return image_embedding.plan(entry, options)
+
     # ---- text ------------------------------------------------------------------------------------------------------
 
     @overload
@@ -239,7 +269,7 @@ class Pool:
                                       + (f"; the nearest is {near[0]}" if near else "")
                                       + ", allowed: " + ", ".join(_options.CAPABILITIES))
         entry = self._find(key, capability)
-        return Model(entry, key._compute if isinstance(key, Model) else "auto")
+        return Model(entry._main or entry, key._compute if isinstance(key, Model) else "auto")
 
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
@@ -263,17 +293,21 @@ class Pool:
         was = entry.isolation
         if isolation is not None:
             entry.isolate(isolation)
-        key = entry.core_key(compute)
-        entry.tokenizer()
-        if kept is not None:
-            self.registry.keep_alive(key, kept)
-        try:
-            self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
-        except BaseException as error:
-            entry.isolation = was  # what was there before may serve on; the next attempt is to try again
-            if isinstance(error, MemoryExhausted):
-                self._name_idle(error, key)
-            raise
+        parts = entry.parts()
+        keys = [part.core_key(compute) for part in parts]
+        for part, key in zip(parts, keys):
+            if part.describe().image is None:
+                part.tokenizer()
+            if kept is not None:
+                self.registry.keep_alive(key, kept)
+        for key in keys:
+            try:
+                self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
+            except BaseException as error:
+                entry.isolation = was  # what was there before may serve on; the next attempt is to try again
+                if isinstance(error, MemoryExhausted):
+                    self._name_idle(error, key)
+                raise
         if alias is not None:
             with self._lock:
                 self._check_free(alias, entry)
@@ -438,7 +472,7 @@ class Pool:
         """The entry of what a caller named, made if need be; files are read only if its capability is asked for."""
         entry = self._known(model, capability) or self._make_entry(model, capability)
         if capability is not None and entry._capability != capability:
-            self._require(entry, capability)
+            return self._require(entry, capability)
         return entry
 
     def _known(self, model: Any, capability: str | None) -> Entry | None:
@@ -446,8 +480,13 @@ class Pool:
         if model is None:
             return self._defaults.get(capability or "")
         if isinstance(model, Model):
-            return model._entry if model._entry.pool is self else None
-        return self._names.get(model) if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
+            found = model._entry if model._entry.pool is self else None
+        else:
+            found = self._names.get(model) \
+                if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
+        if found is not None and found._capability != capability and found._towers:
+            return found._towers.get(capability or "", found)
+        return found
 
     def _make_entry(self, model: Any, capability: str | None) -> Entry:
         from .catalog import KeyRef, LocalRef, load_catalogue, parse_reference
@@ -488,14 +527,15 @@ class Pool:
                 self._names[name] = entry
             return entry
 
-    def _require(self, entry: Entry, capability: str) -> None:
-        """Checks what an entry is for; reads its files if nothing else tells."""
+    def _require(self, entry: Entry, capability: str) -> Entry:
+        """The entry of the same model that is for a capability; reads its files if nothing else tells."""
         try:
             actual = entry.capability
+            found = entry if actual == capability else entry.serving(capability)
         except BaseException:
             self._forget(entry)
             raise
-        if actual != capability:
+        if found is None:
             from .catalog import load_catalogue
             from .catalog.catalogue import nearest
 
@@ -507,6 +547,7 @@ class Pool:
             raise WrongCapability(f"is a {actual} model, not {capability}"
                                   + (f"; the nearest that is: {near[0]}" if near else "; none that is is known"),
                                   key=entry.key)
+        return found
 
     def _forget(self, entry: Entry) -> None:
         """Drops an entry whose files could not be read, so that a wrong path leaves nothing behind."""

@@ -23,6 +23,15 @@ enum {                                     /* flags of a row; a fixture fails wh
        MP_ARCH_ALIBI = 1 << 26,         /* scores fall off with distance, each head by a slope of its own */
 };
 
+enum {                                    /* of image transformers; the bits mean something else to other families */
+       MP_ARCH_CLASS_TOKEN = 1 << 20,     /* a learned row stands before the patches */
+       MP_ARCH_INPUT_NORM = 1 << 21,      /* layer norm before the first layer */
+       MP_ARCH_LAYER_SCALE = 1 << 22,     /* what a half of a layer adds is scaled by component */
+       MP_ARCH_ANY_SIZE = 1 << 23,        /* positions are interpolated for images of other sizes */
+       MP_ARCH_SMOOTH_SIZE = 1 << 24,     /* and with a wider filter where they become fewer */
+       MP_ARCH_ATTENTION_POOL = 1 << 25,  /* a learned query looks at all rows; else the first row counts */
+};
+
 typedef struct mp_load_args {
     mp_spec *spec;
     uint32_t flags;     /* of the row */
@@ -44,6 +53,8 @@ typedef struct mp_arch {
 } mp_arch;
 
 /* The families. */
+mp_status mp_vit_load(const mp_load_args *args, mp_model **model, mp_error *error);
+void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);

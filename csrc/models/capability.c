@@ -45,6 +45,13 @@ static void *copy(const void *from, size_t count, size_t size, uint64_t *bytes, 
     return to;
 }
 
+static mp_status check_range(const char *name, int64_t value, int64_t low, int64_t high, mp_error *error) {
+    if (value >= low && value <= high)
+        return MP_OK;
+    return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %lld, allowed: %lld to %lld", name, (long long)value,
+                   (long long)low, (long long)high);
+}
+
 /* ---- text_embedding -------------------------------------------------------------------------------------------- */
 
 /* 64-bit FNV-1a over words: equal requests give equal numbers, which is all that is asked of it. */
@@ -141,6 +148,96 @@ mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *err
     return MP_OK;
 }
 
+/* ---- image_embedding ------------------------------------------------------------------------------------------- */
+
+/* Eight bytes at a time: an image is hundreds of kilobytes. */
+static uint64_t image_fingerprint(const mp_call *base) {
+    const mp_image_call *call = (const mp_image_call *)base;
+    uint64_t hash = mix(MIX_START, call->sizes, (size_t)call->n_images * 2 * sizeof *call->sizes);
+    size_t bytes = (size_t)call->offsets[call->n_images], at = 0;
+    for (; at + sizeof hash <= bytes; at += sizeof hash) {
+        uint64_t word;
+        memcpy(&word, call->pixels + at, sizeof word);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 32;
+    }
+    return finish_mix(mix(hash, call->pixels + at, bytes - at));
+}
+
+static void image_usage(const mp_call *base, uint64_t *in, uint64_t *out) {
+    *in = (uint64_t)((const mp_image_call *)base)->n_images;
+    *out = 0;
+}
+
+static void image_destroy(mp_call *base) {
+    mp_image_call *call = (mp_image_call *)base;
+    mp_free(call->sizes);
+    mp_free(call->offsets);
+    mp_free(call->pixels);
+    mp_free(call->vectors);
+    mp_free(call);
+}
+
+mp_status mp_image_call_create(int32_t n_images, const int32_t *sizes, const uint8_t *pixels, int64_t n_bytes,
+                               mp_image_call **out, mp_error *error) {
+    *out = NULL;
+    MP_TRY(check_range("the number of images", n_images, 1, MP_IMAGE_MOST, error));
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < 2 * n_images; i += 2) {
+        MP_TRY(check_range("the height of an image", sizes[i], 1, MP_IMAGE_MOST_SIDE, error));
+        MP_TRY(check_range("the width of an image", sizes[i + 1], 1, MP_IMAGE_MOST_SIDE, error));
+        bytes += (int64_t)sizes[i] * sizes[i + 1] * MP_IMAGE_CHANNELS; /* below 2^50 */
+    }
+    if (bytes != n_bytes)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "there are %lld bytes of pixels, the sizes make %lld",
+                       (long long)n_bytes, (long long)bytes);
+    mp_image_call *call = mp_alloc_zeroed(sizeof *call, MP_TAG_REQUEST);
+    if (!call)
+        return mp_fail_memory(error, sizeof *call, "a call");
+    bool ok = true;
+    call->base = (mp_call){.capability = MP_IMAGE_EMBEDDING,
+                           .destroy = image_destroy,
+                           .fingerprint = image_fingerprint,
+                           .usage = image_usage,
+                           .bytes = sizeof *call};
+    call->n_images = n_images;
+    call->normalize = -1;
+    call->sizes = copy(sizes, 2 * (size_t)n_images, sizeof *sizes, &call->base.bytes, &ok);
+    call->pixels = copy(pixels, (size_t)bytes, 1, &call->base.bytes, &ok);
+    call->offsets = ok ? mp_alloc_array((size_t)n_images + 1, sizeof *call->offsets, MP_TAG_REQUEST) : NULL;
+    if (!call->offsets) {
+        image_destroy(&call->base);
+        return mp_fail_memory(error, (uint64_t)bytes, "the pixels of a call");
+    }
+    call->base.bytes += ((size_t)n_images + 1) * sizeof *call->offsets;
+    call->offsets[0] = 0;
+    for (int32_t i = 0; i < n_images; i++)
+        call->offsets[i + 1] = call->offsets[i] + (int64_t)sizes[2 * i] * sizes[2 * i + 1] * MP_IMAGE_CHANNELS;
+    *out = call;
+    return MP_OK;
+}
+
+mp_status mp_image_call_output(mp_image_call *call, int64_t n_rows, int32_t width, mp_error *error) {
+    if (call->vectors && call->n_rows == n_rows && call->width == width)
+        return MP_OK;
+    bool tokens = call->output == MP_EMBED_TOKENS;
+    size_t count = 0, bytes = 0;
+    if (__builtin_mul_overflow((size_t)(tokens ? n_rows : call->n_images), (size_t)width, &count) ||
+        __builtin_mul_overflow(count, sizeof(float), &bytes))
+        return mp_fail_memory(error, UINT64_MAX, "the vectors");
+    if (call->vectors) { /* the call was checked against a model that has been replaced since */
+        mp_free(call->vectors);
+        call->base.bytes -= (size_t)(tokens ? call->n_rows : call->n_images) * (size_t)call->width * sizeof(float);
+    }
+    call->vectors = mp_alloc(bytes, MP_TAG_REQUEST);
+    if (!call->vectors)
+        return mp_fail_memory(error, bytes, "the vectors");
+    call->n_rows = n_rows;
+    call->width = width;
+    call->base.bytes += bytes;
+    return MP_OK;
+}
+
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
 
 static void free_output(mp_text_call *call) {
@@ -196,13 +293,6 @@ static bool text_seen(const mp_call *base) {
         if (atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed))
             return true;
     return false;
-}
-
-static mp_status check_range(const char *name, int64_t value, int64_t low, int64_t high, mp_error *error) {
-    if (value >= low && value <= high)
-        return MP_OK;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %lld, allowed: %lld to %lld", name, (long long)value,
-                   (long long)low, (long long)high);
 }
 
 static mp_status check_number(const char *name, double value, double low, double high, mp_error *error) {

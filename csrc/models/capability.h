@@ -43,7 +43,7 @@ static inline void mp_call_destroy(mp_call *call) {
 
 /* ---- text_embedding -------------------------------------------------------------------------------------------- */
 
-enum { MP_EMBED_MOST_TEXTS = 1 << 24 }; /* of a call; checked where one is made */
+enum { MP_EMBED_MOST_TEXTS = 1 << 24 };            /* of a call; checked where one is made */
 enum { MP_EMBED_POOLED = 0, MP_EMBED_TOKENS = 1 }; /* one vector a text, or one a token (before pooling) */
 
 typedef struct mp_embed_call {
@@ -71,9 +71,40 @@ mp_status mp_embed_call_create(int32_t n_texts, const int32_t *ids, const int64_
 mp_status mp_embed_call_pairs(mp_embed_call *call, const int32_t *second, mp_error *error);
 mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *error);
 
+/* ---- image_embedding ------------------------------------------------------------------------------------------- */
+
+enum { /* of a call; checked where one is made */
+       MP_IMAGE_MOST = 1 << 20,
+       MP_IMAGE_MOST_SIDE = 1 << 14, /* pixels */
+       MP_IMAGE_CHANNELS = 3
+};
+
+typedef struct mp_image_call {
+    mp_call base;
+    /* request */
+    int32_t n_images;
+    int32_t *sizes;     /* [n_images, 2] height and width in pixels */
+    int64_t *offsets;   /* [n_images + 1] of an image's bytes in pixels */
+    uint8_t *pixels;    /* image i [height, width, 3], red, green, blue, resized and cropped as the model wants it; mean
+                         * and deviation are the model's to apply */
+    int32_t dimensions; /* as of mp_embed_call */
+    int8_t normalize;
+    uint8_t output; /* MP_EMBED_POOLED, or MP_EMBED_TOKENS: all rows of the last layer, before the last norm */
+    /* result */
+    int64_t n_rows; /* of all images; filled by the engine's check before it is queued, as is width */
+    int32_t width;
+    float *vectors;       /* [n_images, width] or [n_rows, width]; 64-byte aligned; numpy adopts it */
+    _Atomic int32_t done; /* images finished so far; never fewer than before, also when it is tried again */
+} mp_image_call;
+
+/* Copies the sizes, and the pixels, which are as many bytes as the sizes say: n_bytes. */
+mp_status mp_image_call_create(int32_t n_images, const int32_t *sizes, const uint8_t *pixels, int64_t n_bytes,
+                               mp_image_call **call, mp_error *error);
+mp_status mp_image_call_output(mp_image_call *call, int64_t n_rows, int32_t width, mp_error *error);
+
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
 
-enum { /* of a call; checked where one is made, so that nobody behind it has to */
+enum {                                      /* of a call; checked where one is made, so that nobody behind it has to */
        MP_TEXT_MOST_TOKENS = INT32_MAX / 8, /* of a prompt, and of an answer */
        MP_TEXT_MOST_CHOICES = 128,
        MP_TEXT_MOST_STOPS = 64,

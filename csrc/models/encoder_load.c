@@ -42,7 +42,11 @@ static mp_status read_activation(mp_encoder *model, const mp_spec *spec, mp_erro
     static const struct {
         const char *name;
         mp_act act;
-    } acts[] = {{"gelu", MP_ACT_GELU}, {"gelu_tanh", MP_ACT_GELU_TANH}, {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU}};
+    } acts[] = {{"gelu", MP_ACT_GELU},
+                {"gelu_tanh", MP_ACT_GELU_TANH},
+                {"quick_gelu", MP_ACT_QUICK_GELU},
+                {"relu", MP_ACT_RELU},
+                {"silu", MP_ACT_SILU}};
     const char *name;
     MP_TRY(mp_spec_string(spec, "mpool.activation", "gelu", &name, error));
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
@@ -50,8 +54,8 @@ static mp_status read_activation(mp_encoder *model, const mp_spec *spec, mp_erro
             model->act = acts[i].act;
             return MP_OK;
         }
-    return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "mpool.activation", "gelu, gelu_tanh, relu, silu", "%s",
-                        name);
+    return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "mpool.activation",
+                        "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
 }
 
 static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *error) {

@@ -121,6 +121,10 @@ PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const ch
 mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_embed_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
+/* Likewise for submit_images and embed_images. */
+mp_image_call *mp_images_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_image_vectors(mp_state *state, mp_ticket *ticket, const char *key);
+
 mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args);

@@ -124,6 +124,7 @@ PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const ch
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has the wrong type or shape, allowed: a flat array of %s", name,
                      type == NPY_INT32   ? "int32"
                      : type == NPY_INT64 ? "int64"
+                     : type == NPY_UINT8 ? "uint8"
                                          : "float32");
     }
     return array;

@@ -595,20 +595,41 @@ static PyObject *registry_submit_embed(PyObject *self, PyObject *args, PyObject 
     return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
 }
 
-static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
+/* Submit a call (NULL: there is an exception already), wait, and give its vectors. */
+static PyObject *vectors_now(PyObject *self, mp_call *call, mp_submit_args *options,
+                             PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
     mp_state *state = mp_state_of(self);
-    mp_submit_args options;
     bool done;
-    mp_embed_call *call = mp_embed_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, true, &done) : NULL;
+    mp_ticket *ticket = call ? submit(self, call, options, true, &done) : NULL;
     if (!ticket)
         return NULL;
     PyObject *vectors = NULL;
     /* The call's own deadline ends it, so this wait needs none. */
     if (done || (PyErr_CheckSignals() == 0 && mp_wait_ticket(state, ticket, UINT64_MAX, 0, NULL) > 0))
-        vectors = mp_embed_vectors(state, ticket, options.key);
+        vectors = vectors_of(state, ticket, options->key);
     mp_ticket_release(ticket); /* one that was interrupted is cancelled by this */
     return vectors;
+}
+
+static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
+    mp_submit_args options;
+    mp_embed_call *call = mp_embed_from_python(mp_state_of(self), args, kwargs, &options);
+    return vectors_now(self, call ? &call->base : NULL, &options, mp_embed_vectors);
+}
+
+static PyObject *registry_submit_images(PyObject *self, PyObject *args, PyObject *kwargs) {
+    mp_state *state = mp_state_of(self);
+    mp_submit_args options;
+    bool done;
+    mp_image_call *call = mp_images_from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
+    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
+}
+
+static PyObject *registry_embed_images(PyObject *self, PyObject *args, PyObject *kwargs) {
+    mp_submit_args options;
+    mp_image_call *call = mp_images_from_python(mp_state_of(self), args, kwargs, &options);
+    return vectors_now(self, call ? &call->base : NULL, &options, mp_image_vectors);
 }
 
 static PyObject *registry_submit_text(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -634,6 +655,10 @@ static PyMethodDef methods[] = {
     {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS,
      "Queue an embedding call: a Ticket."},
     {"embed", MP_METHOD(registry_embed), METH_VARARGS | METH_KEYWORDS, "Submit, wait and return the vectors."},
+    {"submit_images", MP_METHOD(registry_submit_images), METH_VARARGS | METH_KEYWORDS,
+     "Queue an image embedding call: a Ticket."},
+    {"embed_images", MP_METHOD(registry_embed_images), METH_VARARGS | METH_KEYWORDS,
+     "Submit images, wait and return the vectors."},
     {"submit_text", MP_METHOD(registry_submit_text), METH_VARARGS | METH_KEYWORDS, "Queue a text call: a Ticket."},
     {"begin_shutdown", registry_begin_shutdown, METH_NOARGS, "Refuse new calls from now on."},
     {"close", registry_close, METH_NOARGS, "Drain and join; idempotent; from any thread."},

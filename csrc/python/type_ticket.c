@@ -134,6 +134,8 @@ static PyObject *ticket_eta(PyObject *self, PyObject *none) {
 
 static PyObject *ticket_vectors(PyObject *self, PyObject *none) {
     (void)none;
+    if (mp_ticket_call(ticket_of(self))->capability == MP_IMAGE_EMBEDDING)
+        return mp_image_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
     return mp_embed_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
 }
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .sources import Resolved as Resolved
     from .spec import EmbeddingSettings as EmbeddingSettings
     from .spec import GenerationSettings as GenerationSettings
+    from .spec import ImageSettings as ImageSettings
     from .spec import ModelDescription as ModelDescription
     from .spec import ModelSpec as ModelSpec
     from .spec import TensorEntry as TensorEntry
@@ -45,7 +46,7 @@ _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names i
     "catalogue": ("Catalogue", "Row", "nearest", "unknown"),
     "references": ("HubRef", "KeyRef", "LocalRef", "PipRef"),
     "sources": ("Resolved",),
-    "spec": ("EmbeddingSettings", "GenerationSettings", "ModelDescription", "ModelSpec", "TensorEntry",
+    "spec": ("EmbeddingSettings", "GenerationSettings", "ImageSettings", "ModelDescription", "ModelSpec", "TensorEntry",
              "TokenizerSource", "TokenTable"),
     "store": ("cache_dir",),
 }.items() for name in names}

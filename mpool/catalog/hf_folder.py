@@ -43,6 +43,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         UnsafeFormat: only pickled weights, or a configuration that asks for code of its own to be run.
         Unsupported: the model computes something that mpool does not.
     """
+    from . import image_folder
+
     folder = Folder(path)
     crossed = scoring.encoder_folder(folder)
     encoder = crossed or sentence_folder.encoder_folder(folder)
@@ -50,6 +52,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
                           allowed="a folder of transformers or sentence-transformers, or a .gguf file")
     config = encoder.fields(CONFIG_NAME)
+    if config.get("model_type") in image_folder.MODEL_TYPES:
+        return image_folder.describe_images(folder, config, key=key, ref=ref)
     row, read = hf_config.read_config(config)
     kv = read.kv
     if row.capability != "text_embedding" and folder.has(sentence_folder.MODULES_NAME):
@@ -93,7 +97,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         ends = generation.eog_token_ids
     return ModelDescription(
         key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
-        tokenizer=_tokenizer(encoder, tokenizer_config, lower_case, ends),
+        tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, ends),
         chat_template=_template(encoder, tokenizer_config), embedding=embedding, generation=generation)
 
 
@@ -137,7 +141,8 @@ def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
         os.close(first)
 
 
-def _tokenizer(folder: Folder, config: Fields, lower_case: bool, ends: tuple[int, ...]) -> TokenizerSource:
+def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[int, ...]) -> TokenizerSource:
+    """Where a folder's tokenizer is. lower_case: it must be one that lowers case; ends: ids that end a generation."""
     if not folder.has(TOKENIZER_NAME):
         raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
                           hint="AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it")

@@ -71,7 +71,8 @@ class EmbeddingSettings:
     model is documented to hold up at, or is empty when any prefix is as good as any other (none known).
     ``truncate_dim`` is the size to which the model's authors cut the output unless the caller asks for another; the
     cut is the last step, after normalisation. ``scores``: it is a cross-encoder, whose one output is a score of the two
-    texts of a pair.
+    texts of a pair. ``padding`` says at which side (``"left"``, ``"right"``) every text is filled up to ``max_tokens``
+    with the padding token, for models that attend to it; ``""``: it is not.
     """
 
     max_tokens: int
@@ -86,6 +87,39 @@ class EmbeddingSettings:
     dimensions: tuple[int, ...] = ()
     truncate_dim: int | None = None
     scores: bool = False
+    padding: str = ""
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """How an image-embedding model wants its images, and what it gives.
+
+    The steps are those of transformers' image processors, in their order: resize, then crop; mean and deviation are
+    the core's to apply (``mpool.image.*`` of the spec).
+
+    Attributes:
+        hidden_size, output_size: components of a row, and of a vector.
+        resize: None; ``("shortest", n)``: the shorter side to n pixels, the longer in proportion; ``("exact", height,
+            width)``.
+        resample: Pillow's number of the filter (2 bilinear, 3 bicubic, ...).
+        crop: (height, width) cut out of the middle, with black around what is smaller; None: nothing is cut.
+        patch_size: pixels a side of a patch.
+        image_size: pixels a side that the model was trained on.
+        any_size: whether it takes other sizes.
+        normalize: whether vectors get length 1 unless the caller says otherwise.
+        similarity: how vectors are compared.
+    """
+
+    hidden_size: int
+    output_size: int
+    resize: tuple[str, int] | tuple[str, int, int] | None
+    resample: int
+    crop: tuple[int, int] | None
+    patch_size: int
+    image_size: int
+    any_size: bool
+    normalize: bool = False
+    similarity: str = "cosine"
 
 
 @dataclass(frozen=True)
@@ -126,6 +160,9 @@ class ModelDescription:
     chat_template: str | None = None
     embedding: EmbeddingSettings | None = None
     generation: GenerationSettings | None = None
+    image: ImageSettings | None = None
+    #: The same model's other networks, each for a capability of its own, in one space of vectors with this one.
+    towers: tuple[ModelDescription, ...] = ()
     revision: str | None = None
     license: str | None = None
     est_memory_allocation_mb: int | None = None

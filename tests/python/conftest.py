@@ -69,6 +69,14 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _tiny(tmp_path_factory, "qwen2")
 
 
+@pytest.fixture(scope="session")
+def dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small DINOv2, which takes images of any size."""
+    import imagemodels
+
+    return imagemodels.save(imagemodels.randomised("dinov2", 2), "dinov2", tmp_path_factory.mktemp("dino"))
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[mpool.Pool]:
     """A pool of a module's own."""

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Flags that a family's loader reads.
 FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
                      "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI"],
-         "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS"]}
+         "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS"],
+         "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
 REFUSED = {
     ("llama", "QKV_BIAS"): "attn_q.bias",
@@ -35,18 +36,29 @@ REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "n
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
                     "OUTPUT_NORMS": "post_attention_norm.weight", "RELATIVE_BIAS": "attn_rel_b.weight"}
 REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
+#: The same for image transformers.
+VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",
+                "ATTENTION_POOL": "v.head."}
+VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "the model takes"}
 #: Flags that a file without the tensor turns off by itself: they are flipped only where they are set.
 WHERE_SET = {"TOKEN_TYPES", "BIAS"}
+#: A flag that says nothing without another one.
+ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Which tests hold a row against transformers.
-TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py")
-NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert"}
+TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py",
+         "test_parity_images.py")
+NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
+         "siglip_text": "texts and siglip"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
 TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
 CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]
-         if flag not in WHERE_SET or f"MP_ARCH_{flag}" in flags.split(" | ")]
-REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(TABLE) if family == "encoder"
+         if f"MP_ARCH_{flag}" in flags.split(" | ")
+         or flag not in WHERE_SET and f"MP_ARCH_{ONLY_WITH.get(flag)}" in ["MP_ARCH_None", *flags.split(" | ")]]
+REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(TABLE) if family != "decoder"
             for flag in FLAGS[family]
-            for table in [REFUSED_WHEN_NOT_SET if f"MP_ARCH_{flag}" in flags.split(" | ") else REFUSED_WHEN_SET]
+            for table in [({"encoder": REFUSED_WHEN_NOT_SET, "vit": VIT_WHEN_NOT_SET}
+                           if f"MP_ARCH_{flag}" in flags.split(" | ") else
+                           {"encoder": REFUSED_WHEN_SET, "vit": VIT_WHEN_SET})[family]]
             if flag in table and (name, flag) in CASES}
 
 

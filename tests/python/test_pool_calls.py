@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mpool
@@ -18,6 +19,7 @@ from mpool import _core, _options, aio
 
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
 USER = [{"role": "user", "content": "Hello"}]
+IMAGE = np.zeros((60, 58, 3), np.uint8)
 GIVEN: dict[str, Any] = dict(timeout=50, priority="high", tenant="alice", keep_alive="2m", policy="p2c", fail_fast=True)
 CORE = dict(priority=1, keep_alive=120.0, policy="p2c")
 
@@ -30,7 +32,7 @@ class Spy:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.registry, name)
-        if name not in ("embed", "submit_embed", "submit_text"):
+        if name not in ("embed", "submit_embed", "submit_text", "embed_images", "submit_images"):
             return method
 
         def noted(*args: Any, **keywords: Any) -> Any:
@@ -77,6 +79,15 @@ WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = 
     "aio.generate, stream": ("llama", lambda pool, model, o: asyncio.run(_streamed(
         aio.generate("a", model, pool=pool, stream=True, **TEXT, **o)))),
     "aio.chat": ("llama", lambda pool, model, o: asyncio.run(_awaited(aio.chat(USER, model, pool=pool, **TEXT, **o)))),
+    "embed_image": ("dino", lambda pool, model, o: pool.embed_image(IMAGE, model, **o)),
+    "embed_image, many": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 3, model, **o)),
+    "embed_image, slices": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 50, model, **o)),
+    "submit images": ("dino", lambda pool, model, o: pool.submit("image_embedding", images=IMAGE, model=model,
+                                                                 **o).result()),
+    "Model.embed_image": ("dino", lambda pool, model, o: pool.get(model).embed_image(IMAGE, **o)),
+    "aio.embed_image": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image(IMAGE, model, pool=pool, **o))),
+    "aio.embed_image, many": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image([IMAGE] * 50, model, pool=pool,
+                                                                                         **o))),
 }
 
 
@@ -85,10 +96,10 @@ async def _awaited(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_carries_them(way: str, bert: Path, llama: Path) -> None:
+def test_every_way_in_carries_them(way: str, bert: Path, llama: Path, dino: Path) -> None:
     kind, call = WAYS[way]
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        model = str(bert if kind == "bert" else llama)
+        model = str({"bert": bert, "llama": llama, "dino": dino}[kind])
         spy = Spy(pool.registry)
         pool._registry = spy  # type: ignore[assignment]
         try:
@@ -107,8 +118,9 @@ def test_every_way_in_carries_them(way: str, bert: Path, llama: Path) -> None:
             assert 0 < one["timeout"] <= 50
             waits = at > 0 and not way.startswith("aio")  # the rest of a call whose first part was accepted
             assert one["fail_fast"] is not waits
-            if kind == "bert":
-                single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed")
+            if kind != "llama":
+                single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
+                                 "embed_image", "submit images", "Model.embed_image", "aio.embed_image")
                 assert one["lane"] == (0 if single else 1)
         row = next(row for row in pool.registry.entries())
         assert row["keep_alive"] == pytest.approx(120)

@@ -16,7 +16,7 @@ import pytest
 
 import mpool
 from mpool import aio, cli
-from test_pool_calls import WAYS, _awaited
+from test_pool_calls import IMAGE, WAYS, _awaited
 
 Entry = Callable[[mpool.Pool, str, dict[str, Any]], Any]
 BAD = "z"
@@ -44,6 +44,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "await of a job": ("bert", lambda pool, model, o: asyncio.run(_awaited(
         pool.submit("text_embedding", inputs="a", model=model, **o)))),
     "mpool embed": ("bert", lambda pool, model, o: _command("embed", "--model", model, "a", "b")),
+    "mpool.embed_image": ("dino", _default(lambda model, o: mpool.embed_image(IMAGE, model, **o))),
+    "check of an image model": ("dino", _default(lambda model, o: mpool.check(model))),
     "mpool generate": ("llama", lambda pool, model, o: _command("generate", "--model", model, "--max-tokens", "2",
                                                                 "a")),
     "mpool generate --json": ("llama", lambda pool, model, o: _command("generate", "--json", "--model", model,
@@ -51,9 +53,9 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by where they are; all others must be among those that do not.
-COMPUTES = {"mpool": {"embed", "embed_iter", "generate", "chat", "submit", "check"},
-            "aio": {"embed", "embed_iter", "generate", "chat"},
-            "Model": {"embed", "batch_embed", "embed_iter", "generate", "chat"}}
+COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "generate", "chat", "submit", "check"},
+            "aio": {"embed", "embed_iter", "embed_image", "generate", "chat"},
+            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "generate", "chat"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown"},
           "aio": {"load", "unload"},
@@ -117,7 +119,8 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
 
 
 @pytest.fixture(scope="module")
-def poisoned(bert: Path, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
+def poisoned(bert: Path, llama: Path, dino: Path,
+             tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
     """Models for which one token gives NaN: kind -> folder, token."""
     from safetensors.numpy import load_file, save_file
 
@@ -133,15 +136,21 @@ def poisoned(bert: Path, llama: Path, tmp_path_factory: pytest.TempPathFactory) 
         weights[name][token] = np.nan
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         found[kind] = str(folder), token
+    folder = tmp_path_factory.mktemp("poisoned") / "dino"
+    shutil.copytree(dino, folder)
+    weights = load_file(str(folder / "model.safetensors"))
+    weights["layernorm.bias"] = np.full_like(weights["layernorm.bias"], np.nan)  # every image does
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    found["dino"] = str(folder), 0
     return found
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_it_goes_through_the_pool(name: str, pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_it_goes_through_the_pool(name: str, pool: mpool.Pool, bert: Path, llama: Path, dino: Path) -> None:
     kind, entry = ENTRIES[name]
     before = pool.metrics()
     assert before["total_requests"] == 0 and before["memory_used"] == 0
-    entry(pool, str(bert if kind == "bert" else llama), {})
+    entry(pool, str({"bert": bert, "llama": llama, "dino": dino}[kind]), {})
     after = pool.metrics()
     assert after["total_requests"] == after["completed"] > 0
     assert after["memory_used"] > 0 and after["loads"] == 1 and after["workers_spawned"] == 1
@@ -157,6 +166,8 @@ def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[
     with pytest.raises(mpool.NumericError):
         if kind == "bert":
             pool.embed(BAD, folder)
+        elif kind == "dino":
+            pool.embed_image(IMAGE, folder)
         else:
             pool.generate([token], folder, **TEXT)
     assert pool.ps()[0].breaker == "open"

@@ -39,7 +39,8 @@ log = logging.getLogger("mpool.catalog")
 #: Files beside the weights that a folder's description may read.
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-               "chat_template.jinja", "chat_template.json", *TRANSFORMER_CONFIGS)
+               "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
+               *TRANSFORMER_CONFIGS)
 #: Quantisations taken when none is named, in this order, as llama-server does
 #: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp); then the first model by name.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")

@@ -1,0 +1,96 @@
+/* vit.h: image transformers over packed rows: the patches of all images of a group stand behind each other, attention
+ * runs per image, nothing is padded. Used by the files vit*.c only.
+ *
+ *   pixels -> patches [n, 3 p^2] -> linear -> + positions -> (class token, registers, patches) -> layers, norms before
+ *   -> norm -> class token, or attention pooling -> projection (the head) -> vector */
+#ifndef MP_MODELS_VIT_H
+#define MP_MODELS_VIT_H
+
+#include "models/arch.h"
+#include "models/layers/linear.h"
+#include "models/layers/pooling.h"
+
+typedef struct mp_vit_layer {
+    mp_linear qkv, out, up, down;                /* up: gate and up side by side when gated */
+    float *attention_norm, *attention_norm_bias; /* [hidden] before attention */
+    float *ffn_norm, *ffn_norm_bias;             /* [hidden] before the second half */
+    float *attention_scale, *ffn_scale;          /* [hidden] of what is added to the residual, or NULL */
+} mp_vit_layer;
+
+/* Attention pooling: one learned query a head looks at all rows of an image, then a residual feed-forward layer. */
+typedef struct mp_vit_pool {
+    mp_linear q, kv, out, up, down;
+    float *probe, *norm, *norm_bias; /* [hidden] */
+} mp_vit_pool;
+
+typedef struct mp_vit {
+    mp_model_base base;
+    mp_weights *weights;
+    mp_budget *budget;
+    uint64_t charged; /* bytes taken from the budget */
+    uint8_t *slab;
+    int32_t hidden, heads, head_dim, ffn, layer_count;
+    int32_t patch, grid;        /* side of a patch in pixels; patches a side that the positions were trained for */
+    int32_t classes, registers; /* rows before the patches: class tokens (0 or 1), registers */
+    bool any_size;              /* positions are interpolated for other sizes, else an image has patch * grid a side */
+    bool smooth;                /* with a wider filter where they become fewer */
+    bool gated, attention_pool;
+    float eps;
+    mp_act act;
+    float pixel[MP_IMAGE_CHANNELS][256]; /* a byte's value, less the mean, over the deviation */
+    mp_linear patches;
+    float *class_token;                  /* [hidden] or NULL */
+    float *register_tokens;              /* [registers, hidden] or NULL */
+    float *positions;                    /* [classes + grid^2, hidden] */
+    float *input_norm, *input_norm_bias; /* [hidden] or NULL */
+    float *norm, *norm_bias;             /* [hidden] after the last layer */
+    mp_vit_layer *layers;
+    mp_vit_pool pool;
+    mp_head head;
+    _Atomic uint64_t row_ns; /* running estimate of time per row on one lane */
+} mp_vit;
+
+typedef struct mp_vit_image { /* one image of a group */
+    const uint8_t *pixels;    /* [height, width, 3] */
+    int32_t width;
+    int32_t down, across;  /* whole patches; what is left of a side takes no part */
+    int32_t n, row, patch; /* rows; first row in the group; first patch in the group */
+    int32_t dimensions;
+    bool normalize, want_tokens, finite;
+    const float *positions; /* [down * across, hidden] of its patches, or NULL: they are made for it */
+    float *out;             /* [dimensions], or [n, hidden] when want_tokens */
+} mp_vit_image;
+
+static inline int32_t mp_vit_rows(const mp_vit *model, int32_t down, int32_t across) {
+    return model->classes + model->registers + down * across;
+}
+
+/* ---- positions (vit_positions.c) --------------------------------------------------------------------------------- */
+
+/* Adds to x [hidden] the position of patch (y, x0) of down * across: bicubic between the model's own, as torch has it.
+ * floats: mp_vit_position_scratch of them. */
+void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int32_t y, int32_t x0, float *scratch,
+                         float *x);
+size_t mp_vit_position_scratch(const mp_vit *model);
+
+/* ---- the forward pass (vit.c) ------------------------------------------------------------------------------------ */
+
+/* Whoever computes asks it between layers whether to go on. */
+typedef struct mp_vit_stop {
+    mp_lease *lease;
+    _Atomic bool stop;
+} mp_vit_stop;
+
+/* Scratch of a group of M rows with P patches and `count` images, the longest of T rows. */
+size_t mp_vit_group_scratch(const mp_vit *model, int M, int P, int count);
+size_t mp_vit_lane_scratch(const mp_vit *model, int T);
+/* Compute a group. All lanes of the region call it with the same group, shared scratch and stop, each with lane scratch
+ * of its own. Sets finite of every image. Bits do not depend on the grouping or the lanes. Leaves without results when
+ * stop->stop was set. */
+void mp_vit_forward(const mp_vit *model, const mp_lane *lane, mp_vit_image *images, int count, int M, int P,
+                    mp_vit_stop *stop, void *group_scratch, void *lane_scratch);
+
+mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
+mp_status mp_vit_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+
+#endif

@@ -1,0 +1,417 @@
+/* vit_engine.c: the step interface over an image transformer. A step is one batch of images from any callers. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "models/vit.h"
+
+enum {
+    GROUP_ROWS = 256, /* rows that one lane takes through the layers at once, at least an image */
+    STEP_ROWS = 16384 /* most rows in a step, whatever the budget */
+};
+
+typedef struct group { /* images that are computed together */
+    int first, count, rows, patches;
+} group;
+
+typedef struct position_table { /* positions of one size other than the model's own, kept for the next step */
+    int32_t down, across;
+    float *data; /* [down * across, hidden] */
+    size_t bytes;
+} position_table;
+
+typedef struct vit_engine {
+    mp_engine base;
+    mp_vit *model;
+    mp_budget *budget;
+    mp_arena arena;
+    uint64_t charged;     /* for the arena */
+    mp_vit_image *images; /* [capacity] of the step */
+    int *owner;           /* [capacity] index of the item in the plan */
+    group *groups;        /* [capacity] */
+    int capacity;
+    position_table positions;
+} vit_engine;
+
+/* ---- check ------------------------------------------------------------------------------------------------------- */
+
+static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, int32_t width, mp_error *error) {
+    const int32_t side = model->grid * model->patch;
+    if (!model->any_size && (height != side || width != side))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, the model takes %d x %d", image, width,
+                       height, side, side);
+    if (height < model->patch || width < model->patch)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d and more a side", image,
+                       width, height, model->patch);
+    int64_t rows = (int64_t)(height / model->patch) * (width / model->patch);
+    if (rows > STEP_ROWS)
+        return mp_fail(error, MP_LIMIT, "image %d has %lld patches, allowed: %d", image, (long long)rows,
+                       (int)STEP_ROWS);
+    return MP_OK;
+}
+
+mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+    const mp_vit *model = (const mp_vit *)base;
+    mp_image_call *call = (mp_image_call *)call_base;
+    const bool tokens = call->output == MP_EMBED_TOKENS;
+    int32_t most = tokens ? model->hidden : model->head.width;
+    int64_t rows = 0;
+    if (call->dimensions < 0 || call->dimensions > most || (tokens && call->dimensions && call->dimensions != most))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives %s%d", call->dimensions,
+                       tokens ? "" : "1 to ", most);
+    for (int32_t i = 0; i < call->n_images; i++) {
+        int32_t height = call->sizes[2 * i], width = call->sizes[2 * i + 1];
+        MP_TRY(check_size(model, i, height, width, error));
+        rows += mp_vit_rows(model, height / model->patch, width / model->patch);
+    }
+    *cost_ns = (uint64_t)rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
+    *total = (uint32_t)call->n_images;
+    return mp_image_call_output(call, rows, call->dimensions ? call->dimensions : most, error);
+}
+
+/* ---- plan -------------------------------------------------------------------------------------------------------- */
+
+static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error) {
+    (void)error;
+    item->state = engine;
+    return MP_OK;
+}
+
+static int64_t image_rows(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+    return mp_vit_rows(model, call->sizes[2 * image] / model->patch, call->sizes[2 * image + 1] / model->patch);
+}
+
+/* As for texts: each item in turn is offered an equal share of what is left, and the first gets at least one image. */
+static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    vit_engine *engine = (vit_engine *)base;
+    const mp_vit *model = engine->model;
+    uint64_t row_ns = atomic_load_explicit(&model->row_ns, memory_order_relaxed);
+    uint64_t fits = budget_ns / (row_ns ? row_ns : 1);
+    int64_t left = fits < STEP_ROWS ? (int64_t)fits : STEP_ROWS, planned = 0;
+    uint32_t images = 0;
+    plan->count = 0;
+    for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
+        mp_item *item = items[i];
+        const mp_image_call *call = (const mp_image_call *)item->call;
+        int64_t share = left / (n - i) > GROUP_ROWS ? left / (n - i) : left < GROUP_ROWS ? left : GROUP_ROWS, used = 0;
+        uint32_t taken = 0;
+        while (item->cursor + taken < item->total) {
+            int64_t rows = image_rows(model, call, item->cursor + taken);
+            if (used + rows > share && !(plan->count == 0 && taken == 0))
+                break;
+            used += rows;
+            taken++;
+        }
+        if (taken == 0)
+            continue;
+        left = left > used ? left - used : 0;
+        planned += used;
+        images += taken;
+        plan->items[plan->count] = item;
+        plan->amount[plan->count++] = taken;
+    }
+    plan->together = images == 1; /* else each lane has images of its own */
+    plan->lanes = images < 256 ? (int)images : 256;
+    if (plan->together)
+        plan->lanes = mp_lanes_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
+    plan->cost_ns = (uint64_t)planned * row_ns;
+}
+
+/* ---- step -------------------------------------------------------------------------------------------------------- */
+
+typedef struct step_run {
+    vit_engine *engine;
+    mp_vit_stop stop;
+    int group_count;
+    bool together;          /* all lanes share one group instead of taking one each */
+    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces */
+    size_t group_bytes, lane_bytes;
+    uint8_t *lane_scratch; /* [lanes] pieces */
+    _Atomic int next;
+} step_run;
+
+static void step_body(const mp_lane *lane, void *arg) {
+    step_run *run = arg;
+    const vit_engine *engine = run->engine;
+    void *lane_scratch = run->lane_scratch + (size_t)lane->index * run->lane_bytes;
+    const mp_lane single = mp_lane_single();
+    if (run->together) { /* one image, one group */
+        const group *part = &engine->groups[0];
+        mp_vit_forward(engine->model, lane, engine->images, part->count, part->rows, part->patches, &run->stop,
+                       run->group_scratch, lane_scratch);
+        return;
+    }
+    for (;;) {
+        int g = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+        if (g >= run->group_count || mp_lease_poll(run->stop.lease))
+            return;
+        const group *part = &engine->groups[g];
+        mp_vit_forward(engine->model, &single, engine->images + part->first, part->count, part->rows, part->patches,
+                       &run->stop, run->group_scratch + (size_t)lane->index * run->group_bytes, lane_scratch);
+    }
+}
+
+static mp_status make_lists(vit_engine *engine, int images, mp_error *error) {
+    if (images <= engine->capacity)
+        return MP_OK;
+    mp_vit_image *grown = mp_realloc(engine->images, (size_t)images * sizeof *grown, MP_TAG_SCRATCH);
+    if (grown)
+        engine->images = grown;
+    int *owner = mp_realloc(engine->owner, (size_t)images * sizeof *owner, MP_TAG_SCRATCH);
+    if (owner)
+        engine->owner = owner;
+    group *groups = mp_realloc(engine->groups, (size_t)images * sizeof *groups, MP_TAG_SCRATCH);
+    if (groups)
+        engine->groups = groups;
+    if (!grown || !owner || !groups)
+        return mp_fail_memory(error, (uint64_t)images * (sizeof *grown + sizeof *groups), "the images of a step");
+    engine->capacity = images;
+    return MP_OK;
+}
+
+static void drop_positions(vit_engine *engine) {
+    mp_free(engine->positions.data);
+    mp_budget_give(engine->budget, engine->positions.bytes);
+    engine->positions = (position_table){0};
+}
+
+/* The positions of the step's first image that has not the model's own size, unless they are those of the last step.
+ * Without memory for them they are made a row at a time, with the same bits. */
+static void keep_positions(vit_engine *engine, int images) {
+    const mp_vit *model = engine->model;
+    position_table *table = &engine->positions;
+    int first = 0;
+    while (first < images && engine->images[first].down == model->grid && engine->images[first].across == model->grid)
+        first++;
+    if (first == images)
+        return;
+    const int32_t down = engine->images[first].down, across = engine->images[first].across;
+    if (!table->data || table->down != down || table->across != across) {
+        drop_positions(engine);
+        size_t bytes = (size_t)down * (size_t)across * (size_t)model->hidden * sizeof(float);
+        float *scratch = mp_alloc_array(mp_vit_position_scratch(model), sizeof *scratch, MP_TAG_SCRATCH);
+        if (scratch && mp_budget_take(engine->budget, bytes)) {
+            table->data = mp_alloc_zeroed(bytes, MP_TAG_SCRATCH);
+            if (!table->data)
+                mp_budget_give(engine->budget, bytes);
+        }
+        if (table->data) {
+            *table = (position_table){down, across, table->data, bytes};
+            for (int32_t n = 0; n < down * across; n++)
+                mp_vit_add_position(model, down, across, n / across, n % across, scratch,
+                                    table->data + (int64_t)n * model->hidden);
+        }
+        mp_free(scratch);
+    }
+    for (int i = first; i < images; i++)
+        if (table->data && engine->images[i].down == down && engine->images[i].across == across)
+            engine->images[i].positions = table->data;
+}
+
+/* The images of a plan, in order. */
+static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, int64_t *rows, int *longest,
+                         mp_error *error) {
+    const mp_vit *model = engine->model;
+    uint32_t most = 0;
+    for (int i = 0; i < plan->count; i++)
+        most += plan->amount[i];
+    MP_TRY(make_lists(engine, (int)most, error));
+    *count = 0;
+    *rows = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const mp_item *item = plan->items[i];
+        const mp_image_call *call = (const mp_image_call *)item->call;
+        const bool tokens = call->output == MP_EMBED_TOKENS;
+        int64_t at = item->cursor;
+        for (uint32_t n = 0; tokens && n < item->cursor; n++)
+            at += image_rows(model, call, n) - 1;
+        if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            continue;
+        for (uint32_t n = item->cursor; n < item->cursor + plan->amount[i]; n++) {
+            const int32_t down = call->sizes[2 * n] / model->patch, across = call->sizes[2 * n + 1] / model->patch;
+            mp_vit_image *image = &engine->images[*count];
+            *image = (mp_vit_image){
+                .pixels = call->pixels + call->offsets[n],
+                .width = call->sizes[2 * n + 1],
+                .down = down,
+                .across = across,
+                .n = mp_vit_rows(model, down, across),
+                .dimensions = call->width,
+                .normalize = call->normalize < 0 ? model->head.normalize : call->normalize > 0,
+                .want_tokens = tokens,
+                .out = call->vectors + at * call->width,
+            };
+            engine->owner[(*count)++] = i;
+            at += tokens ? image->n : 1;
+            *rows += image->n;
+            *longest = image->n > *longest ? image->n : *longest;
+        }
+    }
+    keep_positions(engine, *count);
+    return MP_OK;
+}
+
+static int make_groups(vit_engine *engine, int images, int64_t limit, size_t *group_bytes) {
+    int count = 0;
+    *group_bytes = 0;
+    for (int i = 0; i < images;) {
+        group *part = &engine->groups[count++];
+        *part = (group){.first = i};
+        while (i < images && (part->count == 0 || part->rows + engine->images[i].n <= limit)) {
+            mp_vit_image *image = &engine->images[i++];
+            image->row = part->rows;
+            image->patch = part->patches;
+            part->rows += image->n;
+            part->patches += image->down * image->across;
+            part->count++;
+        }
+        size_t bytes = mp_vit_group_scratch(engine->model, part->rows, part->patches, part->count);
+        *group_bytes = bytes > *group_bytes ? bytes : *group_bytes;
+    }
+    return count;
+}
+
+static void fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
+    for (int i = 0; i < plan->count; i++) {
+        plan->items[i]->error = *error;
+        outcomes[i] = MP_OUTCOME_FAILED;
+    }
+}
+
+/* Scratch is charged to the budget; it is sized by the step and kept for the next. */
+static mp_status reserve(vit_engine *engine, size_t bytes, mp_error *error) {
+    if (bytes <= engine->arena.size)
+        return MP_OK;
+    size_t more = bytes - engine->arena.size;
+    if (!mp_budget_take(engine->budget, more))
+        return mp_fail_memory(error, bytes, "the scratch of a step");
+    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK) {
+        mp_budget_give(engine->budget, more);
+        if (engine->arena.size == 0) {
+            mp_budget_give(engine->budget, engine->charged);
+            engine->charged = 0;
+        }
+        return status;
+    }
+    engine->charged += more;
+    return MP_OK;
+}
+
+static void conclude(vit_engine *engine, const mp_plan *plan, int images, bool poisoned, mp_outcome *outcomes) {
+    for (int i = 0; i < images; i++) {
+        int owner = engine->owner[i];
+        if (engine->images[i].finite || outcomes[owner] == MP_OUTCOME_FAILED)
+            continue;
+        mp_fail(&plan->items[owner]->error, MP_NUMERIC, "the model produced NaN or infinity");
+        outcomes[owner] = MP_OUTCOME_FAILED;
+    }
+    for (int i = 0; i < plan->count; i++) {
+        mp_item *item = plan->items[i];
+        mp_image_call *call = (mp_image_call *)item->call;
+        if (poisoned || outcomes[i] == MP_OUTCOME_FAILED ||
+            atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            continue;
+        item->cursor += plan->amount[i];
+        if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
+            atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
+        if (item->cursor == item->total)
+            outcomes[i] = MP_OUTCOME_DONE;
+    }
+}
+
+static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    vit_engine *engine = (vit_engine *)base;
+    mp_error error;
+    mp_error_clear(&error);
+    int images = 0, longest = 1;
+    int64_t rows = 0;
+    uint64_t start = mp_sys_now_ns();
+    if (collect(engine, plan, &images, &rows, &longest, &error) != MP_OK) {
+        fail_all(plan, &error, outcomes);
+        return;
+    }
+    /* groups of equal size, at least one a lane when there are images enough; a single image is shared by all lanes */
+    int64_t limit = (rows + lease->lanes - 1) / lease->lanes;
+    limit = limit < GROUP_ROWS ? limit : GROUP_ROWS;
+    step_run run = {.engine = engine, .stop = {.lease = lease}, .together = images == 1 && lease->lanes > 1};
+    run.group_count = make_groups(engine, images, limit, &run.group_bytes);
+    run.lane_bytes = mp_vit_lane_scratch(engine->model, longest);
+    size_t shared = run.group_bytes * (size_t)(run.together ? 1 : lease->lanes);
+    size_t lanes = run.lane_bytes * (size_t)lease->lanes;
+    mp_arena_reset(&engine->arena);
+    if (reserve(engine, shared + lanes, &error) != MP_OK) {
+        fail_all(plan, &error, outcomes);
+        return;
+    }
+    run.group_scratch = mp_arena_take(&engine->arena, shared);
+    run.lane_scratch = mp_arena_take(&engine->arena, lanes);
+    if (images > 0)
+        mp_lease_run(lease, step_body, &run);
+
+    bool stopped = mp_lease_poll(lease) || atomic_load_explicit(&run.stop.stop, memory_order_relaxed);
+    bool poisoned = mp_weights_poisoned(engine->model->weights);
+    uint64_t end = mp_sys_now_ns();
+    for (int i = 0; i < plan->count; i++) {
+        outcomes[i] = MP_OUTCOME_MORE;
+        if (poisoned) {
+            mp_fail(&plan->items[i]->error, MP_IO, "a weight file became shorter while it was in use");
+            outcomes[i] = MP_OUTCOME_FAILED;
+        }
+    }
+    if (stopped)
+        return;
+    conclude(engine, plan, images, poisoned, outcomes);
+    if (rows > 0) {
+        uint64_t spent = (end - start) / (uint64_t)rows;
+        uint64_t old = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed);
+        atomic_store_explicit(&engine->model->row_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);
+    }
+}
+
+static void engine_preempt(mp_engine *engine, mp_item *item) {
+    (void)engine;
+    (void)item; /* nothing is kept between steps */
+}
+
+static void engine_retire(mp_engine *engine, mp_item *item) {
+    (void)engine;
+    item->state = NULL;
+}
+
+static uint64_t engine_bytes(const mp_engine *base) {
+    const vit_engine *engine = (const vit_engine *)base;
+    return engine->charged + engine->positions.bytes;
+}
+
+static uint64_t engine_trim(mp_engine *base) {
+    vit_engine *engine = (vit_engine *)base;
+    uint64_t bytes = engine_bytes(base);
+    mp_arena_deinit(&engine->arena);
+    mp_budget_give(engine->budget, engine->charged);
+    engine->charged = 0;
+    drop_positions(engine);
+    return bytes;
+}
+
+static void engine_destroy(mp_engine *base) {
+    vit_engine *engine = (vit_engine *)base;
+    engine_trim(base);
+    mp_free(engine->images);
+    mp_free(engine->owner);
+    mp_free(engine->groups);
+    mp_free(engine);
+}
+
+static const mp_engine_ops vit_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
+                                             engine_retire, engine_trim, engine_destroy, engine_bytes};
+
+mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
+    vit_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    if (!engine)
+        return mp_fail_memory(error, sizeof *engine, "an engine");
+    engine->base.ops = &vit_engine_ops;
+    engine->model = (mp_vit *)model;
+    engine->budget = budget;
+    *out = &engine->base;
+    return MP_OK;
+}

@@ -1,0 +1,145 @@
+"""``preprocessor_config.json``: what becomes of an image before a model sees it.
+
+Read are the processors of transformers that resize, crop out of the middle, rescale and normalise, with their defaults
+(https://github.com/huggingface/transformers/tree/main/src/transformers/models, ``image_processing_*.py``); every other
+key, and every value that asks for something else, is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FormatError, Unsupported
+from .fields import Fields, describe
+from .files import Folder
+from .spec import Value
+
+NAME = "preprocessor_config.json"
+#: Where newer folders have it, under ``image_processor``.
+JOINT_NAME = "processor_config.json"
+
+MAX_SIDE = 4096
+_CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_HALVES = [0.5, 0.5, 0.5]
+
+#: Class (without Fast or Pil at its end) -> what it does unless told otherwise.
+_CLASSES: dict[str, dict[str, Any]] = {
+    "CLIPImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
+                           "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
+    "BitImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
+                          "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
+    "SiglipImageProcessor": {"size": {"height": 224, "width": 224}, "crop_size": None, "do_center_crop": False,
+                             "resample": 3, "mean": _HALVES, "std": _HALVES},
+    "ViTImageProcessor": {"size": {"height": 224, "width": 224}, "crop_size": None, "do_center_crop": False,
+                          "resample": 2, "mean": _HALVES, "std": _HALVES},
+}
+_CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
+_CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
+
+_READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
+         "do_center_crop", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
+#: Keys that change nothing, or nothing unless they have another value than these.
+_NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
+    "data_format": ("channels_first",), "input_data_format": (None,), "return_tensors": None, "device": None,
+    "disable_grouping": None, "default_to_square": None, "do_pad": (False,), "pad_size": (None,),
+    "size_divisor": (None,), "reducing_gap": (None,), "image_seq_length": None, "use_fast": None,
+}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Steps as of :class:`~mpool.catalog.spec.ImageSettings`, and what the core applies to pixels."""
+
+    resize: tuple[str, int] | tuple[str, int, int] | None
+    resample: int
+    crop: tuple[int, int] | None
+    kv: dict[str, Value]
+
+    def output(self) -> tuple[int, int] | None:
+        """(height, width) that every image comes to; None: it depends on the image."""
+        if self.crop is not None:
+            return self.crop
+        if self.resize is not None and len(self.resize) == 3:
+            return self.resize[1], self.resize[2]
+        return None
+
+
+def _config(folder: Folder) -> Fields:
+    if folder.has(JOINT_NAME):
+        section = folder.fields(JOINT_NAME).section("image_processor", None)
+        if section is not None:
+            return section
+    if not folder.has(NAME):
+        raise FormatError(file=folder.path, field=NAME, got="missing",
+                          allowed="what the model wants done to images before it sees them",
+                          hint="AutoImageProcessor.from_pretrained(...).save_pretrained(...) of transformers writes it")
+    return folder.fields(NAME)
+
+
+def _size(config: Fields, key: str, default: dict[str, int] | None) -> dict[str, int]:
+    """A size, one number being the shorter side, or both sides of a crop."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if type(value) is int:
+        value = {"shortest_edge": value} if key == "size" else {"height": value, "width": value}
+    section = Fields.of(value, file=config.file, at=config.name(key))
+    found = {name: section.int(name, low=1, high=MAX_SIDE) for name in section if section.get(name) is not None}
+    allowed = ({"shortest_edge"}, {"height", "width"}) if key == "size" else ({"height", "width"},)
+    if set(found) not in allowed:
+        config.fail(key, ", ".join(sorted(found)) or "nothing", "height and width"
+                    + (", or shortest_edge" if key == "size" else ""))
+    return found
+
+
+def _three(config: Fields, key: str, default: list[float]) -> list[float]:
+    value = config.get(key)
+    if value is None:
+        return list(default)
+    if type(value) in (int, float):
+        value = [value] * 3
+    if type(value) is not list or len(value) != 3:
+        config.fail(key, describe(value), "three numbers")
+    numbers = Fields({str(i): one for i, one in enumerate(value)}, file=config.file, at=config.name(key))
+    return [numbers.number(str(i), above=0.0 if key == "image_std" else None) for i in range(3)]
+
+
+def read(folder: Folder) -> Processor:
+    """The processor of a folder.
+
+    Raises:
+        FormatError: there is none, its class or a key is not known, or a value is malformed.
+        Unsupported: it does something that mpool does not.
+    """
+    config = _config(folder)
+    name = config.str("image_processor_type", None) or config.str("feature_extractor_type", "CLIPImageProcessor")
+    plain = name.removesuffix("Fast").removesuffix("Pil")
+    if plain not in _CLASSES:
+        config.fail("image_processor_type", describe(name), ", ".join(sorted(_CLASSES)))
+    for key in config:
+        if key in _READ:
+            continue
+        if key not in _NEUTRAL:
+            config.fail(key, describe(config.get(key)), "no such key; known: " + ", ".join(sorted({*_READ, *_NEUTRAL})))
+        allowed, value = _NEUTRAL[key], config.get(key)
+        if allowed is not None and value is not None and value not in allowed:
+            raise Unsupported(f"{config.file}: {config.name(key)} is {describe(value)}; mpool prepares images "
+                              "without it")
+    defaults = _CLASSES[plain]
+    resize: tuple[str, int] | tuple[str, int, int] | None = None
+    crop: tuple[int, int] | None = None
+    if config.bool("do_resize", True):
+        size = _size(config, "size", defaults["size"])
+        resize = ("shortest", size["shortest_edge"]) if len(size) == 1 else ("exact", size["height"], size["width"])
+    if config.bool("do_center_crop", defaults["do_center_crop"]):
+        box = _size(config, "crop_size", defaults["crop_size"])
+        crop = box["height"], box["width"]
+    kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
+    if config.bool("do_rescale", True):
+        kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)
+    if config.bool("do_normalize", True):
+        kv["mpool.image.mean"] = _three(config, "image_mean", defaults["mean"])
+        kv["mpool.image.std"] = _three(config, "image_std", defaults["std"])
+    return Processor(resize, config.int("resample", defaults["resample"], low=0, high=5), crop, kv)

@@ -1,0 +1,282 @@
+"""Image embedding calls, up to the core and back: options, reading and preparing images, slices, faults.
+
+As for texts, a call with few images is one item of the pool, and one with many is cut into slices, of which a few are
+in flight: the next images are decoded while the last are computed. A vector does not depend on its batch mates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _options, _threads
+from ._options import ImageEmbedding as Options
+from .embedding import (
+    BULK,
+    DEPTH,
+    INTERACTIVE,
+    PRECISIONS,
+    Bar,
+    Faults,
+    _choice,
+    _dimensions,
+    empty,
+    finish,
+    lane_of,
+    quantize,
+)
+from .errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
+from .images import prepare, read_image
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from . import _core
+    from ._entry import Entry
+    from ._options import Call
+    from .catalog import ImageSettings
+
+#: Images in a slice: some 100 ms of decoding photographs.
+SLICE = 16
+_MAX_PLANS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """What follows from options and model. The attributes of :class:`mpool.embedding.Plan` that both have are the
+    same."""
+
+    entry: Entry
+    registry: _core.Registry
+    core_key: str
+    settings: ImageSettings
+    dimensions: int
+    width: int
+    normalize: int
+    null: bool
+    precision: str
+    allow_urls: bool
+
+
+def plan(entry: Entry, options: Options) -> ImagePlan:
+    """Checks options against the model; reads its files, and has the core load it, on first use."""
+    key = options, type(options.dimensions), type(options.normalize), type(options.allow_urls)
+    try:
+        found = entry.plans.get(key)
+    except TypeError:
+        found = None  # an unhashable value, which the checks below name
+    if found is None:
+        found = _make_plan(entry, options)
+        if len(entry.plans) >= _MAX_PLANS:
+            entry.plans.clear()
+        entry.plans[key] = found
+    return found
+
+
+def _make_plan(entry: Entry, options: Options) -> ImagePlan:
+    try:
+        _choice("precision", options.precision, PRECISIONS)
+        _choice("on_error", options.on_error, ("raise", "null"))
+        _choice("normalize", options.normalize, (None, True, False))
+        _choice("allow_urls", options.allow_urls, (True, False))
+        if options.on_error == "null" and options.precision != "float32":
+            raise InvalidArgument(f"on_error is 'null' with precision {options.precision!r}, allowed: 'raise'",
+                                  hint="Only float32 can hold NaN: quantise afterwards, without the NaN rows")
+    except InvalidArgument as error:
+        error.key = error.key or entry.key
+        raise
+    settings = entry.describe().image
+    assert settings is not None, "entries of another capability are refused before"
+    width = settings.output_size
+    dimensions = width if options.dimensions is None else _dimensions(options.dimensions, width, (), entry.key)
+    return ImagePlan(entry=entry, registry=entry.pool.registry, core_key=entry.core_key(options.compute),
+                     settings=settings, dimensions=0 if dimensions == width else dimensions, width=dimensions,
+                     normalize=-1 if options.normalize is None else int(options.normalize),
+                     null=options.on_error == "null", precision=options.precision, allow_urls=options.allow_urls)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePack:
+    """Images as the core takes them.
+
+    Attributes:
+        pixels: uint8, the good images behind each other.
+        sizes: int32 ``[2 * good images]``, heights and widths in turn.
+        count: images, those with a fault included.
+        faults: (place in the slice, error) of images without a vector.
+    """
+
+    pixels: NDArray[np.uint8]
+    sizes: NDArray[np.int32]
+    count: int
+    faults: tuple[tuple[int, MpoolError], ...] = ()
+
+
+def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = False,
+         call: Call | None = None) -> ImagePack:
+    """Reads and prepares images, the first of which is number ``start`` of its call.
+
+    Raises:
+        MpoolError: of the first image that cannot be read, unless the plan says null.
+    """
+    parts, sizes, faults = [], [], []
+    for at, image in enumerate(images):
+        name = "the image" if single else f"image {start + at}"
+        try:
+            limit = None if call is None else _threads.remaining(call.deadline, plan.entry.key)
+            read = read_image(image, name, allow_urls=plan.allow_urls, timeout=limit)
+            pixels = prepare(read, plan.settings, name)
+        except MpoolError as error:
+            error.key = error.key or plan.entry.key
+            if not plan.null:
+                raise
+            faults.append((at, error))
+            continue
+        parts.append(pixels.reshape(-1))
+        sizes += pixels.shape[:2]
+    flat = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0, dtype=np.uint8)
+    return ImagePack(np.ascontiguousarray(flat), np.array(sizes, dtype=np.int32), len(images), tuple(faults))
+
+
+def packed(plan: ImagePlan, images: list[Any], start: int, single: bool, call: Call) -> ImagePack:
+    """As :func:`pack`; off the main thread, so that Ctrl-C is seen while images are decoded."""
+    if threading.current_thread() is not threading.main_thread():
+        return pack(plan, images, start, single, call)
+    return _threads.interruptible(pack, plan, images, start, single, call, chars=_threads.LONG)
+
+
+def _keywords(plan: ImagePlan) -> dict[str, Any]:
+    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null}
+
+
+def run(plan: ImagePlan, pack: ImagePack, call: Call, lane: int) -> NDArray[np.float32]:
+    """Vectors of the good images, in one call that lets go of the GIL once."""
+    if not len(pack.sizes):
+        return empty(plan)  # type: ignore[arg-type]
+    try:
+        return plan.registry.embed_images(plan.core_key, pack.pixels, pack.sizes, lane=lane, **_keywords(plan),
+                                          **call.keywords(plan.entry.key))
+    except NumericError:
+        if not plan.null:
+            raise
+        return recover(plan, pack, call)
+    except MemoryExhausted as error:
+        plan.entry.pool._name_idle(error, plan.core_key)
+        raise
+
+
+def submit(plan: ImagePlan, pack: ImagePack, call: Call, lane: int, fail_fast: bool | None = None,
+           again: bool = False) -> _core.Ticket | None:
+    """Starts a call for the good images; None if there are none. ``fail_fast``, ``again``: as of Call.keywords."""
+    if not len(pack.sizes):
+        return None
+    try:
+        return plan.registry.submit_images(plan.core_key, pack.pixels, pack.sizes, lane=lane, **_keywords(plan),
+                                           **call.keywords(plan.entry.key, fail_fast, again))
+    except MemoryExhausted as error:
+        plan.entry.pool._name_idle(error, plan.core_key)
+        raise
+
+
+def recover(plan: ImagePlan, pack: ImagePack, call: Call) -> NDArray[np.float32]:
+    """Vectors of a pack in which an image gives NaN or infinity: halved until it stands alone."""
+    images = len(pack.sizes) // 2
+    if images == 1:
+        return np.full((1, plan.width), np.nan, dtype=np.float32)
+    middle = images // 2
+    sizes = pack.sizes.reshape(-1, 2).astype(np.int64)
+    edge = int(sizes[:middle].prod(axis=1).sum()) * 3
+    halves = (ImagePack(pack.pixels[:edge], pack.sizes[:2 * middle], middle),
+              ImagePack(pack.pixels[edge:], pack.sizes[2 * middle:], images - middle))
+    return np.concatenate([run(plan, half, _options.patient(call), BULK) for half in halves])
+
+
+def landed(plan: ImagePlan, pack: ImagePack, ticket: _core.Ticket | None, call: Call) -> NDArray[np.float32]:
+    """Rows of a pack, NaN where there is no vector, once its ticket is done."""
+    if ticket is None:
+        return finish(plan, pack, empty(plan))  # type: ignore[arg-type]
+    try:
+        vectors = ticket.vectors()
+    except NumericError:
+        if not plan.null:
+            raise
+        vectors = recover(plan, pack, call)
+    except MemoryExhausted as error:
+        plan.entry.pool._name_idle(error, plan.core_key)
+        raise
+    return finish(plan, pack, vectors)  # type: ignore[arg-type]
+
+
+def run_slices(plan: ImagePlan, images: list[Any],
+               call: Call) -> Iterator[tuple[int, ImagePack, NDArray[np.float32]]]:
+    """Rows of slice after slice: (number of the first image, pack, float32 ``(count, width)``).
+
+    Closing the iterator cancels what is in flight.
+    """
+    flying: deque[tuple[int, ImagePack, _core.Ticket | None]] = deque()
+    try:
+        for start in range(0, len(images), SLICE):
+            made = packed(plan, images[start:start + SLICE], start, False, call)
+            flying.append((start, made, submit(plan, made, call, BULK)))
+            call = _options.patient(call)
+            while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
+                yield _land(plan, call, *flying[0])
+                flying.popleft()
+        while flying:
+            yield _land(plan, call, *flying[0])
+            flying.popleft()
+    finally:
+        for _, _, ticket in flying:
+            if ticket is not None:
+                ticket.cancel()
+
+
+def _land(plan: ImagePlan, call: Call, start: int, pack: ImagePack,
+          ticket: _core.Ticket | None) -> tuple[int, ImagePack, NDArray[np.float32]]:
+    if ticket is not None:
+        ticket.wait()
+    return start, pack, landed(plan, pack, ticket, call)
+
+
+def embed_one(plan: ImagePlan, image: Any, call: Call) -> NDArray[Any]:
+    """The vector of one image, ``(width,)`` before the precision."""
+    made = packed(plan, [image], 0, True, call)
+    rows = finish(plan, made, run(plan, made, call, INTERACTIVE))  # type: ignore[arg-type]
+    tell(plan, made, rows)
+    return quantize(rows[0], plan.precision)
+
+
+def embed_many(plan: ImagePlan, images: list[Any], progress: Any, call: Call) -> NDArray[Any]:
+    """Vectors of images, ``(n, width)`` before the precision."""
+    if plan.precision in ("int8", "uint8") and len(images) == 1:
+        quantize(empty(plan, 1), plan.precision)  # type: ignore[arg-type]  # says why not, before anything is computed
+    faults, bar = Faults(plan, "image"), Bar(progress, len(images), plan.entry.key, "image")  # type: ignore[arg-type]
+    out = empty(plan, len(images))  # type: ignore[arg-type]
+    try:
+        if len(images) <= SLICE:
+            made = packed(plan, images, 0, False, call)
+            out = finish(plan, made, run(plan, made, call, lane_of(len(images))))  # type: ignore[arg-type]
+            faults.add(0, made, out)  # type: ignore[arg-type]
+            bar.add(len(images))
+        else:
+            for start, made, rows in run_slices(plan, images, call):
+                out[start:start + made.count] = rows
+                faults.add(start, made, rows)  # type: ignore[arg-type]
+                bar.add(made.count)
+    finally:
+        bar.close()
+    faults.tell(len(images))
+    return quantize(out, plan.precision)
+
+
+def tell(plan: ImagePlan, pack: ImagePack, rows: NDArray[Any]) -> None:
+    """Logs a warning if the images of a call that is one pack have no vector."""
+    if pack.faults or plan.null:
+        faults = Faults(plan, "image")  # type: ignore[arg-type]
+        faults.add(0, pack, rows)  # type: ignore[arg-type]
+        faults.tell(pack.count)

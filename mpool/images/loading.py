@@ -1,0 +1,262 @@
+"""From whatever a caller has to pixels.
+
+PNG, JPEG and WebP are decoded, by Pillow. What an image may be is limited before its pixels are decoded: bytes, pixels,
+sides, proportions, one frame. What a decoder says about a broken file is never passed on: errors have fixed texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import FileError, InvalidArgument, MpoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    ImageInput = str | os.PathLike[str] | bytes | bytearray | memoryview | Image | NDArray[Any]
+else:
+    ImageInput = Any
+
+#: Formats that are decoded, by Pillow's names.
+FORMATS = ("PNG", "JPEG", "WEBP")
+FORMAT_WORDS = "PNG, JPEG or WebP"
+MAX_BYTES = 1 << 26
+MAX_PIXELS = 1 << 26
+MIN_SIDE, MAX_SIDE = 2, 1 << 15
+#: Of the longer side to the shorter.
+MAX_RATIO = 200
+#: What the base64 text of an image in one of FORMATS begins with.
+_BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")
+#: Modes whose transparency is put onto white.
+_WHITE = (255, 255, 255, 255)
+
+
+def images_of(images: Any, most: int) -> list[Any] | None:
+    """The images of a call; None: it is a single one.
+
+    Raises:
+        InvalidArgument: neither an image nor a list of them.
+        LimitError: more than ``most``.
+    """
+    from ..errors import LimitError
+
+    if isinstance(images, np.ndarray):
+        if images.ndim in (2, 3):
+            return None
+    elif isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike)) or _is_pillow(images):
+        return None
+    if isinstance(images, (Mapping, Set)) or not hasattr(images, "__len__") or not hasattr(images, "__iter__") \
+            or getattr(images, "ndim", 4) != 4:
+        raise InvalidArgument(f"images is {_kind(images)}, allowed: a path, a URL, bytes, base64 text, a Pillow image, "
+                              "an array [height, width, 3], or a list of them")
+    if len(images) > most:
+        raise LimitError(f"images has {len(images):,} images, one call takes at most {most:,}",
+                         hint="max_inputs= or PoolConfig.max_embed_inputs raises the limit")
+    return list(images)
+
+
+def read_image(image: Any, name: str = "the image", *, allow_urls: bool = False,
+               timeout: float | None = None) -> Image:
+    """An image as Pillow has it: RGB, upright, decoded.
+
+    Transparency is put onto white, as transformers does; CMYK, palettes, grey and 16 bits become RGB.
+
+    Args:
+        image: a path; a URL; the bytes of a file; base64 text of one, or a ``data:`` URL; a Pillow image; an array
+            ``[height, width]`` or ``[height, width, 1, 3 or 4]`` of uint8, or of floats from 0 to 1.
+        name: what errors call it.
+        allow_urls: whether ``http`` and ``https`` URLs are fetched.
+        timeout: seconds for fetching.
+
+    Raises:
+        InvalidArgument: it is none of these, broken, or beyond a limit; the message says which.
+        FileError: a path that cannot be read.
+        DownloadError: a URL that cannot be fetched.
+    """
+    if isinstance(image, np.ndarray):
+        return _of_array(image, name)
+    if _is_pillow(image):
+        return _decoded(image, name, given=True)
+    if isinstance(image, str):
+        image = _of_text(image, name, allow_urls, timeout)
+    elif isinstance(image, os.PathLike):
+        image = _of_file(os.fspath(image), name)
+    if not isinstance(image, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"{name} is {_kind(image)}, allowed: a path, a URL, bytes, base64 text, a Pillow image, "
+                              "an array [height, width, 3]")
+    return _of_bytes(bytes(image), name)
+
+
+def _is_pillow(value: Any) -> bool:
+    import sys
+
+    module = sys.modules.get("PIL.Image")  # whoever has an image has imported it
+    return module is not None and isinstance(value, module.Image)
+
+
+def _kind(value: Any) -> str:
+    return f"an array of {value.ndim} dimensions" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+# ---- from where ------------------------------------------------------------------------------------------------------
+
+def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:
+    if text[:5].lower() == "data:":
+        head, comma, body = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise InvalidArgument(f"{name} is a data URL without base64, allowed: data:image/png;base64,...")
+        return _of_base64(body, name)
+    scheme, mark, _ = text[:16].partition("://")
+    if mark:
+        if scheme.lower() not in ("http", "https"):
+            raise InvalidArgument(f"{name} is a URL that is not fetched, allowed: http and https")
+        if not allow_urls:
+            raise InvalidArgument(f"{name} is a URL, and fetching is not allowed", hint="allow_urls=True fetches it")
+        from .fetching import fetch
+
+        return fetch(text, name, MAX_BYTES, timeout)
+    if len(text) >= 64 and text.startswith(_BASE64) and not (len(text) < 4096 and os.path.exists(text)):
+        return _of_base64(text, name)
+    return _of_file(text, name)
+
+
+def _of_base64(text: str, name: str) -> bytes:
+    if len(text) > MAX_BYTES // 3 * 4 + 4:
+        raise InvalidArgument(f"{name} has more than {MAX_BYTES >> 20} MiB, allowed: at most so many")
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgument(f"{name} is not valid base64, allowed: base64 of a {FORMAT_WORDS} file") from None
+
+
+def _of_file(path: str | bytes, name: str) -> bytes:
+    from ..catalog.files import open_regular
+
+    shown = os.fsdecode(path)
+    if "\0" in shown or len(shown) > 4096:
+        raise InvalidArgument(f"{name} is text that is neither a path, a URL nor base64 of an image")
+    try:
+        fd, size = open_regular(shown)
+    except MpoolError as error:
+        if isinstance(error, FileError):
+            error.hint = error.hint or f"{name} is taken for a path: text is a path, a URL or base64 of an image"
+            raise
+        raise InvalidArgument(f"{name} is no regular file, allowed: a {FORMAT_WORDS} file") from None
+    with os.fdopen(fd, "rb", closefd=True) as file:
+        if size > MAX_BYTES:
+            raise InvalidArgument(f"{name} has {size:,} bytes, allowed: at most {MAX_BYTES:,}")
+        return file.read(MAX_BYTES + 1)
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+def _of_bytes(data: bytes, name: str) -> Image:
+    from PIL import Image, UnidentifiedImageError
+
+    if not data or len(data) > MAX_BYTES:
+        raise InvalidArgument(f"{name} has {len(data):,} bytes, allowed: 1 to {MAX_BYTES:,}")
+    try:
+        opened = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise InvalidArgument(f"{name} has too many pixels, allowed: at most {MAX_PIXELS:,}") from None
+    except UnidentifiedImageError:
+        raise InvalidArgument(f"{name} is no {FORMAT_WORDS} image, allowed: one of these",
+                              hint="Other formats: open it with Pillow and pass the image") from None
+    except Exception:  # a decoder may raise anything for a broken file, and what it says is not passed on
+        raise _broken(name) from None
+    with opened:
+        return _decoded(opened, name)
+
+
+def _broken(name: str) -> InvalidArgument:
+    return InvalidArgument(f"{name} is cut short or damaged, allowed: a whole {FORMAT_WORDS} image")
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    shown = f"{name} is {width:,} x {height:,} pixels"
+    if width * height > MAX_PIXELS:
+        raise InvalidArgument(f"{shown}, allowed: at most {MAX_PIXELS:,} in all")
+    if not MIN_SIDE <= min(width, height) or max(width, height) > MAX_SIDE:
+        raise InvalidArgument(f"{shown}, allowed: {MIN_SIDE} to {MAX_SIDE:,} a side")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise InvalidArgument(f"{shown}, allowed: one side at most {MAX_RATIO} times the other")
+
+
+def _decoded(image: Image, name: str, given: bool = False) -> Image:
+    """RGB and upright. given: it is the caller's own, which is left as it is."""
+    from PIL import ImageOps
+
+    _check_size(*image.size, name)
+    if not given and image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
+        raise InvalidArgument(f"{name} has {image.n_frames} frames, allowed: 1",  # type: ignore[attr-defined]
+                              hint="Pass the frame that is meant")
+    try:
+        image.load()
+        try:
+            turned = ImageOps.exif_transpose(image)
+        except Exception:  # notes of a camera that cannot be read turn nothing
+            turned = image
+        found = _rgb(turned, name)
+    except MpoolError:
+        raise
+    except Exception:
+        raise _broken(name) from None
+    return found.copy() if found is image else found
+
+
+def _rgb(image: Image, name: str) -> Image:
+    from PIL import Image
+
+    if image.mode == "RGB":
+        return image if image.info.get("transparency") is None else _on_white(image)
+    if image.mode.startswith("I"):
+        # 16 bits: the upper eight
+        values = np.asarray(image)
+        shift = 8 if image.mode != "I" or values.max(initial=0) > 255 else 0
+        grey = np.clip(values.astype(np.int64) >> shift, 0, 255).astype(np.uint8)
+        return Image.fromarray(grey).convert("RGB")
+    if image.mode == "F":
+        raise InvalidArgument(f"{name} is a Pillow image of floats, allowed: modes of 8 and 16 bits",
+                              hint="Pass an array of floats from 0 to 1")
+    if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
+        return _on_white(image)
+    return image.convert("RGB")
+
+
+def _on_white(image: Image) -> Image:
+    from PIL import Image
+
+    layer = image if image.mode == "RGBA" else image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, _WHITE), layer).convert("RGB")
+
+
+def _of_array(array: NDArray[Any], name: str) -> Image:
+    from PIL import Image
+
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
+        raise InvalidArgument(f"{name} is an array of shape {array.shape}, allowed: [height, width] and [height, "
+                              "width, 1, 3 or 4]",
+                              hint="Channels come last: array.transpose(1, 2, 0)" if first else None)
+    _check_size(array.shape[1], array.shape[0], name)
+    if array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 1):  # NaN is in no range
+            raise InvalidArgument(f"{name} is an array of {array.dtype.name} from {low:g} to {high:g}, allowed: floats "
+                                  "from 0 to 1, or uint8")
+        array = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise InvalidArgument(f"{name} is an array of {array.dtype.name}, allowed: uint8, or floats from 0 to 1")
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return _rgb(Image.fromarray(np.ascontiguousarray(array)), name)

@@ -1,0 +1,65 @@
+"""Resizing and cropping as transformers' image processors on Pillow do, to the bit."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    from ..catalog import ImageSettings
+
+#: Sides that a resize may come to: a long narrow image whose shorter side is raised has a very long one.
+MAX_SIDE = 1 << 14
+
+
+def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> NDArray[np.uint8]:
+    """The pixels that the core is given: uint8 ``[height, width, 3]``.
+
+    Args:
+        image: RGB.
+        settings: what the model wants.
+
+    Raises:
+        InvalidArgument: an image that would become too large or too small.
+    """
+    resize = settings.resize
+    if resize is not None:
+        width, height = image.size
+        if len(resize) == 3:
+            height, width = resize[1], resize[2]
+        elif width <= height:
+            width, height = resize[1], int(resize[1] * height / width)
+        else:
+            width, height = int(resize[1] * width / height), resize[1]
+        if max(width, height) > MAX_SIDE:
+            raise InvalidArgument(f"{name} would become {width:,} x {height:,} pixels for this model, allowed: "
+                                  f"{MAX_SIDE:,} a side", hint="Crop it before")
+        image = image.resize((width, height), resample=settings.resample)  # type: ignore[arg-type]
+    pixels = np.asarray(image)
+    if settings.crop is not None:
+        pixels = crop(pixels, *settings.crop)
+    if min(pixels.shape[:2]) < settings.patch_size:
+        raise InvalidArgument(f"{name} is {pixels.shape[1]} x {pixels.shape[0]} pixels for this model, allowed: "
+                              f"{settings.patch_size} and more a side")
+    return pixels
+
+
+def crop(pixels: NDArray[Any], height: int, width: int) -> NDArray[Any]:
+    """The middle of an image ``[h, w, c]``; black around it where it is smaller."""
+    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+    if top >= 0 and left >= 0:
+        return pixels[top:top + height, left:left + width]
+    # the reference pads each side that is too short up to the crop, then cuts as if nothing had been
+    tall, wide = max(height, pixels.shape[0]), max(width, pixels.shape[1])
+    below, beside = ceil((tall - pixels.shape[0]) / 2), ceil((wide - pixels.shape[1]) / 2)
+    padded = np.zeros((tall, wide, pixels.shape[2]), dtype=pixels.dtype)
+    padded[below:below + pixels.shape[0], beside:beside + pixels.shape[1]] = pixels
+    top, left = top + below, left + beside
+    return padded[max(0, top):top + height, max(0, left):left + width]

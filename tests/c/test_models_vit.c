@@ -1,0 +1,336 @@
+/* Image transformers: an image's vector is the same bits alone, among others, on any number of lanes; memory is what
+ * was predicted. */
+#include <stdatomic.h>
+
+#include "model_fixture.h"
+#include "models/vit.h"
+
+enum { HIDDEN = 48, FFN = 88, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
+
+/* The spec of dinov2 (other sizes), dinov2_with_registers or siglip (attention pooling), in fp32. */
+static mp_spec *make_spec(const char *arch, bool gated) {
+    const bool pool = strcmp(arch, "siglip") == 0, registers = strcmp(arch, "dinov2_with_registers") == 0;
+    const int before = pool ? 0 : 1;
+    mp_error error;
+    char path[512], key[64], name[64];
+    snprintf(path, sizeof path, "%s/%s%d.bin", mp_test_directory(), arch, gated);
+    tiny_file file = {.spec = mp_spec_create(), .random = {17}};
+    mp_spec *spec = file.spec;
+    MP_CHECK_OK(mp_spec_set_architecture(spec, arch, &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    const struct {
+        const char *key;
+        int value;
+    } numbers[] = {{"block_count", LAYERS},     {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
+                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", PATCH * GRID}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        snprintf(key, sizeof key, "%s.vision.%s", arch, numbers[i].key);
+        tiny_int(spec, key, numbers[i].value);
+    }
+    snprintf(key, sizeof key, "%s.vision.attention.layer_norm_epsilon", arch);
+    tiny_float(spec, key, 1e-6);
+    mp_value gate = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = gated};
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.gated", &gate, &error), &error);
+    static const char cls[] = "cls";
+    static const uint64_t ends[] = {0, 3};
+    mp_value pooling = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 1};
+    pooling.as.strings.bytes = cls;
+    pooling.as.strings.offsets = ends;
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.pooling", &pooling, &error), &error);
+    tiny_int(spec, "mpool.dense_count", 1);
+    tiny_tensor(&file, "v.patch_embd.weight", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
+    tiny_tensor(&file, "v.patch_embd.bias", MP_F32, 1, HIDDEN, 0.2f, 0);
+    if (!pool)
+        tiny_tensor(&file, "v.class_embd", MP_F32, 1, HIDDEN, 1, 0);
+    if (registers) {
+        tiny_int(spec, "mpool.image.registers", 3);
+        tiny_tensor(&file, "v.register_embd", MP_F32, 3, HIDDEN, 1, 0);
+    }
+    tiny_tensor(&file, "v.position_embd.weight", MP_F32, before + GRID * GRID, HIDDEN, 1, 0);
+    const struct {
+        const char *name;
+        int rows, columns;
+    } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
+                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_up", FFN, HIDDEN},    {"ffn_down", HIDDEN, FFN},
+                    {"ffn_gate", FFN, HIDDEN}};
+    for (int l = 0; l < LAYERS + pool; l++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, l < LAYERS ? "v.blk.%d" : "v.head", l);
+        for (size_t m = 0; m < sizeof matrices / sizeof *matrices - !(gated && l < LAYERS); m++) {
+            snprintf(name, sizeof name, "%s.%s.weight", prefix, matrices[m].name);
+            tiny_tensor(&file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
+            snprintf(name, sizeof name, "%s.%s.bias", prefix, matrices[m].name);
+            tiny_tensor(&file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
+        }
+        static const char *const norms[] = {"ln1", "ln2", "ln"};
+        for (int n = l < LAYERS ? 0 : 2; n < (l < LAYERS ? 2 : 3); n++) {
+            snprintf(name, sizeof name, "%s.%s.weight", prefix, norms[n]);
+            tiny_tensor(&file, name, MP_F32, 1, HIDDEN, 0.3f, 1);
+            snprintf(name, sizeof name, "%s.%s.bias", prefix, norms[n]);
+            tiny_tensor(&file, name, MP_F32, 1, HIDDEN, 0.3f, 0);
+        }
+        for (int s = 1; !pool && s <= 2; s++) {
+            snprintf(name, sizeof name, "%s.ls%d.weight", prefix, s);
+            tiny_tensor(&file, name, MP_F32, 1, HIDDEN, 0.5f, 0.5f);
+        }
+    }
+    if (pool)
+        tiny_tensor(&file, "v.head.probe", MP_F32, 1, HIDDEN, 1, 0);
+    tiny_tensor(&file, "v.post_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
+    tiny_tensor(&file, "v.post_ln.bias", MP_F32, 1, HIDDEN, 0.3f, 0);
+    tiny_tensor(&file, "dense.0.weight", MP_F32, WIDTH, HIDDEN, 0.3f, 0);
+    mp_spec_freeze(spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    free(file.bytes);
+    return spec;
+}
+
+typedef struct pictures {
+    int32_t sizes[2 * IMAGES];
+    int64_t offsets[IMAGES + 1];
+    uint8_t pixels[IMAGES * 3 * MOST_SIDE * MOST_SIDE];
+} pictures;
+
+static void make_pictures(pictures *all, bool any_size) {
+    mp_test_random random = {5};
+    for (int i = 0; i < IMAGES; i++) {
+        for (int side = 0; side < 2; side++)
+            all->sizes[2 * i + side] =
+                any_size && i % 4 ? PATCH + (int)(mp_test_random_u64(&random) % (MOST_SIDE - PATCH)) : PATCH * GRID;
+        int64_t bytes = 3 * (int64_t)all->sizes[2 * i] * all->sizes[2 * i + 1];
+        for (int64_t b = 0; b < bytes; b++)
+            all->pixels[all->offsets[i] + b] = (uint8_t)mp_test_random_u64(&random);
+        all->offsets[i + 1] = all->offsets[i] + bytes;
+    }
+}
+
+static mp_image_call *make_call(const pictures *all, int first, int count) {
+    mp_error error;
+    mp_image_call *call;
+    MP_CHECK_OK(mp_image_call_create(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
+                                     all->offsets[first + count] - all->offsets[first], &call, &error),
+                &error);
+    return call;
+}
+
+/* Images [first, first + count) as one call, run to its end. */
+static mp_outcome run(tiny_model *tiny, const pictures *all, int first, int count, uint64_t budget_ns, float *out) {
+    mp_error error;
+    mp_image_call *call = make_call(all, first, count);
+    mp_item item = {.call = &call->base}, *items[1] = {&item};
+    uint64_t cost;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_INT(call->width, WIDTH);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    do {
+        tiny->engine->ops->plan(tiny->engine, items, 1, budget_ns, &plan);
+        MP_CHECK_INT(plan.count, 1);
+        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    tiny->engine->ops->retire(tiny->engine, &item);
+    if (outcomes[0] == MP_OUTCOME_DONE) {
+        memcpy(out, call->vectors, (size_t)count * WIDTH * sizeof(float));
+        MP_CHECK_INT(call->done, count);
+    } else {
+        MP_CHECK_INT(item.error.code, MP_NUMERIC);
+    }
+    mp_call_destroy(&call->base);
+    return outcomes[0];
+}
+
+static void check_grouping(const char *arch, bool gated, mp_compute compute) {
+    static pictures all;
+    static float alone[IMAGES * WIDTH], together[IMAGES * WIDTH];
+    make_pictures(&all, strcmp(arch, "siglip") != 0);
+    for (int lanes = 1; lanes <= 4; lanes++) {
+        tiny_model tiny;
+        tiny_load(&tiny, make_spec(arch, gated), compute, lanes);
+        for (int i = 0; i < IMAGES; i++)
+            MP_CHECK_INT(run(&tiny, &all, i, 1, UINT64_MAX, together + i * WIDTH), MP_OUTCOME_DONE);
+        if (lanes == 1)
+            memcpy(alone, together, sizeof alone);
+        MP_CHECK(memcmp(alone, together, sizeof alone) == 0);
+        for (uint64_t budget_ns = 1; budget_ns < 1000000000; budget_ns *= 1000) {
+            memset(together, 0, sizeof together);
+            MP_CHECK_INT(run(&tiny, &all, 0, IMAGES, budget_ns, together), MP_OUTCOME_DONE);
+            MP_CHECK(memcmp(alone, together, sizeof alone) == 0);
+        }
+        tiny_unload(&tiny);
+    }
+    for (int i = 0; i < IMAGES * WIDTH; i++)
+        MP_CHECK(isfinite(alone[i]));
+    MP_CHECK(memcmp(alone, alone + WIDTH, WIDTH * sizeof(float)) != 0);
+}
+
+MP_TEST_SECONDS(models_vit_contract_float32, 60) { check_grouping("dinov2", false, MP_COMPUTE_F32); }
+MP_TEST_SECONDS(models_vit_contract_bfloat16, 60) { check_grouping("dinov2", true, MP_COMPUTE_BF16); }
+MP_TEST_SECONDS(models_vit_contract_int8, 60) { check_grouping("dinov2_with_registers", false, MP_COMPUTE_I8); }
+MP_TEST_SECONDS(models_vit_contract_attention_pool, 60) { check_grouping("siglip", false, MP_COMPUTE_F32); }
+
+/* What is charged is what was predicted, in every class, and the scratch is given back. */
+MP_TEST(models_vit_memory_is_predicted) {
+    static pictures all;
+    static float out[IMAGES * WIDTH];
+    make_pictures(&all, true);
+    const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
+    const char *const archs[] = {"dinov2", "siglip"};
+    for (int a = 0; a < 2; a++)
+        for (int c = 0; c < 3; c++) {
+            tiny_model tiny;
+            uint64_t model, engine;
+            tiny_load(&tiny, make_spec(archs[a], a == 0), classes[c], 1);
+            tiny.loader.ops->footprint(tiny.loader.self, &model, &engine);
+            uint64_t held = tiny.model->ops->bytes(tiny.model);
+            if (held > model || model - held > model / 20)
+                MP_FAIL("%s, class %d: %llu bytes, predicted %llu", archs[a], c, (unsigned long long)held,
+                        (unsigned long long)model);
+            if (a == 0) {
+                MP_CHECK_INT(run(&tiny, &all, 0, IMAGES, UINT64_MAX, out), MP_OUTCOME_DONE);
+                MP_CHECK(tiny.engine->ops->bytes(tiny.engine) > 0);
+                MP_CHECK_INT(tiny.budget.used, held + tiny.engine->ops->bytes(tiny.engine));
+                MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
+                MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine), 0);
+            }
+            MP_CHECK_INT(tiny.budget.used, held);
+            tiny_unload(&tiny);
+        }
+}
+
+MP_TEST(models_vit_refuses_bad_calls) {
+    static uint8_t pixels[3 * 64 * 64];
+    mp_error error;
+    mp_image_call *call;
+    const struct {
+        int32_t height, width;
+        int64_t bytes;
+    } refused[] = {{0, 1, 0}, {1, 0, 0}, {-1, -1, 3}, {4, 4, 47}, {4, 4, 49}, {MP_IMAGE_MOST_SIDE + 1, 1, 0}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        const int32_t sizes[2] = {refused[i].height, refused[i].width};
+        MP_CHECK_STATUS(mp_image_call_create(1, sizes, pixels, refused[i].bytes, &call, &error), MP_INVALID_ARGUMENT,
+                        &error);
+        MP_CHECK(!call);
+    }
+    MP_CHECK_STATUS(mp_image_call_create(0, NULL, pixels, 0, &call, &error), MP_INVALID_ARGUMENT, &error);
+
+    tiny_model any, fixed;
+    tiny_load(&any, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    tiny_load(&fixed, make_spec("siglip", false), MP_COMPUTE_F32, 1);
+    const int32_t side = PATCH * GRID;
+    const struct {
+        int32_t height, width, dimensions;
+        uint8_t output;
+        mp_status of_any, of_fixed;
+    } cases[] = {{side, side, 0, MP_EMBED_POOLED, MP_OK, MP_OK},
+                 {side, side, WIDTH, MP_EMBED_POOLED, MP_OK, MP_OK},
+                 {side, side, WIDTH + 1, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {side, side, -1, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {side, side, HIDDEN, MP_EMBED_TOKENS, MP_OK, MP_OK},
+                 {side, side, 5, MP_EMBED_TOKENS, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {side + 1, side, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
+                 {PATCH, PATCH, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
+                 {PATCH - 1, PATCH, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {PATCH, PATCH - 1, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int f = 0; f < 2; f++) {
+            const tiny_model *tiny = f ? &fixed : &any;
+            const int32_t sizes[2] = {cases[i].height, cases[i].width};
+            uint64_t cost;
+            uint32_t total;
+            MP_CHECK_OK(mp_image_call_create(1, sizes, pixels, 3 * (int64_t)sizes[0] * sizes[1], &call, &error),
+                        &error);
+            call->dimensions = cases[i].dimensions;
+            call->output = cases[i].output;
+            MP_CHECK_STATUS(tiny->model->ops->check(tiny->model, &call->base, &cost, &total, &error),
+                            f ? cases[i].of_fixed : cases[i].of_any, &error);
+            mp_call_destroy(&call->base);
+        }
+    tiny_unload(&any);
+    tiny_unload(&fixed);
+}
+
+/* Equal pixels, equal numbers; another pixel, or another shape of the same bytes, another number. */
+MP_TEST(models_vit_fingerprints) {
+    static pictures all;
+    make_pictures(&all, true);
+    mp_image_call *one = make_call(&all, 0, 2), *same = make_call(&all, 0, 2), *other = make_call(&all, 1, 2);
+    MP_CHECK(one->base.fingerprint(&one->base) == same->base.fingerprint(&same->base));
+    MP_CHECK(one->base.fingerprint(&one->base) != other->base.fingerprint(&other->base));
+    same->pixels[same->offsets[2] - 1] ^= 1;
+    MP_CHECK(one->base.fingerprint(&one->base) != same->base.fingerprint(&same->base));
+    mp_error error;
+    mp_image_call *wide, *tall;
+    const int32_t sizes[2][2] = {{2, 8}, {8, 2}};
+    MP_CHECK_OK(mp_image_call_create(1, sizes[0], all.pixels, 48, &wide, &error), &error);
+    MP_CHECK_OK(mp_image_call_create(1, sizes[1], all.pixels, 48, &tall, &error), &error);
+    MP_CHECK(wide->base.fingerprint(&wide->base) != tall->base.fingerprint(&tall->base));
+    mp_image_call *calls[] = {one, same, other, wide, tall};
+    for (int i = 0; i < 5; i++)
+        mp_call_destroy(&calls[i]->base);
+}
+
+/* Two calls in a step: the one that is cancelled gets nothing, the other its vectors; a step that is stopped gives
+ * nothing, and the next one all. */
+MP_TEST(models_vit_cancelled_in_a_step) {
+    static pictures all;
+    static float alone[2 * WIDTH];
+    make_pictures(&all, true);
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
+    MP_CHECK_INT(run(&tiny, &all, 0, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
+    mp_error error;
+    mp_plan plan = {.count = 2};
+    mp_item items[2] = {0};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    for (int i = 0; i < 2; i++) {
+        uint64_t cost;
+        items[i].call = &make_call(&all, 0, 2)->base;
+        MP_CHECK_OK(tiny.model->ops->check(tiny.model, items[i].call, &cost, &items[i].total, &error), &error);
+        plan.items[i] = &items[i];
+        plan.amount[i] = 2;
+    }
+    atomic_store(&items[0].cancelled, 1);
+    _Atomic int stop = 1;
+    tiny.lease.cancelled = &stop;
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && outcomes[1] == MP_OUTCOME_MORE && items[1].cursor == 0);
+    plan = (mp_plan){.count = 1, .items = {&items[1]}, .amount = {1}}; /* one image: the lanes share it */
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[1].cursor == 0);
+    tiny.lease.cancelled = NULL;
+    plan = (mp_plan){.count = 2, .items = {&items[0], &items[1]}, .amount = {2, 2}};
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[0].cursor == 0 && outcomes[1] == MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(((mp_image_call *)items[1].call)->vectors, alone, sizeof alone) == 0);
+    for (int i = 0; i < 2; i++) {
+        tiny.engine->ops->retire(tiny.engine, &items[i]);
+        mp_call_destroy(items[i].call);
+    }
+    tiny_unload(&tiny);
+}
+
+static pictures sweep_pictures;
+
+static mp_status make_two(mp_call **call, mp_error *error) {
+    mp_image_call *made;
+    MP_TRY(
+        mp_image_call_create(2, sweep_pictures.sizes, sweep_pictures.pixels, sweep_pictures.offsets[2], &made, error));
+    *call = &made->base;
+    return MP_OK;
+}
+
+static void compare_two(const mp_call *first, const mp_call *second) {
+    const mp_image_call *a = (const mp_image_call *)first, *b = (const mp_image_call *)second;
+    MP_CHECK(memcmp(a->vectors, b->vectors, 2 * WIDTH * sizeof(float)) == 0);
+}
+
+MP_TEST_SECONDS(models_vit_survives_failing_allocations, 60) {
+    mp_error error;
+    make_pictures(&sweep_pictures, true);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    tiny_life life = {make_spec("dinov2", false), MP_COMPUTE_F32, make_two, compare_two};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
+}
