@@ -14,11 +14,11 @@ enum {                                     /* flags of a row; a fixture fails wh
        MP_ARCH_QKV_BIAS = 1 << 4,          /* the query, key and value projections have a bias */
        MP_ARCH_ROPE_NEOX = 1 << 5,         /* rotary pairs are (i, i + d/2), not (2i, 2i + 1) */
        MP_ARCH_HEAD_NORMS = 1 << 23,       /* each head's queries and keys are normed before they are rotated */
+       MP_ARCH_OUTPUT_NORMS = 1 << 24,     /* what a layer adds to the residual sum is normed, too */
        /* of encoders; biases of linear layers and norms are used where there are any, but for MP_ARCH_BIAS */
        MP_ARCH_ROPE = 1 << 20,          /* positions are rotated into queries and keys */
        MP_ARCH_GATED = 1 << 21,         /* the feed-forward layer has a gate */
        MP_ARCH_RMS_NORM = 1 << 22,      /* norms are by the root mean square */
-       MP_ARCH_OUTPUT_NORMS = 1 << 24,  /* what a layer adds to the residual sum is normed, too */
        MP_ARCH_RELATIVE_BIAS = 1 << 25, /* scores get a bias by distance, from one table of buckets */
        MP_ARCH_ALIBI = 1 << 26,         /* scores fall off with distance, each head by a slope of its own */
 };

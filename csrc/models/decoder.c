@@ -115,6 +115,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         .scale = model->attention_scale,
         .pos0 = (int64_t)seq->past + unit->row0,
         .window = layer->window,
+        .softcap = model->attention_softcap,
         .k_blocks = k,
         .v_blocks = v,
     };
@@ -134,7 +135,7 @@ static void finish_unit(const mp_decoder_pass *pass, const mp_attention_unit *un
     for (int r = 0; r < unit->rows; r++)
         for (int g = 0; g < group; g++) {
             const float *o = state->o + (size_t)(r * group + g) * (size_t)d;
-            float inverse = 1 / state->l[r * group + g];
+            float inverse = model->residual_scale / state->l[r * group + g];
             float *out = pass->mixed + (size_t)(seq->row0 + unit->row0 + r) * (size_t)(model->heads * d) +
                          (size_t)((unit->head * group + g) * d);
             for (int i = 0; i < d; i++)
@@ -238,6 +239,13 @@ static const float *norm_rows(const mp_decoder *model, const mp_lane *lane, cons
     return out;
 }
 
+static void scale_row(float by, float *x, int64_t n) {
+    if (by == 1)
+        return;
+    for (int64_t i = 0; i < n; i++)
+        x[i] *= by;
+}
+
 static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, int M, float *inner,
                               int64_t *ld) {
     const mp_kernels *call = mp_kernels_get();
@@ -251,11 +259,35 @@ static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, cons
     } else {
         mp_lane_split(lane, M, 1, &row0, &row1);
     }
-    for (int64_t r = row0; r < row1; r++)
+    for (int64_t r = row0; r < row1; r++) {
         call->gated(model->act, inner + r * 2 * ffn, inner + r * 2 * ffn + ffn, ffn, out + r * *ld);
+        scale_row(model->residual_scale, out + r * *ld, ffn);
+    }
     if (!is_private(M))
         mp_lane_sync(lane);
     return out;
+}
+
+/* y = linear(x), added to the residual sum; by way of a norm, if the layer has one there. Ends with a barrier. */
+static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const mp_linear *linear,
+                       const float *norm, const float *x, int64_t ldx) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int M = pass->rows.M;
+    int64_t hidden = model->hidden, row0, row1;
+    mp_epilogue end = {.residual = norm ? NULL : pass->x, .ld_residual = hidden};
+    float *y = norm ? pass->normed : pass->x;
+    mp_linear_forward(linear, lane, x, ldx, M, pass->acts, view->base + view->at.acts, &view->unpacked, &end, y,
+                      hidden);
+    mp_lane_sync(lane);
+    if (!norm)
+        return;
+    mp_lane_split(lane, M, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++) {
+        call->rms_norm(y + r * hidden, norm, model->eps, model->hidden, y + r * hidden);
+        call->add(y + r * hidden, hidden, pass->x + r * hidden);
+    }
+    mp_lane_sync(lane);
 }
 
 static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int index, const lane_view *view) {
@@ -265,21 +297,19 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
     int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->head_dim, wide = 2 * (int64_t)model->ffn, ld;
     void *own = view->base + view->at.acts;
     const mp_unpacked *raw = &view->unpacked;
-    mp_epilogue plain = {0}, residual = {.residual = pass->x, .ld_residual = hidden};
+    mp_epilogue plain = {0};
 
     const float *in = norm_rows(model, lane, view, pass->x, layer->attention_norm, M, pass->normed);
     mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
     mp_lane_sync(lane);
     attend(pass, lane, layer, view);
     mp_lane_sync(lane);
-    mp_linear_forward(&layer->out, lane, pass->mixed, mixed, M, pass->acts, own, raw, &residual, pass->x, hidden);
-    mp_lane_sync(lane);
+    add_output(pass, lane, view, &layer->out, layer->attention_post_norm, pass->mixed, mixed);
     in = norm_rows(model, lane, view, pass->x, layer->ffn_norm, M, pass->normed);
     mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->inner, wide);
     mp_lane_sync(lane);
     in = gate_rows(model, lane, view, M, pass->inner, &ld);
-    mp_linear_forward(&layer->down, lane, in, ld, M, pass->acts, own, raw, &residual, pass->x, hidden);
-    mp_lane_sync(lane);
+    add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, in, ld);
 }
 
 static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
@@ -299,8 +329,9 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
             mp_wmat_row(&model->head.w[0], id, x);
         else
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
+        scale_row(model->embedding_scale, x, model->hidden);
         for (int i = 0; i < model->ropes; i++)
-            mp_rope_row(&model->rope[i], seq->past + r - seq->row0, rotation(pass, (int)r, i));
+            mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0, rotation(pass, (int)r, i));
     }
     mp_lane_sync(lane);
 }
@@ -313,6 +344,14 @@ static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const 
     mp_epilogue plain = {0};
     mp_linear_forward(&model->head, lane, in, model->hidden, M, pass->acts, view->base + view->at.acts, &view->unpacked,
                       &plain, y, model->vocab);
+    mp_lane_sync(lane);
+    if (model->output_scale == 1 && model->output_softcap == 0)
+        return;
+    int64_t begin, end;
+    mp_lane_split(lane, (int64_t)M * model->vocab, 16, &begin, &end);
+    scale_row(model->output_scale, y + begin, end - begin);
+    if (model->output_softcap > 0)
+        mp_kernels_get()->softcap(model->output_softcap, end - begin, y + begin);
     mp_lane_sync(lane);
 }
 

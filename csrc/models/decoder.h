@@ -13,6 +13,7 @@ enum { MP_ROPES = 2 };
 typedef struct mp_decoder_layer {
     float *attention_norm, *ffn_norm; /* [hidden] */
     float *q_norm, *k_norm;           /* [head_dim], or NULL */
+    float *attention_post_norm, *ffn_post_norm; /* [hidden] of what is added to the residual sum, or NULL */
     mp_linear qkv, out, gate_up, down;
     int rope;   /* rotary table of its queries and keys; -1: they are not rotated */
     int window; /* positions that a row sees, its own included; 0 = all */
@@ -30,9 +31,14 @@ typedef struct mp_decoder {
     int32_t qkv_width; /* (heads + 2 kv_heads) * head_dim */
     float eps;
     mp_act act;
-    float attention_scale; /* on products of queries and keys */
+    float attention_scale;   /* on products of queries and keys */
+    float attention_softcap; /* 0 = none, as the next */
+    float output_softcap;    /* of logits, after their scale */
+    float embedding_scale, residual_scale, output_scale;
     mp_rope rope[MP_ROPES]; /* equally wide */
-    int ropes;              /* tables that a row needs */
+    int ropes;              /* tables that a row needs, from the first on */
+    int32_t long_from;      /* sequences that may become longer than this are rotated by the second table instead of the
+                             * first (LongRoPE, arXiv:2402.13753); 0 = none */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
     bool tied;        /* the output matrix is the token table, packed */
     float *norm;      /* [hidden] before the output */
@@ -50,6 +56,7 @@ typedef struct mp_decoder {
 typedef struct mp_row_seq { /* consecutive rows of one sequence */
     int row0, rows;
     int32_t past;           /* position of row0 */
+    bool is_long;           /* see mp_decoder.long_from */
     const uint32_t *blocks; /* KV blocks for positions 0 .. past + rows - 1 */
     float *all_outputs;     /* [all_rows, vocab]: logits of the first rows too, or NULL */
     int all_rows;

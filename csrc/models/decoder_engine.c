@@ -327,6 +327,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
             .row0 = rows->M,
             .rows = step->rows + step->guesses,
             .past = seq->cached,
+            .is_long = mp_decoder_is_long(engine->model, call),
             .blocks = seq->blocks,
             .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < unread ? step->rows : unread,

@@ -1,13 +1,12 @@
-/* decoder_load.c: a decoder from a spec: hyper-parameters, tensors, packed weights. */
-#include <math.h>
+/* decoder_load.c: a decoder from a spec: tensors, packed weights. Hyper-parameters: decoder_hyper.c. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/options.h"
-#include "models/decoder.h"
+#include "models/decoder_load.h"
 
-enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_VOCAB = 1 << 24, MAX_HEAD = 1024 };
+enum { MAX_VOCAB = 1 << 24 };
 
 static void decoder_destroy(mp_model *base) {
     mp_decoder *model = (mp_decoder *)base;
@@ -38,104 +37,7 @@ static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, de
 
 static const char *spec_file(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
 
-static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;
-    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count", 1, hidden, NULL, &heads, error));
-    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count_kv", 1, heads, &heads, &kv_heads, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MAX_HEAD, &absent, &key, error));
-    if (key == absent) {
-        if (hidden % heads || hidden / heads > MAX_HEAD)
-            return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.head_count",
-                                "a divisor of the width that leaves a head size of at most 1,024", "%lld of width %lld",
-                                (long long)heads, (long long)hidden);
-        key = hidden / heads;
-    }
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MAX_HEAD, &key, &value, error));
-    if (heads % kv_heads)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.head_count_kv",
-                            "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads,
-                            (long long)heads);
-    if (key != value || key % 16)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.key_length",
-                            "equal to value_length and a multiple of 16", "%lld and %lld", (long long)key,
-                            (long long)value);
-    if (heads / kv_heads > MP_ATTN_ROWS)
-        return mp_fail_file(error, MP_LIMIT, spec_file(spec), -1, "attention.head_count_kv",
-                            "at most 64 heads a KV head", "%lld", (long long)(heads / kv_heads));
-    model->heads = (int32_t)heads;
-    model->kv_heads = (int32_t)kv_heads;
-    model->head_dim = (int32_t)key;
-    model->qkv_width = (int32_t)((heads + 2 * kv_heads) * key);
-    model->attention_scale = 1 / sqrtf((float)key);
-    return MP_OK;
-}
-
-static mp_status read_hyper(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t layers, hidden, ffn, context;
-    double eps;
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MAX_LAYERS, NULL, &layers, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.context_length", 1, MAX_CONTEXT, NULL, &context, error));
-    MP_TRY(mp_spec_float(spec, "{arch}.attention.layer_norm_rms_epsilon", 1e-30, 1, NULL, &eps, error));
-    model->act = MP_ACT_SILU;
-    model->layer_count = (int32_t)layers;
-    model->hidden = (int32_t)hidden;
-    model->ffn = (int32_t)ffn;
-    model->context = (int32_t)context;
-    model->eps = (float)eps;
-    return read_heads(model, spec, error);
-}
-
-static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error *error) {
-    mp_rope *rope = &model->rope[0];
-    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim, (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
-    model->ropes = 1;
-    if (!mp_weights_has(model->weights, "rope_freqs.weight"))
-        return MP_OK;
-    /* GGUF files of Llama 3 hold its frequency scaling as divisors */
-    int64_t shape[1] = {rope->dim / 2};
-    mp_tensor tensor;
-    MP_TRY(mp_weights_get(model->weights, "rope_freqs.weight", 1, shape, &tensor, error));
-    if (tensor.dtype != MP_F32)
-        return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "rope_freqs.weight", "F32", "%s",
-                            mp_dtype_get(tensor.dtype)->name);
-    for (int i = 0; i < rope->dim / 2; i++) {
-        float factor;
-        memcpy(&factor, tensor.data + 4 * i, sizeof factor);
-        if (!(factor > 0 && factor < 1e9f))
-            return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "rope_freqs.weight",
-                                "numbers above 0 and below 1e9", "%g at %d", (double)factor, i);
-        rope->inverse[i] /= (double)factor;
-    }
-    return MP_OK;
-}
-
-/* Which layers look through the window, and where a layer stands in the cache. */
-static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t window, none = 0, all = 1, windowed[MAX_LAYERS];
-    int kept = 0, passing = 0;
-    MP_TRY(mp_spec_int(spec, "{arch}.attention.sliding_window", 0, INT32_MAX, &none, &window, error));
-    MP_TRY(mp_spec_ints(spec, "mpool.window_layers", model->layer_count, 0, 1, &all, windowed, error));
-    for (int i = 0; i < model->layer_count; i++) {
-        mp_decoder_layer *layer = &model->layers[i];
-        layer->window = window < model->context && windowed[i] ? (int)window : 0;
-        kept += layer->window == 0;
-    }
-    for (int i = 0, full = 0; i < model->layer_count; i++)
-        model->layers[i].kv = model->layers[i].window ? kept + passing++ : full++;
-    model->kv = (mp_kv_group){
-        .layers = kept,
-        .window_layers = passing,
-        .window = passing > 0 ? (int)window : 0,
-        .heads = model->kv_heads,
-        .k_dim = model->head_dim,
-        .v_dim = model->head_dim,
-    };
-    return MP_OK;
-}
-
-static mp_status read_output(mp_decoder *model, mp_builder *builder, mp_error *error) {
+static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_offset, mp_error *error) {
     const mp_weights *weights = model->weights;
     int64_t any[2] = {-1, model->hidden};
     MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &model->tokens, error));
@@ -146,12 +48,13 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, mp_error *e
     model->tied = !mp_weights_has(weights, "output.weight");
     if (!model->tied)
         builder->parameters += mp_tensor_items(&model->tokens);
-    MP_TRY(mp_builder_vector(builder, &model->norm, "output_norm.weight", model->hidden, error));
+    MP_TRY(mp_builder_vector_plus(builder, &model->norm, "output_norm.weight", model->hidden, norm_offset, error));
     return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
                              model->vocab, model->hidden, error);
 }
 
-static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, mp_error *error) {
+static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
+                            mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
     bool qkv_bias = (flags & MP_ARCH_QKV_BIAS) != 0;
     int32_t hidden = model->hidden, ffn = model->ffn;
@@ -187,11 +90,13 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         {"ffn_norm", &layer->ffn_norm, hidden, 0},
         {"attn_q_norm", &layer->q_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
         {"attn_k_norm", &layer->k_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+        {"post_attention_norm", &layer->attention_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
+        {"post_ffw_norm", &layer->ffn_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
     };
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         snprintf(name, sizeof name, "blk.%d.%s.weight", index, norms[i].name);
         if (norms[i].flag == 0 || (flags & norms[i].flag))
-            MP_TRY(mp_builder_vector(builder, norms[i].norm, name, norms[i].n, error));
+            MP_TRY(mp_builder_vector_plus(builder, norms[i].norm, name, norms[i].n, norm_offset, error));
         else if (mp_weights_has(model->weights, name))
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
     }
@@ -216,6 +121,7 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
 
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
     mp_status status;
+    double norm_offset = 0;
     mp_builder builder = {0};
     mp_decoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
@@ -223,12 +129,13 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->base.base.ops = &decoder_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
-    MP_TRY_GOTO(read_hyper(model, args->spec, error));
-    MP_TRY_GOTO(read_rope(model, args, error));
+    MP_TRY_GOTO(mp_decoder_read_hyper(model, args->spec, error));
     mp_builder_init(&builder, model->weights, args->compute);
     builder.shared = args->shared;
     builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
-    MP_TRY_GOTO(read_output(model, &builder, error));
+    /* of folders whose norms multiply with 1 + weight */
+    MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
+    MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));
     MP_TRY_GOTO(read_tokens(model, args->spec, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {
@@ -236,8 +143,8 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         goto cleanup;
     }
     for (int i = 0; i < model->layer_count; i++)
-        MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, error));
-    MP_TRY_GOTO(read_windows(model, args->spec, error));
+        MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
+    MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
     model->charged = builder.charged;

@@ -75,7 +75,7 @@ mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, con
     if (status == MP_OK)
         status = list_barred(model, call, answers, error);
     for (int i = 0; i < answers->n && status == MP_OK; i++) {
-        answers->seqs[i].chain = mp_prefix_begin(cache, item->tenant);
+        answers->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, call));
         status = init_sequence(model, call, i, answers->penalties, &answers->seqs[i], error);
     }
     if (status != MP_OK) {
@@ -122,7 +122,7 @@ void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     seq->seen_from = 0;
     mp_draft_deinit(&seq->index, cache->kv.budget); /* made again when it is wanted */
     seq->cached = 0;
-    seq->chain = mp_prefix_begin(cache, seq->chain.tenant);
+    seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
 }
 
 void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache) {

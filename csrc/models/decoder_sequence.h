@@ -39,6 +39,11 @@ typedef struct mp_answers { /* an item's state */
     mp_sequence seqs[];
 } mp_answers;
 
+/* Whether the answers to a call are rotated as long ones: by what they may become, so that it never changes. */
+static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_call *call) {
+    return model->long_from > 0 && (int64_t)call->n_prompt + call->sampling.max_tokens > model->long_from;
+}
+
 /* The first answer is active. No blocks are taken yet; idle ones go if there is no memory for the rest. */
 mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **answers,
                             mp_error *error);

@@ -131,7 +131,9 @@ static inline void tiny_ints(mp_spec *spec, const char *key, const int64_t *valu
 typedef struct tiny_kind {
     const char *arch; /* a row of archs.def */
     int window;       /* of all layers but the second; 0 = none */
-    bool qk_norm;
+    bool head_norms, output_norms;
+    bool scaled;   /* factors, softcaps, a rotary base of its own for windows, a layer without rotation */
+    int long_from; /* LongRoPE; 0 = none */
 } tiny_kind;
 
 static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
@@ -171,6 +173,30 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         tiny_arch_int(file.spec, kind->arch, "attention.sliding_window", kind->window);
         tiny_ints(file.spec, "mpool.window_layers", windowed, TINY_LAYERS);
     }
+    if (kind->scaled) {
+        int64_t ropes[TINY_LAYERS] = {1, 0, -1};
+        static const struct {
+            const char *key;
+            double value;
+        } scales[] = {{"mpool.embedding_scale", 3},     {"mpool.residual_scale", 0.7}, {"mpool.output_scale", 0.5},
+                      {"mpool.attention_softcap", 2},   {"mpool.output_softcap", 9},   {"mpool.attention_scale", 0.2},
+                      {"mpool.rope_local_base", 500.0}, {"mpool.norm_offset", 0.25}};
+        tiny_ints(file.spec, "mpool.rope_layers", ropes, TINY_LAYERS);
+        for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+            tiny_float(file.spec, scales[i].key, scales[i].value);
+    }
+    if (kind->long_from) {
+        double factors[TINY_HIDDEN / TINY_HEADS / 2];
+        mp_value list = {.type = MP_VALUE_FLOATS, .gguf_type = -1, .count = sizeof factors / sizeof *factors,
+                         .as.reals = factors};
+        tiny_int(file.spec, "mpool.rope_long_from", kind->long_from);
+        for (int l = 0; l < 2; l++) {
+            for (uint64_t i = 0; i < list.count; i++)
+                factors[i] = 1 + 0.3 * (double)i * l;
+            MP_CHECK_OK(mp_spec_set(file.spec, l ? "mpool.rope_long_factors" : "mpool.rope_short_factors", &list,
+                                    &error), &error);
+        }
+    }
     int kv = TINY_HIDDEN / TINY_HEADS * kv_heads, at = 0;
     const struct {
         const char *name;
@@ -199,7 +225,12 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
         snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", l);
         tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
-        for (int i = 0; i < 2 && kind->qk_norm; i++) {
+        static const char *const posts[] = {"post_attention_norm", "post_ffw_norm"};
+        for (int i = 0; i < 2 && kind->output_norms; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, posts[i]);
+            tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
+        }
+        for (int i = 0; i < 2 && kind->head_norms; i++) {
             snprintf(name, sizeof name, "blk.%d.attn_%c_norm.weight", l, "qk"[i]);
             tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN / TINY_HEADS, 0.3f, 1);
         }

@@ -170,8 +170,14 @@ static void check_kind(const tiny_kind *kind) {
 }
 
 MP_TEST_SECONDS(models_contract_head_norms, 120) {
-    check_kind(&(tiny_kind){.arch = "qwen3", .qk_norm = true});
+    check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true});
 }
+
+MP_TEST_SECONDS(models_contract_scaled, 120) {
+    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true});
+}
+
+MP_TEST_SECONDS(models_contract_long_rope, 120) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
 /* Windows shorter than a block, longer than one, and longer than two. */
 MP_TEST_SECONDS(models_contract_window_short, 120) { check_kind(&(tiny_kind){.arch = "llama", .window = 3}); }

@@ -35,7 +35,7 @@ static void take_down(bench *b) {
 /* A sequence of n blocks over tokens, all published. ids[n]: its blocks. */
 static mp_prefix_chain publish(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
     mp_error error;
-    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant);
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, false);
     for (int i = 0; i < n; i++) {
         MP_CHECK_OK(mp_prefix_take(&b->cache, &ids[i], &error), &error);
         mp_prefix_publish(&b->cache, &chain, tokens + i * MP_KV_BLOCK, &ids[i]);
@@ -50,7 +50,7 @@ static void give(bench *b, const uint32_t *ids, int n) {
 }
 
 static int find(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
-    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant);
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, false);
     int found = 0;
     while (found < n && mp_prefix_find(&b->cache, &chain, tokens + found * MP_KV_BLOCK, &ids[found]))
         found++;
@@ -91,7 +91,7 @@ MP_TEST(models_prefix_survives_collisions) {
         int32_t tokens[MP_KV_BLOCK];
         memcpy(tokens, b.tokens + (kind == 1 ? MP_KV_BLOCK : 0), sizeof tokens);
         tokens[17] += kind == 0;
-        mp_prefix_chain chain = mp_prefix_begin(&b.cache, kind == 2);
+        mp_prefix_chain chain = mp_prefix_begin(&b.cache, kind == 2, false);
         chain.key = b.cache.known[ids[kind == 1]].key;
         chain.key_known = true;
         MP_CHECK(!mp_prefix_find(&b.cache, &chain, tokens, &id));
@@ -100,7 +100,7 @@ MP_TEST(models_prefix_survives_collisions) {
         mp_prefix_publish(&b.cache, &chain, tokens, &id); /* both can be there */
         MP_CHECK_INT(id, own);
         MP_CHECK_INT(chain.count, 1);
-        chain = mp_prefix_begin(&b.cache, kind == 2);
+        chain = mp_prefix_begin(&b.cache, kind == 2, false);
         chain.key = b.cache.known[own].key;
         chain.key_known = true;
         MP_CHECK(mp_prefix_find(&b.cache, &chain, tokens, &id));
@@ -198,7 +198,7 @@ MP_TEST(models_prefix_memory_goes_back) {
     take_down(&b);
     set_up(&b, 0); /* off */
     MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[0], &error), &error);
-    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
     mp_prefix_publish(&b.cache, &chain, b.tokens, &ids[0]);
     MP_CHECK_INT(find(&b, 0, b.tokens, 1, got), 0);
     give(&b, ids, 1);
@@ -260,7 +260,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
             h->tenant = (uint32_t)(mp_test_random_u64(&random) % 2);
             for (int i = 0; i < n * MP_KV_BLOCK; i++) /* a tree with two branches at each block */
                 h->tokens[i] = i % MP_KV_BLOCK ? i : (int32_t)(mp_test_random_u64(&random) % 2);
-            mp_prefix_chain chain = mp_prefix_begin(&b.cache, h->tenant);
+            mp_prefix_chain chain = mp_prefix_begin(&b.cache, h->tenant, false);
             while (h->n < n && mp_prefix_find(&b.cache, &chain, h->tokens + h->n * MP_KV_BLOCK, &h->ids[h->n]))
                 h->n++;
             /* what somebody holds must have been found, and in the very same blocks */

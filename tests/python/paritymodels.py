@@ -28,10 +28,43 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_window": ("Qwen2Config", "Qwen2ForCausalLM",
                      {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
+    "smollm3_interval": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
+    "granite": ("GraniteConfig", "GraniteForCausalLM",
+                {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+                 "logits_scaling": 4.0}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {"sliding_window": 90}),
+    "phi3_partial": ("Phi3Config", "Phi3ForCausalLM",
+                     {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                          "partial_rotary_factor": 0.75}}),
+    "phi3_long": ("Phi3Config", "Phi3ForCausalLM",
+                  {"original_max_position_embeddings": 100,
+                   "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+                                       "original_max_position_embeddings": 100,
+                                       "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6],
+                                       "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0]}}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM",
+               {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 90, "attn_logit_softcapping": 5.0,
+                "final_logit_softcapping": 8.0, "attn_implementation": "eager"}),
+    "gemma2_scalar": ("Gemma2Config", "Gemma2ForCausalLM",
+                      {"head_dim": 16, "query_pre_attn_scalar": 40, "sliding_window": 20,
+                       "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM",
+               {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 60,
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
+    "gemma3_types": ("Gemma3TextConfig", "Gemma3ForCausalLM",
+                     {"head_dim": 16, "query_pre_attn_scalar": 30, "sliding_window": 30,
+                      "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
+                                          "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
 }
+#: Kinds of layers, where a default pattern would need more of them.
+LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"]}
 
-#: Of these, what GGUF files cannot say, or do not: they have no window, or one that all layers look through.
-FOLDERS_ONLY = ("llama_mistral", "qwen2_window")
+#: Of these, what GGUF files cannot say, or do not: a window, or where it is; scales.
+FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "smollm3_interval", "gemma2_scalar", "gemma3_types")
+#: Layers that a model needs to have some of every kind.
+LAYERS = {"smollm3": 5, "gemma3": 7}
 
 
 def randomise(model: Any, seed: int) -> None:
@@ -48,6 +81,8 @@ def randomise(model: Any, seed: int) -> None:
 def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:
     """A causal language model of one of DECODERS, weights as transformers initialises them."""
     config_class, model_class, extra = DECODERS[family]
+    if family in LAYER_TYPES:
+        extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
     config = getattr(transformers, config_class)(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=144, num_hidden_layers=layers, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=400, tie_word_embeddings=tie, bos_token_id=0, eos_token_id=1,

@@ -68,14 +68,29 @@ def _write_sizes(writer: Any, arch: str, config: Any) -> None:
     if head:
         writer.add_key_length(head)
         writer.add_value_length(head)
-    writer.add_rope_dimension_count(head or config.hidden_size // config.num_attention_heads)
-    rope = config.rope_parameters
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    part = rope.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(part * (head or config.hidden_size // config.num_attention_heads)))
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "yarn":
+    if rope["rope_type"] in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        stretch = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
+    if arch in ("phi3", "gemma2", "gemma3") and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _rope_divisors(config: Any) -> np.ndarray:
@@ -95,8 +110,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None) -> Path:
         adjacent: whether queries and keys are reordered to adjacent pairs; by default as the family's files have it.
     """
     config = model.config
-    arch = config.model_type
-    pairs = adjacent if adjacent is not None else arch == "llama"
+    arch = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
@@ -111,9 +126,15 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None) -> Path:
         if pairs and (".q_proj." in name or ".k_proj." in name):
             data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name
                                    else config.num_key_value_heads)
+        if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            data = data + 1
         writer.add_tensor(found, np.ascontiguousarray(data))
-    if arch != "bert" and config.rope_parameters["rope_type"] == "llama3":
+    if arch != "bert" and config.rope_parameters.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _rope_divisors(config))
+    if arch != "bert" and config.rope_parameters.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight",
+                              np.array(config.rope_parameters[f"{length}_factor"], np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -190,8 +211,8 @@ def models() -> dict[str, Any]:
     """The seeded models whose files the tests compare: a name and a model of two layers each."""
     import paritymodels
 
-    made = {family: paritymodels.decoder(family, 2, vocab=157) for family in paritymodels.DECODERS
-            if family not in paritymodels.FOLDERS_ONLY}
+    made = {family: paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=157, tie=family == "gemma2")
+            for family in paritymodels.DECODERS if family not in paritymodels.FOLDERS_ONLY}
     made["llama_tied"] = paritymodels.decoder("llama", 2, vocab=157, tie=True)
     made["bert"] = paritymodels.bert(2)
     for seed, model in enumerate(made.values(), 20):

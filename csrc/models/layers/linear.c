@@ -11,6 +11,7 @@ typedef struct mp_build_job {
     int64_t n, at;  /* vector: length; offset within *vector when `append` */
     int64_t rows;   /* of a plain matrix, else 1 */
     bool append;
+    float add; /* to each of a vector */
     char name[MP_BUILDER_NAME];
     mp_tensor tensor;
     size_t offset; /* in the slab */
@@ -75,6 +76,13 @@ mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, i
 
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error) {
     return add_vector(builder, out, name, n, 0, false, error);
+}
+
+mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *name, int64_t n, float add,
+                                 mp_error *error) {
+    MP_TRY(add_vector(builder, out, name, n, 0, false, error));
+    builder->jobs[builder->count - 1].add = add;
+    return MP_OK;
 }
 
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
@@ -276,6 +284,8 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         for (int64_t row = 0; row < job->rows && !filled; row++)
             mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, row), job->n,
                               *job->vector + job->at + row * job->n);
+        for (int64_t i = 0; job->add != 0 && i < job->n && !filled; i++)
+            (*job->vector)[i] += job->add;
         if (job->rows > 1 && !filled)
             mp_weights_release(builder->weights, &job->tensor);
     }

@@ -50,6 +50,9 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
                             int32_t K, mp_error *error);
 /* A vector of n floats, converted. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
+/* The same, with `add` added to each. */
+mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *name, int64_t n, float add,
+                                 mp_error *error);
 /* A matrix of [rows, n] floats, converted and otherwise as it is: for mp_gemm_f32_plain. */
 mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
                            mp_error *error);

@@ -60,7 +60,7 @@ static uint64_t two(const int32_t *tokens) { return (uint32_t)tokens[0] | (uint6
 
 static mp_prefix_key key_after(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
     mp_prefix_key key =
-        chain->count > 0 ? cache->known[chain->last].key : mix(cache->seed, chain->tenant, 0x300);
+        chain->count > 0 ? cache->known[chain->last].key : mix(cache->seed, chain->tenant, 0x300 + chain->variant);
     for (int i = 0; i < MP_KV_BLOCK; i += 4)
         key = mix(key, two(tokens + i), two(tokens + i + 2));
     return key;
@@ -226,8 +226,9 @@ mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp
 
 /* ---- find, publish ----------------------------------------------------------------------------------------------- */
 
-mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant) {
-    return (mp_prefix_chain){.last = MP_PREFIX_NONE, .tenant = tenant, .closed = cache->percent == 0};
+mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, bool variant) {
+    return (mp_prefix_chain){
+        .last = MP_PREFIX_NONE, .tenant = tenant, .variant = variant, .closed = cache->percent == 0};
 }
 
 static void ensure_key(const mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens) {
@@ -249,7 +250,8 @@ static uint32_t look_up(const mp_prefix_cache *cache, const mp_prefix_chain *cha
     for (; id != MP_PREFIX_NONE; id = cache->known[id].next) {
         const mp_prefix_block *block = &cache->known[id];
         if (block->key.a == chain->key.a && block->key.b == chain->key.b && block->parent == chain->last &&
-            block->tenant == chain->tenant && memcmp(block->tokens, tokens, sizeof block->tokens) == 0)
+            block->tenant == chain->tenant && block->variant == chain->variant &&
+            memcmp(block->tokens, tokens, sizeof block->tokens) == 0)
             break;
     }
     return id;
@@ -342,8 +344,8 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
         mp_prefix_block *block = &cache->known[*id];
         uint32_t *bucket = &cache->buckets[bucket_of(cache, chain->key)];
         assert(!block->published);
-        *block = (mp_prefix_block){.key = chain->key, .parent = chain->last, .tenant = chain->tenant, .next = *bucket,
-                                   .published = true};
+        *block = (mp_prefix_block){.key = chain->key, .parent = chain->last, .tenant = chain->tenant,
+                                   .variant = chain->variant, .next = *bucket, .published = true};
         memcpy(block->tokens, tokens, sizeof block->tokens);
         *bucket = *id;
         if (chain->last != MP_PREFIX_NONE)

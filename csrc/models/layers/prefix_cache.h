@@ -36,6 +36,7 @@ typedef struct mp_prefix_key {
 typedef struct mp_prefix_block { /* what is known of a block id */
     mp_prefix_key key;
     uint32_t parent, tenant;
+    bool variant;
     uint32_t children;     /* published blocks that hang on it */
     uint32_t next;         /* with the same hash */
     uint32_t older, newer; /* in the list, when idle */
@@ -59,6 +60,7 @@ typedef struct mp_prefix_cache {
 typedef struct mp_prefix_chain { /* the published blocks that a sequence starts with */
     uint32_t count, last;        /* how many; the last of them */
     uint32_t tenant;
+    bool variant;       /* of two ways to compute a sequence, which share no block */
     bool closed;        /* no more can be published or found */
     bool key_known;     /* of the block after them: */
     mp_prefix_key key;
@@ -86,7 +88,7 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
 /* A block of the caller's own with the same contents (all layers). */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 
-mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant);
+mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, bool variant);
 /* The block that comes after the chain with these tokens [MP_KV_BLOCK], if it is there: *id, with a reference for the
  * caller, is then the chain's last. Tokens that are asked for again after a miss are not hashed again. */
 bool mp_prefix_find(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id);

@@ -21,6 +21,16 @@ mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp
     return make_table(rope, base, error);
 }
 
+mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *spec, const char *name, mp_error *error) {
+    for (int i = 0; i < rope->dim / 2; i++) {
+        if (!(divisors[i] > 0 && divisors[i] < 1e9f))
+            return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, name, "numbers above 0 and below 1e9", "%g at %d",
+                                (double)divisors[i], i);
+        rope->inverse[i] /= (double)divisors[i];
+    }
+    return MP_OK;
+}
+
 /* The pair that turns so many times within `length` positions. */
 static double pair_of(double turns, double length, double base, int dim) {
     return dim * log(length / (turns * 2 * 3.14159265358979323846)) / (2 * log(base));

@@ -21,6 +21,8 @@ typedef struct mp_rope {
 mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool neox, mp_error *error);
 /* As another, but with a base of its own and no scaling. */
 mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error);
+/* Divide the angles of pair i by divisors[i], [dim / 2]. `name` is where they come from. */
+mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *spec, const char *name, mp_error *error);
 void mp_rope_deinit(mp_rope *rope);
 /* cos and sin of one position: out [dim / 2][2]. Computed in double, rounded once: the same in every chunk. */
 void mp_rope_row(const mp_rope *rope, int64_t position, float *out);

@@ -47,6 +47,19 @@ def text_row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...], *
 
 def read_decoder(config: Fields, row: Architecture) -> Config:
     """Hyper-parameters of a decoder."""
+    kv, used = read_common(config, row)
+    return finish(config, kv, used)
+
+
+def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
+                pattern: int = 0) -> tuple[dict[str, Value], set[str]]:
+    """What decoders have in common, and the keys that were read for it.
+
+    Args:
+        act: key of the activation, which is the row's.
+        theta: base of the rotary frequencies where none is given.
+        pattern: see :func:`read_window`.
+    """
     a = row.name
     kv, used = sizes(config, row)
     heads, hidden = kv[f"{a}.attention.head_count"], kv[f"{a}.embedding_length"]
@@ -56,32 +69,58 @@ def read_decoder(config: Fields, row: Architecture) -> Config:
     head_dim = config.int("head_dim", None, low=1, high=MAX_WIDTH)
     if head_dim is not None:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
-    kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
-    read_rope(config, kv, a)
-    read_window(config, kv, row)
+    part = config.number("partial_rotary_factor", 1.0, above=0.0)
+    part = (config.section("rope_parameters", None) or config).number("partial_rotary_factor", part, above=0.0)
+    if part != 1.0 and not row.partial_rope:
+        unsupported(config, "partial_rotary_factor" if "partial_rotary_factor" in config else "rope_parameters",
+                    "a partial_rotary_factor of 1")
+    kv[f"{a}.rope.dimension_count"] = int((head_dim or hidden // heads) * part)
+    read_rope(config, kv, a, theta)
+    read_window(config, kv, row, pattern)
     kv["mpool.rope_neox"] = True
-    kv["mpool.activation"] = activation(config, "hidden_act", "silu", ("silu",))
-    tied = config.bool("tie_word_embeddings", False)
-    used |= {"num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling", "rope_parameters",
-             "original_max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers",
-             "layer_types", "hidden_act", "tie_word_embeddings"}
-    check_neutral(config, used)
-    return Config(kv, tied=tied)
+    kv["mpool.activation"] = activation(config, act, row.activation, (row.activation,))
+    return kv, used | {"num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling",
+                       "rope_parameters", "original_max_position_embeddings", "sliding_window", "use_sliding_window",
+                       "max_window_layers", "layer_types", "partial_rotary_factor", act}
 
 
-def read_rope(config: Fields, kv: dict[str, Value], a: str) -> None:
-    """Rotary parameters: ``rope_parameters`` today, ``rope_theta`` and ``rope_scaling`` in older files."""
+def finish(config: Fields, kv: dict[str, Value], used: set[str], *, tied: bool = False) -> Config:
+    """The result, after all keys that were not used were looked at. ``tied`` is the family's default."""
+    found = Config(kv, tied=config.bool("tie_word_embeddings", tied))
+    check_neutral(config, used | {"tie_word_embeddings"})
+    return found
+
+
+def read_rope(config: Fields, kv: dict[str, Value], a: str, theta: float = 10000.0) -> None:
+    """Rotary parameters: ``rope_parameters`` today, one set for each kind of layer where they differ; ``rope_theta``,
+    ``rope_local_base_freq`` and ``rope_scaling`` in older files."""
     new, old = config.section("rope_parameters", None), config.section("rope_scaling", None)
     if new is not None and old is not None:
         config.fail("rope_scaling", "given beside rope_parameters", "one of the two")
     rope = new or old or Fields({}, file=config.file, at="rope_parameters")
+    local = config.number("rope_local_base_freq", None, above=0.0)
+    if isinstance(rope.get("full_attention"), dict):
+        rope.only({"full_attention", "sliding_attention"})
+        narrow = rope.section("sliding_attention")
+        if narrow.str("rope_type", "default") != "default":
+            unsupported(narrow, "rope_type", "default for layers with a window")
+        local = narrow.number("rope_theta", above=0.0)
+        rope = rope.section("full_attention")
+    if local is not None:
+        kv["mpool.rope_local_base"] = local
+    read_scaling(config, rope, kv, a, theta)
+
+
+def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, default: float) -> None:
+    """One set of rotary parameters."""
     theta = rope.number("rope_theta", None, above=0.0)
-    kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", 10000.0, above=0.0)
+    kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", default, above=0.0)
     kind = rope.str("rope_type", None) or rope.str("type", "default")
+    if kind in ("su", "longrope") and a == "phi3":
+        _long_rope(config, rope, kv, a)
+        return
     if kind not in ("default", "linear", "llama3", "yarn"):
         unsupported(rope, "rope_type" if "rope_type" in rope else "type", "default, linear, llama3 and yarn")
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        unsupported(rope, "partial_rotary_factor", "1")
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
     if kind == "default":
         kv_factor = rope.number("factor", 1.0, above=0.0)
@@ -107,6 +146,24 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str) -> None:
     kv[f"{a}.rope.scaling.low_freq_factor"], kv[f"{a}.rope.scaling.high_freq_factor"] = low, high
 
 
+def _long_rope(config: Fields, rope: Fields, kv: dict[str, Value], a: str) -> None:
+    rope.only({"rope_theta", "rope_type", "type", "partial_rotary_factor", "short_factor", "long_factor", "factor",
+               "attention_factor", "original_max_position_embeddings"})
+    context = config.int("max_position_embeddings", low=1)
+    original = rope.int("original_max_position_embeddings",
+                        config.int("original_max_position_embeddings", context, low=1), low=1)
+    pairs = cast(int, kv[f"{a}.rope.dimension_count"]) // 2
+    for name in ("short", "long"):
+        factors = rope.list(f"{name}_factor", limit=MAX_WIDTH)
+        if len(factors) != pairs or any(type(f) not in (int, float) or not 0 < f < 1e9 for f in factors):
+            rope.fail(f"{name}_factor", f"{len(factors)} values", f"{pairs} numbers above 0, one a rotated pair")
+        kv[f"mpool.rope_{name}_factors"] = [float(f) for f in factors]
+    stretch = rope.number("factor", context / original, above=0.0)
+    inferred = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    kv["mpool.rope_attention_factor"] = rope.number("attention_factor", inferred, above=0.0)
+    kv["mpool.rope_long_from"] = original
+
+
 def _yarn(rope: Fields, kv: dict[str, Value], a: str, known: set[str]) -> None:
     rope.only(known | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor",
                        "mscale", "mscale_all_dim", "truncate"})
@@ -123,12 +180,13 @@ def _yarn(rope: Fields, kv: dict[str, Value], a: str, known: set[str]) -> None:
     kv["mpool.rope_yarn_truncate"] = rope.bool("truncate", True)
 
 
-def read_window(config: Fields, kv: dict[str, Value], row: Architecture) -> None:
-    """The sliding window and the layers that look through it; one that is switched off or as wide as the context is
-    none."""
+def read_window(config: Fields, kv: dict[str, Value], row: Architecture, pattern: int = 0) -> None:
+    """The sliding window and the layers that look through it; one that is switched off is none. ``pattern``: without
+    ``layer_types`` every so manyth layer looks at everything."""
     layers: Any = kv[f"{row.name}.block_count"]
     types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
-    default = 4096 if config.get("model_type") == "mistral" and "sliding_window" not in config else None
+    by_default = pattern or config.get("model_type") == "mistral"
+    default = 4096 if by_default and "sliding_window" not in config else None
     window = config.int("sliding_window", default, low=1)
     if types is not None:
         if len(types) != layers:
@@ -142,11 +200,16 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture) -> None
         return
     first = config.int("max_window_layers", row.full_layers or 0)
     windowed = [kind == "sliding_attention" for kind in types] if types is not None else \
-        [i >= first for i in range(layers)]
+        has_window(layers, pattern) if pattern else [i >= first for i in range(layers)]
     if config.get("model_type") == "llama" and window < cast(int, kv["llama.context_length"]):
         unsupported(config, "sliding_window", "windows of Mistral, whose model_type is mistral")
     if any(windowed):
         set_window(kv, row.name, window, windowed)
+
+
+def has_window(layers: int, pattern: int) -> list[bool]:
+    """Whether each layer looks through the window, where every so manyth does not."""
+    return [(i + 1) % pattern != 0 for i in range(layers)]
 
 
 def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) -> None:

@@ -106,6 +106,7 @@ class Architecture:
         gguf_head: the activation in the head of a GGUF file of a reranker.
         remote: the family is published with Python code of its own, which is what is computed here; the code itself
             is never run.
+        partial_rope: a part of a head's components may be rotated alone.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Architecture:
     head: Callable[[Fields], Head] | None = None
     gguf_head: str | None = None
     remote: bool = False
+    partial_rope: bool = False
 
     @property
     def in_config(self) -> tuple[str, ...]:

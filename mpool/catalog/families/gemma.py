@@ -1,0 +1,79 @@
+"""Gemma 2 and 3 (arXiv:2408.00118, arXiv:2503.19786): norms also behind each layer's halves, layers with a window
+between those without, softened scores and logits (2), head norms and a second rotary base for windows (3)."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from ..fields import Fields
+from ..spec import Value
+from .llama import decoder, finish, has_window, read_common, set_window, text_row
+from .rows import Architecture, Config, Tensor, layer
+
+#: Every so manyth layer looks at everything.
+_PATTERNS = {"gemma2": 2, "gemma3": 6}
+#: Layers of the largest model of each, whose scores are scaled by the width a head, not by the head's size.
+_LARGEST = {"gemma2": 46, "gemma3": 62}
+_ACT = "hidden_activation"
+
+
+def _tensors(head_norms: bool) -> tuple[Tensor, ...]:
+    block = "layers.{}"
+    replaced = ("blk.{}.ffn_norm.weight",)
+    return (*(tensor for tensor in decoder(head_norms=head_norms) if tensor.gguf not in replaced),
+            *layer(f"{block}.post_attention_layernorm", "post_attention_norm", "D"),
+            *layer(f"{block}.pre_feedforward_layernorm", "ffn_norm", "D"),
+            *layer(f"{block}.post_feedforward_layernorm", "post_ffw_norm", "D"))
+
+
+def _common(kv: dict[str, Value], a: str) -> None:
+    kv["mpool.embedding_scale"] = math.sqrt(cast(int, kv[f"{a}.embedding_length"]))
+    if "mpool.rope_local_base" in kv:
+        windowed = cast(list[int], kv.get("mpool.window_layers", [0] * cast(int, kv[f"{a}.block_count"])))
+        kv["mpool.rope_layers"] = list(windowed)
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    third = row.name == "gemma3"
+    pattern = config.int("sliding_window_pattern", _PATTERNS[row.name], low=1)
+    kv, used = read_common(config, row, act=_ACT, pattern=pattern, theta=1e6 if third else 1e4)
+    if third:
+        kv.setdefault("mpool.rope_local_base", 10000.0)
+    kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
+    for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
+                               ("final_logit_softcapping", "output_softcap", 30.0)):
+        if config.get(key) is not None or (key not in config and not third):
+            kv[f"mpool.{ours}"] = config.number(key, default, above=0.0)
+    kv["mpool.norm_offset"] = 1.0
+    _common(kv, row.name)
+    return finish(config, kv, used | {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+                                      "sliding_window_pattern", "rope_local_base_freq", "hidden_act"}, tied=True)
+
+
+def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    third, layers = name == "gemma3", table.int(f"{name}.block_count", low=1)
+    window = table.int(f"{name}.attention.sliding_window", None if third else 4096, low=0)
+    if window:
+        set_window(kv, name, window, has_window(layers, _PATTERNS[name]))
+    if third:
+        kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
+    if layers == _LARGEST[name]:
+        width = table.int(f"{name}.embedding_length", low=1) / table.int(f"{name}.attention.head_count", low=1)
+        kv["mpool.attention_scale"] = 1 / math.sqrt(width)
+    for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
+                               ("final_logit_softcapping", "output_softcap", 30.0)):
+        cap = table.number(f"{name}.{key}", 0.0 if third else default)
+        if cap:
+            kv[f"mpool.{ours}"] = cap
+    _common(kv, name)
+
+
+_HANDLED = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+
+ROWS = (
+    text_row("gemma2", ("Gemma2ForCausalLM",), _tensors(False), read=_read, complete=_complete, handled=_HANDLED,
+             activation="gelu_tanh"),
+    text_row("gemma3", ("Gemma3ForCausalLM",), _tensors(True), read=_read, complete=_complete, handled=_HANDLED,
+             activation="gelu_tanh", model_types=("gemma3_text",)),
+)

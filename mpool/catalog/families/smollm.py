@@ -1,0 +1,39 @@
+"""SmolLM3: Llama in which every fourth layer does not rotate its queries and keys (NoPE, arXiv:2305.19466)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ..fields import Fields
+from ..spec import Value
+from .llama import decoder, finish, read_common, text_row
+from .rows import Architecture, Config
+
+_INTERVAL = 4
+
+
+def _rotated(layers: int, interval: int) -> list[Value]:
+    """The table of each layer for the core: 0, or -1 for those without."""
+    return [0 if (i + 1) % interval else -1 for i in range(layers)]
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    kv, used = read_common(config, row, theta=2000000.0)
+    layers = cast(int, kv["smollm3.block_count"])
+    given = config.list("no_rope_layers", None, of=int, limit=layers)
+    if given is None:
+        kv["mpool.rope_layers"] = _rotated(layers, config.int("no_rope_layer_interval", _INTERVAL, low=1))
+    elif len(given) != layers or set(given) - {0, 1}:
+        config.fail("no_rope_layers", given, f"{layers} times 1 (rotated) or 0")
+    else:
+        kv["mpool.rope_layers"] = [rotated - 1 for rotated in given]
+    return finish(config, kv, used | {"no_rope_layers", "no_rope_layer_interval"}, tied=True)
+
+
+def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    kv["mpool.rope_layers"] = _rotated(table.int(f"{name}.block_count", low=1), _INTERVAL)
+
+
+ROWS = (
+    text_row("smollm3", ("SmolLM3ForCausalLM",), decoder(), read=_read, complete=_complete, full_layers=0),
+)
