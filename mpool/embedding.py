@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._entry import Entry
     from ._options import Call
+    from .catalog.spec import EmbeddingSettings
     from .text import Tokenizer
 
 MAX_CHARS = 1_000_000
@@ -149,7 +150,7 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
-        dimensions = cut = _dimensions(options.dimensions, width, settings.dimensions, entry.key)
+        dimensions = cut = _dimensions(options.dimensions, width, settings, entry.key)
     prompt = _prompt(options, settings.prompts, settings.default_prompt_name, entry.key)
     core_key = entry.core_key(options.compute)  # from here on the core loads beside us
     tokenizer = entry.tokenizer()
@@ -157,16 +158,18 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
     if prompt and not settings.include_prompt:
         skip = tokenizer.count(prompt) - len(tokenizer.suffix_ids)
     return Plan(entry=entry, registry=entry.pool.registry, core_key=core_key, tokenizer=tokenizer, prompt=prompt,
-                skip=skip, dimensions=0 if dimensions == width else dimensions, cut=cut, width=min(cut, width),
+                skip=skip, dimensions=0 if dimensions == width else dimensions, cut=cut,
+                width=cut if cut in settings.sizes else min(cut, width),
                 normalize=-1 if options.normalize is None else int(options.normalize), max_tokens=settings.max_tokens,
                 truncate=options.truncate, null=options.on_error == "null", precision=options.precision,
                 padding=settings.padding)
 
 
-def _dimensions(value: Any, width: int, documented: tuple[int, ...], key: str) -> int:
-    allowed = f"1 to {width}" if not documented else ", ".join(map(str, sorted({*documented, width})))
+def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -> int:
+    named = {*settings.sizes, width} if settings.sizes else {*settings.dimensions, width} if settings.dimensions else ()
+    allowed = ", ".join(map(str, sorted(named))) if named else f"1 to {width}"
     number = integer(value)
-    if number is None or not 1 <= number <= width or (documented and number not in (*documented, width)):
+    if number is None or (number not in named if named else not 1 <= number <= width):
         raise InvalidArgument(f"dimensions is {_short(value)}, allowed: {allowed}", key=key)
     return number
 

@@ -40,8 +40,12 @@ mp_status mp_encoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
                            mp_error *error) {
     const mp_encoder *model = (const mp_encoder *)base;
     mp_embed_call *call = (mp_embed_call *)call_base;
-    int32_t most = call->output == MP_EMBED_TOKENS ? model->hidden : model->head.width;
-    if (call->dimensions < 0 || call->dimensions > most)
+    const bool tokens = call->output == MP_EMBED_TOKENS;
+    int32_t most = tokens ? model->hidden : model->head.width;
+    if (!tokens && model->head.size_count && call->dimensions && !mp_head_gives(&model->head, call->dimensions))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no layer for that",
+                       call->dimensions);
+    if (call->dimensions < 0 || (call->dimensions > most && (tokens || !model->head.size_count)))
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives 1 to %d", call->dimensions, most);
     if (call->output == MP_EMBED_TOKENS && call->dimensions != 0 && call->dimensions != most)
         return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
@@ -412,7 +416,7 @@ mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out,
     engine->base.ops = &encoder_engine_ops;
     engine->model = (mp_encoder *)model;
     engine->budget = budget;
-    mp_dedup_init(&engine->dedup, budget, engine->model->context, engine->model->head.width);
+    mp_dedup_init(&engine->dedup, budget, engine->model->context, mp_head_widest(&engine->model->head));
     *out = &engine->base;
     return MP_OK;
 }

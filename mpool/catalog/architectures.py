@@ -26,10 +26,12 @@ from .spec import TensorEntry, Value
 #: Rows by ``model_type`` of config.json, and by ``general.architecture`` of a GGUF file.
 #: Several rows may have one ``model_type``: a head's class, or what stands around the network, tells them apart.
 IN_CONFIG: dict[str, list[Architecture]] = {}
+IN_GGUF: dict[str, list[Architecture]] = {}
 for _row in ROWS:
     for _name in _row.in_config:
         IN_CONFIG.setdefault(_name, []).append(_row)
-IN_GGUF: dict[str, Architecture] = {name: row for row in ROWS for name in row.in_gguf}
+    for _name in _row.in_gguf:
+        IN_GGUF.setdefault(_name, []).append(_row)
 
 Row = TypeVar("Row")
 _PART = re.compile(r"(.+)\[(\d+)\]")
@@ -42,6 +44,11 @@ def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
         raise FormatError(file=file, field=field, got=shorten(repr(name)), allowed=", ".join(sorted(table)),
                           hint="This version of mpool does not know the architecture")
     return row
+
+
+def of_capability(rows: list[Architecture], embeds: bool) -> list[Architecture]:
+    """Those rows that give vectors, or those that do not; all if there are none of that kind."""
+    return [row for row in rows if (row.capability == "text_embedding") == embeds] or rows
 
 
 def _capped(kv: Fields, key: str, cap: int, what: str, default: int | None = None) -> int:

@@ -118,7 +118,9 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     path = files[0]
     table = Fields(raw, file=path)
     name = table.str("general.architecture")
-    row = architectures.find(architectures.IN_GGUF, name, file=path, field="general.architecture")
+    rows = architectures.find(architectures.IN_GGUF, name, file=path, field="general.architecture")
+    row = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in _POOLING
+                                      or not table.bool(f"{name}.attention.causal", True))[0]
     kv = {row.name + key[len(name):]: value for key, value in _below(raw, name + ".").items()}
     shapes = {entry.name: entry.shape for entry in tensors}
     kv[f"{row.name}.vocab_size"] = _vocabulary(table, name, shapes, path)

@@ -23,8 +23,9 @@ def refuse_remote_code(config: Fields, row: Architecture | None = None) -> None:
                                                   "without trust_remote_code, in safetensors")
 
 
-def find_architecture(config: Fields) -> Architecture:
-    """The row for a config.json, from its ``model_type``, or its ``architectures`` if that is missing.
+def find_architecture(config: Fields, embeds: bool = False) -> Architecture:
+    """The row for a config.json, from its ``model_type``, or its ``architectures`` if that is missing; ``embeds``: what
+    stands around the network makes vectors of its states.
 
     Raises:
         UnsafeFormat: the configuration asks for remote code.
@@ -40,6 +41,7 @@ def find_architecture(config: Fields) -> Architecture:
     if name not in architectures.IN_CONFIG:
         refuse_remote_code(config)
     rows = architectures.find(architectures.IN_CONFIG, name, file=config.file, field="model_type")
+    rows = architectures.of_capability(rows, embeds)
     row = next((row for row in rows if set(classes) <= set(row.classes)), rows[0])
     refuse_remote_code(config, row)
     unknown = [cls for cls in classes if cls not in row.classes]
@@ -48,7 +50,7 @@ def find_architecture(config: Fields) -> Architecture:
     return row
 
 
-def read_config(config: Fields) -> tuple[Architecture, Config]:
+def read_config(config: Fields, embeds: bool = False) -> tuple[Architecture, Config]:
     """A config.json as an architecture and its hyper-parameters.
 
     Raises:
@@ -56,7 +58,7 @@ def read_config(config: Fields) -> tuple[Architecture, Config]:
         Unsupported: a key asks for a computation that mpool does not have; the message names it.
         UnsafeFormat: the configuration asks for code of its own to be run.
     """
-    row = find_architecture(config)
+    row = find_architecture(config, embeds)
     return row, row.read(config, row)
 
 

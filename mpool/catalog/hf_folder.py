@@ -54,11 +54,11 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     config = encoder.fields(CONFIG_NAME)
     if config.get("model_type") in image_folder.MODEL_TYPES:
         return image_folder.describe_images(folder, config, key=key, ref=ref)
-    row, read = hf_config.read_config(config)
+    row, read = hf_config.read_config(config, folder.has(sentence_folder.MODULES_NAME))
     kv = read.kv
     if row.capability != "text_embedding" and folder.has(sentence_folder.MODULES_NAME):
-        raise Unsupported(f"{folder.path}: an embedding model on {row.name}; mpool computes embeddings with bert and "
-                          f"{row.name} as a text generator")
+        raise Unsupported(f"{folder.path}: an embedding model on {row.name}; mpool computes {row.name} as a text "
+                          "generator")
     size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types) | read.sizes
     found_in, entries = _entries(encoder)
     paths, tensors = _weights(encoder, row, size, read.tied, found_in, entries)
@@ -91,7 +91,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             include_prompt=found.include_prompt, prompts=found.prompts,
             default_prompt_name=found.default_prompt_name, similarity=found.similarity,
             dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
-            truncate_dim=found.truncate_dim)
+            truncate_dim=found.truncate_dim, sizes=found.sizes)
     else:
         generation = _generation(encoder, config, tokenizer_config, size)
         ends = generation.eog_token_ids

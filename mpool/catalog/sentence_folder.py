@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import FormatError, Unsupported
+from ..errors import FormatError, LimitError, Unsupported
 from . import safetensors_header
 from .architectures import check_shape
 from .families.reading import MAX_WIDTH
@@ -28,6 +29,7 @@ log = logging.getLogger("mpool.catalog")
 MODULES_NAME = "modules.json"
 MAX_MODULES = 16
 MAX_PROMPTS = 256
+MAX_SIZES = 16
 MAX_PROMPT_LENGTH = 100_000
 
 #: The file that configures the Transformer module, under the names it has had.
@@ -78,6 +80,7 @@ DENSE_ACTIVATIONS = {f"torch.nn.modules.{'linear' if cls == 'Identity' else 'act
                      for cls, name in _TORCH_ACTIVATIONS.items()}
 DENSE_ACTIVATIONS |= {f"torch.nn.{cls}": name for cls, name in _TORCH_ACTIVATIONS.items()}
 
+_SIZED = re.compile(r"(\d+_Dense_)([1-9]\d{0,4})")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -101,6 +104,7 @@ class Sentence:
     default_prompt_name: str | None = None
     similarity: str = "cosine"
     truncate_dim: int | None = None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class _Module:
     kind: str
     folder: Folder
     at: str
+    path: str
 
 
 def single_transformer(folder: Folder) -> Folder:
@@ -154,7 +159,7 @@ def _modules(folder: Folder, ordered: bool = True) -> list[_Module]:
             seen[sub.real] = i
             if kind != "Transformer" and (folder.real + "/").startswith(sub.real.rstrip("/") + "/"):
                 row.fail("path", f"{row.get('path')!r}, a cycle back to the model's own folder", "a folder of its own")
-        modules.append(_Module(kind, sub, row.name("type")))
+        modules.append(_Module(kind, sub, row.name("type"), row.str("path", "")))
     if ordered:
         _check_order(modules, path)
     return modules
@@ -198,9 +203,9 @@ def _pooling(config: Fields, hidden: int) -> tuple[tuple[str, ...], bool]:
     return tuple(POOLING[mode] for mode in modes), config.bool("include_prompt", True)
 
 
-def _dense(module: _Module, number: int, size: int, found: Sentence) -> int:
-    """Reads one Dense module into ``found``; returns its output size."""
-    config = module.folder.fields("config.json")
+def _dense(folder: Folder, name: str, size: int, found: Sentence) -> tuple[int, str]:
+    """Reads one Dense module into ``found``, its tensors as ``name``; returns its output size and its activation."""
+    config = folder.fields("config.json")
     config.only({"in_features", "out_features", "bias", "activation_function", "module_input_name",
                  "module_output_name", "use_residual"})
     _refuse_renamed_io(config)
@@ -214,25 +219,51 @@ def _dense(module: _Module, number: int, size: int, found: Sentence) -> int:
     if activation not in DENSE_ACTIVATIONS:
         config.fail("activation_function", shorten(activation), ", ".join(sorted(DENSE_ACTIVATIONS)),
                     "mpool never imports classes that a model names")
-    tensors = safetensors_header.read_folder(module.folder)
+    tensors = safetensors_header.read_folder(folder)
     if tensors is None:
-        for name in module.folder.pickles():
-            refuse_pickle(os.path.join(module.folder.path, name))
-        raise FormatError(file=module.folder.path, field="weights", got="missing", allowed="model.safetensors")
+        for pickled in folder.pickles():
+            refuse_pickle(os.path.join(folder.path, pickled))
+        raise FormatError(file=folder.path, field="weights", got="missing", allowed="model.safetensors")
     paths, entries = tensors
     shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if bias else {})
     if set(entries) != set(shapes):
         raise FormatError(file=paths[0], field="tensors", got=", ".join(map(shorten, sorted(entries)[:6])) or "none",
                           allowed=", ".join(shapes))
-    for name, shape in shapes.items():
-        entry = entries[name]
+    for tensor, shape in shapes.items():
+        entry = entries[tensor]
         check_shape(entry, shape, paths[entry.file])
         safetensors_header.require_weight_dtype(entry, paths[entry.file])
-        renamed = f"dense.{number}.{name.rpartition('.')[2]}"
+        renamed = f"{name}.{tensor.rpartition('.')[2]}"
         found.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes),
                             paths[entry.file]))
-    found.kv[f"mpool.dense.{number}.activation"] = DENSE_ACTIVATIONS[activation]
-    return out
+    return out, DENSE_ACTIVATIONS[activation]
+
+
+def other_sizes(path: str, names: Iterable[str]) -> dict[int, str]:
+    """Folders that stand beside a Dense module ``2_Dense_N`` and differ from it in N, as Stella's models have them: N,
+    the outputs of a layer in place of the module's, -> name."""
+    this = _SIZED.fullmatch(path)
+    if this is None:
+        return {}
+    beside = (_SIZED.fullmatch(name) for name in names)
+    return {int(other[2]): other[0] for other in beside
+            if other is not None and other[1] == this[1] and other[2] != this[2]}
+
+
+def _sizes(folder: Folder, module: _Module, size: int, activation: str, found: Sentence) -> None:
+    """Reads the layers for other numbers of components."""
+    beside = other_sizes(module.path, folder.names())
+    if len(beside) > MAX_SIZES:
+        raise LimitError(f"{folder.path}: {len(beside)} folders beside {module.path}, mpool takes at most {MAX_SIZES}")
+    for number, name in sorted(beside.items()):
+        other = folder.sub(name, declared_in=folder.path, field=name)
+        out, same = _dense(other, f"dense.size.{number}", size, found)
+        if out != number or same != activation:
+            raise FormatError(file=other.path, field="config.json", got=f"{out} outputs and {same}",
+                              allowed=f"{number} and {activation}, as the folder's name and the others say")
+        found.sizes += (number,)
+    if found.sizes:
+        found.kv["mpool.dense_sizes"] = list(found.sizes)
 
 
 def _refuse_renamed_io(config: Fields) -> None:
@@ -332,8 +363,12 @@ def read_modules(folder: Folder, hidden: int) -> Sentence:
             found.pooling, found.include_prompt = _pooling(module.folder.fields("config.json"), hidden)
             size = hidden * len(found.pooling)
         elif module.kind == "Dense":
-            size = _dense(module, dense, size, found)
+            before, first = size, dense == 0
+            size, activation = _dense(module.folder, f"dense.{dense}", size, found)
+            found.kv[f"mpool.dense.{dense}.activation"] = activation
             dense += 1
+            if first and [other.kind for other in modules].count("Dense") == 1:
+                _sizes(folder, module, before, activation, found)
         elif module.kind == "Normalize":
             found.normalize = True
             if module.folder.real != folder.real:

@@ -72,7 +72,8 @@ class EmbeddingSettings:
     ``truncate_dim`` is the size to which the model's authors cut the output unless the caller asks for another; the
     cut is the last step, after normalisation. ``scores``: it is a cross-encoder, whose one output is a score of the two
     texts of a pair. ``padding`` says at which side (``"left"``, ``"right"``) every text is filled up to ``max_tokens``
-    with the padding token, for models that attend to it; ``""``: it is not.
+    with the padding token, for models that attend to it; ``""``: it is not. ``sizes``: numbers of components for which
+    the model has a layer of its own, beside ``output_size``: then it gives vectors of those sizes and no others.
     """
 
     max_tokens: int
@@ -88,6 +89,7 @@ class EmbeddingSettings:
     truncate_dim: int | None = None
     scores: bool = False
     padding: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,11 @@ class JSONTokenizer(Tokenizer):
         if "unk" not in special and unk in vocab:
             special["unk"] = vocab[unk]
         self.special = special
-        if "add_bos_token" in config or "add_eos_token" in config:
-            # as transformers: either key replaces what the file puts around a text
+        self.prefix_ids, self.suffix_ids = self._read_template()
+        if not self.prefix_ids and not self.suffix_ids:
+            # as transformers since 5: what tokenizer.json puts around a text counts; the keys are for files without
             self.prefix_ids = (special["bos"],) if config.get("add_bos_token") and "bos" in special else ()
             self.suffix_ids = (special["eos"],) if config.get("add_eos_token") and "eos" in special else ()
-        else:
-            self.prefix_ids, self.suffix_ids = self._read_template()
         given = config.get("eos_token_id")
         eog = set(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
         for token in eog:

@@ -12,6 +12,15 @@ static const family families[] = {
     {.arch = "nomic_bert", .gated = true, .rope = true, .kv_heads = 4},
     {.arch = "mpnet", .biased = true, .positions = true, .relative = true, .kv_heads = 4},
     {.arch = "modern_bert", .pre_norm = true, .gated = true, .rope = true, .kv_heads = 4, .window = 10},
+    {.arch = "llama_embedding", .pre_norm = true, .gated = true, .rope = true, .rms = true, .kv_heads = 2},
+    {.arch = "qwen3_embedding",
+     .pre_norm = true,
+     .gated = true,
+     .rope = true,
+     .rms = true,
+     .head_norms = true,
+     .causal = true,
+     .kv_heads = 1},
     {.arch = "jina_bert_v2", .gated = true, .biased = true, .kv_heads = 4},
 };
 

@@ -28,6 +28,7 @@ class Encoder:
     longest: int
     published: Callable[[Any], dict[str, Any]] = lambda model: model.state_dict()
     save: Callable[[Any, Path], None] = lambda model, folder: model.save_pretrained(folder)
+    pooling: str = ""
     states: Callable[[Any, Any], Any] = lambda model, ids: model(ids).last_hidden_state
 
     def write(self, model: Any, folder: Path) -> Path:
@@ -35,12 +36,41 @@ class Encoder:
         folder.mkdir(parents=True, exist_ok=True)
         self.save(model, folder)
         write_tokenizer(folder, VOCAB)
+        if self.pooling:
+            write_modules(folder, self.pooling)
         return folder
 
     def expected(self, model: Any, ids: list[int]) -> Any:
         """Last hidden states of a text, (tokens, hidden)."""
         with torch.no_grad():
             return self.states(model, torch.tensor([ids]))[0].numpy()
+
+
+def write_modules(folder: Path, pooling: str, dense: dict[str, Any] | None = None, sizes: tuple[int, ...] = (),
+                  **settings: Any) -> None:
+    """Modules of sentence-transformers around a network: pooling, layers of torch by their folders, normalisation.
+
+    Args:
+        sizes: outputs of further layers, which are saved beside the first and are no modules.
+    """
+    safetensors = pytest.importorskip("safetensors.torch")
+    hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
+    modules = ["", "1_Pooling", *(dense or {}), "9_Normalize"]
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense or {}), "Normalize"]
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for at, (path, kind) in enumerate(zip(modules, kinds))]))
+    for path in modules[1:]:
+        (folder / path).mkdir(exist_ok=True)
+    (folder / "1_Pooling/config.json").write_text(json.dumps(
+        {"word_embedding_dimension": hidden, "pooling_mode": pooling}))
+    for path, layer in (dense or {}).items():
+        safetensors.save_file({f"linear.{name}": value.detach().clone() for name, value in layer.state_dict().items()},
+                              str(folder / path / "model.safetensors"))
+        (folder / path / "config.json").write_text(json.dumps({
+            "in_features": layer.in_features, "out_features": layer.out_features, "bias": layer.bias is not None,
+            "activation_function": "torch.nn.modules.linear.Identity"}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
 
 
 def save_tensors(tensors: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
@@ -253,6 +283,39 @@ def save_jina(model: JinaBert, folder: Path) -> None:
         "vocab_size": VOCAB}, folder)
 
 
+# ---- decoders ------------------------------------------------------------------------------------------------------
+
+_GROUPED: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=48, num_attention_heads=6, num_key_value_heads=2,
+                                intermediate_size=100, max_position_embeddings=96, rms_norm_eps=1e-5)
+
+
+def qwen3(layers: int) -> Any:
+    """Heads of 16, which is not 48 / 6."""
+    config = transformers.Qwen3Config(**_GROUPED, num_hidden_layers=layers, head_dim=16)
+    return transformers.Qwen3Model(config).eval()
+
+
+def qwen2(layers: int) -> Any:
+    config = transformers.Qwen2Config(**_GROUPED, num_hidden_layers=layers, is_causal=False)
+    return transformers.Qwen2Model(config).eval()
+
+
+def save_qwen2(model: Any, folder: Path) -> None:
+    """As gte-Qwen2 and Stella are published: names of a text model, code that looks both ways."""
+    config = model.config.to_dict()
+    config.pop("is_causal")
+    config |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 10000.0,
+               "auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}
+    config.pop("rope_parameters")
+    save_tensors({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, config, folder)
+
+
+def mistral(layers: int) -> Any:
+    """A window of 20 tokens."""
+    config = transformers.MistralConfig(**_GROUPED, num_hidden_layers=layers, sliding_window=20)
+    return transformers.MistralModel(config).eval()
+
+
 #: Encoders by name; a name begins with that of the row it holds.
 ENCODERS: dict[str, Encoder] = {
     "bert_roberta": Encoder(roberta, 70),
@@ -268,7 +331,11 @@ ENCODERS: dict[str, Encoder] = {
         layers, norm_bias=True, attention_bias=True, mlp_bias=True, hidden_activation="gelu_pytorch_tanh"), 120),
     "gte": Encoder(gte, 96),
     "gte_published": Encoder(ntk_gte, 96, save=save_gte),
-    "jina_bert_v2": Encoder(JinaBert, 96, JinaBert.published, save_jina, lambda model, ids: model(ids)),
+    "qwen3_embedding": Encoder(qwen3, 96, pooling="lasttoken"),
+    "llama_embedding_qwen2": Encoder(qwen2, 96, pooling="lasttoken"),
+    "llama_embedding_published": Encoder(qwen2, 96, save=save_qwen2, pooling="mean"),
+    "llama_embedding_mistral": Encoder(mistral, 96, pooling="lasttoken"),
+    "jina_bert_v2": Encoder(JinaBert, 96, JinaBert.published, save_jina, states=lambda model, ids: model(ids)),
 }
 
 

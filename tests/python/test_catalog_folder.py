@@ -435,9 +435,14 @@ def test_generation_settings_and_templates(tmp_path: Path) -> None:
         decoder(tmp_path / "g", files={"generation_config.json": {"eos_token_id": 100}})
 
 
-def test_embedding_model_on_a_decoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.Unsupported, match="embedding model on llama"):
-        decoder(tmp_path, files={"modules.json": make.MODULES[:2], "1_Pooling/config.json": make.POOLING})
+def test_modules_make_an_embedding_model_of_a_decoder(tmp_path: Path) -> None:
+    """What a model is for comes from what stands around it."""
+    pooling = {**make.POOLING, "word_embedding_dimension": 8}
+    found = decoder(tmp_path / "a", files={"modules.json": make.MODULES[:2], "1_Pooling/config.json": pooling})
+    assert found.capability == "text_embedding" and found.spec.architecture == "llama_embedding"
+    assert found.spec.kv["llama_embedding.attention.causal"] is True and found.embedding.output_size == 16
+    assert not any(tensor.name == "output.weight" for tensor in found.spec.tensors)
+    assert decoder(tmp_path / "b").capability == "text_to_text"
 
 
 ODD = [None, True, False, 0, -1, 1, 2, 6, 1 << 31, 1 << 40, 1 << 63, 0.5, 1e300, "", "x", "../x", "a\0b", "x" * 5000,

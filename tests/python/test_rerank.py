@@ -24,27 +24,6 @@ DOCUMENTS = ["A cat sat on the mat, and the dog barked at it twice.", "Numbers 0
              "def main(argument):\n    return argument + 1\n", "dog " * 80, "The quick brown fox."]
 
 
-def _unigram(folder: Path) -> int:
-    """A tokenizer of XLM-RoBERTa's kind: SentencePiece's unigram, pairs with two separators between them."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.train_from_iterator(tinymodels.TEXTS, trainers.UnigramTrainer(
-        vocab_size=180, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"], unk_token="<unk>",
-        show_progress=False))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, "bos_token": "<s>", "eos_token": "</s>",
-        "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>",
-        "model_input_names": ["input_ids", "attention_mask"]}))
-    return tokenizer.get_vocab_size()
-
-
 def _model(name: str, vocab: int) -> Any:
     sizes = dict(vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
                  num_labels=1)
@@ -73,7 +52,7 @@ def _make(folder: Path, name: str) -> Path:
     shutil.rmtree(folder / "1_Pooling")
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     if name == "xlm_roberta":
-        vocab = _unigram(folder)
+        vocab = tinymodels.unigram(folder)
     model = _model(name, vocab).eval()
     randomise(model, 6)
     model.save_pretrained(folder)

@@ -315,8 +315,12 @@ def test_json_control_tokens_in_text(tmp_path: Path) -> None:
 
 def test_json_bos_and_eos_of_the_config(tmp_path: Path) -> None:
     path = write_json(tmp_path)
-    tokenizer = json_tokenizer(path, bos_token="[CLS]", eos_token="[SEP]", add_bos_token=True, add_eos_token=False)
-    assert tokenizer.encode("a").tolist() == [2, 4] and tokenizer.eog_ids == (3,)
+    config = {"bos_token": "[CLS]", "eos_token": "[SEP]", "add_bos_token": True, "add_eos_token": False}
+    tokenizer = json_tokenizer(path, **config)  # what the file itself puts around a text counts
+    assert tokenizer.encode("a").tolist() == [2, 4, 3] and tokenizer.eog_ids == (3,)
+    (tmp_path / "bare").mkdir()
+    bare = write_json(tmp_path / "bare", post_processor=None)
+    assert json_tokenizer(bare, **config).encode("a").tolist() == [2, 4]
     tokenizer = json_tokenizer(path, truncation_side="left", eos_token_id=[3, 1])
     assert tokenizer.encode_batch(["a b word"], max_tokens=4).ids.tolist() == [2, 5, 7, 3] and tokenizer.eog_ids == (1,
                                                                                                                      3)

@@ -103,11 +103,12 @@ def _rope_divisors(config: Any) -> np.ndarray:
     return (1 / ((1 - blend) / rope["factor"] + blend)).astype(np.float32)
 
 
-def write(path: Path, model: Any, *, adjacent: bool | None = None) -> Path:
+def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None) -> Path:
     """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
 
     Args:
         adjacent: whether queries and keys are reordered to adjacent pairs; by default as the family's files have it.
+        pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
     """
     config = model.config
     arch = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
@@ -116,6 +117,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None) -> Path:
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
     _write_sizes(writer, arch, config)
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
     _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:

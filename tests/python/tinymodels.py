@@ -68,6 +68,28 @@ def bert(folder: Path, *, prompts: dict[str, str] | None = None, include_prompt:
     return folder
 
 
+def unigram(folder: Path) -> int:
+    """Writes a tokenizer of XLM-RoBERTa's kind, SentencePiece's unigram, pairs with two separators between them; its
+    size."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator(TEXTS, trainers.UnigramTrainer(
+        vocab_size=180, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"], unk_token="<unk>",
+        show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, "bos_token": "<s>", "eos_token": "</s>",
+        "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>",
+        "model_input_names": ["input_ids", "attention_mask"]})
+    return tokenizer.get_vocab_size()
+
+
 def _decoder_tokenizer(folder: Path) -> int:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 

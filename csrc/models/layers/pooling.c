@@ -59,6 +59,32 @@ static mp_status read_norm(mp_dense *dense, mp_builder *builder, int index, mp_e
     return MP_OK;
 }
 
+/* Layers that stand in for the only one, each for a size of its own. */
+static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(builder->weights);
+    const mp_value *value = mp_spec_find(spec, "mpool.dense_sizes");
+    if (!value)
+        return MP_OK;
+    if (value->type != MP_VALUE_INTS || value->count > MP_MAX_SIZES || head->dense_count != 1 || head->dense[0].norm)
+        return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, "mpool.dense_sizes",
+                            "at most 16 sizes, beside one dense layer", "%s", "something else");
+    for (uint64_t i = 0; i < value->count; i++) {
+        const int64_t size = value->as.integers[i];
+        mp_dense *dense = &head->sizes[head->size_count++];
+        char name[64];
+        if (size < 1 || size > 65536)
+            return mp_fail_file(error, MP_LIMIT, spec_name(spec), -1, "mpool.dense_sizes", "1 to 65,536", "%lld",
+                                (long long)size);
+        *dense = (mp_dense){.in = head->pooled, .out = (int32_t)size, .act = head->dense[0].act};
+        snprintf(name, sizeof name, "dense.size.%d.weight", (int)size);
+        MP_TRY(mp_builder_plain(builder, &dense->weight, name, dense->out, dense->in, error));
+        snprintf(name, sizeof name, "dense.size.%d.bias", (int)size);
+        if (mp_weights_has(builder->weights, name))
+            MP_TRY(mp_builder_vector(builder, &dense->bias, name, dense->out, error));
+    }
+    return MP_OK;
+}
+
 static mp_status read_dense(mp_head *head, mp_builder *builder, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     int64_t count, none = 0;
@@ -102,7 +128,23 @@ mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_er
     MP_TRY(read_modes(head, spec, error));
     head->pooled = hidden * head->modes;
     MP_TRY(read_dense(head, builder, error));
+    MP_TRY(read_sizes(head, builder, error));
     return mp_spec_bool(spec, "mpool.normalize", &normalize_default, &head->normalize, error);
+}
+
+/* Vectors that are prefixes of others are not offered beside those that have a layer of their own. */
+bool mp_head_gives(const mp_head *head, int dimensions) {
+    for (int i = 0; i < head->size_count; i++)
+        if (head->sizes[i].out == dimensions)
+            return true;
+    return head->size_count ? dimensions == head->width : dimensions >= 1 && dimensions <= head->width;
+}
+
+int32_t mp_head_widest(const mp_head *head) {
+    int32_t widest = head->width;
+    for (int i = 0; i < head->size_count; i++)
+        widest = head->sizes[i].out > widest ? head->sizes[i].out : widest;
+    return widest;
 }
 
 size_t mp_head_scratch(const mp_head *head) {
@@ -110,6 +152,8 @@ size_t mp_head_scratch(const mp_head *head) {
     for (int i = 0; i < head->dense_count; i++)
         if ((size_t)head->dense[i].out > widest)
             widest = (size_t)head->dense[i].out;
+    if ((size_t)mp_head_widest(head) > widest)
+        widest = (size_t)mp_head_widest(head);
     return 2 * ((widest + 15) & ~(size_t)15);
 }
 
@@ -168,6 +212,9 @@ void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, in
         pool_one(head->mode[i], tokens, n, skip, head->hidden, in + (size_t)i * (size_t)head->hidden);
     for (int i = 0; i < head->dense_count; i++) {
         const mp_dense *dense = &head->dense[i];
+        for (int s = 0; s < head->size_count; s++)
+            if (head->sizes[s].out == dimensions && dimensions != head->width)
+                dense = &head->sizes[s];
         mp_gemm_f32_plain(1, dense->out, dense->in, in, dense->in, dense->weight, dense->in, next, dense->out);
         if (dense->bias)
             call->add(dense->bias, dense->out, next);

@@ -15,7 +15,7 @@ typedef enum mp_pooling_mode {
     MP_POOL_COUNT
 } mp_pooling_mode;
 
-enum { MP_MAX_DENSE = 8 };
+enum { MP_MAX_DENSE = 8, MP_MAX_SIZES = 16 };
 
 typedef struct mp_dense {
     int32_t in, out;
@@ -32,16 +32,22 @@ typedef struct mp_head {
     int32_t hidden, pooled, width; /* of a token; after pooling; after the dense layers */
     int dense_count;
     mp_dense dense[MP_MAX_DENSE];
+    int size_count;
+    mp_dense sizes[MP_MAX_SIZES]; /* in place of the only dense layer, where so many components are asked for */
     bool normalize;
 } mp_head;
 
-/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation and mpool.normalize, and has the builder load the
- * dense tensors. The head stays where it is until the builder has finished. */
+/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.dense_sizes and mpool.normalize, and has the
+ * builder load the dense tensors: dense.I, and dense.size.N for each of dense_sizes. The head stays where it is until
+ * the builder has finished. */
 mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
+/* Whether it gives vectors of so many components, and the most. */
+bool mp_head_gives(const mp_head *head, int dimensions);
+int32_t mp_head_widest(const mp_head *head);
 /* Floats of scratch that mp_head_apply wants. */
 size_t mp_head_scratch(const mp_head *head);
 /* tokens [n, hidden], n >= 1; the first `skip` (< n) are left out of mean-like poolings and of max. Writes
- * out[dimensions], 1 <= dimensions <= head->width; normalised to length 1 after truncation when `normalize`.
+ * out[dimensions], which mp_head_gives; normalised to length 1 after truncation when `normalize`.
  * Sums run over tokens in ascending order, one fp32 chain a component. */
 void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, int dimensions, bool normalize,
                    float *scratch, float *out);

@@ -30,7 +30,7 @@ from .. import store
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, check_relative
 from ..references import HubRef
 from ..safetensors_header import INDEX_NAME, SINGLE_NAME, shard_names
-from ..sentence_folder import MODEL_CONFIG, MODULES_NAME, TRANSFORMER_CONFIGS
+from ..sentence_folder import MODEL_CONFIG, MODULES_NAME, TRANSFORMER_CONFIGS, other_sizes
 from . import Resolved
 from .progress import Progress
 
@@ -155,7 +155,10 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
                 encoder = below
                 chosen += [_under(encoder, name) for name in SMALL_FILES]
             elif path:
-                chosen += [_under(below, "config.json"), _under(below, SINGLE_NAME)]
+                start = folder + "/" if folder else ""
+                beside = {name[len(start):].partition("/")[0] for name in names if name.startswith(start)}
+                for part in (path, *other_sizes(path, beside).values()):
+                    chosen += [_under(_under(folder, part), name) for name in ("config.json", SINGLE_NAME)]
     weights = _under(encoder, SINGLE_NAME)
     index = _under(encoder, INDEX_NAME)
     if weights in have:

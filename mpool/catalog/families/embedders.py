@@ -1,0 +1,88 @@
+"""Decoders that give vectors: the networks of Qwen2, Llama, Mistral and Qwen3 without their output layer, looking back
+only or both ways (Qwen3-Embedding, arXiv:2506.05176; gte-Qwen2; Stella 1.5B, arXiv:2412.19048).
+
+A folder is one of them when modules of sentence-transformers stand around the network, a GGUF file when it names a
+pooling.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..fields import Fields
+from ..spec import Value
+from .llama import decoder, read_rope, read_window
+from .reading import MAX_WIDTH, activation, check_neutral, sizes, unsupported
+from .rows import Architecture, Config, Tensor
+
+log = logging.getLogger("mpool.catalog")
+
+
+def _tensors(*, qkv_bias: bool = False, head_norms: bool = False) -> tuple[Tensor, ...]:
+    """A decoder's, whose output layer may be in GGUF files and takes no part."""
+    ours = decoder(qkv_bias=qkv_bias, head_norms=head_norms)
+    return (*(tensor for tensor in ours if tensor.gguf not in ("output.weight", "rope_freqs.weight")),
+            Tensor("", "output.weight", "VD", "gguf"))
+
+
+def read_embedder(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a decoder as an encoder."""
+    a = row.name
+    kv, used = sizes(config, row)
+    heads, hidden = config.int("num_attention_heads", low=1), config.int("hidden_size", low=1)
+    kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", heads, low=1)
+    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-6, above=0.0)
+    head_dim = config.int("head_dim", None, low=1, high=MAX_WIDTH)
+    if head_dim is not None:
+        kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
+    kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
+    read_rope(config, kv, a)
+    # the code that gte-Qwen2 and Stella are published with looks both ways unless the configuration says otherwise
+    kv[f"{a}.attention.causal"] = config.bool("is_causal", "auto_map" not in config)
+    read_window(config, kv, row)
+    _windows(config, kv, a)
+    kv["mpool.activation"] = activation(config, "hidden_act", "silu", ("silu", "gelu", "gelu_tanh"))
+    check_neutral(config, used | {
+        "num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling", "rope_parameters",
+        "original_max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+        "hidden_act", "tie_word_embeddings", "is_causal", "auto_map"})
+    return Config(kv)
+
+
+def _windows(config: Fields, kv: dict[str, Value], a: str) -> None:
+    layers: Any = kv.pop("mpool.window_layers", [])
+    window: Any = kv.pop(f"{a}.attention.sliding_window", 0)
+    if any(layers) and window < config.int("max_position_embeddings", low=1):
+        if not kv[f"{a}.attention.causal"]:
+            unsupported(config, "sliding_window", "windows of models that look back only")
+        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in layers]
+
+
+def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    """What a GGUF file leaves to convention."""
+    a = "qwen3_embedding" if name == "qwen3" else "llama_embedding"
+    kv[f"{a}.attention.causal"] = table.bool(f"{name}.attention.causal", True)
+    kv.setdefault(f"{a}.rope.freq_base", 10000.0)
+    if table.str(f"{name}.rope.scaling.type", "none") not in ("none", "linear", "yarn"):
+        unsupported(table, f"{name}.rope.scaling.type", "none, linear and yarn")
+    window = table.int(f"{name}.attention.sliding_window", 0, low=0)
+    if 0 < window < table.int(f"{name}.context_length", low=1):
+        unsupported(table, f"{name}.attention.sliding_window", "models without a window")
+
+
+_COMMON: dict[str, Any] = {
+    "capability": "text_embedding", "prefixes": ("", "model."), "read": read_embedder,
+    "harmless": (r"lm_head\.weight", r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    "epsilon": "attention.layer_norm_rms_epsilon", "rope": True, "activation": "silu", "complete": complete,
+    "handled": frozenset({"attention.causal"}), "remote": True}
+
+ROWS = (
+    Architecture(name="llama_embedding", model_types=("qwen2",), gguf=("qwen2",), full_layers=28,
+                 classes=("Qwen2Model", "Qwen2ForCausalLM"), tensors=_tensors(qkv_bias=True), **_COMMON),
+    Architecture(name="llama_embedding", model_types=("llama", "mistral"), gguf=(),
+                 classes=("LlamaModel", "LlamaForCausalLM", "MistralModel", "MistralForCausalLM"), tensors=_tensors(),
+                 **_COMMON),
+    Architecture(name="qwen3_embedding", model_types=("qwen3",), gguf=("qwen3",), full_layers=28,
+                 classes=("Qwen3Model", "Qwen3ForCausalLM"), tensors=_tensors(head_norms=True), **_COMMON),
+)
