@@ -37,6 +37,6 @@ typedef struct mp_call_wire {
 /* NULL when there is none. */
 const mp_call_wire *mp_call_wire_of(mp_capability capability);
 
-extern const mp_call_wire mp_wire_text_embedding, mp_wire_text_to_text;
+extern const mp_call_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding;
 
 #endif

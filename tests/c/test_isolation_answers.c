@@ -143,22 +143,42 @@ MP_TEST_SECONDS(isolation_plans_with_any_byte_changed_are_right_or_refused, 60) 
         }
 }
 
-MP_TEST_SECONDS(isolation_vectors_with_any_byte_changed_are_right_or_refused, 60) {
-    static scene s;
-    static const int32_t ids[] = {1, 2, 3};
+enum { WIDTH = 4 };
+
+/* A call of two texts or two images, with room for its vectors. */
+static mp_call *make_vectors_call(bool images, float **vectors, _Atomic int32_t **done) {
+    static const int32_t ids[] = {1, 2, 3}, sizes[] = {2, 3, 1, 1};
     static const int64_t offsets[] = {0, 1, 3};
-    enum { WIDTH = 4 };
+    static const uint8_t pixels[3 * (2 * 3 + 1)];
+    mp_error error;
+    if (images) {
+        mp_image_call *call;
+        MP_CHECK_OK(mp_image_call_create(2, sizes, pixels, sizeof pixels, &call, &error), &error);
+        MP_CHECK_OK(mp_image_call_output(call, 9, WIDTH, &error), &error);
+        *vectors = call->vectors;
+        *done = &call->done;
+        return &call->base;
+    }
+    mp_embed_call *call;
+    MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(mp_embed_call_output(call, WIDTH, &error), &error);
+    *vectors = call->vectors;
+    *done = &call->done;
+    return &call->base;
+}
+
+static void change_vectors(bool images) {
+    static scene s;
     size_t used = 1;
     int refused = 0;
     for (int at = -1; at < (int)used; at++)
         for (int i = 0; i < CHANGES; i++) {
-            mp_embed_call *call;
-            mp_error error;
-            MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
-            MP_CHECK_OK(mp_embed_call_output(call, WIDTH, &error), &error);
+            float *vectors;
+            _Atomic int32_t *done;
+            mp_call *call = make_vectors_call(images, &vectors, &done);
             memset(&s, 0, sizeof s);
             s.mutate_at = -1;
-            scene_admit(&s, &call->base, 2);
+            scene_admit(&s, call, 2);
             answer_plan(&s, 2, false);
             s.mutate_at = at;
             s.mutate_by = changes[i];
@@ -172,12 +192,27 @@ MP_TEST_SECONDS(isolation_vectors_with_any_byte_changed_are_right_or_refused, 60
             mp_outcome outcome = run_step(&s);
             bool lost = s.engine->lost(s.engine) != NULL;
             refused += lost;
-            MP_CHECK(at >= 0 || (!lost && outcome == MP_OUTCOME_DONE && call->vectors[7] == 7));
-            MP_CHECK(lost ? outcome == MP_OUTCOME_FAILED && call->done == 0 : call->done <= 2);
+            MP_CHECK(at >= 0 || (!lost && outcome == MP_OUTCOME_DONE && vectors[7] == 7));
+            MP_CHECK(lost ? outcome == MP_OUTCOME_FAILED && *done == 0 : *done <= 2);
             scene_end(&s);
-            mp_call_destroy(&call->base);
+            mp_call_destroy(call);
         }
     MP_CHECK(refused > 100);
+}
+
+MP_TEST_SECONDS(isolation_vectors_with_any_byte_changed_are_right_or_refused, 60) { change_vectors(false); }
+MP_TEST_SECONDS(isolation_images_with_any_byte_changed_are_right_or_refused, 60) { change_vectors(true); }
+
+MP_TEST(isolation_rows_of_images_are_refused) {
+    float *vectors;
+    _Atomic int32_t *done;
+    mp_error error;
+    mp_call *call = make_vectors_call(true, &vectors, &done);
+    const mp_call_wire *wire = mp_call_wire_of(MP_IMAGE_EMBEDDING);
+    MP_CHECK_OK(wire->check(call, &error), &error);
+    ((mp_image_call *)call)->output = MP_EMBED_TOKENS;
+    MP_CHECK_STATUS(wire->check(call, &error), MP_UNSUPPORTED, &error);
+    mp_call_destroy(call);
 }
 
 MP_TEST(isolation_a_child_may_not_speak_out_of_turn) {
@@ -216,6 +251,7 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
         MP_CHECK_HAS(error.message, mp_capability_get(args.capability)->name);
     }
     MP_CHECK(mp_call_wire_of(MP_TEXT_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_TEXT));
+    MP_CHECK(mp_call_wire_of(MP_IMAGE_EMBEDDING) != NULL);
 }
 
 /* ---- lies that are well formed ----------------------------------------------------------------------------------- */

@@ -234,15 +234,19 @@ def test_padded_texts_keep_their_length(tmp_path: Path) -> None:
         assert not np.allclose(other, whole[0], atol=1e-2)
 
 
-def test_processes_say_what_they_do(dino: Path) -> None:
-    """Workers that are processes either give the same vectors or say that they cannot."""
+def test_workers_that_are_processes(dino: Path, clip: Path) -> None:
+    """The same bytes, of images whose pixels do not fit into one frame, and of both networks of a model."""
+    large = [imagemodels.image(1, 900, 1100), *IMAGES * 5]
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        expected = pool.embed_image(IMAGES, dino)
+        expected, pair = pool.embed_image(large, dino), (pool.embed_image(IMAGES, clip), pool.embed(["w5", "w6"], clip))
     with mpool.Pool(mpool.PoolConfig(threads=1, isolation="process")) as pool:
-        try:
-            assert np.array_equal(pool.embed_image(IMAGES, dino), expected)
-        except Unsupported as error:
-            assert "processes of their own" in str(error)
+        assert np.array_equal(pool.embed_image(large, dino), expected)
+        assert np.array_equal(pool.embed_image(IMAGES, clip), pair[0])
+        assert np.array_equal(pool.embed(["w5", "w6"], clip), pair[1])
+        assert all(row.processes for row in pool.ps())
+        with pytest.raises(Unsupported, match="rows of images"):
+            size = np.array([56, 56], np.int32)
+            pool.registry.embed_images(str(dino), np.zeros(56 * 56 * 3, np.uint8), size, output=1)
 
 
 # ---- what folders say ----------------------------------------------------------------------------------------------

@@ -243,3 +243,16 @@ def test_wrong_arguments() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks", "--engines", "other"], cwd=ROOT, capture_output=True,
                           text=True)
     assert done.returncode == 2 and "sentence-transformers" in done.stderr
+
+
+@pytest.mark.slow
+def test_images_run(tmp_path: Path) -> None:
+    """One small shape, mpool beside torch: both compute the same."""
+    pytest.importorskip("transformers")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.images", "--quick", "--rounds", "1", "--shapes",
+                           "dinov2-s", "--engines", "mpool:float32,torch", "--json", str(tmp_path / "record.json")], cwd=ROOT,
+                          capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["agreement"]["dinov2-s: least cosine to torch"]["mpool:float32"] >= 0.9999
+    assert set(record["summary"]["dinov2-s"]) >= {"list images/s", "files images/s", "one image ms"}

@@ -1,0 +1,166 @@
+"""``python -m benchmarks.images``: image embeddings beside torch, ONNX Runtime and OpenVINO, on the same weights.
+
+Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
+compared within rounds in which the machine was in one state. Shapes are CLIP ViT-B/32 and ViT-L/14-336 and DINOv2
+ViT-S/14 with seeded weights, made by transformers (``--maker`` names an interpreter that has it and torch).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import report
+from .__main__ import Turn, machine, say
+from .probe import Frame, Probe, Watch
+
+WORKER = Path(__file__).with_name("image_engines.py")
+MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "images"
+SHAPES = ("clip-b32", "clip-l336", "dinov2-s")
+ENGINES = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
+MODULES = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
+
+
+class Bench:
+    """A run."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments, self.probe = arguments, Probe()
+        self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
+        self.turns: list[Turn] = []
+        self.failures: list[str] = []
+
+    def python(self, engine: str) -> str:
+        """Interpreter of an engine."""
+        return self.pythons.get(engine.partition(":")[0], sys.executable)
+
+    def installed(self, engine: str) -> bool:
+        """Whether its interpreter has its library."""
+        module = MODULES[engine.partition(":")[0]]
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        return subprocess.run([self.python(engine), "-c", probe], cwd=WORKER.parent).returncode == 0
+
+    def worker(self, python: str, task: dict[str, Any]) -> dict[str, Any]:
+        """One process."""
+        threads = str(self.arguments.threads)
+        env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
+               "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        done = subprocess.run([python, str(WORKER)], input=json.dumps(task), capture_output=True, text=True, env=env,
+                              timeout=self.arguments.timeout, cwd=WORKER.parent)
+        lines = done.stdout.strip().splitlines()
+        if done.returncode != 0 or not lines:
+            raise RuntimeError(f"{task['engine']}, {task['shape']}: {done.stderr.strip()[-600:] or done.returncode}")
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+
+    def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
+        """What a worker is asked."""
+        quick = self.arguments.quick
+        return {"what": what, "engine": engine, "shape": shape, "folder": str(MADE / shape),
+                "threads": self.arguments.threads, "images": 4 if quick else 32, "repeat": 1 if quick else 3}
+
+    def prepare(self, shape: str) -> list[str]:
+        """Makes what engines want; those that can take part."""
+        (MADE / shape).mkdir(parents=True, exist_ok=True)
+        self.worker(self.arguments.maker or sys.executable, self.task("prepare", "folder", shape))
+        ready = []
+        for engine in self.arguments.engines:
+            try:
+                self.worker(self.python(engine), self.task("prepare", engine, shape))
+                ready.append(engine)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                self.failures.append(str(error))
+        return ready
+
+    def turn(self, shape: str, engine: str, number: int) -> None:
+        """Measures, between two probes."""
+        before, watch = self.probe.run(), Watch()
+        try:
+            with watch:
+                result = self.worker(self.python(engine), self.task("measure", engine, shape))
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            self.failures.append(str(error))
+            return
+        self.turns.append(Turn(shape, engine, number, result, Frame(before, self.probe.run(), watch.others)))
+        say(f"round {number + 1}, {shape}, {engine}: {self.turns[-1].disturbed or 'good'}")
+
+    def run(self) -> dict[str, Any]:
+        """All rounds of all shapes; returns the record."""
+        missing = [engine for engine in self.arguments.engines if not self.installed(engine)]
+        for engine in missing:
+            say(f"not installed: {engine} ({self.python(engine)})")
+        self.arguments.engines = [engine for engine in self.arguments.engines if engine not in missing]
+        engines = {shape: self.prepare(shape) for shape in self.arguments.shapes}
+        for number in range(self.arguments.rounds):
+            for shape, ready in engines.items():
+                shift = number % max(1, len(ready))
+                for engine in ready[shift:] + ready[:shift]:
+                    self.turn(shape, engine, number)
+        return {"machine": machine(self.arguments.threads), "weights": {},
+                "versions": {engine: self.version(engine) for engine in self.arguments.engines},
+                "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
+                           "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],
+                           "frame": turn.frame.as_json()} for turn in self.turns],
+                "agreement": self.agreement(), "summary": report.summary(self.turns), "failures": self.failures}
+
+    def agreement(self) -> dict[str, Any]:
+        """That all computed the same: least cosine to torch's float32."""
+        import numpy as np
+
+        found: dict[str, Any] = {}
+        for shape in self.arguments.shapes:
+            vectors = {turn.engine: np.array(turn.result["vectors"]) for turn in self.turns if turn.topic == shape}
+            if "torch" in vectors:
+                found[f"{shape}: least cosine to torch"] = {
+                    engine: round(float(report._cosine(rows, vectors["torch"]).min()), 6)
+                    for engine, rows in vectors.items()}
+        return found
+
+    def version(self, engine: str) -> str:
+        """Of an engine's distribution."""
+        code = f"import {MODULES[engine.partition(':')[0]]} as module; print(module.__version__)"
+        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=WORKER.parent)
+        return done.stdout.strip() or "?"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs, prints tables, writes the record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", default=ENGINES, type=lambda text: text.split(","), help="(default: %(default)s)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), type=lambda text: text.split(","),
+                        help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one process")
+    parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
+                        help="an interpreter of an engine's own; may be repeated")
+    parser.add_argument("--maker", metavar="PATH", help="an interpreter with transformers and torch")
+    parser.add_argument("--json", metavar="PATH", help="write the whole record here")
+    parser.add_argument("--markdown", metavar="PATH", help="write tables of mpool against its best rivals here")
+    parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, measures nothing")
+    arguments = parser.parse_args(argv)
+    wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
+    wrong += [shape for shape in arguments.shapes if shape not in SHAPES]
+    wrong += [pair for pair in arguments.peer_python if "=" not in pair]
+    if wrong:
+        parser.error(f"{wrong[0]!r}: engines are {', '.join(MODULES)}; shapes are {', '.join(SHAPES)}")
+    began = time.monotonic()
+    record = Bench(arguments).run()
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.markdown:
+        Path(arguments.markdown).write_text(report.markdown(record) + "\n")
+    print(report.text(record))
+    say(f"{time.monotonic() - began:.0f} s")
+    return 1 if record["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
