@@ -249,9 +249,9 @@ def test_wrong_arguments() -> None:
 def test_images_run(tmp_path: Path) -> None:
     """One small shape, mpool beside torch: both compute the same."""
     pytest.importorskip("transformers")
-    done = subprocess.run([sys.executable, "-m", "benchmarks.images", "--quick", "--rounds", "1", "--shapes",
-                           "dinov2-s", "--engines", "mpool:float32,torch", "--json", str(tmp_path / "record.json")], cwd=ROOT,
-                          capture_output=True, text=True, timeout=600)
+    command = ["-m", "benchmarks.images", "--quick", "--rounds", "1", "--shapes", "dinov2-s", "--engines",
+               "mpool:float32,torch", "--json", str(tmp_path / "record.json")]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["agreement"]["dinov2-s: least cosine to torch"]["mpool:float32"] >= 0.9999
