@@ -24,7 +24,6 @@ from .embedding import (
     Bar,
     Faults,
     _choice,
-    _dimensions,
     empty,
     finish,
     lane_of,
@@ -32,6 +31,7 @@ from .embedding import (
 )
 from .errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
 from .images import prepare, read_image
+from .sampling import _short, integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,7 +93,9 @@ def _make_plan(entry: Entry, options: Options) -> ImagePlan:
     settings = entry.describe().image
     assert settings is not None, "entries of another capability are refused before"
     width = settings.output_size
-    dimensions = width if options.dimensions is None else _dimensions(options.dimensions, width, (), entry.key)
+    dimensions = integer(width if options.dimensions is None else options.dimensions)
+    if dimensions is None or not 1 <= dimensions <= width:
+        raise InvalidArgument(f"dimensions is {_short(options.dimensions)}, allowed: 1 to {width}", key=entry.key)
     return ImagePlan(entry=entry, registry=entry.pool.registry, core_key=entry.core_key(options.compute),
                      settings=settings, dimensions=0 if dimensions == width else dimensions, width=dimensions,
                      normalize=-1 if options.normalize is None else int(options.normalize),
