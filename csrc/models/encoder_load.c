@@ -76,7 +76,7 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
                             "a divisor of the heads, with values as long as keys", "%lld of %lld heads",
                             (long long)kv_heads, (long long)heads);
     scale_default = 1 / sqrt((double)key);
-    MP_TRY(mp_spec_float(spec, "{arch}.attention.scale", 1e-6, 1e6, &scale_default, &scale, error));
+    MP_TRY(mp_spec_float(spec, "mpool.attention_scale", 1e-6, 1e6, &scale_default, &scale, error));
     MP_TRY(mp_spec_bool(spec, "{arch}.attention.causal", &causal, &model->causal, error));
     model->heads = (int32_t)heads;
     model->kv_heads = (int32_t)kv_heads;
@@ -116,9 +116,9 @@ static mp_status read_ropes(mp_encoder *model, const mp_spec *spec, mp_error *er
         return MP_OK;
     double local;
     MP_TRY(mp_rope_init(&model->rope[0], spec, model->head_dim, true, error));
-    if (!mp_spec_find(spec, "mpool.rope_base_window"))
+    if (!mp_spec_find(spec, "mpool.rope_local_base"))
         return MP_OK;
-    MP_TRY(mp_spec_float(spec, "mpool.rope_base_window", 1, 1e12, NULL, &local, error));
+    MP_TRY(mp_spec_float(spec, "mpool.rope_local_base", 1, 1e12, NULL, &local, error));
     return mp_rope_init_plain(&model->rope[1], &model->rope[0], local, error);
 }
 
@@ -141,7 +141,9 @@ static mp_status read_norm(mp_builder *builder, mp_norm *norm, const char *name,
     snprintf(full, sizeof full, "%s.weight", name);
     if (!needed && !mp_weights_has(builder->weights, full))
         return MP_OK;
-    MP_TRY(mp_builder_vector(builder, &norm->weight, full, n, error));
+    double offset = 0; /* Gemma's folders hold what is added to 1 */
+    MP_TRY(mp_spec_float(mp_weights_spec(builder->weights), "mpool.norm_offset", -1e3, 1e3, &offset, &offset, error));
+    MP_TRY(mp_builder_vector_plus(builder, &norm->weight, full, n, (float)offset, error));
     snprintf(full, sizeof full, "%s.bias", name);
     return mp_weights_has(builder->weights, full) ? mp_builder_vector(builder, &norm->bias, full, n, error) : MP_OK;
 }

@@ -134,13 +134,16 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     if row.gguf_head is not None and table.int(f"{name}.pooling_type", 0) == 4:
         epsilon = table.number(f"{name}.{row.epsilon}", above=0.0)
         heads = scoring.gguf_head(shapes, path, row.gguf_head, epsilon, kv)
-    used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in heads], files)
-    used += tuple(replace(entry, name=heads[entry.name]) for entry in tensors if entry.name in heads)
+    dense = _dense(shapes, path) if row.capability == "text_embedding" else {}
+    others = heads | dense
+    used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in others], files)
+    used += tuple(replace(entry, name=others[entry.name]) for entry in tensors if entry.name in others)
     tokens = _tokens(table)
     embedding = generation = None
     if row.capability == "text_embedding":
-        embedding = _embedding(table, name, kv, size) if not heads else EmbeddingSettings(
-            max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("cls",), normalize=False, scores=True)
+        embedding = EmbeddingSettings(
+            max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("cls",), normalize=False, scores=True
+        ) if heads else _embedding(table, name, kv, size, [shapes[there] for there in dense])
     else:
         generation = _generation(table, row, tokens, size)
     return ModelDescription(
@@ -219,7 +222,19 @@ def _tokens(table: Fields) -> list[Any]:
     return tokens
 
 
-def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str, int]) -> EmbeddingSettings:
+def _dense(shapes: Mapping[str, tuple[int, ...]], path: str) -> dict[str, str]:
+    """The layers behind EmbeddingGemma's pooling, which a file has or has not: names there -> names here."""
+    found = {there: f"dense.{number}.weight" for number, there in enumerate(("dense_2.weight", "dense_3.weight"))}
+    absent = [there for there in found if there not in shapes]
+    if len(absent) == 1:
+        raise architectures.missing(absent, file=path)
+    for there in found if not absent else ():
+        _rows(shapes, there, path)
+    return {} if absent else found
+
+
+def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str, int],
+               dense: Sequence[tuple[int, ...]]) -> EmbeddingSettings:
     kind = table.int(f"{name}.pooling_type", 0, low=0)
     if kind == 4:
         raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool computes embeddings")
@@ -228,9 +243,9 @@ def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str
     if not kind:
         log.info("%s names no pooling: mean pooling is used", table.file)
     pooling = _POOLING.get(kind, "mean")
-    kv["mpool.pooling"], kv["mpool.normalize"], kv["mpool.dense_count"] = [pooling], True, 0
-    return EmbeddingSettings(max_tokens=size["P"], hidden_size=size["D"], output_size=size["D"], pooling=(pooling,),
-                             normalize=True)
+    kv["mpool.pooling"], kv["mpool.normalize"], kv["mpool.dense_count"] = [pooling], True, len(dense)
+    return EmbeddingSettings(max_tokens=size["P"], hidden_size=size["D"],
+                             output_size=dense[-1][0] if dense else size["D"], pooling=(pooling,), normalize=True)
 
 
 def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: Mapping[str, int]) -> GenerationSettings:

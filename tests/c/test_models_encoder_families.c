@@ -21,6 +21,15 @@ static const family families[] = {
      .head_norms = true,
      .causal = true,
      .kv_heads = 1},
+    {.arch = "gemma_embedding",
+     .pre_norm = true,
+     .gated = true,
+     .rope = true,
+     .rms = true,
+     .head_norms = true,
+     .output_norms = true,
+     .kv_heads = 1,
+     .window = 10},
     {.arch = "jina_bert_v2", .gated = true, .biased = true, .kv_heads = 4},
 };
 
@@ -103,7 +112,7 @@ static mp_spec *make_spec(const void *arg) {
     mp_value list = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = TINY_ENCODER_LAYERS, .as.integers = windows};
     MP_CHECK_OK(mp_spec_set(file.spec, "mpool.layer_windows", &list, &error), &error);
     if (f->window)
-        tiny_float(file.spec, "mpool.rope_base_window", 300);
+        tiny_float(file.spec, "mpool.rope_local_base", 300);
     tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, TINY_WIDTH, 1, 0);
     if (f->positions)
         tiny_tensor(&file, "position_embd.weight", MP_F32, TINY_POSITIONS, TINY_WIDTH, 0.3f, 0);

@@ -316,6 +316,17 @@ def mistral(layers: int) -> Any:
     return transformers.MistralModel(config).eval()
 
 
+def gemma(layers: int) -> Any:
+    """Windows of 20 in both directions together, but for every second layer; heads of 16."""
+    config = transformers.Gemma3TextConfig(
+        **{**_GROUPED, "rms_norm_eps": 1e-6}, num_hidden_layers=layers, head_dim=16, query_pre_attn_scalar=24,
+        sliding_window=20, use_bidirectional_attention=True,
+        layer_types=["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}})
+    return transformers.Gemma3TextModel(config).eval()
+
+
 #: Encoders by name; a name begins with that of the row it holds.
 ENCODERS: dict[str, Encoder] = {
     "bert_roberta": Encoder(roberta, 70),
@@ -335,6 +346,7 @@ ENCODERS: dict[str, Encoder] = {
     "llama_embedding_qwen2": Encoder(qwen2, 96, pooling="lasttoken"),
     "llama_embedding_published": Encoder(qwen2, 96, save=save_qwen2, pooling="mean"),
     "llama_embedding_mistral": Encoder(mistral, 96, pooling="lasttoken"),
+    "gemma_embedding": Encoder(gemma, 96, pooling="mean"),
     "jina_bert_v2": Encoder(JinaBert, 96, JinaBert.published, save_jina, states=lambda model, ids: model(ids)),
 }
 

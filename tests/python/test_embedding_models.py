@@ -132,6 +132,48 @@ def test_xlm_roberta(pool: mpool.Pool, tmp_path: Path) -> None:
     _same(pool.embed(TEXTS, str(tmp_path), compute="float32"), SentenceTransformer(str(tmp_path)).encode(TEXTS))
 
 
+def _gemma(folder: Path) -> tuple[Any, dict[str, Any]]:
+    vocab = tinymodels.unigram(folder)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=vocab, hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=16,
+        intermediate_size=100, max_position_embeddings=64, num_hidden_layers=7, sliding_window=16,
+        query_pre_attn_scalar=16, use_bidirectional_attention=True, pad_token_id=1, bos_token_id=0, eos_token_id=2)
+    model = transformers.Gemma3TextModel(config).eval()
+    randomise(model, 8)
+    model.save_pretrained(folder)
+    torch.manual_seed(9)
+    layers = {"2_Dense": torch.nn.Linear(48, 96, bias=False), "3_Dense": torch.nn.Linear(96, 48, bias=False)}
+    encodermodels.write_modules(folder, "mean", layers, prompts={"query": "task: search result | query: "})
+    return model, layers
+
+
+def test_embedding_gemma(pool: mpool.Pool, tmp_path: Path) -> None:
+    """Gemma 3 that looks both ways, two dense layers, truncation to fewer components."""
+    _gemma(tmp_path)
+    theirs = SentenceTransformer(str(tmp_path))
+    _same(pool.embed(TEXTS, str(tmp_path), task="query", compute="float32"),
+          theirs.encode(TEXTS, prompt_name="query"))
+    expected = SentenceTransformer(str(tmp_path), truncate_dim=16).encode(TEXTS, normalize_embeddings=True)
+    _same(pool.embed(TEXTS, str(tmp_path), dimensions=16, compute="float32"), expected)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_gguf_of_embedding_gemma(pool: mpool.Pool, tmp_path: Path, dense: bool) -> None:
+    """As llama.cpp's converter writes it: norms with 1 added, dense layers or none."""
+    model, layers = _gemma(tmp_path)
+    ids = np.random.default_rng(3).integers(5, model.config.vocab_size, 60)
+    path = str(tinygguf.write_gemma(tmp_path / "m.gguf", model, layers if dense else {}))
+    found = pool.get(path)
+    assert found.description.embedding.output_size == 48
+    key = found._entry.core_key("float32")
+    rows = pool.registry.embed(key, ids.astype(np.int32), np.array([0, 60]))
+    with torch.no_grad():
+        pooled = model(torch.tensor(ids[None])).last_hidden_state[0].mean(0)
+        for layer in layers.values() if dense else ():
+            pooled = layer(pooled)
+        _same(rows[0], torch.nn.functional.normalize(pooled, dim=0).numpy())
+
+
 @pytest.mark.parametrize("name", ["Qwen3", "Qwen2"])
 def test_gguf_of_a_decoder(pool: mpool.Pool, tmp_path: Path, name: str) -> None:
     """A file is an embedding model by its pooling, and a text model without."""

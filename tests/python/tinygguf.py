@@ -210,6 +210,34 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
     return path
 
 
+def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
+    """Writes a Gemma3TextModel that looks both ways, with the layers behind its pooling."""
+    config, arch = model.config, gguf.MODEL_ARCH.GEMMA_EMBEDDING
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
+    for add, value in ((writer.add_block_count, config.num_hidden_layers), (writer.add_head_count, 3),
+                       (writer.add_context_length, config.max_position_embeddings), (writer.add_head_count_kv, 1),
+                       (writer.add_embedding_length, config.hidden_size), (writer.add_key_length, config.head_dim),
+                       (writer.add_feed_forward_length, config.intermediate_size),
+                       (writer.add_value_length, config.head_dim), (writer.add_layer_norm_rms_eps, config.rms_norm_eps),
+                       (writer.add_rope_freq_base, config.rope_parameters["full_attention"]["rope_theta"]),
+                       (writer.add_sliding_window, 16), (writer.add_pooling_type, gguf.PoolingType.MEAN)):
+        add(value)
+    _write_vocabulary(writer, "gemma", config.vocab_size, 2)
+    for name, parameter in model.state_dict().items():
+        found = names.get_name(name, try_suffixes=(".weight",))
+        assert found is not None, name
+        data = parameter.detach().numpy().astype(np.float32)
+        writer.add_tensor(found, np.ascontiguousarray(data + 1 if name.endswith("norm.weight") else data))
+    for number, layer in enumerate(dense.values(), 2):
+        writer.add_tensor(f"dense_{number}.weight", layer.weight.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def models() -> dict[str, Any]:
     """The seeded models whose files the tests compare: a name and a model of two layers each."""
     import paritymodels

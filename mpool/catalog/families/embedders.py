@@ -1,5 +1,6 @@
 """Decoders that give vectors: the networks of Qwen2, Llama, Mistral and Qwen3 without their output layer, looking back
-only or both ways (Qwen3-Embedding, arXiv:2506.05176; gte-Qwen2; Stella 1.5B, arXiv:2412.19048).
+only or both ways (Qwen3-Embedding, arXiv:2506.05176; gte-Qwen2; Stella 1.5B, arXiv:2412.19048; EmbeddingGemma,
+arXiv:2509.20354).
 
 A folder is one of them when modules of sentence-transformers stand around the network, a GGUF file when it names a
 pooling.
@@ -8,13 +9,14 @@ pooling.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, read_rope, read_window
+from .llama import decoder, finish, has_window, read_common, read_rope, read_window
 from .reading import MAX_WIDTH, activation, check_neutral, sizes, unsupported
-from .rows import Architecture, Config, Tensor
+from .rows import Architecture, Config, Tensor, layer
 
 log = logging.getLogger("mpool.catalog")
 
@@ -71,6 +73,45 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
         unsupported(table, f"{name}.attention.sliding_window", "models without a window")
 
 
+# ---- EmbeddingGemma ------------------------------------------------------------------------------------------------
+
+_EVERY = 6  # layer looks at everything, the others through a window
+_BLOCK = "layers.{}"
+_GEMMA = (*(tensor for tensor in _tensors(head_norms=True) if tensor.gguf != "blk.{}.ffn_norm.weight"),
+          *layer(f"{_BLOCK}.post_attention_layernorm", "post_attention_norm", "D"),
+          *layer(f"{_BLOCK}.pre_feedforward_layernorm", "ffn_norm", "D"),
+          *layer(f"{_BLOCK}.post_feedforward_layernorm", "post_ffw_norm", "D"))
+
+
+def read_gemma(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a Gemma 3 as an encoder. A window reaches as far on both sides together as on one."""
+    a, both = row.name, config.bool("use_bidirectional_attention", False)
+    pattern = config.int("sliding_window_pattern", config.int("_sliding_window_pattern", _EVERY, low=1), low=1)
+    kv, used = read_common(config, row, act="hidden_activation", pattern=pattern, theta=1e6)
+    kv[f"{a}.attention.causal"] = not both
+    layers: Any = kv.pop("mpool.window_layers", [])
+    window: Any = kv.pop(f"{a}.attention.sliding_window", 0)
+    if any(layers):
+        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in layers]
+    kv.setdefault("mpool.rope_local_base", 10000.0)
+    kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
+    kv["mpool.embedding_scale"] = math.sqrt(config.int("hidden_size", low=1))
+    kv["mpool.norm_offset"] = 1.0
+    return finish(config, kv, used | {"query_pre_attn_scalar", "sliding_window_pattern", "_sliding_window_pattern",
+                                      "rope_local_base_freq", "hidden_act", "use_bidirectional_attention"}, tied=True)
+
+
+def complete_gemma(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    """What a GGUF file leaves to convention. Its norms have the 1 added."""
+    layers = table.int(f"{name}.block_count", low=1)
+    window = table.int(f"{name}.attention.sliding_window", 0, low=0)
+    if window:
+        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in has_window(layers, _EVERY)]
+    kv.setdefault("gemma_embedding.rope.freq_base", 1e6)
+    kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
+    kv["mpool.embedding_scale"] = math.sqrt(table.int(f"{name}.embedding_length", low=1))
+
+
 _COMMON: dict[str, Any] = {
     "capability": "text_embedding", "prefixes": ("", "model."), "read": read_embedder,
     "harmless": (r"lm_head\.weight", r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
@@ -85,4 +126,8 @@ ROWS = (
                  **_COMMON),
     Architecture(name="qwen3_embedding", model_types=("qwen3",), gguf=("qwen3",), full_layers=28,
                  classes=("Qwen3Model", "Qwen3ForCausalLM"), tensors=_tensors(head_norms=True), **_COMMON),
+    Architecture(**{**_COMMON, "name": "gemma_embedding", "model_types": ("gemma3_text",), "gguf": ("gemma-embedding",),
+                    "classes": ("Gemma3TextModel", "Gemma3ForCausalLM"), "tensors": _GEMMA, "read": read_gemma,
+                    "activation": "gelu_tanh", "complete": complete_gemma, "remote": False,
+                    "handled": frozenset()}),
 )

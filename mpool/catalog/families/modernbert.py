@@ -81,7 +81,7 @@ def read_modernbert(config: Fields, row: Architecture) -> Config:
         "norm_eps" if "norm_eps" in config else "layer_norm_eps", 1e-5, above=0.0)
     kv[f"{a}.attention.causal"] = False
     kv[f"{a}.rope.freq_base"] = _base(config, "full_attention", "global_rope_theta", 160000.0)
-    kv["mpool.rope_base_window"] = _base(config, "sliding_attention", "local_rope_theta", 10000.0)
+    kv["mpool.rope_local_base"] = _base(config, "sliding_attention", "local_rope_theta", 10000.0)
     window = config.int("local_attention", 128, low=2)
     layers: Any = kv[f"{a}.block_count"]
     kv["mpool.layer_windows"] = list(windows(_layer_types(config, layers), window // 2 * 2))
@@ -105,7 +105,7 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     window = table.int(f"{name}.attention.sliding_window", low=2)
     kv["mpool.layer_windows"] = [window // 2 * 2 if i % every else 0 for i in range(layers)]
     kv["modern_bert.rope.freq_base"] = table.number(f"{name}.rope.freq_base", 160000.0, above=0.0)
-    kv["mpool.rope_base_window"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
+    kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
     if table.str(f"{name}.rope.scaling.type", "none") != "none":
         unsupported(table, f"{name}.rope.scaling.type", "none")
 
