@@ -130,8 +130,9 @@ static mp_spec *make_spec(const void *arg) {
     return file.spec;
 }
 
+/* Every family in float32; in the other classes, which differ in their products only, every third. */
 static void check_families(mp_compute compute) {
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+    for (size_t i = 0; i < sizeof families / sizeof *families; i += compute == MP_COMPUTE_F32 ? 1 : 3)
         check_grouping(make_spec, &families[i], compute);
 }
 
