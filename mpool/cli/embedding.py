@@ -1,8 +1,10 @@
-"""``mpool embed``: texts in, a line of JSON a text or one numpy array out, in memory that does not grow with either."""
+"""``mpool embed`` and ``mpool embed-image``: texts or images in, a line of JSON each or one numpy array out, in memory
+that does not grow with either."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import stat
@@ -27,9 +29,7 @@ def embed(arguments: argparse.Namespace) -> int:
 
     if arguments.text and arguments.file:
         raise InvalidArgument("texts are given as arguments and with --file, allowed: one of the two")
-    form = arguments.format or ("npy" if (arguments.output or "").endswith(".npy") else "jsonl")
-    if form == "npy" and not arguments.output and sys.stdout.isatty():
-        raise InvalidArgument("an array would go to the terminal", hint="Name a file with --output, or redirect")
+    form = _form(arguments)
     source = iter(arguments.text) if arguments.text else _lines(arguments.file or ["-"])
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
@@ -45,6 +45,46 @@ def embed(arguments: argparse.Namespace) -> int:
                 writer.rows(rows)
             writer.close()
     return 0
+
+
+def embed_image(arguments: argparse.Namespace) -> int:
+    """Runs the command for images."""
+    form = _form(arguments)
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in
+                               ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
+    source = iter(arguments.image) if arguments.image else _lines(["-"])
+    whole = options["precision"] in ("int8", "uint8")  # their ranges need all vectors at once
+    names: list[str] = []  # those in flight
+    count = 0
+    with make_pool(arguments) as pool:
+        pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        with _opened(arguments.output) as file:
+            writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, names, "image")
+            while part := list(source if whole else itertools.islice(source, _BATCH)):
+                count += len(part)
+                names += part
+                writer.rows(pool.embed_image(part, arguments.model, max_inputs=len(part), progress=_bar(arguments),
+                                             **options))
+            _some(count, "image")
+            writer.close()
+    return 0
+
+
+def _form(arguments: argparse.Namespace) -> str:
+    """How vectors are written."""
+    from ..errors import InvalidArgument
+
+    form: str = arguments.format or ("npy" if (arguments.output or "").endswith(".npy") else "jsonl")
+    if form == "npy" and not arguments.output and sys.stdout.isatty():
+        raise InvalidArgument("an array would go to the terminal", hint="Name a file with --output, or redirect")
+    return form
+
+
+def _some(count: int, unit: str) -> None:
+    from ..errors import InvalidArgument
+
+    if not count:
+        raise InvalidArgument(f"there is no {unit} to embed")
 
 
 def _default() -> str:
@@ -72,8 +112,6 @@ def _lines(paths: list[str]) -> Iterator[str]:
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,
              options: dict[str, Any]) -> Iterator[NDArray[Any]]:
     """Arrays (n, d) in the order of the texts, which are appended to ``kept`` as they are read."""
-    from ..errors import InvalidArgument
-
     def keep(texts: Iterable[str]) -> Iterator[str]:
         for text in texts:
             if kept is not None:
@@ -83,16 +121,14 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
     model = arguments.model
     if options["precision"] in ("int8", "uint8"):  # their ranges need all vectors at once
         texts = list(keep(source))
-        if not texts:
-            raise InvalidArgument("there is no text to embed")
+        _some(len(texts), "text")
         yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **options)
         return
     count = 0
     for rows in pool.embed_iter(keep(source), model, batch_size=_BATCH, progress=_bar(arguments), **options):
         count += len(rows)
         yield rows
-    if not count:
-        raise InvalidArgument("there is no text to embed")
+    _some(count, "text")
 
 
 def _bar(arguments: argparse.Namespace) -> bool:
@@ -101,10 +137,10 @@ def _bar(arguments: argparse.Namespace) -> bool:
 
 
 class _LineWriter:
-    """A JSON object a line: the text and its vector, null if it has none."""
+    """A JSON object a line: the text (or what ``unit`` says) and its vector, null if it has none."""
 
-    def __init__(self, file: IO[bytes], texts: list[str]) -> None:
-        self.file, self.texts = file, texts
+    def __init__(self, file: IO[bytes], texts: list[str], unit: str = "text") -> None:
+        self.file, self.texts, self.unit = file, texts, unit
 
     def rows(self, vectors: NDArray[Any]) -> None:
         """Writes vectors (n, d) of the first n texts, and forgets those."""
@@ -113,7 +149,7 @@ class _LineWriter:
         for text, values in zip(self.texts, vectors.tolist()):
             known = all(value == value for value in values)
             vector = "[" + ", ".join([form % value for value in values]) + "]" if known else "null"
-            line = f'{{"text": {json.dumps(text, ensure_ascii=False)}, "embedding": {vector}}}\n'
+            line = f'{{"{self.unit}": {json.dumps(text, ensure_ascii=False)}, "embedding": {vector}}}\n'
             self.file.write(line.encode())
         del self.texts[:len(vectors)]
         self.file.flush()

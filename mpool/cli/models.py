@@ -168,6 +168,12 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
                   "matryoshka": list(settings.dimensions), "pooling": list(settings.pooling),
                   "normalize": settings.normalize, "similarity": settings.similarity,
                   "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt_name}
+    if model.image is not None:
+        image = model.image
+        facts |= {"capabilities": [model.capability, *(tower.capability for tower in model.towers)],
+                  "dimensions": image.output_size, "image_size": image.image_size, "patch_size": image.patch_size,
+                  "any_size": image.any_size, "resize": list(image.resize or ()), "crop": list(image.crop or ()),
+                  "normalize": image.normalize, "similarity": image.similarity}
     if model.generation is not None:
         facts |= {"context_length": model.generation.context_length, "chat_template": model.chat_template is not None,
                   "end_of_generation": list(model.generation.eog_token_ids),

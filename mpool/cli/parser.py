@@ -10,7 +10,7 @@ from typing import Any
 from .. import __version__
 from ..sampling import TABLE
 
-_CAPABILITIES = ("text_embedding", "text_to_text")
+_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding")
 #: What an option of sampling does, where its name does not say it.
 _MEANINGS = {"temperature": "0 always takes the likeliest token", "top_k": "only the likeliest so many",
              "top_p": "only the likeliest that make up this share",
@@ -44,6 +44,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     _embed(add("embed", "vectors of texts: arguments, files or standard input, one text a line",
                _lazy("embedding", "embed")))
+    _embed_image(add("embed-image", "vectors of images: files, or paths on standard input, one a line",
+                     _lazy("embedding", "embed_image")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
     _chat(add("chat", "talk with a model", _lazy("talking", "chat")))
     _pull(add("pull", "fetch models to this machine", _lazy("models", "pull")))
@@ -76,21 +78,36 @@ def _embed(command: argparse.ArgumentParser) -> None:
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="a file with one text a line; - is standard input; may be repeated")
     _model(command, "the catalogue's, see `mpool models`")
-    command.add_argument("-o", "--output", metavar="PATH", help="where to write (default: standard output)")
-    command.add_argument("--format", choices=("jsonl", "npy"), help="jsonl: a line a text with its vector; npy: one "
-                                                                    "numpy array (default: by --output's ending)")
+    _vectors(command, "text")
     command.add_argument("--task", choices=("query", "document"), help="use the model's prompt for it")
     command.add_argument("--prompt", help="a text to put before every text")
     command.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
+    command.add_argument("--no-truncate", action="store_true", help="refuse texts that are too long for the model")
+
+
+def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
+    """Options of vectors, of texts and of images."""
+    command.add_argument("-o", "--output", metavar="PATH", help="where to write (default: standard output)")
+    command.add_argument("--format", choices=("jsonl", "npy"),
+                         help=f"jsonl: a line with the vector for each {unit}; npy: one numpy array (default: by "
+                              "--output's ending)")
     command.add_argument("--dimensions", type=int, metavar="N", help="only the first N components")
     command.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="whether vectors have length 1 "
                                                                                     "(default: as the model says)")
     command.add_argument("--precision", default="float32", choices=("float32", "int8", "uint8", "binary", "ubinary"),
                          help="of the output (default: float32)")
-    command.add_argument("--no-truncate", action="store_true", help="refuse texts that are too long for the model")
     command.add_argument("--on-error", default="raise", choices=("raise", "null"),
-                         help="null: a text that cannot be embedded gives null (npy: NaN) and the rest goes on")
+                         help=f"null: what cannot be embedded of the {unit}s gives null (npy: NaN) and the rest goes on")
     command.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
+
+
+def _embed_image(command: argparse.ArgumentParser) -> None:
+    command.add_argument("image", nargs="*", help="files (PNG, JPEG, WebP), or URLs with --allow-urls; without any, "
+                                                  "standard input is read")
+    command.add_argument("-m", "--model", metavar="REF", required=True, help="the model, such as CLIP")
+    _pool(command)
+    _vectors(command, "image")
+    command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
 
 
 def _number_or_none(text: str) -> int | None:

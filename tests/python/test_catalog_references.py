@@ -116,7 +116,7 @@ def test_catalogue_rows() -> None:
     assert larger.fact.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
     for row in found.rows.values():
         assert row.license and row.origin.startswith("https://huggingface.co/") and row.est_memory_allocation_mb > 0
-        assert row.capability in ("text_embedding", "text_to_text") and (row.refs or row.joined)
+        assert row.capability in ("text_embedding", "text_to_text", "image_embedding") and (row.refs or row.joined)
     assert set(found.keys("text_embedding")) | set(found.keys("text_to_text")) == set(found.keys())
     with pytest.raises(errors.UnknownModel, match="vision"):
         found.default("vision")

@@ -438,6 +438,44 @@ def test_a_conversation_that_outgrows_the_model() -> None:
         conversation.begin()
 
 
+# ---- images ---------------------------------------------------------------------------------------------------------
+
+def test_embed_image_files_and_stdin_agree(dino: Path, tmp_path: Path) -> None:
+    import mpool
+    from PIL import Image
+
+    import imagemodels
+
+    paths = []
+    for seed in range(3):
+        paths.append(str(tmp_path / f"{seed}.png"))
+        Image.fromarray(imagemodels.image(seed, 60 + seed, 70)).save(paths[-1])
+    with mpool.Pool() as pool:
+        expected = pool.embed_image(paths, dino)
+    lines = run("embed-image", "-m", str(dino), *paths).stdout
+    found = [json.loads(line) for line in lines.splitlines()]
+    assert [one["image"] for one in found] == paths
+    assert np.allclose([one["embedding"] for one in found], expected, rtol=1e-7)
+    assert run("embed-image", "-m", str(dino), stdin="\n".join(paths) + "\n").stdout == lines
+    out = tmp_path / "vectors.npy"
+    run("embed-image", "-m", str(dino), "-o", str(out), "--dimensions", "5", "-q", *paths)
+    assert np.array_equal(np.load(out), expected[:, :5])
+    run("embed-image", "-m", str(dino), "-o", str(out), "--precision", "int8", *paths)
+    assert np.load(out).dtype == np.int8
+    bad = tmp_path / "bad.png"
+    bad.write_text("no image")
+    failed = run("embed-image", "-m", str(dino), paths[0], str(bad), check=False)
+    assert failed.returncode == 1 and "image 1 is no PNG" in failed.stderr
+    rows = [json.loads(line) for line in
+            run("embed-image", "-m", str(dino), "--on-error", "null", paths[0], str(bad)).stdout.splitlines()]
+    assert rows[1]["embedding"] is None and rows[0]["embedding"] is not None
+    for given, words in (((), "there is no image"), (("https://host/image.png",), "fetching is not allowed")):
+        failed = run("embed-image", "-m", str(dino), *given, check=False)
+        assert failed.returncode == 1 and words in failed.stderr
+    facts = json.loads(run("show", str(dino), "--json").stdout)
+    assert facts["capabilities"] == ["image_embedding"] and facts["patch_size"] == 14 and facts["any_size"] is True
+
+
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 def test_models_lists_the_catalogue(tmp_path: Path) -> None:

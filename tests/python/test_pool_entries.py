@@ -46,6 +46,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool embed": ("bert", lambda pool, model, o: _command("embed", "--model", model, "a", "b")),
     "mpool.embed_image": ("dino", _default(lambda model, o: mpool.embed_image(IMAGE, model, **o))),
     "check of an image model": ("dino", _default(lambda model, o: mpool.check(model))),
+    "mpool embed-image": ("dino", lambda pool, model, o: _command("embed-image", "--model", model, _image_file())),
     "mpool generate": ("llama", lambda pool, model, o: _command("generate", "--model", model, "--max-tokens", "2",
                                                                 "a")),
     "mpool generate --json": ("llama", lambda pool, model, o: _command("generate", "--json", "--model", model,
@@ -64,6 +65,17 @@ OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "
 
 #: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table.
 OTHER_COMMANDS = {"demo", "models", "pull", "show"}
+
+
+def _image_file() -> str:
+    """A data URL is as good as a file."""
+    import base64
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(IMAGE).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 class _Failed(Exception):
@@ -88,7 +100,7 @@ def test_the_table_is_complete() -> None:
     from mpool.cli.parser import make_parser
 
     commands = next(iter(make_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
-    assert set(commands) == OTHER_COMMANDS | {"embed", "generate", "chat"}
+    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "generate", "chat"}
     assert all(f"mpool {name}" in ENTRIES for name in set(commands) - OTHER_COMMANDS)
 
 
