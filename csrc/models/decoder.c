@@ -306,6 +306,11 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
     mp_lane_sync(lane);
     add_output(pass, lane, view, &layer->out, layer->attention_post_norm, pass->mixed, mixed);
     in = norm_rows(model, lane, view, pass->x, layer->ffn_norm, M, pass->normed);
+    if (layer->experts.count > 0) {
+        mp_experts_forward(&layer->experts, lane, in, M, model->residual_scale, pass->experts,
+                           view->base + view->at.expert, pass->x);
+        return;
+    }
     mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->inner, wide);
     mp_lane_sync(lane);
     in = gate_rows(model, lane, view, M, pass->inner, &ld);

@@ -4,6 +4,7 @@
 #define MP_MODELS_DECODER_H
 
 #include "models/arch.h"
+#include "models/layers/experts.h"
 #include "models/layers/kv_cache.h"
 #include "models/layers/linear.h"
 #include "models/layers/rope.h"
@@ -15,6 +16,7 @@ typedef struct mp_decoder_layer {
     float *q_norm, *k_norm;           /* [head_dim], or NULL */
     float *attention_post_norm, *ffn_post_norm; /* [hidden] of what is added to the residual sum, or NULL */
     mp_linear qkv, out, gate_up, down;
+    mp_experts experts; /* instead of gate_up and down; none when its count is 0 */
     int rope;   /* rotary table of its queries and keys; -1: they are not rotated */
     int window; /* positions that a row sees, its own included; 0 = all */
     int kv;     /* its number in the cache, which counts windowed layers last */
@@ -31,6 +33,10 @@ typedef struct mp_decoder {
     int32_t qkv_width; /* (heads + 2 kv_heads) * head_dim */
     float eps;
     mp_act act;
+    struct {
+        int32_t count, used, ffn, from; /* of layers from `from` on; count 0: none */
+        bool normalise;
+    } experts;
     float attention_scale;   /* on products of queries and keys */
     float attention_softcap; /* 0 = none, as the next */
     float output_softcap;    /* of logits, after their scale */
@@ -88,7 +94,7 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     int *lane_units; /* [lanes + 1] first unit of each lane */
     int unit_count, most_blocks;
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
-    void *acts;
+    void *acts, *experts;
     mp_lease *lease;
     uint64_t keep_until_ns; /* see mp_stored_begin */
     bool unpacked;          /* some weights were not packed when it began */

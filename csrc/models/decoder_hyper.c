@@ -4,7 +4,7 @@
 
 #include "models/decoder_load.h"
 
-enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_HEAD = 1024 };
+enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_HEAD = 1024, MAX_EXPERTS = 4096 };
 
 static const char *spec_file(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
 
@@ -73,6 +73,23 @@ static mp_status read_activation(mp_decoder *model, const mp_spec *spec, mp_erro
     return MP_OK;
 }
 
+static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t count, used, ffn, from, none = 0;
+    bool yes = true;
+    MP_TRY(mp_spec_int(spec, "{arch}.expert_count", 0, MAX_EXPERTS, &none, &count, error));
+    if (count == 0)
+        return MP_OK;
+    MP_TRY(mp_spec_int(spec, "{arch}.expert_used_count", 1, count, NULL, &used, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.expert_feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.leading_dense_block_count", 0, model->layer_count, &none, &from, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.expert_normalise", &yes, &model->experts.normalise, error));
+    model->experts.count = (int32_t)count;
+    model->experts.used = (int32_t)used;
+    model->experts.ffn = (int32_t)ffn;
+    model->experts.from = (int32_t)from;
+    return MP_OK;
+}
+
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t layers, hidden, ffn, context;
     double eps;
@@ -88,6 +105,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, mp_error
     model->eps = (float)eps;
     MP_TRY(read_heads(model, spec, error));
     MP_TRY(read_scales(model, spec, error));
+    MP_TRY(read_experts(model, spec, error));
     return read_activation(model, spec, error);
 }
 

@@ -14,6 +14,8 @@ static void decoder_destroy(mp_model *base) {
         return;
     for (int i = 0; i < MP_ROPES; i++)
         mp_rope_deinit(&model->rope[i]);
+    for (int i = 0; model->layers && i < model->layer_count; i++)
+        mp_experts_deinit(&model->layers[i].experts);
     mp_stored_destroy(model->stored);
     mp_free(model->slab);
     mp_free(model->layers);
@@ -71,7 +73,10 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         {"ffn_down", &layer->down, hidden, ffn, false},
     };
     char name[64], bias_name[64];
+    bool experts = model->experts.count > 0 && index >= model->experts.from;
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
+        if (experts && (linears[i].linear == &layer->gate_up || linears[i].linear == &layer->down))
+            continue;
         snprintf(name, sizeof name, "blk.%d.%s.weight", index, linears[i].name);
         snprintf(bias_name, sizeof bias_name, "blk.%d.%s.bias", index, linears[i].name);
         /* a bias that the architecture does not have must not be dropped in silence */
@@ -79,6 +84,11 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, linears[i].bias ? bias_name : NULL, linears[i].N,
                                  linears[i].K, error));
+    }
+    if (experts) {
+        mp_experts_shape shape = {index,  model->experts.count,     model->experts.used, hidden, model->experts.ffn,
+                                  model->experts.normalise, model->act};
+        MP_TRY(mp_experts_init(&layer->experts, &shape, builder, error));
     }
     const struct {
         const char *name;
@@ -119,6 +129,15 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
     return MP_OK;
 }
 
+/* Of a layer's experts: parameters that a row leaves alone, and bytes of those that it uses. */
+static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *used) {
+    const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
+    for (int i = 0; i < 3 && experts->count > 0; i++) {
+        *idle += (int64_t)(experts->count - experts->used) * matrices[i]->N * matrices[i]->K;
+        *used += (uint64_t)experts->used * matrices[i]->tensors[0].nbytes;
+    }
+}
+
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
     mp_status status;
     double norm_offset = 0;
@@ -155,7 +174,11 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps integers of 13 and 12 bits */
     bool exact = model->layers[0].qkv.w[0].kind == MP_W_F32;
     model->kv.dtype = exact ? MP_F32 : MP_I16;
-    atomic_init(&model->row_ns, (uint64_t)builder.parameters / 256 + 1000);
+    int64_t idle = 0; /* parameters that a row does not use */
+    uint64_t mapped = 0;
+    for (int i = 0; i < model->layer_count; i++)
+        count_experts(&model->layers[i].experts, &idle, &mapped);
+    atomic_init(&model->row_ns, (uint64_t)(builder.parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
     static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
@@ -166,7 +189,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .hidden_size = model->hidden,
         .layers = model->layer_count,
         .parameters = builder.parameters,
-        .weight_bytes = (int64_t)builder.slab_bytes,
+        .weight_bytes = (int64_t)(builder.slab_bytes + mapped),
     };
     *out = &model->base.base;
     model = NULL;
@@ -176,13 +199,19 @@ cleanup:
     return status;
 }
 
+/* A matrix of one expert, blk.0.ffn_up.1.weight, which stays where it is. Tensors of all of them have three sizes. */
+static bool is_expert(const char *name) {
+    const char *part = strstr(name, ".ffn_"), *dot = part ? strchr(part + 1, '.') : NULL;
+    return dot && dot[1] >= '0' && dot[1] <= '9';
+}
+
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t bytes = 0;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
         mp_wkind kind;
-        if (entry->ndim != 2 || table || !mp_wmat_kind_for(entry->dtype, compute, &kind))
+        if (entry->ndim != 2 || table || is_expert(entry->name) || !mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;
         if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX)
             continue; /* refused when it is loaded */

@@ -5,9 +5,10 @@
 #include "models/decoder.h"
 
 /* A lane's scratch: rows of its own | prepared activations of its own | attention scratch | running state | pointers to
- * KV blocks | a panel of weights, while some are not packed. Offsets in bytes; rows start at 0. */
+ * KV blocks | a panel of an expert | a panel of weights, while some are not packed. Offsets in bytes; rows start at
+ * 0. */
 typedef struct mp_lane_layout {
-    size_t acts, attention, state, pointers, panel, bytes;
+    size_t acts, attention, state, pointers, expert, panel, bytes;
 } mp_lane_layout;
 
 mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks);

@@ -20,6 +20,14 @@ static size_t acts_scratch(const mp_decoder *model, int M) {
     return bytes;
 }
 
+static size_t experts_scratch(const mp_decoder *model, int M) {
+    size_t bytes = 0;
+    for (int l = 0; l < model->layer_count; l++)
+        if (model->layers[l].experts.count > 0)
+            bytes = most(bytes, mp_experts_scratch(&model->layers[l].experts, M));
+    return bytes;
+}
+
 mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) {
     mp_lane_layout at = {0};
     size_t width = most((size_t)model->hidden, (size_t)model->ffn);
@@ -27,7 +35,11 @@ mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) 
     at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
     at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->head_dim));
     at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->head_dim + 2) * sizeof(float));
-    at.panel = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
+    at.expert = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
+    at.panel = at.expert;
+    for (int l = 0; l < model->layer_count; l++)
+        if (model->layers[l].experts.count > 0)
+            at.panel = most(at.panel, at.expert + mp_experts_lane_scratch(&model->layers[l].experts));
     /* last: it goes while passes are planned by others */
     at.bytes = at.panel + (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
     return at;
@@ -84,6 +96,7 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int l
     bytes += mp_arena_cost(M * 2 * (size_t)model->ffn * f);
     bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
     bytes += mp_arena_cost(acts_scratch(model, rows->M));
+    bytes += mp_arena_cost(experts_scratch(model, rows->M));
     /* for any part of the rows: some may be given up before the pass, and what is left may want to split */
     if (lanes > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
         bytes += mp_arena_cost(most_split_blocks(&sizes, lanes) * mp_decoder_partial_floats(model) * f);
@@ -162,6 +175,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->inner = mp_arena_take(arena, M * 2 * (size_t)model->ffn * f);
     pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
     pass->acts = mp_arena_take(arena, acts_scratch(model, rows->M));
+    pass->experts = mp_arena_take(arena, experts_scratch(model, rows->M));
     pass->mode = one_row_each(rows) ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
     if (one_row_each(rows) && may_split(model, rows, &sizes, lanes)) {
         pass->mode = MP_ATTEND_SPLIT;

@@ -6,11 +6,12 @@ GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gg
 
     V vocabulary   T token types   P positions   D hidden size   F feed-forward size   R rotated dimensions / 2
     Q heads x key length   K KV heads x key length   U KV heads x value length   O heads x value length
-    E key length
+    E key length   X experts   N feed-forward size of an expert
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -94,8 +95,12 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
         if rotated % 2 or rotated > key_length:
             table.fail(f"{a}.rope.dimension_count", rotated, f"an even number, at most the head's {key_length}")
         table.number(f"{a}.rope.freq_base", above=0.0)
+    experts = table.int(f"{a}.expert_count", 0, low=0, high=4096)
+    inner = table.int(f"{a}.expert_feed_forward_length", 0, low=0, high=MAX_WIDTH)
+    if experts:
+        table.int(f"{a}.expert_used_count", low=1, high=experts)
     return {"V": vocabulary, "D": hidden, "F": feed_forward, "P": context, "T": token_types or 0, "R": rotated // 2,
-            "Q": heads * key_length, "K": kv_heads * key_length, "U": kv_heads * value_length,
+            "X": experts, "N": inner, "Q": heads * key_length, "K": kv_heads * key_length, "U": kv_heads * value_length,
             "O": heads * value_length, "E": key_length, "layers": layers}
 
 
@@ -119,15 +124,16 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
         above = tensor.when.endswith("above 0")
         if asks and not gguf and not size.get(asks, 0):
             continue
-        if gguf and not tensor.gguf:
+        if (gguf and (not tensor.gguf or tensor.when == "folder")) or not (gguf or tensor.hf or tensor.when):
             continue
         shape = tuple(size[letter] for letter in tensor.shape)
         names = (tensor.gguf or f"#{number}", tensor.hf, tensor.stored or tensor.gguf)
         layers = range(size["layers"]) if "{}" in tensor.gguf or "{}" in tensor.hf else range(1)
-        for layer in layers:
+        experts = range(size.get("X", 0)) if "{x}" in tensor.hf else range(1)
+        for layer, expert in itertools.product(layers, experts):
             if above and layer == 0:
                 continue
-            name, hf, stored = (name.replace("{}", str(layer)) for name in names)
+            name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert)) for name in names)
             needed = not tensor.when or tensor.when == "above 0" or (
                 not gguf and tensor.when not in ("gguf", "tied"))
             table[name] = Expected(tuple(filter(None, hf.split("|"))), tuple(stored.split("|")), shape, needed,
@@ -257,8 +263,8 @@ def map_gguf(row: Architecture, size: Mapping[str, int], tensors: Sequence[Tenso
         Unsupported: the tensors are those of a known variant (experts) that mpool does not compute.
     """
     table = expected(row, size, gguf=True)
-    experts = [entry.name for entry in tensors
-               if re.search(r"_exps\.|\.ffn_gate_inp\.|\.\d+\.weight$", entry.name)]
+    experts = [entry.name for entry in tensors if entry.name not in table
+               and re.search(r"_exps\.|\.ffn_gate_inp\.|\.\d+\.weight$", entry.name)]
     if experts:
         raise Unsupported(f"{paths[0]}: {sorted(experts)[0]} belongs to a mixture of experts, which mpool's {row.name} "
                           "does not compute")

@@ -12,7 +12,7 @@
 #include "models/model.h"
 
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
-       TINY_CONTEXT = 512 };
+       TINY_CONTEXT = 512, TINY_EXPERT = 256 };
 
 typedef struct tiny_file { /* weights under construction */
     uint8_t *bytes;
@@ -134,6 +134,9 @@ typedef struct tiny_kind {
     bool head_norms, output_norms;
     bool scaled;   /* factors, softcaps, a rotary base of its own for windows, a layer without rotation */
     int long_from; /* LongRoPE; 0 = none */
+    int experts;   /* of which a row has two; 0 = none. The last has a router of NaN, so that it is never chosen, and
+                    * stands at the end of the file, on pages of its own */
+    size_t *rest;  /* bytes of the file before that one's, or NULL */
 } tiny_kind;
 
 static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
@@ -146,6 +149,16 @@ static inline void tiny_arch_float(mp_spec *spec, const char *arch, const char *
     char name[96];
     snprintf(name, sizeof name, "%s.%s", arch, key);
     tiny_float(spec, name, value);
+}
+
+static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_count, int layer, int expert) {
+    static const char *const parts[] = {"gate", "up", "down"};
+    char name[64];
+    for (int p = 0; p < 3; p++) {
+        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.weight", layer, parts[p], expert);
+        tiny_tensor(file, name, types[(p == 2 ? 1 : 0) % type_count], p == 2 ? TINY_HIDDEN : TINY_EXPERT,
+                    p == 2 ? TINY_EXPERT : TINY_HIDDEN, 0.1f, 0);
+    }
 }
 
 /* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32, Q8_0) is
@@ -172,6 +185,11 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         int64_t windowed[TINY_LAYERS] = {1, 0, 1};
         tiny_arch_int(file.spec, kind->arch, "attention.sliding_window", kind->window);
         tiny_ints(file.spec, "mpool.window_layers", windowed, TINY_LAYERS);
+    }
+    if (kind->experts) {
+        tiny_arch_int(file.spec, kind->arch, "expert_count", kind->experts);
+        tiny_arch_int(file.spec, kind->arch, "expert_used_count", 2);
+        tiny_arch_int(file.spec, kind->arch, "expert_feed_forward_length", TINY_EXPERT);
     }
     if (kind->scaled) {
         int64_t ropes[TINY_LAYERS] = {1, 0, -1};
@@ -218,8 +236,17 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     tiny_tensor(&file, "output_norm.weight", MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
     for (int l = 0; l < TINY_LAYERS; l++) {
         for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            if (kind->experts && strncmp(matrices[m].name, "ffn", 3) == 0)
+                continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
             tiny_tensor(&file, name, types[at++ % type_count], matrices[m].rows, matrices[m].columns, 0.1f, 0);
+        }
+        for (int e = 0; e + 1 < kind->experts; e++)
+            tiny_expert(&file, types, type_count, l, e);
+        if (kind->experts) {
+            snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", l);
+            tiny_tensor(&file, name, MP_F32, kind->experts, TINY_HIDDEN, 0.3f, 0);
+            memset(file.bytes + file.used - TINY_HIDDEN * sizeof(float), 0xFF, sizeof(float));
         }
         snprintf(name, sizeof name, "blk.%d.attn_norm.weight", l);
         tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
@@ -235,6 +262,14 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN / TINY_HEADS, 0.3f, 1);
         }
     }
+    size_t rest = file.used;
+    for (int l = 0; l < TINY_LAYERS && kind->experts; l++) {
+        if (l == 0)
+            tiny_tensor(&file, "padding", MP_F32, 1, 2048, 0.1f, 0);
+        tiny_expert(&file, types, type_count, l, kind->experts - 1);
+    }
+    if (kind->rest)
+        *kind->rest = rest;
     tiny_tokens(file.spec);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);

@@ -177,6 +177,10 @@ MP_TEST_SECONDS(models_contract_scaled, 120) {
     check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true});
 }
 
+MP_TEST_SECONDS(models_contract_experts, 120) {
+    check_kind(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6});
+}
+
 MP_TEST_SECONDS(models_contract_long_rope, 120) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
 /* Windows shorter than a block, longer than one, and longer than two. */

@@ -28,6 +28,12 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_window": ("Qwen2Config", "Qwen2ForCausalLM",
                      {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
+    "qwen3moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                 {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+                  "norm_topk_prob": True}),
+    "qwen3moe_shares": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                        {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
+                         "norm_topk_prob": False}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
     "smollm3_interval": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
     "granite": ("GraniteConfig", "GraniteForCausalLM",
@@ -62,7 +68,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"]}
 
 #: Of these, what GGUF files cannot say, or do not: a window, or where it is; scales.
-FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "smollm3_interval", "gemma2_scalar", "gemma3_types")
+FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "gemma2_scalar", "gemma3_types")
 #: Layers that a model needs to have some of every kind.
 LAYERS = {"smollm3": 5, "gemma3": 7}
 
@@ -75,7 +81,7 @@ def randomise(model: Any, seed: int) -> None:
         if parameter.dim() == 1:
             parameter.data = (1 + 0.3 * noise) if "norm" in name.lower() and name.endswith("weight") else 0.3 * noise
         else:
-            parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5)
+            parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)
 
 
 def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:

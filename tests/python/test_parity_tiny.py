@@ -97,8 +97,8 @@ def test_decoder_layers(decoder, layers: int) -> None:
     assert np.abs(got - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3_long",
-                                    "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "llama_mistral", "qwen2", "qwen3", "qwen3moe", "smollm3", "granite",
+                                    "phi3_long", "gemma2", "gemma3"])
 @pytest.mark.parametrize("tie", [False, True])
 def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> None:
     model = paritymodels.decoder(family, 2, vocab=157, tie=tie)

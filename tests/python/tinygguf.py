@@ -83,6 +83,10 @@ def _write_sizes(writer: Any, arch: str, config: Any) -> None:
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
     if arch in ("phi3", "gemma2", "gemma3") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "num_local_experts", 0):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if arch == "granite":
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -103,6 +107,14 @@ def _rope_divisors(config: Any) -> np.ndarray:
     return (1 / ((1 - blend) / rope["factor"] + blend)).astype(np.float32)
 
 
+def _expert_parts(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
+    """Matrices of all experts, (experts, out, in) float32; transformers holds gates and ups one below the other."""
+    if name.endswith("down_proj"):
+        return {"down": data}
+    gate, up = np.split(data, 2, axis=1)
+    return {"gate": gate, "up": up}
+
+
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None) -> Path:
     """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
 
@@ -111,7 +123,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
     """
     config = model.config
-    arch = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}.get(config.model_type, config.model_type)
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
@@ -123,9 +135,13 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        data = parameter.detach().numpy().astype(np.float32)
+        if ".experts." in name:
+            for part, values in _expert_parts(name, data).items():
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", np.ascontiguousarray(values))
+            continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
-        data = parameter.detach().numpy().astype(np.float32)
         if pairs and (".q_proj." in name or ".k_proj." in name):
             data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name
                                    else config.num_key_value_heads)

@@ -11,12 +11,14 @@ from .reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, un
 from .rows import Architecture, Config, Tensor, layer
 
 
-def decoder(*, qkv_bias: bool = False, head_norms: bool = False) -> tuple[Tensor, ...]:
+def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False) -> tuple[Tensor, ...]:
     """Tensors of a decoder of Llama's kind: with biases of queries, keys and values, with a norm a head of queries and
-    of keys."""
+    of keys, with experts in all layers."""
     block = "layers.{}"
     norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E"),
              *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E"))
+    dense = (*layer(f"{block}.mlp.gate_proj", "ffn_gate", "FD"), *layer(f"{block}.mlp.up_proj", "ffn_up", "FD"),
+             *layer(f"{block}.mlp.down_proj", "ffn_down", "DF"))
     return (
         Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
         Tensor("norm.weight", "output_norm.weight", "D"),
@@ -28,10 +30,21 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False) -> tuple[Tensor
         *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias="U" if qkv_bias else None),
         *layer(f"{block}.self_attn.o_proj", "attn_output", "DO"),
         *layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
-        *layer(f"{block}.mlp.gate_proj", "ffn_gate", "FD"),
-        *layer(f"{block}.mlp.up_proj", "ffn_up", "FD"),
-        *layer(f"{block}.mlp.down_proj", "ffn_down", "DF"),
+        *(expert_tensors(f"{block}.mlp") if experts else dense),
         *(norms if head_norms else ()),
+    )
+
+
+def expert_tensors(block: str, router: str = "gate") -> tuple[Tensor, ...]:
+    """Router and experts of each layer: one tensor an expert in folders, one for all of them in GGUF files."""
+    return (
+        *layer(f"{block}.{router}", "ffn_gate_inp", "XD"),
+        *layer(f"{block}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder"),
+        *layer(f"{block}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder"),
+        *layer(f"{block}.experts.{{x}}.down_proj", "ffn_down.{x}", "DN", when="folder"),
+        Tensor("", "blk.{}.ffn_gate_exps.weight", "XND"),
+        Tensor("", "blk.{}.ffn_up_exps.weight", "XND"),
+        Tensor("", "blk.{}.ffn_down_exps.weight", "XDN"),
     )
 
 

@@ -13,13 +13,15 @@ from ..spec import Value
 class Tensor:
     """One tensor: its name in transformers (empty if it has none), its name in GGUF, its shape in letters.
 
-    ``{}`` stands for the layer; ``|`` separates names that files of different origin have. A name that ends in ``[i]``
-    is part i of a tensor that holds several, one below the other; every part of it needs a row, and a part without a
-    GGUF name is left out. ``when`` says that a file may do without: ``"tied"``, the output layer that falls back on the
-    embedding; ``"gguf"``, a tensor that only GGUF files have; ``"types"``, the table of token types, which a GGUF file
-    may leave out; ``"above 0"``, which the first layer does not have; ``"if x"``, which is there if ``x`` is not 0
-    among the model's sizes (in a GGUF file: if it is there); ``"if x above 0"``, both. ``stored`` is its name in GGUF
-    files where that is another than ``gguf``, the one that the core reads.
+    ``{}`` stands for the layer, ``{x}`` for an expert that has a tensor of its own; ``|`` separates names that
+    files of different origin have. A name that ends in ``[i]`` is part i of a tensor that holds several, one below
+    the other; every part of it needs a row, and a part without a GGUF name is left out. ``when`` says that a file
+    may do without: ``"tied"``, the output layer that falls back on the embedding; ``"gguf"``, a tensor that only
+    GGUF files have, some of them; ``"folder"``, one that GGUF files have in another form; without a name in
+    transformers and ``when`` one that all GGUF files have and folders in another form; ``"types"``, the table of
+    token types, which a GGUF file may leave out; ``"above 0"``, which the first layer does not have; ``"if x"``,
+    which is there if ``x`` is not 0 among the model's sizes (in a GGUF file: if it is there); ``"if x above 0"``,
+    both. ``stored`` is its name in GGUF files where that is another than ``gguf``, the one that the core reads.
     """
 
     hf: str

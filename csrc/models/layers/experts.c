@@ -1,0 +1,302 @@
+#include "models/layers/experts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* Expert i of a tensor that holds them all. */
+static mp_tensor slice(const mp_tensor *all, int64_t i) {
+    uint64_t bytes = all->nbytes / (uint64_t)all->shape[0];
+    mp_tensor one = {.dtype = all->dtype, .ndim = 2, .data = all->data + (uint64_t)i * bytes, .nbytes = bytes};
+    one.shape[0] = all->shape[1];
+    one.shape[1] = all->shape[2];
+    return one;
+}
+
+static mp_status find_tensors(mp_expert_matrix *matrix, const mp_weights *weights, const char *part,
+                              const mp_experts_shape *shape, mp_error *error) {
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", shape->layer, part);
+    if (mp_weights_has(weights, name)) {
+        int64_t sizes[3] = {shape->count, matrix->N, matrix->K};
+        mp_tensor all;
+        MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
+        for (int e = 0; e < shape->count; e++)
+            matrix->tensors[e] = slice(&all, e);
+        return MP_OK;
+    }
+    int64_t sizes[2] = {matrix->N, matrix->K};
+    for (int e = 0; e < shape->count; e++) {
+        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.weight", shape->layer, part, e);
+        MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->tensors[e], error));
+        if (matrix->tensors[e].dtype != matrix->tensors[0].dtype)
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not of the type of the other experts'", name);
+    }
+    return MP_OK;
+}
+
+static mp_status read_matrix(mp_expert_matrix *matrix, mp_builder *builder, const char *part,
+                             const mp_experts_shape *shape, int32_t N, int32_t K, mp_error *error) {
+    matrix->N = N;
+    matrix->K = K;
+    matrix->tensors = mp_alloc_array((size_t)shape->count, sizeof *matrix->tensors, MP_TAG_WEIGHTS);
+    if (!matrix->tensors)
+        return mp_fail_memory(error, (uint64_t)shape->count * sizeof *matrix->tensors, "the list of experts");
+    MP_TRY(find_tensors(matrix, builder->weights, part, shape, error));
+    mp_dtype dtype = matrix->tensors[0].dtype;
+    if (!mp_wmat_kind_for(dtype, builder->compute, &matrix->kind))
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "the experts of layer %d are stored as %s, which cannot be computed in the class asked for",
+                       shape->layer, mp_dtype_get(dtype)->name);
+    if (matrix->kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
+        return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 arithmetic takes up to %d", K,
+                       MP_I8_MOST_INPUTS);
+    builder->parameters += (int64_t)shape->count * N * K;
+    return MP_OK;
+}
+
+mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
+    char name[64];
+    *experts = (mp_experts){
+        .count = shape->count,
+        .used = shape->used,
+        .hidden = shape->hidden,
+        .ffn = shape->ffn,
+        .normalise = shape->normalise,
+        .act = shape->act,
+    };
+    /* in fp32: a choice that flips is not a small error */
+    mp_compute compute = builder->compute;
+    builder->compute = MP_COMPUTE_F32;
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
+    mp_status status = mp_builder_linear(builder, &experts->router, name, NULL, shape->count, shape->hidden, error);
+    builder->compute = compute;
+    MP_TRY(status);
+    MP_TRY(read_matrix(&experts->gate, builder, "gate", shape, shape->ffn, shape->hidden, error));
+    MP_TRY(read_matrix(&experts->up, builder, "up", shape, shape->ffn, shape->hidden, error));
+    MP_TRY(read_matrix(&experts->down, builder, "down", shape, shape->hidden, shape->ffn, error));
+    if (mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
+        return mp_fail(error, MP_UNSUPPORTED, "gates and ups of the experts of layer %d are stored too differently",
+                       shape->layer);
+    return MP_OK;
+}
+
+void mp_experts_deinit(mp_experts *experts) {
+    mp_free(experts->gate.tensors);
+    mp_free(experts->up.tensors);
+    mp_free(experts->down.tensors);
+    experts->gate.tensors = experts->up.tensors = experts->down.tensors = NULL;
+}
+
+/* ---- scratch ----------------------------------------------------------------------------------------------------- */
+
+/* Entries are pairs (row, choice), n = M * used of them, grouped by expert, within one by row. */
+typedef struct expert_scratch {
+    float *scores;   /* [M, count] of the router */
+    int32_t *chosen; /* [n] expert of each row's choices */
+    float *weight;   /* [n] */
+    int32_t *entry;  /* [n] where a row's choice stands in the group order */
+    int32_t *row;    /* [n] of an entry */
+    int32_t *first;  /* [count + 1] first entry of each expert */
+    float *wide;     /* [n, hidden] rows of x in group order, then outputs */
+    float *inner;    /* [n, 2 ffn] gates and ups */
+    void *acts;
+    size_t bytes;
+} expert_scratch;
+
+static size_t acts_bytes(const mp_expert_matrix *matrix, int n) {
+    return mp_arena_cost(mp_acts_bytes(mp_wmat_acts(matrix->kind), n, matrix->K));
+}
+
+static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
+    size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
+    const size_t sizes[] = {
+        (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
+        ((size_t)experts->count + 1) * f, n * (size_t)experts->hidden * f, n * 2 * (size_t)experts->ffn * f,
+    };
+    enum { PARTS = sizeof sizes / sizeof *sizes };
+    size_t offset[PARTS];
+    for (int i = 0; i < PARTS; i++) {
+        offset[i] = at;
+        at += mp_arena_cost(sizes[i]);
+    }
+    size_t in = acts_bytes(&experts->gate, (int)n), out = acts_bytes(&experts->down, (int)n);
+    expert_scratch s = {.bytes = at + (in > out ? in : out)};
+    if (base)
+        s = (expert_scratch){
+            .scores = (float *)(base + offset[0]),
+            .chosen = (int32_t *)(base + offset[1]),
+            .weight = (float *)(base + offset[2]),
+            .entry = (int32_t *)(base + offset[3]),
+            .row = (int32_t *)(base + offset[4]),
+            .first = (int32_t *)(base + offset[5]),
+            .wide = (float *)(base + offset[6]),
+            .inner = (float *)(base + offset[7]),
+            .acts = base + at,
+            .bytes = s.bytes,
+        };
+    return s;
+}
+
+size_t mp_experts_scratch(const mp_experts *experts, int M) {
+    return mp_arena_cost(lay_out(experts, M, NULL).bytes);
+}
+
+static size_t panel_bytes(const mp_expert_matrix *matrix) {
+    mp_wmat w;
+    mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
+    return w.panel_bytes;
+}
+
+size_t mp_experts_lane_scratch(const mp_experts *experts) {
+    size_t gate = panel_bytes(&experts->gate), up = panel_bytes(&experts->up), down = panel_bytes(&experts->down);
+    size_t most = gate > up ? gate : up;
+    return mp_arena_cost((most > down ? most : down) + MP_WMAT_SLACK);
+}
+
+/* ---- routing ----------------------------------------------------------------------------------------------------- */
+
+/* The highest scores of a row, the lowest id of equal ones, and their weights. NaN is chosen last, and makes the
+ * weights NaN. Overwrites the scores. */
+static void choose(const mp_experts *experts, float *scores, int32_t *chosen, float *weight) {
+    const mp_kernels *call = mp_kernels_get();
+    for (int j = 0; j < experts->used; j++) {
+        int best = -1;
+        for (int e = 0; e < experts->count; e++) {
+            bool taken = false;
+            for (int i = 0; i < j && !taken; i++)
+                taken = chosen[i] == e;
+            if (!taken && (best < 0 || scores[e] > scores[best] || (isnan(scores[best]) && !isnan(scores[e]))))
+                best = e;
+        }
+        chosen[j] = best;
+    }
+    float sum = call->softmax(scores, experts->count);
+    if (experts->normalise) {
+        sum = 0;
+        for (int j = 0; j < experts->used; j++)
+            sum += scores[chosen[j]];
+    }
+    for (int j = 0; j < experts->used; j++)
+        weight[j] = scores[chosen[j]] / sum;
+}
+
+/* Entries in the order of experts, then rows. */
+static void group(const mp_experts *experts, int M, const expert_scratch *s) {
+    int32_t n = M * experts->used;
+    memset(s->first, 0, ((size_t)experts->count + 1) * sizeof *s->first);
+    for (int32_t i = 0; i < n; i++)
+        s->first[s->chosen[i] + 1]++;
+    for (int e = 0; e < experts->count; e++)
+        s->first[e + 1] += s->first[e];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = s->first[s->chosen[i]]++;
+        s->entry[i] = at;
+        s->row[at] = i / experts->used;
+    }
+    memmove(s->first + 1, s->first, (size_t)experts->count * sizeof *s->first); /* each stood at its end */
+    s->first[0] = 0;
+}
+
+/* ---- computing --------------------------------------------------------------------------------------------------- */
+
+/* Outputs [32 panel, ...) of one expert for its rows, by way of scratch. */
+static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, const mp_acts *acts, int32_t from,
+                      int32_t to, uint8_t *own, float *y, int64_t ldy) {
+    const mp_tensor *all = &matrix->tensors[expert];
+    int32_t n0 = panel * MP_PANEL_N, n = matrix->N - n0 < MP_PANEL_N ? matrix->N - n0 : MP_PANEL_N;
+    mp_tensor rows = *all;
+    rows.data = mp_tensor_row(all, n0);
+    rows.nbytes = all->nbytes / (uint64_t)matrix->N * (uint64_t)n;
+    rows.shape[0] = n;
+    mp_wmat one;
+    mp_wmat_init(&one, matrix->kind, n, matrix->K);
+    one.data = own;
+    mp_wmat_pack(&one, &rows, 0, 1);
+    mp_gemm(&one, acts, from, to, 0, 1, NULL, y + n0, ldy);
+}
+
+/* Panels of the chosen experts in a line, of `parts` matrices each, of which a lane has a contiguous share. */
+static void run_matrices(const mp_experts *experts, const mp_lane *lane, const expert_scratch *s,
+                         const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own, float *y,
+                         int64_t ldy) {
+    int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
+    int64_t chosen = 0, begin, end, at = 0;
+    for (int e = 0; e < experts->count; e++)
+        chosen += s->first[e + 1] > s->first[e];
+    mp_lane_split(lane, chosen * count * panels, 1, &begin, &end);
+    for (int e = 0; e < experts->count && at < end; e++) {
+        if (s->first[e + 1] == s->first[e])
+            continue;
+        for (int64_t unit = begin > at ? begin - at : 0; unit < count * panels && at + unit < end; unit++) {
+            int part = (int)(unit / panels);
+            run_panel(parts[part], e, (int)(unit % panels), acts, s->first[e], s->first[e + 1], own,
+                      y + (int64_t)part * parts[0]->N, ldy);
+        }
+        at += (int64_t)count * panels;
+    }
+}
+
+/* y += scale * (w0 * y0 + w1 * y1 + ...), each product and sum rounded, in place of y0. */
+static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r, float scale, float *y) {
+    const float *weight = s->weight + r * experts->used;
+    const int32_t *entry = s->entry + r * experts->used;
+    int64_t hidden = experts->hidden;
+    float *sum = s->wide + entry[0] * hidden;
+    for (int64_t i = 0; i < hidden; i++)
+        sum[i] *= weight[0];
+    for (int j = 1; j < experts->used; j++) {
+        const float *more = s->wide + entry[j] * hidden;
+        for (int64_t i = 0; i < hidden; i++)
+            sum[i] += weight[j] * more[i];
+    }
+    for (int64_t i = 0; i < hidden; i++)
+        y[i] += scale * sum[i];
+}
+
+void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const float *x, int M, float scale,
+                        void *scratch, void *own, float *y) {
+    const mp_kernels *call = mp_kernels_get();
+    const expert_scratch s = lay_out(experts, M, scratch);
+    int64_t hidden = experts->hidden, ffn = experts->ffn, used = experts->used, n = M * used, begin, end;
+    mp_epilogue plain = {0};
+    mp_linear_forward(&experts->router, lane, x, hidden, M, NULL, NULL, NULL, &plain, s.scores, experts->count);
+    mp_lane_sync(lane);
+    mp_lane_split(lane, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++)
+        choose(experts, s.scores + r * experts->count, s.chosen + r * used, s.weight + r * used);
+    mp_lane_sync(lane);
+    if (lane->index == 0)
+        group(experts, M, &s);
+    mp_lane_sync(lane);
+
+    mp_acts acts;
+    mp_acts_init(&acts, mp_wmat_acts(experts->gate.kind), (int32_t)n, experts->hidden, s.acts);
+    mp_lane_split(lane, n, 1, &begin, &end);
+    for (int64_t i = begin; i < end; i++)
+        memcpy(s.wide + i * hidden, x + s.row[i] * hidden, (size_t)hidden * sizeof *x);
+    mp_acts_fill(&acts, s.wide, hidden, (int)begin, (int)end);
+    mp_lane_sync(lane);
+    const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
+    run_matrices(experts, lane, &s, first, 2, &acts, own, s.inner, 2 * ffn);
+    mp_lane_sync(lane);
+
+    mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
+    for (int64_t i = begin; i < end; i++) {
+        float *gate = s.inner + i * 2 * ffn;
+        call->gated(experts->act, gate, gate + ffn, ffn, gate);
+    }
+    mp_acts_fill(&acts, s.inner, 2 * ffn, (int)begin, (int)end);
+    mp_lane_sync(lane);
+    run_matrices(experts, lane, &s, second, 1, &acts, own, s.wide, hidden);
+    mp_lane_sync(lane);
+
+    mp_lane_split(lane, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++)
+        add_up(experts, &s, r, scale, y + r * hidden);
+    mp_lane_sync(lane);
+}

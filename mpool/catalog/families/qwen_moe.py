@@ -1,0 +1,31 @@
+"""Qwen3's mixtures of experts (arXiv:2505.09388), Qwen3-Coder among them."""
+
+from __future__ import annotations
+
+from ..fields import Fields
+from .llama import decoder, finish, read_common, text_row
+from .reading import MAX_WIDTH, unsupported
+from .rows import Architecture, Config
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    kv, used = read_common(config, row)
+    key = "num_experts" if "num_experts" in config else "num_local_experts"
+    experts = config.int(key, 128, low=1, high=4096)
+    kv["qwen3moe.expert_count"] = experts
+    kv["qwen3moe.expert_used_count"] = config.int("num_experts_per_tok", 8, low=1, high=experts)
+    kv["qwen3moe.expert_feed_forward_length"] = config.int("moe_intermediate_size", 768, low=1, high=MAX_WIDTH)
+    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", False)
+    if config.int("decoder_sparse_step", 1, low=1) != 1:
+        unsupported(config, "decoder_sparse_step", "1, experts in all layers")
+    if config.list("mlp_only_layers", []):
+        unsupported(config, "mlp_only_layers", "experts in all layers")
+    return finish(config, kv, used | {"num_experts", "num_local_experts", "num_experts_per_tok",
+                                      "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step",
+                                      "mlp_only_layers", "output_router_logits", "router_aux_loss_coef"})
+
+
+ROWS = (
+    text_row("qwen3moe", ("Qwen3MoeForCausalLM",), decoder(head_norms=True, experts=True), read=_read, full_layers=28,
+             model_types=("qwen3_moe",), handled=frozenset({"expert_count", "expert_used_count"})),
+)

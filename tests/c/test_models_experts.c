@@ -1,0 +1,194 @@
+/* Mixtures of experts: who is chosen, what comes out, and what is never read. */
+#include <unistd.h>
+
+#include "files/file_map.h"
+#include "model_fixture.h"
+#include "models/layers/experts.h"
+
+enum { COUNT = 5, USED = 2, HIDDEN = 48, FFN = 40, ROWS = 9 };
+
+typedef struct scene {
+    mp_spec *spec;
+    mp_weights *weights;
+    mp_team *team;
+    mp_lease lease;
+    mp_budget budget;
+    mp_builder builder;
+    mp_experts experts;
+    float *router, *gate, *up, *down; /* in the file's bytes */
+    uint8_t *bytes;
+} scene;
+
+static float *add(tiny_file *file, const char *part, int expert, int rows, int columns) {
+    char name[64];
+    snprintf(name, sizeof name, expert < 0 ? "blk.0.ffn_%s.weight" : "blk.0.ffn_%s.%d.weight", part, expert);
+    tiny_tensor(file, name, MP_F32, rows, columns, 0.4f, 0);
+    return (float *)(void *)(file->bytes + file->used - (size_t)(rows * columns) * sizeof(float));
+}
+
+/* Experts whose routers 1 and 3 are the same. */
+static void set_up(scene *s, bool normalise) {
+    mp_error error;
+    char path[512];
+    *s = (scene){.budget = {.limit = UINT64_MAX}};
+    snprintf(path, sizeof path, "%s/experts.bin", mp_test_directory());
+    tiny_file file = {.spec = mp_spec_create(), .random = {17}, .capacity = 1 << 20, .bytes = malloc(1 << 20)};
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    s->router = add(&file, "gate_inp", -1, COUNT, HIDDEN);
+    memcpy(s->router + 3 * HIDDEN, s->router + HIDDEN, HIDDEN * sizeof(float));
+    for (int e = 0; e < COUNT; e++) {
+        float *gate = add(&file, "gate", e, FFN, HIDDEN), *up = add(&file, "up", e, FFN, HIDDEN);
+        float *down = add(&file, "down", e, HIDDEN, FFN);
+        if (e == 0) {
+            s->gate = gate;
+            s->up = up;
+            s->down = down;
+        }
+    }
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    s->spec = file.spec;
+    s->bytes = file.bytes;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(1, &s->team, &error), &error);
+    mp_team_lease(s->team, 2, &s->lease);
+    MP_CHECK_OK(mp_weights_open(s->spec, &s->weights, &error), &error);
+    mp_builder_init(&s->builder, s->weights, MP_COMPUTE_F32);
+    mp_experts_shape shape = {0, COUNT, USED, HIDDEN, FFN, normalise, MP_ACT_SILU};
+    MP_CHECK_OK(mp_experts_init(&s->experts, &shape, &s->builder, &error), &error);
+    MP_CHECK_OK(mp_builder_finish(&s->builder, &s->lease, &s->budget, NULL, &error), &error);
+}
+
+static void take_down(scene *s) {
+    mp_experts_deinit(&s->experts);
+    mp_budget_give(&s->budget, s->builder.charged);
+    mp_builder_deinit(&s->builder);
+    mp_weights_close(s->weights);
+    mp_team_return(&s->lease);
+    mp_team_destroy(s->team);
+    mp_spec_unpin(s->spec);
+    free(s->bytes);
+}
+
+typedef struct run {
+    scene *s;
+    const float *x;
+    float *y;
+    void *scratch, *own[2];
+} run;
+
+static void body(const mp_lane *lane, void *arg) {
+    run *r = arg;
+    mp_experts_forward(&r->s->experts, lane, r->x, ROWS, 0.5f, r->scratch, r->own[lane->index], r->y);
+}
+
+static double score(const scene *s, const float *x, int expert) {
+    double sum = 0;
+    for (int i = 0; i < HIDDEN; i++)
+        sum += (double)s->router[expert * HIDDEN + i] * (double)x[i];
+    return sum;
+}
+
+/* One expert's output, [HIDDEN], added to `out` by its weight. */
+static void expect(const scene *s, const float *x, int expert, double weight, double *out) {
+    double inner[FFN];
+    size_t stride = (size_t)(s->down - s->gate) + HIDDEN * FFN; /* tensors of 1,920 floats leave no gaps */
+    const float *gate = s->gate + (size_t)expert * stride, *up = s->up + (size_t)expert * stride;
+    const float *down = s->down + (size_t)expert * stride;
+    for (int f = 0; f < FFN; f++) {
+        double g = 0, u = 0;
+        for (int i = 0; i < HIDDEN; i++) {
+            g += (double)gate[f * HIDDEN + i] * (double)x[i];
+            u += (double)up[f * HIDDEN + i] * (double)x[i];
+        }
+        inner[f] = g / (1 + exp(-g)) * u;
+    }
+    for (int i = 0; i < HIDDEN; i++)
+        for (int f = 0; f < FFN; f++)
+            out[i] += weight * (double)down[i * FFN + f] * inner[f];
+}
+
+static void check(bool normalise) {
+    scene s;
+    mp_test_random random = {23};
+    float x[ROWS * HIDDEN], y[ROWS * HIDDEN];
+    int ties = 0;
+    set_up(&s, normalise);
+    for (int i = 0; i < ROWS * HIDDEN; i++)
+        x[i] = mp_test_random_float(&random, -1, 1);
+    for (int i = 0; i < ROWS * HIDDEN; i++)
+        y[i] = 1;
+    run r = {&s, x, y, mp_alloc(mp_experts_scratch(&s.experts, ROWS), MP_TAG_SCRATCH), {NULL, NULL}};
+    for (int l = 0; l < 2; l++)
+        r.own[l] = mp_alloc(mp_experts_lane_scratch(&s.experts), MP_TAG_SCRATCH);
+    mp_lease_run(&s.lease, body, &r);
+    for (int row = 0; row < ROWS; row++) {
+        const float *in = x + row * HIDDEN;
+        int chosen[USED];
+        double all = 0, sum = 0, weights[USED], out[HIDDEN] = {0};
+        for (int e = 0; e < COUNT; e++)
+            all += exp(score(&s, in, e));
+        for (int j = 0; j < USED; j++) {
+            chosen[j] = -1;
+            for (int e = 0; e < COUNT; e++)
+                if ((j == 0 || e != chosen[0]) && (chosen[j] < 0 || score(&s, in, e) > score(&s, in, chosen[j])))
+                    chosen[j] = e;
+            weights[j] = exp(score(&s, in, chosen[j]));
+            sum += weights[j];
+        }
+        ties += chosen[1] == 1 || chosen[0] == 1; /* 3 is as good */
+        for (int j = 0; j < USED; j++)
+            expect(&s, in, chosen[j], weights[j] / (normalise ? sum : all), out);
+        for (int i = 0; i < HIDDEN; i++)
+            MP_CHECK_NEAR(y[row * HIDDEN + i], 1 + 0.5 * out[i], 1e-5);
+    }
+    MP_CHECK(ties > 0);
+    mp_free(r.scratch);
+    mp_free(r.own[0]);
+    mp_free(r.own[1]);
+    take_down(&s);
+}
+
+MP_TEST(models_experts_are_what_they_should_be) {
+    check(true);
+    check(false);
+}
+
+/* The bytes of an expert that no row chooses may go: reading them would poison the mapping. */
+MP_TEST(models_experts_not_chosen_are_not_read) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    size_t rest;
+    char path[512];
+    tiny_model tiny;
+    tiny_job job;
+    int32_t prompt[70];
+    mp_file_map_init();
+    for (int i = 0; i < 70; i++)
+        prompt[i] = i * 7 % TINY_VOCAB;
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
+                                                       .rest = &rest}, types, 1, 77, -1), MP_COMPUTE_AUTO, 2);
+    snprintf(path, sizeof path, "%s/tiny-77.bin", mp_test_directory());
+    mp_text_args args = {.n_prompt = 70, .prompt = prompt, .n_choices = 1,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 5, .logprobs = -1,
+                                      .ignore_eos = true}};
+    MP_CHECK_INT(truncate(path, (off_t)rest), 0);
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    tiny_job_finish(&tiny, &job);
+    mp_call_destroy(&job.call->base);
+    /* and those that are chosen are read from the file */
+    MP_CHECK_INT(truncate(path, (off_t)(rest / 4)), 0);
+    tiny_job_make(&tiny, &job, &args, 0);
+    prompt[0] = 1;
+    tiny_job_admit(&tiny, &job);
+    mp_outcome outcome;
+    do {
+        outcome = tiny_job_step(&tiny, &job, 512);
+    } while (outcome == MP_OUTCOME_MORE);
+    MP_CHECK_INT(outcome, MP_OUTCOME_FAILED);
+    MP_CHECK_INT(job.item.error.code, MP_IO);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_call_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
