@@ -3,7 +3,8 @@
  * A layer, on all lanes (| is a barrier):
  *   norm, query-key-value | rotate, store, attend | output + residual | norm, gate and up | gate, down + residual |
  * With few rows (MP_PRIVATE_ROWS) every lane norms and quantises them for itself, which is cheaper than to meet; with
- * many the rows are shared out and the lanes meet once more.
+ * many the rows are shared out and the lanes meet once more. The rows of a pass go through a layer in blocks, one after
+ * the other (decoder_pass.h): queries, what was attended to and the like are a block's only.
  *
  * Attention works on units (sequence, KV head) in one of three ways:
  *   fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits
@@ -14,12 +15,17 @@
 
 #include "models/decoder_pass.h"
 
-enum { POLL_LAYERS = 4 };
+enum {
+    POLL_LAYERS = 4,
+    GATED_ROWS = 16 /* from which on gate and up are computed panel by panel: with fewer the weights come from memory,
+                     * which reads two matrices one after the other faster than in turns */
+};
 
-typedef struct lane_view { /* a lane's own scratch */
-    uint8_t *base;
+typedef struct lane_view {
+    uint8_t *base; /* a lane's own scratch */
     mp_lane_layout at;
     mp_unpacked unpacked;
+    int block, first, rows; /* the block at hand: its number, its first row and how many it has */
 } lane_view;
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
@@ -27,6 +33,11 @@ typedef struct lane_view { /* a lane's own scratch */
 static float *rotation(const mp_decoder_pass *pass, int row, int rope) {
     const mp_decoder *model = pass->model;
     return pass->cos_sin + ((size_t)row * (size_t)model->ropes + (size_t)rope) * (size_t)model->rope[0].dim;
+}
+
+/* Of row `row` of the pass, one of the block at hand. */
+static float *query_key_value(const mp_decoder_pass *pass, const lane_view *view, int row) {
+    return pass->qkv + (size_t)(row - view->first) * (size_t)pass->model->qkv_width;
 }
 
 static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
@@ -42,11 +53,10 @@ static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, co
 }
 
 /* Rotate key head `head` of a row and store it with its value. */
-static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, const mp_decoder_layer *layer,
-                      int head) {
+static void store_row(const mp_decoder_pass *pass, const lane_view *view, const mp_row_seq *seq, int row,
+                      const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
-    float *k = pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width +
-               (size_t)((model->heads + head) * model->head_dim);
+    float *k = query_key_value(pass, view, seq->row0 + row) + (size_t)((model->heads + head) * model->head_dim);
     const float *v = k + model->kv_heads * model->head_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
@@ -55,13 +65,12 @@ static void store_row(const mp_decoder_pass *pass, const mp_row_seq *seq, int ro
 }
 
 /* Rotate the query heads of a row that share KV head `head`, and make them what the cache's form wants. */
-static void rotate_queries(const mp_decoder_pass *pass, const mp_row_seq *seq, int row, const mp_decoder_layer *layer,
-                           int head) {
+static void rotate_queries(const mp_decoder_pass *pass, const lane_view *view, const mp_row_seq *seq, int row,
+                           const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
-    float *q =
-        pass->qkv + (size_t)(seq->row0 + row) * (size_t)model->qkv_width + (size_t)(head * group * model->head_dim);
+    float *q = query_key_value(pass, view, seq->row0 + row) + (size_t)(head * group * model->head_dim);
     for (int g = 0; g < group; g++, q += model->head_dim) {
         place(pass, layer, layer->q_norm, seq->row0 + row, q);
         if (in_integers(pass))
@@ -69,18 +78,19 @@ static void rotate_queries(const mp_decoder_pass *pass, const mp_row_seq *seq, i
     }
 }
 
-static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer) {
+static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                      const lane_view *view) {
     const mp_decoder *model = pass->model;
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)pass->rows.M * model->kv_heads, 1, &begin, &end);
+    mp_lane_split(lane, (int64_t)view->rows * model->kv_heads, 1, &begin, &end);
     int s = 0;
     for (int64_t i = begin; i < end; i++) { /* by row, then head */
-        int row = (int)(i / model->kv_heads), head = (int)(i % model->kv_heads);
+        int row = view->first + (int)(i / model->kv_heads), head = (int)(i % model->kv_heads);
         while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
             s++;
         const mp_row_seq *seq = &pass->rows.seq[s];
-        store_row(pass, seq, row - seq->row0, layer, head);
-        rotate_queries(pass, seq, row - seq->row0, layer, head);
+        store_row(pass, view, seq, row - seq->row0, layer, head);
+        rotate_queries(pass, view, seq, row - seq->row0, layer, head);
     }
 }
 
@@ -105,8 +115,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer->kv, unit->head);
     }
     return (mp_attn_kv){
-        .q = pass->qkv + (size_t)(seq->row0 + unit->row0) * (size_t)model->qkv_width +
-             (size_t)(unit->head * group * model->head_dim),
+        .q = query_key_value(pass, view, seq->row0 + unit->row0) + (size_t)(unit->head * group * model->head_dim),
         .ldq = model->qkv_width,
         .ldq_group = model->head_dim,
         .group = group,
@@ -128,37 +137,46 @@ static mp_attn_partial running_state(const lane_view *view) {
 }
 
 /* out = o / l for the rows of a unit. */
-static void finish_unit(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_attn_partial *state) {
+static void finish_unit(const mp_decoder_pass *pass, const lane_view *view, const mp_attention_unit *unit,
+                        const mp_attn_partial *state) {
     const mp_decoder *model = pass->model;
-    const mp_row_seq *seq = &pass->rows.seq[unit->seq];
+    int row0 = pass->rows.seq[unit->seq].row0 + unit->row0 - view->first;
     int group = mp_decoder_group(model), d = model->head_dim;
     for (int r = 0; r < unit->rows; r++)
         for (int g = 0; g < group; g++) {
             const float *o = state->o + (size_t)(r * group + g) * (size_t)d;
             float inverse = model->residual_scale / state->l[r * group + g];
-            float *out = pass->mixed + (size_t)(seq->row0 + unit->row0 + r) * (size_t)(model->heads * d) +
+            float *out = pass->mixed + (size_t)(row0 + r) * (size_t)(model->heads * d) +
                          (size_t)((unit->head * group + g) * d);
             for (int i = 0; i < d; i++)
                 out[i] = o[i] * inverse;
         }
 }
 
+/* Units of the block at hand for this lane: [*from, return value). */
+static int units_of(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, int *from) {
+    const int *at = pass->lane_units + (ptrdiff_t)view->block * (lane->count + 1) + lane->index;
+    *from = at[0];
+    return at[1];
+}
+
 static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
                          const lane_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
-    for (int u = pass->lane_units[lane->index]; u < pass->lane_units[lane->index + 1]; u++) {
+    int u, end = units_of(pass, lane, view, &u);
+    for (; u < end; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         if (pass->mode == MP_ATTEND_FUSED) {
-            store_row(pass, &pass->rows.seq[unit->seq], 0, layer, unit->head);
-            rotate_queries(pass, &pass->rows.seq[unit->seq], 0, layer, unit->head);
+            store_row(pass, view, &pass->rows.seq[unit->seq], 0, layer, unit->head);
+            rotate_queries(pass, view, &pass->rows.seq[unit->seq], 0, layer, unit->head);
         }
         mp_attn_kv attention = describe(pass, unit, layer, view);
         mp_attn_partial state = running_state(view);
         mp_attn_begin(unit->rows * attention.group, model->head_dim, &state);
         (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer),
                                                                 unit->block1, &state, view->base + view->at.attention);
-        finish_unit(pass, unit, &state);
+        finish_unit(pass, view, unit, &state);
     }
 }
 
@@ -179,14 +197,15 @@ static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *uni
         mp_attn_partial partial = block_partial(pass, unit->partial + b);
         call->attn_merge(group, model->head_dim, &partial, &state);
     }
-    finish_unit(pass, unit, &state);
+    finish_unit(pass, view, unit, &state);
 }
 
 static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
                          const lane_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
-    for (int u = pass->lane_units[lane->index]; u < pass->lane_units[lane->index + 1]; u++) {
+    int u, last = units_of(pass, lane, view, &u);
+    for (; u < last; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         mp_attn_kv attention = describe(pass, unit, layer, view);
         for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
@@ -211,7 +230,7 @@ static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const
 static void attend(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
                    const lane_view *view) {
     if (pass->mode != MP_ATTEND_FUSED) {
-        store_all(pass, lane, layer);
+        store_all(pass, lane, layer, view);
         mp_lane_sync(lane);
     }
     if (pass->mode == MP_ATTEND_SPLIT)
@@ -268,24 +287,28 @@ static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, cons
     return out;
 }
 
-/* y = linear(x), added to the residual sum; by way of a norm, if the layer has one there. Ends with a barrier. */
+/* linear(in), added to the residual sum of the block; by way of a norm, if the layer has one there. in NULL: what
+ * mp_linear_gated left in pass->inner. Ends with a barrier. */
 static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const mp_linear *linear,
-                       const float *norm, const float *x, int64_t ldx) {
+                       const float *norm, const float *in, int64_t ld) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
-    int M = pass->rows.M;
+    int M = view->rows;
     int64_t hidden = model->hidden, row0, row1;
-    mp_epilogue end = {.residual = norm ? NULL : pass->x, .ld_residual = hidden};
-    float *y = norm ? pass->normed : pass->x;
-    mp_linear_forward(linear, lane, x, ldx, M, pass->acts, view->base + view->at.acts, &view->unpacked, &end, y,
-                      hidden);
+    float *x = pass->x + view->first * hidden, *y = norm ? pass->normed : x;
+    mp_epilogue end = {.residual = norm ? NULL : x, .ld_residual = hidden};
+    if (in)
+        mp_linear_forward(linear, lane, in, ld, M, pass->acts, view->base + view->at.acts, &view->unpacked, &end, y,
+                          hidden);
+    else
+        mp_linear_forward_prepared(linear, lane, M, pass->inner, &end, y, hidden);
     mp_lane_sync(lane);
     if (!norm)
         return;
     mp_lane_split(lane, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++) {
         call->rms_norm(y + r * hidden, norm, model->eps, model->hidden, y + r * hidden);
-        call->add(y + r * hidden, hidden, pass->x + r * hidden);
+        call->add(y + r * hidden, hidden, x + r * hidden);
     }
     mp_lane_sync(lane);
 }
@@ -293,22 +316,29 @@ static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const l
 static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int index, const lane_view *view) {
     const mp_decoder *model = pass->model;
     const mp_decoder_layer *layer = &model->layers[index];
-    int M = pass->rows.M;
+    int M = view->rows;
     int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->head_dim, wide = 2 * (int64_t)model->ffn, ld;
+    const float *x = pass->x + view->first * hidden;
     void *own = view->base + view->at.acts;
     const mp_unpacked *raw = &view->unpacked;
     mp_epilogue plain = {0};
 
-    const float *in = norm_rows(model, lane, view, pass->x, layer->attention_norm, M, pass->normed);
+    const float *in = norm_rows(model, lane, view, x, layer->attention_norm, M, pass->normed);
     mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
     mp_lane_sync(lane);
     attend(pass, lane, layer, view);
     mp_lane_sync(lane);
     add_output(pass, lane, view, &layer->out, layer->attention_post_norm, pass->mixed, mixed);
-    in = norm_rows(model, lane, view, pass->x, layer->ffn_norm, M, pass->normed);
+    in = norm_rows(model, lane, view, x, layer->ffn_norm, M, pass->normed);
     if (layer->experts.count > 0) {
         mp_experts_forward(&layer->experts, lane, in, M, model->residual_scale, pass->experts,
-                           view->base + view->at.expert, pass->x);
+                           view->base + view->at.expert, pass->x + view->first * hidden);
+        return;
+    }
+    if (M >= GATED_ROWS && !pass->unpacked && model->residual_scale == 1 && mp_linear_takes_gated(&layer->down)) {
+        mp_linear_gated(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
+        mp_lane_sync(lane);
+        add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, NULL, 0);
         return;
     }
     mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->inner, wide);
@@ -341,7 +371,7 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
     mp_lane_sync(lane);
 }
 
-/* Logits of M rows of x (no more than the pass has) into y [M, vocab]. */
+/* Logits of M rows of x (no more than a block) into y [M, vocab]. */
 static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const float *x, int M,
                         float *y) {
     const mp_decoder *model = pass->model;
@@ -371,30 +401,38 @@ static bool stopped(mp_decoder_pass *pass, const mp_lane *lane) {
 
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
     const mp_decoder *model = pass->model;
+    const int M = pass->rows.M, most = mp_decoder_most_rows(model, M);
     size_t hidden = (size_t)model->hidden;
-    lane_view view = {pass->lane_scratch + (size_t)lane->index * pass->lane_bytes,
-                      mp_decoder_lane_layout(model, pass->most_blocks),
-                      {NULL, pass->keep_until_ns}};
+    lane_view view = {.base = pass->lane_scratch + (size_t)lane->index * pass->lane_bytes,
+                      .at = mp_decoder_lane_layout(model, pass->most_blocks),
+                      .unpacked = {NULL, pass->keep_until_ns}};
     view.unpacked.scratch = view.base + view.at.panel;
     embed_rows(pass, lane);
     for (int l = 0; l < model->layer_count; l++) {
         if (l % POLL_LAYERS == 0 && stopped(pass, lane))
             return;
-        run_layer(pass, lane, l, &view);
+        for (view.block = 0; view.block < pass->block_count; view.block++) {
+            view.first = view.block * pass->block_rows;
+            view.rows = M - view.first < pass->block_rows ? M - view.first : pass->block_rows;
+            run_layer(pass, lane, l, &view);
+        }
     }
     for (int s = 0; s < pass->rows.n_seq; s++) {
         const mp_row_seq *seq = &pass->rows.seq[s];
-        if (seq->all_outputs)
-            output_rows(pass, lane, &view, pass->x + (size_t)seq->row0 * hidden, seq->all_rows, seq->all_outputs);
+        for (int r = 0; seq->all_outputs && r < seq->all_rows; r += most)
+            output_rows(pass, lane, &view, pass->x + (size_t)(seq->row0 + r) * hidden,
+                        seq->all_rows - r < most ? seq->all_rows - r : most,
+                        seq->all_outputs + (size_t)r * (size_t)model->vocab);
     }
-    if (pass->rows.n_output == 0)
-        return;
-    /* gather the wanted rows where the queries stood: nobody reads those any more */
-    int64_t begin, end;
-    mp_lane_split(lane, pass->rows.n_output, 1, &begin, &end);
-    for (int64_t i = begin; i < end; i++)
-        memcpy(pass->qkv + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[i] * hidden,
-               hidden * sizeof(float));
-    mp_lane_sync(lane);
-    output_rows(pass, lane, &view, pass->qkv, pass->rows.n_output, pass->rows.logits);
+    for (int first = 0; first < pass->rows.n_output; first += most) {
+        /* gather the wanted rows where the queries stood: nobody reads those any more */
+        const int n = pass->rows.n_output - first < most ? pass->rows.n_output - first : most;
+        int64_t begin, end;
+        mp_lane_split(lane, n, 1, &begin, &end);
+        for (int64_t i = begin; i < end; i++)
+            memcpy(pass->qkv + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[first + i] * hidden,
+                   hidden * sizeof(float));
+        mp_lane_sync(lane);
+        output_rows(pass, lane, &view, pass->qkv, n, pass->rows.logits + (size_t)first * (size_t)model->vocab);
+    }
 }

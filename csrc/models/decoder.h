@@ -90,8 +90,9 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     const mp_kv_cache *cache;
     mp_rows rows;
     enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode;
+    int block_count, block_rows; /* decoder_pass.h; the last may have fewer rows */
     mp_attention_unit *units;
-    int *lane_units; /* [lanes + 1] first unit of each lane */
+    int *lane_units; /* [block_count, lanes + 1] first unit of each lane in each block */
     int unit_count, most_blocks;
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     void *acts, *experts;

@@ -45,6 +45,8 @@ mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) 
     return at;
 }
 
+static int most_row_blocks(int M) { return (M + MP_DECODER_ROWS - 1) / MP_DECODER_ROWS; }
+
 typedef struct pass_sizes {
     int units;       /* upper bound */
     int blocks;      /* of all of them in split mode */
@@ -61,6 +63,7 @@ static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
         sizes.blocks += model->kv_heads * blocks;
         sizes.most_blocks = blocks > sizes.most_blocks ? blocks : sizes.most_blocks;
     }
+    sizes.units += model->kv_heads * most_row_blocks(rows->M); /* their borders cut tiles */
     return sizes;
 }
 
@@ -70,7 +73,7 @@ enum { UNITS_A_LANE = 4, SPLIT_BLOCKS = 4 };
 static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
 
 static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
-    return lanes > 1 && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
+    return lanes > 1 && rows->M <= mp_decoder_most_rows(model, rows->M) && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
 }
 
 /* Most blocks that a pass in split mode can have. */
@@ -83,57 +86,69 @@ static size_t unit_list(const pass_sizes *sizes, int lanes) {
     return (size_t)(sizes->units + lanes) * sizeof(mp_attention_unit); /* a cut in split mode makes one unit more */
 }
 
+static size_t unit_borders(int M, int lanes) {
+    return (size_t)most_row_blocks(M) * (size_t)(lanes + 1) * sizeof(int);
+}
+
 /* Floats a row of the query-key-value buffer, where the rows for the output are gathered at the end. */
 static size_t qkv_floats(const mp_decoder *model) { return most((size_t)model->qkv_width, (size_t)model->hidden); }
 
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes) {
     pass_sizes sizes = measure(model, rows);
-    size_t M = (size_t)rows->M, f = sizeof(float);
-    size_t bytes = mp_arena_cost(unit_list(&sizes, lanes)) + mp_arena_cost((size_t)(lanes + 1) * sizeof(int));
-    bytes += 2 * mp_arena_cost(M * (size_t)model->hidden * f);
-    bytes += mp_arena_cost(M * qkv_floats(model) * f);
-    bytes += mp_arena_cost(M * (size_t)(model->heads * model->head_dim) * f);
-    bytes += mp_arena_cost(M * 2 * (size_t)model->ffn * f);
+    size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
+    size_t bytes = mp_arena_cost(unit_list(&sizes, lanes)) + mp_arena_cost(unit_borders(rows->M, lanes));
+    bytes += mp_arena_cost(M * (size_t)model->hidden * f) + mp_arena_cost(block * (size_t)model->hidden * f);
+    bytes += mp_arena_cost(block * qkv_floats(model) * f);
+    bytes += mp_arena_cost(block * (size_t)(model->heads * model->head_dim) * f);
+    bytes += mp_arena_cost(block * 2 * (size_t)model->ffn * f);
     bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
-    bytes += mp_arena_cost(acts_scratch(model, rows->M));
-    bytes += mp_arena_cost(experts_scratch(model, rows->M));
+    bytes += mp_arena_cost(acts_scratch(model, (int)block));
+    bytes += mp_arena_cost(experts_scratch(model, (int)block));
     /* for any part of the rows: some may be given up before the pass, and what is left may want to split */
     if (lanes > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
         bytes += mp_arena_cost(most_split_blocks(&sizes, lanes) * mp_decoder_partial_floats(model) * f);
     return bytes + (size_t)lanes * mp_decoder_lane_layout(model, sizes.most_blocks).bytes;
 }
 
-/* Cut the list of units into contiguous shares of about equal cost. */
-static void share_units(mp_decoder_pass *pass, int lanes, int64_t total) {
+/* Cut the units from `first` on, those of a block of rows, into contiguous shares of about equal cost. */
+static void share_units(mp_decoder_pass *pass, int block, int first, int lanes, int64_t total) {
+    int *lane_units = pass->lane_units + (ptrdiff_t)block * (lanes + 1);
     int64_t done = 0;
     int lane = 0;
-    pass->lane_units[0] = 0;
-    for (int u = 0; u < pass->unit_count; u++) {
+    lane_units[0] = first;
+    for (int u = first; u < pass->unit_count; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         int64_t cost = (int64_t)unit->rows * (unit->block1 - unit->block0);
         /* a unit goes to the lane in whose share its middle lies */
         while (lane + 1 < lanes && (2 * done + cost) * lanes >= 2 * total * (lane + 1))
-            pass->lane_units[++lane] = u;
+            lane_units[++lane] = u;
         done += cost;
     }
     while (lane < lanes)
-        pass->lane_units[++lane] = pass->unit_count;
+        lane_units[++lane] = pass->unit_count;
 }
 
 static void list_units(mp_decoder_pass *pass, int lanes) {
     const mp_decoder *model = pass->model;
-    int64_t total = 0;
-    for (int s = 0; s < pass->rows.n_seq; s++) {
-        const mp_row_seq *seq = &pass->rows.seq[s];
-        for (int head = 0; head < model->kv_heads; head++)
-            for (int row = 0; row < seq->rows; row += tile_rows(model)) {
-                int rows = seq->rows - row < tile_rows(model) ? seq->rows - row : tile_rows(model);
-                int blocks = mp_decoder_blocks((int64_t)seq->past + row + rows);
-                pass->units[pass->unit_count++] = (mp_attention_unit){s, head, row, rows, 0, blocks, 0};
-                total += (int64_t)rows * blocks;
-            }
+    for (int b = 0, s = 0; b < pass->block_count; b++) {
+        const int begin = b * pass->block_rows, end = begin + pass->block_rows, first = pass->unit_count;
+        int64_t total = 0;
+        while (pass->rows.seq[s].row0 + pass->rows.seq[s].rows <= begin)
+            s++;
+        for (int q = s; q < pass->rows.n_seq && pass->rows.seq[q].row0 < end; q++) {
+            const mp_row_seq *seq = &pass->rows.seq[q];
+            const int row0 = begin > seq->row0 ? begin - seq->row0 : 0;
+            const int row1 = end - seq->row0 < seq->rows ? end - seq->row0 : seq->rows;
+            for (int head = 0; head < model->kv_heads; head++)
+                for (int row = row0; row < row1; row += tile_rows(model)) {
+                    int rows = row1 - row < tile_rows(model) ? row1 - row : tile_rows(model);
+                    int blocks = mp_decoder_blocks((int64_t)seq->past + row + rows);
+                    pass->units[pass->unit_count++] = (mp_attention_unit){q, head, row, rows, 0, blocks, 0};
+                    total += (int64_t)rows * blocks;
+                }
+        }
+        share_units(pass, b, first, lanes, total);
     }
-    share_units(pass, lanes, total);
 }
 
 /* All blocks of all units in a line, cut into equal lengths. */
@@ -163,19 +178,21 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
                           mp_lease *lease, mp_arena *arena) {
     pass_sizes sizes = measure(model, rows);
     int lanes = lease->lanes;
-    size_t M = (size_t)rows->M, f = sizeof(float);
+    size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
     *pass = (mp_decoder_pass){
         .model = model, .cache = cache, .rows = *rows, .most_blocks = sizes.most_blocks, .lease = lease};
+    pass->block_rows = mp_decoder_block_rows(model, rows->M);
+    pass->block_count = (rows->M + pass->block_rows - 1) / pass->block_rows;
     pass->units = mp_arena_take(arena, unit_list(&sizes, lanes));
-    pass->lane_units = mp_arena_take(arena, (size_t)(lanes + 1) * sizeof(int));
+    pass->lane_units = mp_arena_take(arena, unit_borders(rows->M, lanes));
     pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
-    pass->normed = mp_arena_take(arena, M * (size_t)model->hidden * f);
-    pass->qkv = mp_arena_take(arena, M * qkv_floats(model) * f);
-    pass->mixed = mp_arena_take(arena, M * (size_t)(model->heads * model->head_dim) * f);
-    pass->inner = mp_arena_take(arena, M * 2 * (size_t)model->ffn * f);
+    pass->normed = mp_arena_take(arena, block * (size_t)model->hidden * f);
+    pass->qkv = mp_arena_take(arena, block * qkv_floats(model) * f);
+    pass->mixed = mp_arena_take(arena, block * (size_t)(model->heads * model->head_dim) * f);
+    pass->inner = mp_arena_take(arena, block * 2 * (size_t)model->ffn * f);
     pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
-    pass->acts = mp_arena_take(arena, acts_scratch(model, rows->M));
-    pass->experts = mp_arena_take(arena, experts_scratch(model, rows->M));
+    pass->acts = mp_arena_take(arena, acts_scratch(model, (int)block));
+    pass->experts = mp_arena_take(arena, experts_scratch(model, (int)block));
     pass->mode = one_row_each(rows) ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
     if (one_row_each(rows) && may_split(model, rows, &sizes, lanes)) {
         pass->mode = MP_ATTEND_SPLIT;

@@ -68,35 +68,83 @@ static MP_INLINE void q_flush(qi *part, qi *sum) { (void)part, (void)sum; }
 MP_TARGET_END
 
 MP_TARGET_AVX512_BEGIN
+#include "kernels/simd/vec_avx512.h"
 
+/* Magnitudes as integers order like the floats, with Inf and NaN above all of them. */
+static MP_INLINE __m512i magnitudes(const float *x) {
+    return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+static void q8_block(const float *x, int8_t *q, float *scale, int32_t *sum16) {
+    const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+    const int32_t max_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(magnitudes(x), magnitudes(x + 16)));
+    float max;
+    memcpy(&max, &max_bits, sizeof max);
+    const float inverse = 127.0f / max;
+    __m512i q0 = _mm512_setzero_si512(), q1 = q0;
+    if (max_bits >= 0x7f800000) {
+        *scale = NAN;
+    } else if (!(inverse <= 0x1.fffffep127f)) {
+        *scale = 0.0f;
+    } else {
+        const __m512 by = _mm512_set1_ps(inverse);
+        *scale = max / 127.0f;
+        q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, by));
+        q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, by));
+    }
+    sum16[0] = _mm512_reduce_add_epi32(q0);
+    sum16[1] = _mm512_reduce_add_epi32(q1);
+    _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(q0));
+    _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(q1));
+}
+
+static MP_INLINE __m512i q8_rounded(const float *x, float inverse) {
+    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
+}
+
+/* Two blocks to 64 bytes, and for each four of those their sum. */
+static MP_INLINE __m512i q8_two_blocks(const float *x, const float *inverse, int8_t *q) {
+    /* two packs leave bytes of the four vectors in turn, four at a time */
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i first = _mm512_packs_epi32(q8_rounded(x, inverse[0]), q8_rounded(x + 16, inverse[0]));
+    const __m512i second = _mm512_packs_epi32(q8_rounded(x + 32, inverse[1]), q8_rounded(x + 48, inverse[1]));
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
+    _mm512_storeu_si512(q, bytes);
+    return _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), bytes), _mm512_set1_epi16(1));
+}
+
+/* Sixteen blocks at a time: what is done once a block, and would wait for itself, is done for all at once. */
 static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum16) {
     assert(K % 32 == 0);
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    for (int b = 0; b < K / 32; b++, x += 32, q += 32, sum16 += 2) {
-        const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
-        /* magnitudes as integers order like the floats, with Inf and NaN above all of them */
-        const __m512i a0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude);
-        const __m512i a1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
-        const int32_t max_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(a0, a1));
-        float max;
-        memcpy(&max, &max_bits, sizeof max);
-        const float inverse = 127.0f / max;
-        __m512i q0 = _mm512_setzero_si512(), q1 = q0;
-        if (max_bits >= 0x7f800000) {
-            scale[b] = NAN;
-        } else if (!(inverse <= 0x1.fffffep127f)) {
-            scale[b] = 0.0f;
-        } else {
-            const __m512 by = _mm512_set1_ps(inverse);
-            scale[b] = max / 127.0f;
-            q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, by));
-            q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, by));
+    int b = 0;
+    for (; b + 16 <= K / 32; b += 16, x += 512, q += 512, sum16 += 32) {
+        _Alignas(64) float top[16 * 16], inverse[16];
+        for (int i = 0; i < 16; i++)
+            _mm512_store_si512(top + 16 * i, _mm512_max_epi32(magnitudes(x + 32 * i), magnitudes(x + 32 * i + 16)));
+        const __m512 max = vec_each_top_bits(16, top), most = _mm512_set1_ps(127.0f);
+        const __m512 by = _mm512_div_ps(most, max);
+        if (_mm512_cmp_ps_mask(max, _mm512_set1_ps(0x1.fffffep127f), _CMP_LE_OQ) != 0xffff ||
+            _mm512_cmp_ps_mask(by, _mm512_set1_ps(0x1.fffffep127f), _CMP_LE_OQ) != 0xffff) {
+            for (int i = 0; i < 16; i++)
+                q8_block(x + 32 * i, q + 32 * i, scale + b + i, sum16 + 2 * i);
+            continue;
         }
-        sum16[0] = _mm512_reduce_add_epi32(q0);
-        sum16[1] = _mm512_reduce_add_epi32(q1);
-        _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(q0));
-        _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(q1));
+        _mm512_storeu_ps(scale + b, _mm512_div_ps(max, most));
+        _mm512_store_ps(inverse, by);
+        for (int i = 0; i < 16; i += 8) { /* sums of eight blocks: quarters of four vectors, transposed as they meet */
+            __m512i s[4];
+            MP_UNROLL
+            for (int v = 0; v < 4; v++)
+                s[v] = q8_two_blocks(x + 32 * (i + 2 * v), inverse + i + 2 * v, q + 32 * (i + 2 * v));
+            const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(s[0], s[1]), _mm512_unpackhi_epi32(s[0], s[1]));
+            const __m512i c = _mm512_add_epi32(_mm512_unpacklo_epi32(s[2], s[3]), _mm512_unpackhi_epi32(s[2], s[3]));
+            const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c));
+            const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            _mm512_storeu_si512(sum16 + 2 * i, _mm512_permutexvar_epi32(order, all));
+        }
     }
+    for (; b < K / 32; b++, x += 32, q += 32, sum16 += 2)
+        q8_block(x, q, scale + b, sum16);
 }
 
 MP_TARGET_END

@@ -343,15 +343,9 @@ size_t mp_linear_scratch(const mp_linear *linear, int M) {
     return bytes;
 }
 
-void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
-                       void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
-                       int64_t ldy) {
-    bool alone = private_scratch && M <= MP_PRIVATE_ROWS;
-    uint8_t *memory = alone ? private_scratch : scratch;
-    int64_t row0 = 0, row1 = M;
-    if (!alone)
-        mp_lane_split(lane, M, 1, &row0, &row1);
-    mp_acts acts[MP_LINEAR_PARTS];
+/* The activations of every part, filled for the lane's rows. True when lanes need each other's. */
+static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
+                    uint8_t *memory, mp_acts *acts) {
     bool shared = false;
     for (int p = 0; p < linear->parts; p++) {
         if (!first_of_kind(linear, p)) {
@@ -368,10 +362,12 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
         mp_acts_fill(&acts[p], x, ldx, (int)row0, (int)row1);
         shared |= kind != MP_A_F32;
     }
-    if (shared && !alone)
-        mp_lane_sync(lane);
+    return shared;
+}
 
-    /* one contiguous range of panels a lane, over all parts, balanced by bytes of weights */
+/* One contiguous range of panels a lane, over all parts, balanced by bytes of weights. */
+static void multiply(const mp_linear *linear, const mp_lane *lane, const mp_acts *acts, int M,
+                     const mp_unpacked *unpacked, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t total = 0;
     for (int p = 0; p < linear->parts; p++)
         total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
@@ -399,4 +395,69 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
         else
             mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
     }
+}
+
+void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
+                       void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
+                       int64_t ldy) {
+    bool alone = private_scratch && M <= MP_PRIVATE_ROWS;
+    int64_t row0 = 0, row1 = M;
+    if (!alone)
+        mp_lane_split(lane, M, 1, &row0, &row1);
+    mp_acts acts[MP_LINEAR_PARTS];
+    bool shared = prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
+    if (shared && !alone)
+        mp_lane_sync(lane);
+    multiply(linear, lane, acts, M, unpacked, ep, y, ldy);
+}
+
+bool mp_linear_takes_gated(const mp_linear *next) { return next->parts == 1 && next->acts[0] == MP_A_Q8; }
+
+/* Rows of gate and of up that meet at a time: a multiple of every kernel's tile, so that none is cut, and few enough for
+ * both to stay in L1. */
+enum { GATED_ROWS = 48 };
+
+void mp_linear_gated(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
+                     int M, void *scratch, mp_act act, void *next_scratch) {
+    const mp_kernels *call = mp_kernels_get();
+    const mp_wmat *gate = &linear->w[0];
+    assert(linear->parts == 2 && gate->N == linear->w[1].N && gate->N == next->K && !linear->bias);
+    assert(mp_linear_takes_gated(next));
+    _Alignas(64) float tiles[2][GATED_ROWS * MP_PANEL_N];
+    int8_t q[GATED_ROWS * MP_PANEL_N];
+    float scale[GATED_ROWS];
+    int32_t sum[2 * GATED_ROWS];
+    mp_acts acts[MP_LINEAR_PARTS], out;
+    int64_t row0, row1, panel0, panel1;
+    mp_lane_split(lane, M, 1, &row0, &row1);
+    if (prepare(linear, x, ldx, M, row0, row1, scratch, acts))
+        mp_lane_sync(lane);
+    mp_acts_init(&out, MP_A_Q8, M, next->K, next_scratch);
+    mp_lane_split(lane, gate->panels, 1, &panel0, &panel1);
+    const int blocks = next->K / MP_PANEL_N;
+    for (int p = (int)panel0; p < (int)panel1; p++)
+        for (int m = 0; m < M; m += GATED_ROWS) {
+            const int rows = M - m < GATED_ROWS ? M - m : GATED_ROWS;
+            for (int i = 0; i < 2; i++) /* kernels count rows and columns from those of the whole */
+                mp_gemm(&linear->w[i], &acts[i], m, m + rows, p, p + 1, NULL,
+                        tiles[i] - ((int64_t)m + p) * MP_PANEL_N, MP_PANEL_N);
+            call->gated(act, tiles[0], tiles[1], (int64_t)rows * MP_PANEL_N, tiles[0]);
+            call->acts_q8(tiles[0], rows * MP_PANEL_N, q, scale, sum);
+            for (int r = 0; r < rows; r++) {
+                const int64_t block = (int64_t)(m + r) * blocks + p;
+                int8_t *to = out.q + (m + r) * out.ldq + p * MP_PANEL_N;
+                memcpy(to, q + r * MP_PANEL_N, MP_PANEL_N);
+                if (p == blocks - 1 && blocks % 2) /* rows of q end with zeros at a multiple of 64 */
+                    memset(to + MP_PANEL_N, 0, MP_PANEL_N);
+                out.scale[block] = scale[r];
+                memcpy(out.sum + 2 * block, sum + 2 * r, 2 * sizeof *sum);
+            }
+        }
+}
+
+void mp_linear_forward_prepared(const mp_linear *linear, const mp_lane *lane, int M, void *scratch,
+                                const mp_epilogue *ep, float *y, int64_t ldy) {
+    mp_acts acts;
+    mp_acts_init(&acts, MP_A_Q8, M, linear->K, scratch);
+    multiply(linear, lane, &acts, M, NULL, ep, y, ldy);
 }
