@@ -138,6 +138,8 @@ class Entry:
         from .text import Tokenizer
 
         description = self.describe()
+        if description.image is not None and (texts := self.serving("text_embedding")) is not None:
+            return texts.tokenizer()
         if description.tokenizer is None:
             raise InvalidArgument("the model has no tokenizer", key=self.key)
         tokenizer = Tokenizer.from_source(description.tokenizer, self._vocab)

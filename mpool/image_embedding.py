@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 #: Images in a slice: some 100 ms of decoding photographs.
 SLICE = 16
 _MAX_PLANS = 64
+#: What is prepared in a millisecond or two.
+_LITTLE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +147,14 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     return ImagePack(np.ascontiguousarray(flat), np.array(sizes, dtype=np.int32), len(images), tuple(faults))
 
 
+def _work(image: Any) -> int:
+    """Numbers that are looked at to prepare an image, about."""
+    return int(image.size) if isinstance(image, np.ndarray) else 8 * len(image) if isinstance(image, bytes) else _LITTLE
+
+
 def packed(plan: ImagePlan, images: list[Any], start: int, single: bool, call: Call) -> ImagePack:
-    """As :func:`pack`; off the main thread, so that Ctrl-C is seen while images are decoded."""
-    if threading.current_thread() is not threading.main_thread():
+    """As :func:`pack`; off the main thread, so that Ctrl-C is seen while images are decoded, unless that is quick."""
+    if threading.current_thread() is not threading.main_thread() or sum(map(_work, images)) < _LITTLE:
         return pack(plan, images, start, single, call)
     return _threads.interruptible(pack, plan, images, start, single, call, chars=_threads.LONG)
 

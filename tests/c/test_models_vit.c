@@ -199,7 +199,7 @@ MP_TEST(models_vit_memory_is_predicted) {
 }
 
 MP_TEST(models_vit_refuses_bad_calls) {
-    static uint8_t pixels[3 * 64 * 64];
+    static uint8_t pixels[3 * 640 * 640];
     mp_error error;
     mp_image_call *call;
     const struct {
@@ -230,6 +230,8 @@ MP_TEST(models_vit_refuses_bad_calls) {
                  {side, side, 5, MP_EMBED_TOKENS, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
                  {side + 1, side, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
                  {PATCH, PATCH, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
+                 {640, 633, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
+                 {640, 640, 0, MP_EMBED_POOLED, MP_LIMIT, MP_INVALID_ARGUMENT},
                  {PATCH - 1, PATCH, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
                  {PATCH, PATCH - 1, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

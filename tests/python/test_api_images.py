@@ -185,7 +185,10 @@ def test_two_capabilities(clip: Path, dino: Path) -> None:
         vectors = model.embed(["w5 w6", "w7"])
         assert np.array_equal(pool.embed(["w5 w6", "w7"], "both"), vectors)
         assert mpool.similarity(vectors, model.embed_image(IMAGES)).shape == (2, 5)
-        assert pool.check("both") > 0
+        assert pool.check("both") > 0 and model.count_tokens("w5 w6") == 4
+        assert pool.detokenize(pool.tokenize("w5 w6", clip), clip) == "w5 w6"
+        with pytest.raises(InvalidArgument, match="no tokenizer"):
+            pool.tokenize("w5", dino)
         again = pickle.loads(pickle.dumps(model))
         assert np.array_equal(again.embed("w7"), vectors[1])
         exact = pool.load(model, compute="float32")

@@ -421,3 +421,50 @@ def test_import_is_lazy() -> None:
     code = "import mpool.images, sys; assert 'PIL' not in sys.modules and 'urllib.request' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert mpool.embed_image
+
+
+# ---- whatever bytes come -------------------------------------------------------------------------------------------
+
+def _mutated(data: Any) -> bytes:
+    """One of three files with some bytes changed, cut out or put in."""
+    st = pytest.importorskip("hypothesis.strategies")
+    whole = bytearray(data.draw(st.sampled_from(_files())))
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        kind = data.draw(st.sampled_from(("change", "cut", "put")))
+        if kind == "change":
+            whole[at] = data.draw(st.integers(0, 255))
+        elif kind == "cut":
+            del whole[at:at + data.draw(st.integers(1, 40))]
+        else:
+            whole[at:at] = data.draw(st.binary(min_size=1, max_size=20))
+        if not whole:
+            return b""
+    return bytes(whole)
+
+
+def _files() -> list[bytes]:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    small = Image.fromarray(picture(3, 24, 17))
+    return [encoded(small, "PNG", exif=exif), encoded(small, "JPEG", exif=exif), encoded(small, "WEBP", exif=exif)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_any_bytes_are_an_image_or_refused() -> None:
+    """Never another error, and never an image that is not RGB within the limits."""
+    hypothesis = pytest.importorskip("hypothesis")
+    st = pytest.importorskip("hypothesis.strategies")
+
+    @hypothesis.given(st.data())
+    @hypothesis.settings(max_examples=600, deadline=None, database=None,
+                         suppress_health_check=list(hypothesis.HealthCheck))
+    def check(data: Any) -> None:
+        try:
+            found = read_image(_mutated(data))
+        except InvalidArgument as error:
+            assert "0x" not in str(error) and "allowed" in str(error)
+            return
+        assert found.mode == "RGB" and np.asarray(found).shape == (found.height, found.width, 3)
+
+    check()
