@@ -97,7 +97,7 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
     command.add_argument("--precision", default="float32", choices=("float32", "int8", "uint8", "binary", "ubinary"),
                          help="of the output (default: float32)")
     command.add_argument("--on-error", default="raise", choices=("raise", "null"),
-                         help=f"null: what cannot be embedded of the {unit}s gives null (npy: NaN) and the rest goes on")
+                         help=f"null: {unit}s that cannot be embedded give null (npy: NaN) and the rest goes on")
     command.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
 
 
