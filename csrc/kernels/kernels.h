@@ -256,6 +256,10 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes, of 64-byte aligned memory, for a
  * layer_norm  mean by the tree; variance by the tree of (x - mean)^2; y = fma((x - mean) * rstd, weight, bias), without
  *             the addition when bias is NULL. y may be x.
  * add         y += x
+ * mul_add     y = fma(a, b, y)
+ * column_sums out[i] = the chain over the rows of x [rows, ld], ascending from +0: out + x, or with a centre [n]
+ *             fma(d, d, out) where d = x - centre
+ * affine      y = act(fma(x - centre, scale, shift)); y may be x
  * gated       y = act(gate) * up; y may be gate or up
  * activate    x = act(x). GELU is x * Phi(x), the exact form (not less precise for negative x); see math_const.h
  * softcap     x = cap * tanh(x / cap), the division rounded first

@@ -61,7 +61,22 @@ static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *rand
     ref->call.add(x, n, want);
     v->call.add(x, n, got);
     kt_same(v, want, got, n, "add %s n=%d", what, n);
+    memcpy(want, b, bytes);
+    memcpy(got, b, bytes);
+    ref->call.mul_add(x, w, n, want);
+    v->call.mul_add(x, w, n, got);
+    kt_same(v, want, got, n, "mul_add %s n=%d", what, n);
+    for (int with = 0; with < 2; with++)
+        for (int columns = 1; columns <= n; columns += 1 + n / 3) { /* as a matrix of that many columns */
+            ref->call.column_sums(x, columns, n / columns, columns, with ? b : NULL, want);
+            v->call.column_sums(x, columns, n / columns, columns, with ? b : NULL, got);
+            kt_same(v, want, got, columns, "column_sums %s n=%d columns=%d centre=%d", what, n, columns, with);
+        }
     for (int i = 0; i < ACTS; i++) {
+        ref->call.affine(x, b, w, b, acts[i], n, want);
+        memcpy(got, x, bytes);
+        v->call.affine(got, b, w, b, acts[i], n, got);
+        kt_same(v, want, got, n, "affine %d %s n=%d", acts[i], what, n);
         memcpy(want, x, bytes);
         memcpy(got, x, bytes);
         ref->call.activate(acts[i], n, want);

@@ -59,6 +59,28 @@ static void ref_add(const float *x, int64_t n, float *y) {
         y[i] += x[i];
 }
 
+static void ref_mul_add(const float *a, const float *b, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = fmaf(a[i], b[i], y[i]);
+}
+
+static void ref_column_sums(const float *x, int64_t ld, int rows, int n, const float *centre, float *out) {
+    for (int i = 0; i < n; i++) {
+        float sum = 0.0f;
+        for (int r = 0; r < rows; r++) {
+            float d = centre ? x[r * ld + i] - centre[i] : x[r * ld + i];
+            sum = centre ? fmaf(d, d, sum) : sum + d;
+        }
+        out[i] = sum;
+    }
+}
+
+static void ref_affine(const float *x, const float *centre, const float *scale, const float *shift, mp_act act, int n,
+                       float *y) {
+    for (int i = 0; i < n; i++)
+        y[i] = mp_ref_activate(act, fmaf(x[i] - centre[i], scale[i], shift[i]));
+}
+
 static void ref_gated(mp_act act, const float *gate, const float *up, int64_t n, float *y) {
     for (int64_t i = 0; i < n; i++)
         y[i] = mp_ref_activate(act, gate[i]) * up[i];
@@ -127,6 +149,9 @@ void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, rms_norm, ref_rms_norm, "ref");
     MP_SET(table, layer_norm, ref_layer_norm, "ref");
     MP_SET(table, add, ref_add, "ref");
+    MP_SET(table, mul_add, ref_mul_add, "ref");
+    MP_SET(table, column_sums, ref_column_sums, "ref");
+    MP_SET(table, affine, ref_affine, "ref");
     MP_SET(table, gated, ref_gated, "ref");
     MP_SET(table, activate, ref_activate, "ref");
     MP_SET(table, softcap, ref_softcap, "ref");

@@ -63,6 +63,28 @@ static void rows_add(const float *x, int64_t n, float *y) {
         row_store(y, i, n, vec_add(row_load(y, i, n), row_load(x, i, n)));
 }
 
+static void rows_mul_add(const float *a, const float *b, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i += VEC_N)
+        row_store(y, i, n, vec_fma(row_load(a, i, n), row_load(b, i, n), row_load(y, i, n)));
+}
+
+static void rows_column_sums(const float *x, int64_t ld, int rows, int n, const float *centre, float *out) {
+    for (int i = 0; i < n; i += VEC_N) {
+        vec sum = vec_zero();
+        if (centre) {
+            const vec mean = row_load(centre, i, n);
+            for (int r = 0; r < rows; r++) {
+                vec d = vec_sub(row_load(x + r * ld, i, n), mean);
+                sum = vec_fma(d, d, sum);
+            }
+        } else {
+            for (int r = 0; r < rows; r++)
+                sum = vec_add(sum, row_load(x + r * ld, i, n));
+        }
+        row_store(out, i, n, sum);
+    }
+}
+
 /* act is a constant in the functions below, one a case: the choice is made once a call. */
 #define ROWS_EACH_ACT(run)      \
     switch (act) {              \
@@ -117,6 +139,21 @@ static void rows_activate(mp_act act, int64_t n, float *x) {
 static void rows_softcap(float cap, int64_t n, float *x) {
     for (int64_t i = 0; i < n; i += VEC_N)
         row_store(x, i, n, vec_softcap(vec_set(cap), row_load(x, i, n)));
+}
+
+static VEC_INLINE void rows_affine_as(const mp_act act, const float *x, const float *centre, const float *scale,
+                                      const float *shift, int n, float *y) {
+    for (int i = 0; i < n; i += VEC_N) {
+        vec d = vec_sub(row_load(x, i, n), row_load(centre, i, n));
+        row_store(y, i, n, vec_activate(act, vec_fma(d, row_load(scale, i, n), row_load(shift, i, n))));
+    }
+}
+
+static void rows_affine(const float *x, const float *centre, const float *scale, const float *shift, mp_act act, int n,
+                        float *y) {
+#define ROWS_RUN(constant) rows_affine_as(constant, x, centre, scale, shift, n, y)
+    ROWS_EACH_ACT(ROWS_RUN)
+#undef ROWS_RUN
 }
 
 static float rows_max(const float *x, int64_t n) {
@@ -222,6 +259,9 @@ static void rows_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, rms_norm, rows_rms_norm, variant);
     MP_SET(table, layer_norm, rows_layer_norm, variant);
     MP_SET(table, add, rows_add, variant);
+    MP_SET(table, mul_add, rows_mul_add, variant);
+    MP_SET(table, column_sums, rows_column_sums, variant);
+    MP_SET(table, affine, rows_affine, variant);
     MP_SET(table, gated, rows_gated, variant);
     MP_SET(table, activate, rows_activate, variant);
     MP_SET(table, softcap, rows_softcap, variant);
