@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ._runtime import embed_image as embed_image
     from ._runtime import embed_iter as embed_iter
     from ._runtime import generate as generate
+    from ._runtime import generate_image as generate_image
     from ._runtime import get as get
     from ._runtime import health as health
     from ._runtime import init_maintenance as init_maintenance
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from ._runtime import unload as unload
     from ._similarity import similarity as similarity
     from .config import PoolConfig as PoolConfig
+    from .drawing import PictureStream as PictureStream
     from .embedding import EmbedIterator as EmbedIterator
     from .errors import Cancelled as Cancelled
     from .errors import CircuitOpen as CircuitOpen
@@ -83,6 +85,9 @@ if TYPE_CHECKING:
     from .errors import WrongCapability as WrongCapability
     from .jobs import Job as Job
     from .model import Model as Model
+    from .pictures import Picture as Picture
+    from .pictures import Pictures as Pictures
+    from .pictures import PictureStep as PictureStep
     from .pool import Pool as Pool
     from .reranking import RankedDocument as RankedDocument
     from .reranking import Ranking as Ranking
@@ -106,16 +111,18 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
     "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "detokenize", "embed", "embed_image", "embed_iter",
-                 "generate", "get", "health", "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register",
-                 "rerank", "submit", "tokenize", "unload"),
+                 "generate", "generate_image", "get", "health", "init_maintenance", "load", "metrics", "ping", "pools",
+                 "ps", "register", "rerank", "submit", "tokenize", "unload"),
     "_events": ("PoolEvent",),
     "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "_options": ("CallOptions",),
     "config": ("PoolConfig",),
+    "drawing": ("PictureStream",),
     "embedding": ("EmbedIterator",),
     "errors": _ERRORS,
     "jobs": ("Job",),
     "model": ("Model",),
+    "pictures": ("Picture", "PictureStep", "Pictures"),
     "pool": ("Pool",),
     "reranking": ("RankedDocument", "Ranking"),
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "TopLogprob", "Usage"),

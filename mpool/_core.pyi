@@ -147,6 +147,15 @@ class Ticket:
         """prompt tokens, generated tokens of all choices, cached tokens; seconds: queued, prompt, generation."""
     def prompt_logits(self) -> NDArray[np.float32]:
         """(n_prompt, vocab) when asked for."""
+    # text_to_image
+    def drawn(self) -> tuple[int, int, int, int]:
+        """Steps, previews and pictures finished so far, of all pictures together; previews that a picture gets."""
+    def preview(self, index: int) -> NDArray[np.uint8]:
+        """(height, width, 3) of a preview that is finished, not copied."""
+    def pictures(self) -> dict[str, NDArray[np.float32]]:
+        """``pixels`` (n, height, width, 3) from 0 to 1 and ``latents`` (n, channels, high, wide); when they were to be
+        kept also ``texts`` (texts, rows, width), ``pooled`` (texts, width) and ``history`` (n, steps, channels, high,
+        wide). Not copied. Raises the call's error."""
 
 @final
 class Registry:
@@ -212,6 +221,14 @@ class Registry:
                     prompt_logits: bool = False, timeout: float | None = None, patience: float = -1.0,
                     keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
                     fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket: ...
+    def submit_draw(self, key: str, width: int, height: int, ids: Sequence[Sequence[NDArray[np.int32] | None]],
+                    counts: tuple[int, int, int], noise: NDArray[np.float32], times: NDArray[np.float32],
+                    sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0, preview_every: int = 0,
+                    keep: bool = False, timeout: float | None = None, patience: float = -1.0,
+                    keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
+                    fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket:
+        """ids: of each text (one, or two: the second is guided away from), of each encoder; counts: how many ids of each
+        encoder."""
     def number(self) -> int:
         """Unlike that of any other registry of the process."""
     def maintain(self) -> None:

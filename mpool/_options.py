@@ -347,3 +347,21 @@ class TextOptions(CallKeywords, total=False):
     tools: Sequence[Mapping[str, Any]] | None
     template_options: Mapping[str, Any] | None
     compute: Compute
+
+
+# ---- of pictures ---------------------------------------------------------------------------------------------------
+
+class PictureOptions(CallKeywords, total=False):
+    """Options of :func:`mpool.generate_image`; see :mod:`mpool.drawing`."""
+
+    negative_prompt: str | None
+    width: int | None
+    height: int | None
+    num_inference_steps: int | None
+    guidance_scale: float | None
+    seed: int | None
+    latents: Any
+    n: int
+    preview_every: int
+    max_sequence_length: int | None
+    compute: Compute

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Compute, EmbedOptions, ImageOptions, RerankOptions, TextOptions
+    from ._options import Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
+    from .drawing import PictureStream
     from .embedding import EmbedIterator
     from .images import ImageInput
     from .jobs import Job
     from .model import Model
+    from .pictures import Pictures
     from .reranking import Ranking
     from .results import Completion
     from .show import ModelTable
@@ -345,6 +347,60 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
         Shape of messages: https://platform.openai.com/docs/api-reference/chat
     """
     return default_pool().chat(messages, model, stream=stream, **sampling)  # type: ignore[call-overload]
+
+
+@overload
+def generate_image(prompt: str, model: ModelLike = None, *, stream: Literal[False] = False,
+                   **options: Unpack[PictureOptions]) -> Pictures: ...
+@overload
+def generate_image(prompt: str, model: ModelLike = None, *, stream: Literal[True],
+                   **options: Unpack[PictureOptions]) -> PictureStream: ...
+def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False,
+                   **options: Any) -> Pictures | PictureStream:
+    """Makes pictures of what a text says.
+
+    Text encoders, transformer and decoder are loaded when they are needed and give their memory to each other when it
+    is short; what the encoders made of a text is kept for the next call. The same seed gives the same picture.
+
+    Args:
+        prompt: what to draw. What is too long for a text encoder is cut off, with a warning, as in diffusers.
+        model: a folder of diffusers (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, a GGUF file of their
+            transformer inside such a folder, or what :func:`load` and :func:`get` return.
+        stream: True: a :class:`mpool.PictureStream` of steps instead of the pictures.
+        **options: every one optional.
+
+            negative_prompt: what not to draw; for models that are guided (Stable Diffusion 3), with a guidance_scale
+                above 1.
+            width, height: pixels; None: as the model was trained.
+            num_inference_steps: None: 28; 4 for FLUX.1-schnell. Stable Diffusion 3.5 large turbo wants 4.
+            guidance_scale: None: 7 for Stable Diffusion 3 (turbo wants 0), 3.5 for FLUX.1-dev.
+            seed: 0 to 2**64 - 1; None: a random one, which the result tells.
+            latents: what to start from instead of noise of the seed: an array (n, channels, height / 8, width / 8), as
+                diffusers takes it.
+            n (1): so many pictures.
+            preview_every (0): steps between previews of a stream; each takes a pass of the decoder.
+            max_sequence_length: tokens for T5; None: 256, or 512 for FLUX.1-dev.
+            compute ("auto"): as for :func:`embed`; "auto" keeps quantised weights as they are stored.
+            timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
+
+    Returns:
+        :class:`mpool.Pictures`: ``.image`` is a PIL image, ``.array`` float32 (height, width, 3) from 0 to 1;
+        notebooks show it. With ``stream=True`` a :class:`mpool.PictureStream`.
+
+    Raises:
+        InvalidArgument: an option is unknown (the nearest is named) or out of range, or the model cannot make pictures
+            of that size (the nearest it can is named).
+        MemoryExhausted: the largest stage does not fit into memory.
+        UnknownModel, WrongCapability, OfflineError, Timeout, ...: as for :func:`embed`.
+
+    Example:
+        >>> picture = mpool.generate_image("a lighthouse at dusk", "./FLUX.1-schnell", seed=7)  # doctest: +SKIP
+        >>> picture.save("lighthouse.png")  # doctest: +SKIP
+
+    Source:
+        Names follow diffusers' pipelines (https://huggingface.co/docs/diffusers/api/pipelines/flux).
+    """
+    return default_pool().generate_image(prompt, model, stream=stream, **options)  # type: ignore[call-overload]
 
 
 def submit(capability: str, **request: Any) -> Job:

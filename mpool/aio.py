@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _awaiting, _core, _options, _threads, embedding, reranking
 from ._runtime import default_pool
-from .errors import InvalidArgument, NumericError, Overloaded
+from .errors import Cancelled, InvalidArgument, NumericError, Overloaded
 from .generation import Reader, Request, unread
 from .results import Chunk, Completion
 
@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Call, Compute, EmbedOptions, ImageOptions, RerankOptions, TextOptions
+    from ._options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
+    from .drawing import Request as DrawRequest
     from .embedding import Pack, Plan
     from .images import ImageInput
     from .model import Model
+    from .pictures import Pictures, PictureStep
     from .pool import Pool
     from .reranking import Ranking
     from .streams import Stream
@@ -530,7 +532,10 @@ class AsyncStream:
         self._make = None
         if self._left:  # it was closed while it waited for its turn
             ticket.cancel()
-        self._reader, self._ticket = Reader(request, ticket), ticket
+        self._reader, self._ticket = self._reader_of(request, ticket), ticket
+
+    def _reader_of(self, request: Any, ticket: _core.Ticket) -> Any:
+        return Reader(request, ticket)
 
     def __await__(self) -> Generator[Any, None, AsyncStream]:
         return self._start().__await__()
@@ -601,6 +606,39 @@ class AsyncStream:
 
     async def __aexit__(self, *error: object) -> None:
         self._leave()
+
+
+class AsyncPictureStream(AsyncStream):
+    """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
+
+    As :class:`AsyncStream`, but iterating gives :class:`mpool.PictureStep` s, and :meth:`result` of a stream that was
+    left early raises Cancelled.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[DrawRequest]], call: Call) -> None:
+        super().__init__(make, call)  # type: ignore[arg-type]
+
+    def _reader_of(self, request: Any, ticket: _core.Ticket) -> Any:
+        from . import drawing
+
+        return drawing.Reader(request, ticket)
+
+    async def __anext__(self) -> PictureStep:  # type: ignore[override]
+        return await super().__anext__()  # type: ignore[return-value]
+
+    async def result(self) -> Pictures:  # type: ignore[override]
+        """Waits for the pictures, whatever was iterated over before.
+
+        Raises:
+            Cancelled: the stream was left early.
+            MpoolError: the call failed, the same error each time.
+        """
+        await self._start()
+        if self._ticket is not None:
+            await _watcher().done(self._ticket)
+        if self._left or self._ticket is None or self._reader is None:
+            raise Cancelled("the stream was left before its pictures were done")
+        return self._reader.result()  # type: ignore[attr-defined, no-any-return]
 
 
 class _AsyncIteration:
@@ -691,6 +729,27 @@ def _length(content: Any) -> int:
     return sum(len(text) for text in texts if isinstance(text, str))
 
 
+@overload
+def generate_image(prompt: str, model: ModelLike = None, *, stream: Literal[False] = False, pool: Pool | None = None,
+                   **options: Unpack[PictureOptions]) -> Awaitable[Pictures]: ...
+@overload
+def generate_image(prompt: str, model: ModelLike = None, *, stream: Literal[True], pool: Pool | None = None,
+                   **options: Unpack[PictureOptions]) -> AsyncPictureStream: ...
+def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False, pool: Pool | None = None,
+                   **options: Any) -> Awaitable[Pictures] | AsyncPictureStream:
+    """As :func:`mpool.generate_image`, for asyncio: to be awaited, or with ``stream=True`` iterated over."""
+    if not isinstance(stream, bool):
+        raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
+    use = pool or default_pool()
+    begun = _options.begin(use.config, options)
+
+    async def request() -> DrawRequest:
+        return await asyncio.to_thread(use._draw_request, prompt, model, dict(options))
+
+    call = AsyncPictureStream(request, begun)
+    return call if stream else _collect(call)  # type: ignore[return-value]
+
+
 async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
                keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
                timeout: float | None = None, isolation: Literal["thread", "process"] | None = None,
@@ -716,4 +775,5 @@ async def _job_result(job: Any) -> Any:
     return job._finish()
 
 
-__all__ = ["AsyncStream", "chat", "embed", "embed_image", "embed_iter", "generate", "load", "rerank", "unload"]
+__all__ = ["AsyncPictureStream", "AsyncStream", "chat", "embed", "embed_image", "embed_iter", "generate",
+           "generate_image", "load", "rerank", "unload"]

@@ -12,6 +12,7 @@ from .errors import InvalidArgument, MpoolError, NumericError, Overloaded, Timeo
 if TYPE_CHECKING:
     from . import _core
     from ._options import Call
+    from .drawing import PictureStream
     from .embedding import Pack, Plan
     from .image_embedding import ImagePlan
     from .pool import Pool
@@ -213,6 +214,24 @@ class TextJob(Job):
         return aio.AsyncStream._of_job(self._stream).__aiter__()
 
 
+class PictureJob(Job):
+    """A job whose result is pictures."""
+
+    def __init__(self, stream: PictureStream) -> None:
+        super().__init__("text_to_image", stream._reader.request.entry.key)
+        self._stream = stream
+
+    @property
+    def _ticket(self) -> _core.Ticket:
+        return self._stream._ticket
+
+    def _finish(self) -> Any:
+        return self._stream.result()
+
+    def __iter__(self) -> Any:
+        return iter(self._stream)
+
+
 def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     """See :func:`mpool.submit`."""
     try:
@@ -268,10 +287,18 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
         if given[0] == "prompt":
             return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), call, True))
         return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), call, True))
+    if isinstance(capability, str) and capability == "text_to_image":
+        from .drawing import PictureStream
+
+        if "stream" in request:
+            raise InvalidArgument("stream is not an option of submit", hint="A job can be iterated over")
+        if "prompt" not in request:
+            raise InvalidArgument("prompt is missing, allowed: a text")
+        return PictureJob(PictureStream(pool._draw_request(request.pop("prompt"), model, request), call, True))
     from .catalog.catalogue import nearest
     from .sampling import _short
 
-    allowed = ("text_embedding", "text_to_text", "image_embedding")
+    allowed = ("text_embedding", "text_to_text", "image_embedding", "text_to_image")
     near = nearest(str(capability), list(allowed), 1)
     known = isinstance(capability, str) and capability in _options.CAPABILITIES
     raise InvalidArgument(f"capability is {_short(capability)}" + (f"; the nearest is {near[0]}" if near else "")

@@ -8,6 +8,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _logging, _options, _threads, show
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from . import _core
     from ._events import Kind, PoolEvent
     from ._health import CapabilityPools, Health, Pong
-    from ._options import Call, Compute, EmbedOptions, ImageOptions, RerankOptions, TextOptions
+    from ._options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
+    from .drawing import PictureStream
+    from .drawing import Request as DrawRequest
     from .embedding import EmbedIterator
     from .generation import Request
     from .images import ImageInput
     from .jobs import Job
+    from .pictures import Pictures
     from .reranking import Ranking
     from .results import Completion
     from .streams import Stream
@@ -225,6 +229,34 @@ class Pool:
             compute = model._compute
         entry.core_key(compute)  # begins to load before the prompt is looked at
         return entry, compute
+
+    # ---- pictures --------------------------------------------------------------------------------------------------
+
+    @overload
+    def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
+                       stream: Literal[False] = False, **options: Unpack[PictureOptions]) -> Pictures: ...
+    @overload
+    def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
+                       stream: Literal[True], **options: Unpack[PictureOptions]) -> PictureStream: ...
+    def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
+                       stream: bool = False, **options: Any) -> Pictures | PictureStream:
+        """See :func:`mpool.generate_image`."""
+        from .drawing import PictureStream
+
+        if not isinstance(stream, bool):
+            raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
+        call = _options.begin(self.config, options)
+        started = PictureStream(self._draw_request(prompt, model, options), call)
+        return started if stream else started.result()
+
+    def _draw_request(self, prompt: Any, model: Any, options: dict[str, Any]) -> DrawRequest:
+        from . import drawing
+
+        chosen = drawing.options_of(options)
+        entry = self._find(model, "text_to_image")
+        if isinstance(model, Model) and _is_auto(chosen.compute):
+            chosen = replace(chosen, compute=model._compute)
+        return drawing.prepare(entry, prompt, chosen)
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 

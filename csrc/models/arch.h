@@ -21,6 +21,7 @@ enum {                                     /* flags of a row; a fixture fails wh
        MP_ARCH_RMS_NORM = 1 << 22,      /* norms are by the root mean square */
        MP_ARCH_RELATIVE_BIAS = 1 << 25, /* scores get a bias by distance, from one table of buckets */
        MP_ARCH_ALIBI = 1 << 26,         /* scores fall off with distance, each head by a slope of its own */
+       MP_ARCH_SINGLE_BLOCKS = 1 << 30,    /* pictures: texts turn with the picture's rows, then share its weights */
 };
 
 enum {                                    /* of image transformers; the bits mean something else to other families */
@@ -57,6 +58,8 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **model, mp_error *erro
 void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
+mp_status mp_diffusion_load(const mp_load_args *args, mp_model **model, mp_error *error);
+void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 

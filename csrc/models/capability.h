@@ -201,4 +201,61 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_
  * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew. */
 mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error);
 
+/* ---- text_to_image --------------------------------------------------------------------------------------------- */
+
+enum { /* of a call; checked where one is made */
+       MP_DRAW_MOST_SIDE = 8192,  /* pixels */
+       MP_DRAW_MOST_PICTURES = 64,
+       MP_DRAW_MOST_STEPS = 1000,
+       MP_DRAW_TEXTS = 2,         /* what to draw, and what not to */
+       MP_DRAW_ENCODERS = 3,
+       MP_DRAW_MOST_TOKENS = 4096 /* for one encoder */
+};
+
+typedef struct mp_draw_call {
+    mp_call base;
+    /* request */
+    int32_t width, height; /* pixels */
+    int32_t n_pictures, n_steps;
+    int32_t n_texts;       /* 1, or 2: guided away from the second */
+    int32_t *ids[MP_DRAW_TEXTS][MP_DRAW_ENCODERS]; /* tokens for each encoder, padded as it wants; NULL: not used */
+    int32_t n_ids[MP_DRAW_ENCODERS];               /* as many for both texts */
+    float guidance;        /* with two texts: scale; with one: what a distilled model is told */
+    float *times;          /* [n_steps] 0..1000, as the model is told */
+    float *sigmas;         /* [n_steps + 1] shares of noise, descending */
+    float *noise;          /* [n_pictures, channels, high, wide] latents to start from */
+    int64_t n_noise;       /* floats of it */
+    int32_t preview_every; /* steps between previews; 0 = none */
+    bool keep;             /* text embeddings and the latents after each step, for tests */
+    /* result; sizes are known once it was checked against the model */
+    int32_t channels, high, wide; /* of latents */
+    int32_t text_rows, text_width, pooled_width;
+    float *latents;        /* [n_pictures, channels, high, wide] as far as they are */
+    float *pixels;         /* [n_pictures, height, width, 3], 0 to 1 */
+    uint8_t *previews;     /* [n_pictures, n_previews, height, width, 3] */
+    int32_t n_previews;    /* of a picture */
+    float *texts;          /* keep: [n_texts, text_rows, text_width] */
+    float *pooled;         /* keep: [n_texts, pooled_width] */
+    float *history;        /* keep: [n_pictures, n_steps, channels, high, wide] */
+    uint64_t output_bytes;
+    _Atomic int32_t steps_done;    /* of all pictures together; release after they are complete */
+    _Atomic int32_t previews_done; /* likewise, picture by picture */
+    _Atomic int32_t pictures_done; /* likewise: decoded */
+} mp_draw_call;
+
+typedef struct mp_draw_args {
+    int32_t width, height, n_pictures, n_steps, n_texts;
+    const int32_t *ids[MP_DRAW_TEXTS][MP_DRAW_ENCODERS];
+    int32_t n_ids[MP_DRAW_ENCODERS];
+    float guidance;
+    const float *times, *sigmas, *noise;
+    int64_t n_noise;
+    int32_t preview_every;
+    bool keep;
+} mp_draw_args;
+/* Copies everything. INVALID_ARGUMENT beyond the bounds above. */
+mp_status mp_draw_call_create(const mp_draw_args *args, mp_draw_call **call, mp_error *error);
+/* Allocates the results, once channels ... pooled_width are known; anew when a replaced model needs others. */
+mp_status mp_draw_call_output(mp_draw_call *call, mp_error *error);
+
 #endif

@@ -132,4 +132,9 @@ PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *arg
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket);
 
+mp_draw_call *mp_draw_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_draw_progress(mp_state *state, mp_ticket *ticket);
+PyObject *mp_draw_preview(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_draw_result(mp_state *state, mp_ticket *ticket, const char *key);
+
 #endif

@@ -641,6 +641,15 @@ static PyObject *registry_submit_text(PyObject *self, PyObject *args, PyObject *
     return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
 }
 
+static PyObject *registry_submit_draw(PyObject *self, PyObject *args, PyObject *kwargs) {
+    mp_state *state = mp_state_of(self);
+    mp_submit_args options;
+    bool done;
+    mp_draw_call *call = mp_draw_from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
+    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
+}
+
 static PyMethodDef methods[] = {
     {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key; loads nothing yet."},
     {"remove", MP_METHOD(registry_remove), METH_VARARGS | METH_KEYWORDS, "Let its calls finish, then forget a key."},
@@ -660,6 +669,8 @@ static PyMethodDef methods[] = {
     {"embed_images", MP_METHOD(registry_embed_images), METH_VARARGS | METH_KEYWORDS,
      "Submit images, wait and return the vectors."},
     {"submit_text", MP_METHOD(registry_submit_text), METH_VARARGS | METH_KEYWORDS, "Queue a text call: a Ticket."},
+    {"submit_draw", MP_METHOD(registry_submit_draw), METH_VARARGS | METH_KEYWORDS,
+     "Queue a call for pictures: a Ticket."},
     {"begin_shutdown", registry_begin_shutdown, METH_NOARGS, "Refuse new calls from now on."},
     {"close", registry_close, METH_NOARGS, "Drain and join; idempotent; from any thread."},
     {"after_fork", registry_after_fork, METH_NOARGS, "In a forked child: its only thread is the one for signals now."},

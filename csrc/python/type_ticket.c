@@ -169,6 +169,20 @@ static PyObject *ticket_prompt_logits(PyObject *self, PyObject *none) {
     return mp_text_prompt_logits(mp_state_of(self), ticket_of(self));
 }
 
+static PyObject *ticket_drawn(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_draw_progress(mp_state_of(self), ticket_of(self));
+}
+
+static PyObject *ticket_preview(PyObject *self, PyObject *args) {
+    return mp_draw_preview(mp_state_of(self), ticket_of(self), args);
+}
+
+static PyObject *ticket_pictures(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_draw_result(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+}
+
 static PyMethodDef methods[] = {
     {"wait", MP_METHOD(ticket_wait), METH_VARARGS | METH_KEYWORDS,
      "Until done; False when the timeout passes first (the call goes on)."},
@@ -189,6 +203,9 @@ static PyMethodDef methods[] = {
     {"top_logprobs", ticket_top_logprobs, METH_VARARGS, "(choice): (tokens, k) ids and logprobs, or None."},
     {"usage", ticket_usage, METH_NOARGS, "Prompt, generated and cached tokens; seconds queued, prompt, generation."},
     {"prompt_logits", ticket_prompt_logits, METH_NOARGS, "float32 (n_prompt, vocab) when asked for, not copied."},
+    {"drawn", ticket_drawn, METH_NOARGS, "Steps, previews and pictures finished so far; previews a picture."},
+    {"preview", ticket_preview, METH_VARARGS, "(index): uint8 (height, width, 3) of a finished preview, not copied."},
+    {"pictures", ticket_pictures, METH_NOARGS, "A dict of arrays, not copied: pixels, latents, and what was kept."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -109,6 +109,10 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
     """
     path = os.path.abspath(path)
     raw, tensors, files = _read_gguf(path)
+    if raw.get("general.architecture") in ("flux", "sd3"):
+        from .pipelines import describe_with_gguf
+
+        return describe_with_gguf(path, tensors, files, key=key, ref=ref)
     return describe_tables(raw, tensors, files, key=key, ref=ref)
 
 

@@ -25,6 +25,8 @@ from .spec import (
 log = logging.getLogger("mpool.catalog")
 
 CONFIG_NAME = "config.json"
+#: Of a folder of diffusers.
+PIPELINE_NAME = "model_index.json"
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 #: Sampling settings of generation_config.json that are passed on as the model's defaults.
@@ -46,6 +48,10 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     from . import image_folder
 
     folder = Folder(path)
+    if folder.has(PIPELINE_NAME):
+        from .pipelines import describe_pipeline
+
+        return describe_pipeline(folder, key=key, ref=ref)
     crossed = scoring.encoder_folder(folder)
     encoder = crossed or sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):

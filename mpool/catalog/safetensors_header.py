@@ -164,8 +164,12 @@ def read_header(path: str, file_index: int = 0) -> Header:
     return _Reader(path).load(file_index)
 
 
-def read_folder(folder: Folder) -> tuple[tuple[str, ...], dict[str, TensorEntry]] | None:
+def read_folder(folder: Folder, stem: str = "model") -> tuple[tuple[str, ...], dict[str, TensorEntry]] | None:
     """Tensors of a folder's ``model.safetensors``, or of the shards that its index names.
+
+    Args:
+        folder: where the files are.
+        stem: their name, as far as the dot.
 
     Returns:
         (absolute paths of the files, tensors by name), or None if the folder has neither file.
@@ -174,11 +178,11 @@ def read_folder(folder: Folder) -> tuple[tuple[str, ...], dict[str, TensorEntry]
         FormatError: a file is malformed; the index names a file outside the folder, a tensor that its shard does not
             have, or leaves out one that a shard has; or two shards have the same tensor.
     """
-    if folder.has(SINGLE_NAME):
-        path = folder.path_of(SINGLE_NAME)
+    if folder.has(f"{stem}.safetensors"):
+        path = folder.path_of(f"{stem}.safetensors")
         return (path,), {entry.name: entry for entry in read_header(path).tensors}
-    if folder.has(INDEX_NAME):
-        return _read_shards(folder)
+    if folder.has(f"{stem}.safetensors.index.json"):
+        return _read_shards(folder, f"{stem}.safetensors.index.json")
     return None
 
 
@@ -197,8 +201,8 @@ def shard_names(index: Fields) -> dict[str, str]:
     return names
 
 
-def _read_shards(folder: Folder) -> tuple[tuple[str, ...], dict[str, TensorEntry]]:
-    index = folder.fields(INDEX_NAME)
+def _read_shards(folder: Folder, name: str = INDEX_NAME) -> tuple[tuple[str, ...], dict[str, TensorEntry]]:
+    index = folder.fields(name)
     shard_of = shard_names(index)
     shards = sorted(set(shard_of.values()))
     paths: list[str] = []

@@ -136,6 +136,41 @@ class GenerationSettings:
 
 
 @dataclass(frozen=True)
+class TextInput:
+    """What one text encoder of a pipeline takes: ``length`` tokens (or at most so many), filled up with ``pad``.
+
+    ``folder`` holds its tokenizer; None: there is no such encoder, and its rows are zeros. ``clip``: the tokenizer may
+    be a ``vocab.json`` with ``merges.txt``.
+    """
+
+    folder: str | None
+    length: int
+    pad: str = ""
+    clip: bool = False
+
+
+@dataclass(frozen=True)
+class DrawingSettings:
+    """How a model that makes pictures wants to be used.
+
+    ``inputs`` are those of CLIP-L, CLIP-G and T5. ``scheduler`` holds the numbers of its noise schedule, as diffusers
+    names them. ``guided``: a second text can be led away from; ``distilled``: it is told the scale instead.
+    """
+
+    architecture: str
+    inputs: tuple[TextInput | None, TextInput | None, TextInput | None]
+    scheduler: Mapping[str, Any]
+    channels: int
+    scale: int  # pixels a side of a latent
+    side: int  # default width and height, in pixels
+    steps: int
+    guidance_scale: float
+    guided: bool
+    distilled: bool
+    text_tokens: int  # default for T5
+
+
+@dataclass(frozen=True)
 class TokenizerSource:
     """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or ``gguf``:
     the ``tokenizer.*`` keys of a GGUF file.
@@ -163,6 +198,7 @@ class ModelDescription:
     embedding: EmbeddingSettings | None = None
     generation: GenerationSettings | None = None
     image: ImageSettings | None = None
+    drawing: DrawingSettings | None = None
     #: The same model's other networks, each for a capability of its own, in one space of vectors with this one.
     towers: tuple[ModelDescription, ...] = ()
     revision: str | None = None

@@ -12,8 +12,10 @@ typedef struct mp_build_job {
     int64_t rows;   /* of a plain matrix, else 1 */
     bool append;
     float add; /* to each of a vector */
+    int32_t taps; /* of a convolution: neighbours, else 0 */
     char name[MP_BUILDER_NAME];
-    mp_tensor tensor;
+    mp_tensor tensor; /* of a convolution: from finish on that of `turned` */
+    float *turned;
     size_t offset; /* in the slab */
 } mp_build_job;
 
@@ -22,6 +24,8 @@ void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute 
 }
 
 void mp_builder_deinit(mp_builder *builder) {
+    for (int i = 0; i < builder->count; i++)
+        mp_free(builder->jobs[i].turned);
     mp_free(builder->jobs);
     if (!builder->shared)
         mp_free(builder->slab);
@@ -85,15 +89,13 @@ mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *n
     return MP_OK;
 }
 
-mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
-                            int32_t K, mp_error *error) {
+static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job job, const char *name,
+                          const char *bias_name, int32_t N, int32_t K, mp_error *error) {
     assert(linear->parts < MP_LINEAR_PARTS);
-    int part = linear->parts;
-    mp_build_job job = {.linear = linear, .part = part};
-    int64_t shape[2] = {N, K};
-    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    int part = job.part = linear->parts;
+    job.linear = linear;
     mp_wkind kind;
-    if (!mp_wmat_kind_for(job.tensor.dtype, builder->compute, &kind))
+    if (!mp_wmat_kind_for(job.taps ? MP_F32 : job.tensor.dtype, builder->compute, &kind))
         return mp_fail(error, MP_UNSUPPORTED,
                        "tensor %s is stored as %s, which cannot be computed in the class asked for", name,
                        mp_dtype_get(job.tensor.dtype)->name);
@@ -111,6 +113,48 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
         MP_TRY(add_vector(builder, &linear->bias, bias_name, N, linear->N, true, error));
     linear->N += N;
     linear->parts++;
+    return MP_OK;
+}
+
+mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
+                            int32_t K, mp_error *error) {
+    mp_build_job job = {0};
+    int64_t shape[2] = {N, K};
+    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    return add_part(builder, linear, job, name, bias_name, N, K, error);
+}
+
+mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
+                          int32_t channels, int32_t size, mp_error *error) {
+    mp_build_job job = {.taps = size * size};
+    int64_t shape[4] = {N, channels, size, size};
+    MP_TRY(mp_weights_get(builder->weights, name, 4, shape, &job.tensor, error));
+    if (mp_dtype_get(job.tensor.dtype)->items > 1)
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of a convolution is stored as %s, allowed: F32, F16, BF16",
+                       name, mp_dtype_get(job.tensor.dtype)->name);
+    return add_part(builder, linear, job, name, bias_name, N, size * size * channels, error);
+}
+
+/* The inputs of a convolution, which are stored [channels][taps], as [taps][channels]. */
+static mp_status turn(mp_build_job *job, mp_error *error) {
+    const mp_wmat *w = &job->linear->w[job->part];
+    int64_t items = mp_tensor_items(&job->tensor), taps = job->taps, channels = w->K / taps;
+    job->turned = mp_alloc((size_t)(items + w->K) * sizeof(float), MP_TAG_MISC);
+    if (!job->turned)
+        return mp_fail_memory(error, (uint64_t)(items + w->K) * sizeof(float), "a convolution being loaded");
+    float *row = job->turned + items;
+    int64_t row_bytes = (int64_t)job->tensor.nbytes / w->N;
+    for (int32_t n = 0; n < w->N; n++) {
+        mp_dequantize_row(job->tensor.dtype, job->tensor.data + n * row_bytes, w->K, row);
+        for (int64_t c = 0; c < channels; c++)
+            for (int64_t t = 0; t < taps; t++)
+                job->turned[n * (int64_t)w->K + t * channels + c] = row[c * taps + t];
+    }
+    job->tensor = (mp_tensor){.dtype = MP_F32,
+                              .ndim = 2,
+                              .shape = {w->N, w->K},
+                              .data = (const uint8_t *)job->turned,
+                              .nbytes = (uint64_t)items * sizeof(float)};
     return MP_OK;
 }
 
@@ -259,6 +303,9 @@ static void drop_slab(mp_builder *builder, mp_budget *budget) {
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error) {
     bool filled = builder->shared && builder->shared->data;
+    for (int i = 0; i < builder->count && !filled; i++)
+        if (builder->jobs[i].taps)
+            MP_TRY(turn(&builder->jobs[i], error));
     for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts stand in one vector */
         mp_build_job *job = &builder->jobs[i];
         if (job->vector && job->append && job->at == 0) {

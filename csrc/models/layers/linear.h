@@ -48,6 +48,10 @@ void mp_builder_deinit(mp_builder *builder); /* frees the list, and the slab if 
  * all with or all without a bias. Pointers must stay valid until finish. */
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                             int32_t K, mp_error *error);
+/* A linear layer over unfolded neighbourhoods: tensor `name` [N, channels, size, size] as a matrix whose inputs are
+ * ordered [size * size][channels], one part. The biases are as above. */
+mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
+                          int32_t channels, int32_t size, mp_error *error);
 /* A vector of n floats, converted. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 /* The same, with `add` added to each. */

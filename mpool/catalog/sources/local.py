@@ -62,7 +62,7 @@ def resolve(ref: LocalRef) -> Resolved:
     if not stat.S_ISDIR(mode):
         raise FormatError(file=path, field="file type", got=file_kind(mode), allowed="a regular file or a directory")
     folder = Folder(path)
-    if folder.has("config.json") or folder.has("modules.json"):
+    if folder.has("config.json") or folder.has("modules.json") or folder.has("model_index.json"):
         return Resolved(ref=path, kind="folder", path=path, source="local")
     from .hub import gguf_models
 
@@ -75,4 +75,4 @@ def resolve(ref: LocalRef) -> Resolved:
     for name in folder.pickles():
         refuse_pickle(path, name)
     raise FormatError(file=path, field="files", got="neither config.json nor a .gguf file",
-                      allowed="a folder of transformers or sentence-transformers, or one with a GGUF model")
+                      allowed="a folder of transformers, sentence-transformers or diffusers, or one with a GGUF model")

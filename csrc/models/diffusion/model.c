@@ -1,0 +1,362 @@
+/* model.c: a pipeline from a spec: facts of its networks, and every tensor looked at once. No weight is read yet. */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+
+#include "base/cpu.h"
+#include "models/diffusion/diffusion.h"
+
+enum { MAX_LAYERS = 512, MAX_WIDTH = 65536, MAX_LENGTH = 4096, MAX_VOCAB = 1 << 24, MAX_SIDE = 4096 };
+
+static void diffusion_destroy(mp_model *base) {
+    mp_diffusion *model = (mp_diffusion *)base;
+    if (!model)
+        return;
+    for (int i = 0; i < MP_DIFF_ENCODERS; i++)
+        mp_free(model->encoder[i].relative);
+    mp_free(model->dual);
+    mp_free(model->ops);
+    mp_weights_close(model->weights);
+    mp_free(model);
+}
+
+static bool diffusion_healthy(const mp_model *base) {
+    const mp_diffusion *model = (const mp_diffusion *)base;
+    return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
+}
+
+/* Weights are the engines'. */
+static uint64_t diffusion_bytes(const mp_model *base) {
+    (void)base;
+    return 0;
+}
+
+static const mp_model_ops diffusion_ops = {mp_diff_engine, mp_diff_check, diffusion_healthy, diffusion_bytes,
+                                           diffusion_destroy};
+
+mp_compute mp_diff_float_class(mp_compute asked) {
+    if (asked != MP_COMPUTE_AUTO)
+        return asked;
+    return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16) ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+}
+
+mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
+                         int32_t K, mp_error *error) {
+    char weight[MP_BUILDER_NAME + 8], bias[MP_BUILDER_NAME];
+    snprintf(weight, sizeof weight, "%s.weight", name);
+    snprintf(bias, sizeof bias, "%s.bias", name);
+    const mp_tensor_entry *entry = mp_spec_find_tensor(mp_weights_spec(model->weights), weight);
+    bool quantised = entry && mp_dtype_get(entry->dtype)->items > 1;
+    builder->compute = quantised ? model->compute : mp_diff_float_class(model->compute);
+    return mp_builder_linear(builder, linear, weight, mp_weights_has(model->weights, bias) ? bias : NULL, N, K, error);
+}
+
+mp_status mp_diff_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error) {
+    return mp_builder_vector(builder, out, name, n, error);
+}
+
+mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
+                        mp_error *error) {
+    mp_builder_init(builder, model->weights, mp_diff_float_class(model->compute));
+    switch ((mp_diff_stage_id)stage) {
+    case MP_DIFF_CLIP_L:
+    case MP_DIFF_CLIP_G:
+        return mp_clip_build(model, stage, index, builder, block, error);
+    case MP_DIFF_T5:
+        return mp_t5_build(model, index, builder, block, error);
+    case MP_DIFF_TRANSFORMER:
+        return mp_dit_build(model, index, builder, block, error);
+    default:
+        return mp_vae_build(model, index, builder, block, error);
+    }
+}
+
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
+
+static mp_status fact(const mp_spec *spec, const char *part, const char *name, int64_t low, int64_t high, int32_t *out,
+                      mp_error *error) {
+    char key[64];
+    int64_t value;
+    snprintf(key, sizeof key, "%s.%s", part, name);
+    MP_TRY(mp_spec_int_capped(spec, key, low, high, NULL, &value, error));
+    *out = (int32_t)value;
+    return MP_OK;
+}
+
+static mp_status number(const mp_spec *spec, const char *part, const char *name, float *out, mp_error *error) {
+    char key[64];
+    double value;
+    snprintf(key, sizeof key, "%s.%s", part, name);
+    MP_TRY(mp_spec_float(spec, key, -1e6, 1e6, NULL, &value, error));
+    *out = (float)value;
+    return MP_OK;
+}
+
+static mp_status read_act(const mp_spec *spec, const char *part, mp_act *act, mp_error *error) {
+    static const struct {
+        const char *name;
+        mp_act act;
+    } known[] = {{"gelu", MP_ACT_GELU}, {"gelu_tanh", MP_ACT_GELU_TANH}, {"quick_gelu", MP_ACT_QUICK_GELU},
+                 {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU}};
+    char key[64];
+    const char *name;
+    snprintf(key, sizeof key, "%s.activation", part);
+    MP_TRY(mp_spec_string(spec, key, NULL, &name, error));
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, known[i].name) == 0) {
+            *act = known[i].act;
+            return MP_OK;
+        }
+    return mp_fail_file(error, MP_FORMAT, "", -1, key, "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
+}
+
+static mp_status fail_sizes(const char *part, mp_error *error) {
+    return mp_fail_file(error, MP_FORMAT, "", -1, part, "sizes that fit each other: see the model's config.json",
+                        "heads, widths or groups that do not");
+}
+
+static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int which, mp_error *error) {
+    mp_diff_encoder *e = &model->encoder[which];
+    const char *part = mp_diff_stage_name(which);
+    char name[64];
+    snprintf(name, sizeof name, "%s.block_count", part);
+    if (!mp_spec_find(spec, name))
+        return MP_OK;
+    const bool t5 = which == MP_DIFF_T5;
+    MP_TRY(fact(spec, part, "block_count", 1, MAX_LAYERS, &e->layers, error));
+    MP_TRY(fact(spec, part, "embedding_length", 1, MAX_WIDTH, &e->hidden, error));
+    MP_TRY(fact(spec, part, "head_count", 1, MAX_WIDTH, &e->heads, error));
+    MP_TRY(fact(spec, part, "head_length", 8, MAX_WIDTH, &e->head_dim, error));
+    MP_TRY(fact(spec, part, "feed_forward_length", 1, MAX_WIDTH, &e->ffn, error));
+    MP_TRY(fact(spec, part, "context_length", 1, MAX_LENGTH, &e->length, error));
+    MP_TRY(number(spec, part, "norm_epsilon", &e->eps, error));
+    MP_TRY(read_act(spec, part, &e->act, error));
+    if (e->head_dim % 8 || (int64_t)e->heads * e->head_dim > MAX_WIDTH ||
+        (!t5 && e->heads * e->head_dim != e->hidden))
+        return fail_sizes(part, error);
+    int64_t any[2] = {-1, e->hidden}, positions[2] = {e->length, e->hidden};
+    snprintf(name, sizeof name, "%s.tokens", part);
+    MP_TRY(mp_weights_get(model->weights, name, 2, any, &e->tokens, error));
+    if (e->tokens.shape[0] > MAX_VOCAB)
+        return mp_fail(error, MP_LIMIT, "%s: %lld tokens, at most %d", part, (long long)e->tokens.shape[0], MAX_VOCAB);
+    e->vocab = (int32_t)e->tokens.shape[0];
+    if (!t5) {
+        MP_TRY(fact(spec, part, "projection_length", 0, MAX_WIDTH, &e->projection, error));
+        MP_TRY(fact(spec, part, "end_token", -1, MAX_VOCAB, &e->end, error));
+        snprintf(name, sizeof name, "%s.positions", part);
+        return mp_weights_get(model->weights, name, 2, positions, &e->positions, error);
+    }
+    MP_TRY(fact(spec, part, "relative_buckets", 4, 4096, &e->buckets, error));
+    MP_TRY(fact(spec, part, "relative_distance", e->buckets, 1 << 20, &e->reach, error));
+    if (e->buckets % 4)
+        return fail_sizes(part, error);
+    const size_t count = (size_t)e->buckets * (size_t)e->heads;
+    mp_tensor relative;
+    int64_t shape[2] = {e->buckets, e->heads};
+    MP_TRY(mp_weights_get(model->weights, "t5.relative", 2, shape, &relative, error));
+    if (!(e->relative = mp_alloc(count * sizeof(float), MP_TAG_WEIGHTS)))
+        return mp_fail_memory(error, count * sizeof(float), "a table of positions");
+    for (int32_t i = 0; i < e->buckets; i++)
+        mp_dequantize_row(relative.dtype, mp_tensor_row(&relative, i), e->heads, e->relative + (int64_t)i * e->heads);
+    return MP_OK;
+}
+
+static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_error *error) {
+    static const char part[] = "transformer";
+    const bool yes = true, no = false;
+    MP_TRY(fact(spec, part, "block_count", 1, MAX_LAYERS, &model->joint_layers, error));
+    MP_TRY(fact(spec, part, "single_block_count", 0, MAX_LAYERS, &model->single_layers, error));
+    MP_TRY(fact(spec, part, "head_count", 1, MAX_WIDTH, &model->heads, error));
+    MP_TRY(fact(spec, part, "head_length", 8, MAX_WIDTH, &model->head_dim, error));
+    MP_TRY(fact(spec, part, "channels", 1, 1024, &model->channels, error));
+    MP_TRY(fact(spec, part, "text_length", 1, MAX_WIDTH, &model->text_width, error));
+    MP_TRY(fact(spec, part, "pooled_length", 1, MAX_WIDTH, &model->pooled_width, error));
+    MP_TRY(mp_spec_bool(spec, "transformer.guidance", &no, &model->guidance, error));
+    MP_TRY(mp_spec_bool(spec, "transformer.qk_norm", &yes, &model->qk_norm, error));
+    if (model->head_dim % 8 || (int64_t)model->heads * model->head_dim > MAX_WIDTH)
+        return fail_sizes(part, error);
+    model->hidden = model->heads * model->head_dim;
+    model->dual = mp_alloc_array((size_t)model->joint_layers, sizeof *model->dual, MP_TAG_WEIGHTS);
+    if (!model->dual)
+        return mp_fail_memory(error, (uint64_t)model->joint_layers, "a list of layers");
+    if (model->flux) {
+        int64_t axes[MP_DIFF_AXES];
+        MP_TRY(mp_spec_ints(spec, "transformer.axes", MP_DIFF_AXES, 2, model->head_dim, NULL, axes, error));
+        int64_t sum = 0;
+        for (int i = 0; i < MP_DIFF_AXES; i++) {
+            sum += axes[i];
+            model->axes[i] = (int32_t)axes[i];
+            if (axes[i] % 2)
+                return fail_sizes("transformer.axes", error);
+        }
+        return sum == model->head_dim ? MP_OK : fail_sizes("transformer.axes", error);
+    }
+    if (model->single_layers || model->guidance)
+        return fail_sizes(part, error);
+    const mp_value *dual = mp_spec_find(spec, "transformer.dual_layers");
+    for (uint64_t i = 0; dual && dual->type == MP_VALUE_INTS && i < dual->count; i++)
+        if (dual->as.integers[i] >= 0 && dual->as.integers[i] < model->joint_layers)
+            model->dual[dual->as.integers[i]] = true;
+    MP_TRY(fact(spec, part, "position_side", 1, MAX_SIDE, &model->position_side, error));
+    int64_t shape[2] = {(int64_t)model->position_side * model->position_side, model->hidden};
+    return mp_weights_get(model->weights, "transformer.positions", 2, shape, &model->positions, error);
+}
+
+static void add_op(mp_diffusion *model, mp_vae_kind kind, int32_t in, int32_t out, bool doubled, const char *format,
+                   int i, int j) {
+    mp_vae_op *op = &model->ops[model->op_count++];
+    *op = (mp_vae_op){.kind = kind, .in = in, .out = out, .doubled = doubled};
+    char tail[40];
+    snprintf(tail, sizeof tail, format, i, j);
+    snprintf(op->name, sizeof op->name, "vae.%s", tail);
+}
+
+static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error *error) {
+    int64_t widths[MP_DIFF_LEVELS];
+    int32_t layers;
+    const bool yes = true;
+    bool attention;
+    const mp_value *list = mp_spec_find(spec, "vae.channels");
+    if (!list || list->type != MP_VALUE_INTS || list->count < 1 || list->count > MP_DIFF_LEVELS)
+        return fail_sizes("vae.channels", error);
+    model->levels = (int32_t)list->count;
+    MP_TRY(mp_spec_ints(spec, "vae.channels", model->levels, 8, 8192, NULL, widths, error));
+    MP_TRY(fact(spec, "vae", "layers", 1, 64, &layers, error));
+    MP_TRY(fact(spec, "vae", "groups", 1, 8192, &model->group_count, error));
+    MP_TRY(number(spec, "vae", "scaling_factor", &model->latent_scale, error));
+    MP_TRY(number(spec, "vae", "shift_factor", &model->latent_shift, error));
+    MP_TRY(mp_spec_bool(spec, "vae.attention", &yes, &attention, error));
+    const int32_t top = (int32_t)widths[model->levels - 1];
+    for (int i = 0; i < model->levels; i++)
+        if (widths[i] % model->group_count)
+            return fail_sizes("vae.groups", error);
+    if (!(model->latent_scale > 0) || (attention && top % 8))
+        return fail_sizes("vae", error);
+    model->top_channels = top;
+    const int32_t count = 5 + model->levels * (layers + 2);
+    model->ops = mp_alloc_array((size_t)count, sizeof *model->ops, MP_TAG_WEIGHTS);
+    if (!model->ops)
+        return mp_fail_memory(error, (uint64_t)count * sizeof *model->ops, "the steps of a decoder");
+    add_op(model, MP_VAE_CONV, model->channels, top, false, "conv_in", 0, 0);
+    add_op(model, MP_VAE_RESIDUAL, top, top, false, "mid.resnets.%d", 0, 0);
+    if (attention)
+        add_op(model, MP_VAE_ATTENTION, top, top, false, "mid.attention", 0, 0);
+    add_op(model, MP_VAE_RESIDUAL, top, top, false, "mid.resnets.%d", 1, 0);
+    int32_t width = top;
+    for (int i = 0; i < model->levels; i++) {
+        const int32_t out = (int32_t)widths[model->levels - 1 - i];
+        for (int32_t j = 0; j <= layers; j++, width = out)
+            add_op(model, MP_VAE_RESIDUAL, width, out, false, "up.%d.resnets.%d", i, j);
+        if (i < model->levels - 1)
+            add_op(model, MP_VAE_CONV, out, out, true, "up.%d.conv", i, 0);
+    }
+    add_op(model, MP_VAE_END, width, 3, false, "end", 0, 0);
+    return MP_OK;
+}
+
+/* What the networks give each other. */
+static mp_status check_fit(const mp_diffusion *model, mp_error *error) {
+    const mp_diff_encoder *l = &model->encoder[MP_DIFF_CLIP_L], *g = &model->encoder[MP_DIFF_CLIP_G],
+                          *t5 = &model->encoder[MP_DIFF_T5];
+    if (model->flux) {
+        if (!l->layers || !t5->layers || g->layers || t5->hidden != model->text_width ||
+            l->hidden != model->pooled_width)
+            return fail_sizes("text encoders", error);
+        return MP_OK;
+    }
+    if (!l->layers || !g->layers || !l->projection || !g->projection || l->length != g->length ||
+        (t5->layers && t5->hidden != model->text_width) || l->hidden + g->hidden > model->text_width ||
+        l->projection + g->projection != model->pooled_width)
+        return fail_sizes("text encoders", error);
+    return MP_OK;
+}
+
+static mp_status check_blocks(mp_diffusion *model, int64_t *parameters, mp_error *error) {
+    for (int s = 0; s < MP_DIFF_ENCODERS; s++)
+        model->block_count[s] = model->encoder[s].layers ? model->encoder[s].layers + 1 : 0;
+    model->block_count[MP_DIFF_TRANSFORMER] = 1 + model->joint_layers + model->single_layers;
+    model->block_count[MP_DIFF_DECODER] = model->op_count;
+    for (int s = 0; s < MP_DIFF_STAGES; s++)
+        for (int i = 0; i < model->block_count[s]; i++) {
+            mp_diff_block block = {0};
+            mp_builder builder = {0};
+            mp_status status = mp_diff_build(model, s, i, &builder, &block, error);
+            model->stage_bytes[s] += builder.slab_bytes + MP_WMAT_SLACK;
+            *parameters += builder.parameters;
+            mp_builder_deinit(&builder);
+            MP_TRY(status);
+        }
+    return MP_OK;
+}
+
+mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *error) {
+    mp_status status;
+    int64_t parameters = 0;
+    mp_diffusion *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
+    if (!model)
+        return mp_fail_memory(error, sizeof *model, "a model");
+    model->base.base.ops = &diffusion_ops;
+    model->compute = args->compute;
+    model->flux = (args->flags & MP_ARCH_SINGLE_BLOCKS) != 0;
+    if (args->compute == MP_COMPUTE_I8) {
+        status = mp_fail(error, MP_UNSUPPORTED, "int8 is not a class that pictures are computed in; allowed: auto, "
+                                                "bfloat16, float32, and quantised files as they are stored");
+        goto cleanup;
+    }
+    if (args->shared) {
+        status = mp_fail(error, MP_UNSUPPORTED, "pictures are not computed in worker processes; allowed: threads");
+        goto cleanup;
+    }
+    mp_progress_set(args->progress, "mapping", 0);
+    MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
+    for (int i = 0; i < MP_DIFF_ENCODERS; i++)
+        MP_TRY_GOTO(read_encoder(model, args->spec, i, error));
+    MP_TRY_GOTO(read_transformer(model, args->spec, error));
+    MP_TRY_GOTO(read_decoder(model, args->spec, error));
+    MP_TRY_GOTO(check_fit(model, error));
+    mp_progress_set(args->progress, "checking", 50);
+    MP_TRY_GOTO(check_blocks(model, &parameters, error));
+    atomic_init(&model->gflop_ns, 10 * 1000 * 1000);
+    model->base.speed[0] = &model->gflop_ns;
+    static const char *const names[] = {"auto", "float32", "bfloat16", "int8"};
+    model->base.facts = (mp_model_facts){
+        .compute = names[mp_diff_float_class(args->compute)],
+        .hidden_size = model->hidden,
+        .layers = model->joint_layers + model->single_layers,
+        .parameters = parameters,
+    };
+    for (int s = 0; s < MP_DIFF_STAGES; s++)
+        model->base.facts.weight_bytes += (int64_t)model->stage_bytes[s];
+    *out = &model->base.base;
+    model = NULL;
+cleanup:
+    diffusion_destroy((mp_model *)model);
+    return status;
+}
+
+/* Of the largest stage: they come and go in turn. */
+void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    uint64_t stages[MP_DIFF_STAGES] = {0}, most = 0;
+    const bool half = mp_diff_float_class(compute) == MP_COMPUTE_BF16;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        const mp_dtype_row *type = mp_dtype_get(entry->dtype);
+        uint64_t items = entry->nbytes / (uint64_t)type->bytes * (uint64_t)type->items;
+        uint64_t bytes = type->items > 1 && compute == MP_COMPUTE_AUTO ? entry->nbytes
+                         : entry->ndim > 1 && half                     ? items * 2
+                                                                       : items * 4;
+        const char *dot = strchr(entry->name, '.');
+        size_t length = dot ? (size_t)(dot - entry->name) : 0;
+        const char *last = dot ? dot + 1 : "";
+        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0) /* they stay in their files */
+            continue;
+        for (int s = 0; s < MP_DIFF_STAGES; s++)
+            if (strlen(mp_diff_stage_name(s)) == length && strncmp(entry->name, mp_diff_stage_name(s), length) == 0)
+                stages[s] += bytes;
+    }
+    for (int s = 0; s < MP_DIFF_STAGES; s++)
+        most = stages[s] > most ? stages[s] : most;
+    *model_bytes = 0;
+    *engine_bytes = most + (64 << 20);
+}

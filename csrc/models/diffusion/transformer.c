@@ -1,0 +1,334 @@
+/* transformer.c: the transformer that tells where latents are to move: rows of texts and of the picture attend to each
+ * other, with weights of their own (joint blocks), then with the same (single blocks; flux). */
+#include <math.h>
+#include <string.h>
+
+#include "models/diffusion/diffusion.h"
+
+static const float EPS = 1e-6f; /* of every norm */
+
+static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+static void *take(uint8_t **at, size_t bytes) {
+    void *piece = *at;
+    *at += bytes;
+    return piece;
+}
+
+static int64_t chunk(int64_t rows) { return rows < MP_DIFF_ROWS ? rows : MP_DIFF_ROWS; }
+
+static int64_t picture_rows(const mp_dit_pass *pass) { return (int64_t)pass->rows_high * pass->rows_wide; }
+
+double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows) {
+    const double H = model->hidden, T = (double)(text_rows + rows);
+    double joint = 24 * H * H * T + 4 * H * T * T, single = 24 * H * H * T + 4 * H * T * T;
+    return (model->joint_layers * joint + model->single_layers * single) * 1e-9;
+}
+
+/* ---- scratch: the same layout for sizing and for use -------------------------------------------------------------- */
+
+typedef struct room {
+    float *modulation, *modulation2; /* of texts: [6 hidden]; of the picture: [9 hidden], or two times' waves */
+    float *normed, *normed2;         /* [all rows, hidden] */
+    float *qkv;                      /* [all rows, 3 hidden] */
+    float *inner;                    /* [chunk, 5 hidden] */
+    float *rows;                     /* [2][chunk, hidden] */
+    void *acts;
+} room;
+
+static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, room *r) {
+    const int64_t H = model->hidden;
+    r->modulation = take(&at, floats(6, H));
+    r->modulation2 = take(&at, most(floats(9, H), floats(2, MP_DIFF_WAVES)));
+    r->normed = take(&at, floats(all, H));
+    r->normed2 = take(&at, floats(all, H));
+    r->qkv = take(&at, floats(all, 3 * H));
+    r->inner = take(&at, floats(chunk(all), 5 * H));
+    r->rows = take(&at, floats(2 * chunk(all), H));
+    r->acts = at;
+}
+
+size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, const mp_diff_block *block, int index,
+                      int64_t text_rows, int64_t picture_rows) {
+    room r;
+    const int64_t all = text_rows + picture_rows;
+    uint8_t *const start = (uint8_t *)64; /* only distances count */
+    lay_out(model, all, start, &r);
+    size_t fixed = (size_t)((uint8_t *)r.acts - start), acts = 0;
+    const mp_linear *list[16];
+    int count = 0;
+    const mp_dit_ends *e = &ends->as.ends;
+    const mp_linear *outer[] = {&e->rows, &e->texts, &e->velocity, &e->modulation, &e->time[0], &e->time[1],
+                                &e->pooled[0], &e->pooled[1]};
+    memcpy(list, outer, sizeof outer);
+    count = sizeof outer / sizeof *outer;
+    if (index > 0 && index <= model->joint_layers) {
+        const mp_dit_joint *b = &block->as.joint;
+        const mp_linear *joint[] = {&b->text.qkv,    &b->text.out,    &b->text.up,    &b->text.down,
+                                    &b->picture.qkv, &b->picture.out, &b->picture.up, &b->picture.down,
+                                    &b->qkv2,        &b->out2,        &b->text.modulation, &b->picture.modulation};
+        memcpy(list, joint, sizeof joint);
+        count = sizeof joint / sizeof *joint;
+    } else if (index > model->joint_layers) {
+        const mp_dit_single *b = &block->as.single;
+        const mp_linear *single[] = {&b->qkv, &b->up, &b->out, &b->modulation};
+        memcpy(list, single, sizeof single);
+        count = sizeof single / sizeof *single;
+    }
+    for (int i = 0; i < count; i++)
+        acts = most(acts, mp_diff_linear_scratch(list[i], all));
+    return fixed + mp_arena_cost(acts);
+}
+
+size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
+    return most(mp_diff_attention_scratch((int)rows, model->head_dim, false), floats(2, model->hidden));
+}
+
+/* ---- positions and times ------------------------------------------------------------------------------------------ */
+
+/* Angles turn by 10000^(-2i / dim) a row or column; texts stand at 0. */
+void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass) {
+    const int64_t half = model->head_dim / 2, rows = picture_rows(pass);
+    for (int64_t row = 0; row < pass->text_rows + rows; row++) {
+        float *to = pass->angles + row * 2 * half;
+        const int64_t at = row - pass->text_rows;
+        const double place[MP_DIFF_AXES] = {0, at < 0 ? 0 : (double)(at / pass->rows_wide),
+                                            at < 0 ? 0 : (double)(at % pass->rows_wide)};
+        for (int axis = 0; axis < MP_DIFF_AXES; axis++)
+            for (int i = 0; i < model->axes[axis] / 2; i++, to += 2) {
+                double angle = place[axis] * pow(10000.0, -2.0 * i / model->axes[axis]);
+                to[0] = (float)cos(angle);
+                to[1] = (float)sin(angle);
+            }
+    }
+}
+
+static void waves(float time, float *out) {
+    const int half = MP_DIFF_WAVES / 2;
+    for (int i = 0; i < half; i++) {
+        float angle = time * expf(-9.210340371976184f * (float)i / (float)half);
+        out[i] = cosf(angle);
+        out[half + i] = sinf(angle);
+    }
+}
+
+/* out [hidden] = W1 silu(W0 in), added to what `plus` holds. */
+static bool project(mp_diff_lane *l, const mp_linear layer[2], const float *in, const float *plus, room *r,
+                    float *out) {
+    const int32_t H = layer[0].N;
+    const mp_epilogue silu = {.act = MP_ACT_SILU}, sum = {.residual = plus, .ld_residual = H};
+    return mp_diff_forward(l, &layer[0], in, layer[0].K, 1, &silu, r->acts, r->modulation, H) &&
+           mp_diff_forward(l, &layer[1], r->modulation, H, 1, plus ? &sum : NULL, r->acts, out, H);
+}
+
+static bool condition(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass,
+                      room *r) {
+    const int32_t H = model->hidden;
+    float *wave = r->modulation2, *sum = pass->condition;
+    float *guide = wave + MP_DIFF_WAVES;
+    if (l->lane->index == 0) {
+        waves(pass->time, wave);
+        waves(pass->guidance, guide);
+    }
+    if (!mp_diff_meet(l) || !project(l, ends->time, wave, NULL, r, sum) ||
+        (model->guidance && !project(l, ends->guidance, guide, sum, r, sum)) ||
+        !project(l, ends->pooled, pass->pooled, sum, r, sum))
+        return false;
+    if (l->lane->index == 0)
+        mp_kernels_get()->activate(MP_ACT_SILU, H, sum);
+    return mp_diff_meet(l);
+}
+
+bool mp_dit_begin(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass) {
+    const int32_t H = model->hidden, patch = ends->rows.K;
+    const int64_t rows = picture_rows(pass);
+    float *picture = pass->h + (int64_t)pass->text_rows * H;
+    room r;
+    lay_out(model, pass->text_rows + rows, l->run->shared, &r);
+    if (!condition(l, model, ends, pass, &r) ||
+        !mp_diff_forward(l, &ends->texts, pass->texts, model->text_width, pass->text_rows, NULL, r.acts, pass->h, H) ||
+        !mp_diff_forward(l, &ends->rows, pass->latents, patch, rows, NULL, r.acts, picture, H))
+        return false;
+    if (!model->position_side)
+        return true;
+    const int64_t top = (model->position_side - pass->rows_high) / 2, left = (model->position_side - pass->rows_wide) / 2;
+    int64_t from, to;
+    mp_lane_split(l->lane, rows, 1, &from, &to);
+    for (int64_t row = from; row < to; row++) {
+        int64_t at = (top + row / pass->rows_wide) * model->position_side + left + row % pass->rows_wide;
+        mp_dequantize_row(model->positions.dtype, mp_tensor_row(&model->positions, at), H, (float *)l->own);
+        mp_kernels_get()->add((const float *)l->own, H, picture + row * H);
+    }
+    return mp_diff_meet(l);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* The modulation of a block, with 1 added to its scales: every third vector from the second on; pairs: every second. */
+static bool modulate(mp_diff_lane *l, const mp_linear *linear, const mp_dit_pass *pass, int32_t H, int group, void *acts,
+                     float *out) {
+    if (!mp_diff_forward(l, linear, pass->condition, H, 1, NULL, acts, out, linear->N))
+        return false;
+    int64_t from, to;
+    mp_lane_split(l->lane, H, 16, &from, &to);
+    for (int32_t part = 1; part < linear->N / H; part += group)
+        for (int64_t i = from; i < to; i++)
+            out[(int64_t)part * H + i] += 1;
+    return mp_diff_meet(l);
+}
+
+/* Norms and rotation of queries and keys, head by head, where they stand in qkv [rows, 3 hidden]. No barrier. */
+static void turn_heads(mp_diff_lane *l, const mp_diffusion *model, const float *q_norm, const float *k_norm,
+                       const float *angles, int64_t rows, float *qkv) {
+    const mp_kernels *call = mp_kernels_get();
+    const int32_t H = model->hidden, D = model->head_dim;
+    int64_t from, to;
+    mp_lane_split(l->lane, rows, 1, &from, &to);
+    for (int64_t row = from; row < to; row++)
+        for (int part = 0; part < 2; part++)
+            for (int head = 0; head < model->heads; head++) {
+                float *x = qkv + row * 3 * H + part * H + head * D;
+                if (q_norm)
+                    call->rms_norm(x, part ? k_norm : q_norm, EPS, D, x);
+                if (angles)
+                    call->rope(x, angles + row * D, D, false);
+            }
+}
+
+static bool attend(mp_diff_lane *l, const mp_diffusion *model, const float *qkv, int64_t rows, float *out) {
+    const int32_t H = model->hidden;
+    const mp_diff_attention a = {
+        .q = qkv, .k = qkv + H, .v = qkv + 2 * H, .ld = 3 * (int64_t)H, .out = out, .ld_out = H, .T = (int)rows,
+        .heads = model->heads, .head_dim = model->head_dim, .scale = 1 / sqrtf((float)model->head_dim)};
+    return mp_diff_meet(l) && mp_diff_attend(l, &a);
+}
+
+/* h += gate * MLP(norm(h) modulated). */
+static bool mlp(mp_diff_lane *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
+                float *normed, float *h) {
+    const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
+    if (!mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed))
+        return false;
+    for (int64_t row = 0; row < M; row += MP_DIFF_ROWS) {
+        const int64_t rows = chunk(M - row);
+        if (!mp_diff_forward(l, &side->up, normed + row * H, H, rows, &gelu, r->acts, r->inner, 4 * (int64_t)H) ||
+            !mp_diff_add_gated(l, &side->down, r->inner, 4 * (int64_t)H, rows, modulation + 5 * (int64_t)H, r->acts,
+                               r->rows, h + row * H) ||
+            !mp_diff_meet(l)) /* the next rows take the same place */
+            return false;
+    }
+    return true;
+}
+
+/* One kind of rows up to its queries, keys and values. */
+static bool lead_in(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
+                    const float *h, int64_t M, const float *angles, room *r, float *normed, float *qkv) {
+    const int32_t H = model->hidden;
+    if (!mp_diff_layer_norm(l, h, M, H, modulation + H, modulation, EPS, normed) ||
+        !mp_diff_forward(l, &side->qkv, normed, H, M, NULL, r->acts, qkv, 3 * (int64_t)H))
+        return false;
+    turn_heads(l, model, side->q_norm, side->k_norm, angles, M, qkv);
+    return true;
+}
+
+bool mp_dit_joint_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_joint *block,
+                          const mp_dit_pass *pass) {
+    const int32_t H = model->hidden;
+    const int64_t L = pass->text_rows, P = picture_rows(pass);
+    float *text = pass->h, *picture = pass->h + L * H;
+    const float *angles = pass->angles, *picture_angles = angles ? angles + L * model->head_dim : NULL;
+    room r;
+    lay_out(model, L + P, l->run->shared, &r);
+    float *of_text = r.modulation, *of_picture = r.modulation2;
+    if (!modulate(l, &block->text.modulation, pass, H, 3, r.acts, of_text) ||
+        !modulate(l, &block->picture.modulation, pass, H, 3, r.acts, of_picture) ||
+        !lead_in(l, model, &block->text, of_text, text, L, angles, &r, r.normed, r.qkv) ||
+        !lead_in(l, model, &block->picture, of_picture, picture, P, picture_angles, &r, r.normed + L * H,
+                 r.qkv + L * 3 * H))
+        return false;
+    if (block->dual && !mp_diff_layer_norm(l, picture, P, H, of_picture + 7 * (int64_t)H, of_picture + 6 * (int64_t)H,
+                                           EPS, r.normed2))
+        return false;
+    if (!attend(l, model, r.qkv, L + P, r.normed) ||
+        !mp_diff_add_gated(l, &block->picture.out, r.normed + L * H, H, P, of_picture + 2 * (int64_t)H, r.acts, r.rows,
+                           picture) ||
+        !mp_diff_meet(l))
+        return false;
+    if (block->dual) {
+        if (!mp_diff_forward(l, &block->qkv2, r.normed2, H, P, NULL, r.acts, r.qkv, 3 * (int64_t)H))
+            return false;
+        turn_heads(l, model, block->q_norm2, block->k_norm2, NULL, P, r.qkv);
+        if (!attend(l, model, r.qkv, P, r.normed2) ||
+            !mp_diff_add_gated(l, &block->out2, r.normed2, H, P, of_picture + 8 * (int64_t)H, r.acts, r.rows,
+                               picture) ||
+            !mp_diff_meet(l))
+            return false;
+    }
+    if (!block->last) {
+        if (!mp_diff_add_gated(l, &block->text.out, r.normed, H, L, of_text + 2 * (int64_t)H, r.acts, r.rows, text) ||
+            !mp_diff_meet(l) || !mlp(l, &block->text, H, L, of_text, &r, r.normed, text))
+            return false;
+    }
+    return mlp(l, &block->picture, H, P, of_picture, &r, r.normed + L * H, picture);
+}
+
+bool mp_dit_single_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_single *block,
+                           const mp_dit_pass *pass) {
+    const int64_t H = model->hidden, T = pass->text_rows + picture_rows(pass);
+    const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
+    room r;
+    lay_out(model, T, l->run->shared, &r);
+    if (!modulate(l, &block->modulation, pass, (int32_t)H, 3, r.acts, r.modulation) ||
+        !mp_diff_layer_norm(l, pass->h, T, (int)H, r.modulation + H, r.modulation, EPS, r.normed) ||
+        !mp_diff_forward(l, &block->qkv, r.normed, H, T, NULL, r.acts, r.qkv, 3 * H))
+        return false;
+    turn_heads(l, model, block->q_norm, block->k_norm, pass->angles, T, r.qkv);
+    if (!attend(l, model, r.qkv, T, r.normed2))
+        return false;
+    for (int64_t row = 0; row < T; row += MP_DIFF_ROWS) {
+        const int64_t rows = chunk(T - row);
+        int64_t from, to;
+        mp_lane_split(l->lane, rows, 1, &from, &to);
+        for (int64_t i = from; i < to; i++)
+            memcpy(r.inner + i * 5 * H, r.normed2 + (row + i) * H, (size_t)H * sizeof(float));
+        if (!mp_diff_forward(l, &block->up, r.normed + row * H, H, rows, &gelu, r.acts, r.inner + H, 5 * H) ||
+            !mp_diff_add_gated(l, &block->out, r.inner, 5 * H, rows, r.modulation + 2 * H, r.acts, r.rows,
+                               pass->h + row * H) ||
+            !mp_diff_meet(l))
+            return false;
+    }
+    return true;
+}
+
+/* The projection gives a patch as (y, x, channel) in Stable Diffusion 3: turned to what latents are. */
+static void turn_patches(mp_diff_lane *l, const mp_diffusion *model, int64_t rows, float *velocity) {
+    enum { SIDES = MP_DIFF_PATCH * MP_DIFF_PATCH };
+    const int32_t C = model->channels;
+    float *row = (float *)l->own;
+    int64_t from, to;
+    mp_lane_split(l->lane, rows, 1, &from, &to);
+    for (int64_t r = from; r < to; r++) {
+        float *v = velocity + r * SIDES * C;
+        memcpy(row, v, (size_t)SIDES * (size_t)C * sizeof(float));
+        for (int32_t c = 0; c < C; c++)
+            for (int32_t s = 0; s < SIDES; s++)
+                v[c * SIDES + s] = row[s * C + c];
+    }
+}
+
+bool mp_dit_end(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass) {
+    const int32_t H = model->hidden, patch = ends->velocity.N;
+    const int64_t rows = picture_rows(pass);
+    const float *picture = pass->h + (int64_t)pass->text_rows * H;
+    room r;
+    lay_out(model, pass->text_rows + rows, l->run->shared, &r);
+    if (!modulate(l, &ends->modulation, pass, H, 2, r.acts, r.modulation) ||
+        !mp_diff_layer_norm(l, picture, rows, H, r.modulation + H, r.modulation, EPS, r.normed) ||
+        !mp_diff_forward(l, &ends->velocity, r.normed, H, rows, NULL, r.acts, pass->velocity, patch))
+        return false;
+    if (!model->flux)
+        turn_patches(l, model, rows, pass->velocity);
+    return mp_diff_meet(l);
+}

@@ -1,0 +1,193 @@
+/* vae.c: the decoder, from latents to pixels. Images are rows of pixels; what is twice as large is never stored before
+ * its convolution. */
+#include <math.h>
+#include <stdio.h> /* snprintf only */
+#include <string.h>
+
+#include "models/diffusion/diffusion.h"
+
+static const float EPS = 1e-6f;
+
+static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
+                       mp_error *error) {
+    const mp_vae_op *op = &model->ops[index];
+    mp_vae_block *b = &block->as.vae;
+    char name[MP_BUILDER_NAME];
+    const int32_t groups = model->group_count;
+    switch (op->kind) {
+    case MP_VAE_CONV:
+        return mp_conv_build(&b->conv[0], builder, op->name, op->in, op->out, 3, error);
+    case MP_VAE_RESIDUAL:
+        for (int i = 0; i < 2; i++) {
+            int32_t in = i == 0 ? op->in : op->out;
+            snprintf(name, sizeof name, "%s.norm%d", op->name, i + 1);
+            MP_TRY(mp_group_norm_build(&b->norm[i], builder, name, in, groups, EPS, error));
+            snprintf(name, sizeof name, "%s.conv%d", op->name, i + 1);
+            MP_TRY(mp_conv_build(&b->conv[i], builder, name, in, op->out, 3, error));
+        }
+        if (op->in == op->out)
+            return MP_OK;
+        snprintf(name, sizeof name, "%s.conv_shortcut", op->name);
+        return mp_conv_build(&b->shortcut, builder, name, op->in, op->out, 1, error);
+    case MP_VAE_ATTENTION:
+        snprintf(name, sizeof name, "%s.group_norm", op->name);
+        MP_TRY(mp_group_norm_build(&b->norm[0], builder, name, op->in, groups, EPS, error));
+        for (int i = 0; i < 3; i++) {
+            snprintf(name, sizeof name, "%s.to_%c", op->name, "qkv"[i]);
+            MP_TRY(mp_diff_linear(model, builder, &b->qkv, name, op->in, op->in, error));
+        }
+        snprintf(name, sizeof name, "%s.to_out", op->name);
+        return mp_diff_linear(model, builder, &b->out, name, op->in, op->in, error);
+    case MP_VAE_END:
+        snprintf(name, sizeof name, "%s.conv_norm_out", op->name);
+        MP_TRY(mp_group_norm_build(&b->norm[0], builder, name, op->in, groups, EPS, error));
+        snprintf(name, sizeof name, "%s.conv_out", op->name);
+        return mp_conv_build(&b->conv[0], builder, name, op->in, op->out, 3, error);
+    }
+    return mp_fail(error, MP_INTERNAL, "a decoder's step of no kind");
+}
+
+/* Floats of a pixel that an op needs in one of the three pictures, and the size that it leaves. */
+static int32_t widest(const mp_vae_op *op) {
+    return op->kind == MP_VAE_ATTENTION ? 3 * op->in : op->in > op->out ? op->in : op->out;
+}
+
+uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide) {
+    uint64_t top = 0, pixels = (uint64_t)high * (uint64_t)wide;
+    for (int i = 0; i < model->op_count; i++) {
+        const mp_vae_op *op = &model->ops[i];
+        if (op->doubled)
+            pixels *= 4;
+        uint64_t need = pixels * (uint64_t)(op->doubled ? op->out : widest(op));
+        top = need > top ? need : top;
+    }
+    return top;
+}
+
+/* Of ->shared: sums of a group norm and what they give, or of the attention's products. */
+size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels) {
+    const mp_vae_op *op = &model->ops[index];
+    const int32_t n = widest(op);
+    size_t norm = floats(mp_group_norm_blocks(pixels), n) + 2 * floats(1, n), products = 0;
+    if (op->kind == MP_VAE_ATTENTION)
+        products = most(mp_diff_linear_scratch(&block->as.vae.qkv, pixels),
+                        mp_diff_linear_scratch(&block->as.vae.out, pixels));
+    return norm + mp_arena_cost(products);
+}
+
+size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels) {
+    const mp_vae_op *op = &model->ops[index];
+    const mp_vae_block *b = &block->as.vae;
+    if (op->kind == MP_VAE_ATTENTION)
+        return mp_diff_attention_scratch((int)pixels, op->in, false);
+    size_t bytes = mp_conv_scratch(&b->conv[0]);
+    if (op->kind == MP_VAE_RESIDUAL)
+        bytes = most(bytes, mp_conv_scratch(&b->conv[1]));
+    return op->kind == MP_VAE_RESIDUAL && op->in != op->out ? most(bytes, mp_conv_scratch(&b->shortcut)) : bytes;
+}
+
+static bool convolve(mp_diff_lane *l, const mp_conv *conv, const float *x, int high, int wide, bool doubled,
+                     const float *residual, float *y) {
+    int64_t from, to;
+    mp_lane_split(l->lane, (int64_t)high * wide, 1, &from, &to);
+    for (int64_t row = from; row < to && !mp_diff_poll(l); row += MP_CONV_ROWS)
+        mp_conv_forward(conv, x, high, wide, doubled, row, row + MP_CONV_ROWS < to ? row + MP_CONV_ROWS : to, residual,
+                        y, l->own);
+    return mp_diff_meet(l);
+}
+
+static bool normalise(mp_diff_lane *l, const mp_group_norm *norm, const float *x, int64_t rows, mp_act act, float *y) {
+    const int32_t n = norm->channels;
+    const int64_t blocks = mp_group_norm_blocks(rows);
+    float *sums = (float *)l->run->shared, *mean = sums + floats(blocks, n) / sizeof(float);
+    float *scale = mean + floats(1, n) / sizeof(float);
+    int64_t from, to;
+    mp_lane_split(l->lane, blocks, 1, &from, &to);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t b = from; b < to; b++)
+            mp_group_norm_sums(norm, x, rows, b, pass ? mean : NULL, sums + b * n);
+        if (!mp_diff_meet(l))
+            return false;
+        if (l->lane->index == 0 && pass == 0)
+            mp_group_norm_mean(norm, sums, rows, mean);
+        else if (l->lane->index == 0)
+            mp_group_norm_scale(norm, sums, rows, scale);
+        if (!mp_diff_meet(l))
+            return false;
+    }
+    mp_lane_split(l->lane, rows, 1, &from, &to);
+    for (int64_t r = from; r < to; r++)
+        mp_kernels_get()->affine(x + r * n, mean, scale, norm->bias, act, n, y + r * n);
+    return mp_diff_meet(l);
+}
+
+static void swap(float **a, float **b) {
+    float *kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+/* The result stands in a. */
+static bool residual(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_picture *picture,
+                     float *x, float *a, float *b) {
+    const int high = picture->high, wide = picture->wide;
+    const int64_t rows = (int64_t)high * wide;
+    const bool same = op->in == op->out;
+    if (!normalise(l, &block->norm[0], x, rows, MP_ACT_SILU, a) ||
+        !convolve(l, &block->conv[0], a, high, wide, false, NULL, b) ||
+        !normalise(l, &block->norm[1], b, rows, MP_ACT_SILU, b) ||
+        !convolve(l, &block->conv[1], b, high, wide, false, same ? x : NULL, a))
+        return false;
+    return same || convolve(l, &block->shortcut, x, high, wide, false, a, a);
+}
+
+static bool attention(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_picture *picture,
+                      float *x, float *a, float *b) {
+    const int64_t rows = (int64_t)picture->high * picture->wide, n = op->in;
+    const mp_epilogue sum = {.residual = x, .ld_residual = n};
+    const mp_diff_attention heads = {
+        .q = b, .k = b + n, .v = b + 2 * n, .ld = 3 * n, .out = a, .ld_out = n, .T = (int)rows, .heads = 1,
+        .head_dim = (int)n, .scale = 1 / sqrtf((float)n)};
+    void *acts = l->run->shared + floats(mp_group_norm_blocks(rows), widest(op)) + 2 * floats(1, widest(op));
+    return normalise(l, &block->norm[0], x, rows, MP_ACT_NONE, a) &&
+           mp_diff_forward(l, &block->qkv, a, n, rows, NULL, acts, b, 3 * n) && mp_diff_attend(l, &heads) &&
+           mp_diff_forward(l, &block->out, a, n, rows, &sum, acts, x, n);
+}
+
+bool mp_vae_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_diff_block *block, int index,
+                    mp_vae_picture *picture) {
+    const mp_vae_op *op = &model->ops[index];
+    const mp_vae_block *weights = &block->as.vae;
+    float *x = picture->x, *a = picture->a, *b = picture->b;
+    int32_t high = picture->high << op->doubled, wide = picture->wide << op->doubled;
+    bool done = false, in_a = true;
+    switch (op->kind) {
+    case MP_VAE_CONV:
+        done = convolve(l, &weights->conv[0], x, high, wide, op->doubled, NULL, a);
+        break;
+    case MP_VAE_RESIDUAL:
+        done = residual(l, op, weights, picture, x, a, b);
+        break;
+    case MP_VAE_ATTENTION:
+        done = attention(l, op, weights, picture, x, a, b);
+        in_a = false;
+        break;
+    case MP_VAE_END:
+        done = normalise(l, &weights->norm[0], x, (int64_t)high * wide, MP_ACT_SILU, b) &&
+               convolve(l, &weights->conv[0], b, high, wide, false, NULL, a);
+        break;
+    }
+    if (!done)
+        return false;
+    if (l->lane->index == 0) {
+        if (in_a)
+            swap(&picture->x, &picture->a);
+        picture->high = high;
+        picture->wide = wide;
+    }
+    return mp_diff_meet(l);
+}

@@ -1,0 +1,134 @@
+/* convert_text_to_image.c: arguments of a call for pictures, and its pictures as arrays. */
+#include <stdatomic.h>
+
+#include "python/binding.h"
+
+enum { ARRAYS = MP_DRAW_TEXTS * MP_DRAW_ENCODERS };
+
+/* ids[text][encoder]: arrays, kept in `arrays`, or None. False with an exception. */
+static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_draw_args *args) {
+    PyObject *outer = PySequence_Fast(texts, "ids is a list of lists of arrays");
+    if (!outer)
+        return false;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(outer);
+    bool ok = count >= 1 && count <= MP_DRAW_TEXTS;
+    if (!ok)
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids is of %zd texts, allowed: 1 to %d", count, (int)MP_DRAW_TEXTS);
+    args->n_texts = (int32_t)count;
+    for (Py_ssize_t t = 0; ok && t < count; t++) {
+        PyObject *inner = PySequence_Fast(PySequence_Fast_GET_ITEM(outer, t), "ids is a list of lists of arrays");
+        ok = inner && PySequence_Fast_GET_SIZE(inner) == MP_DRAW_ENCODERS;
+        if (inner && !ok)
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] is of %zd encoders, allowed: %d", t,
+                         PySequence_Fast_GET_SIZE(inner), (int)MP_DRAW_ENCODERS);
+        for (int e = 0; ok && e < MP_DRAW_ENCODERS; e++) {
+            PyObject *item = PySequence_Fast_GET_ITEM(inner, e);
+            if (item == Py_None)
+                continue;
+            PyArrayObject *array = arrays[t * MP_DRAW_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
+            ok = array != NULL;
+            if (ok && PyArray_DIM(array, 0) != args->n_ids[e]) {
+                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] has %zd tokens, allowed: %d as counted", t, e,
+                             PyArray_DIM(array, 0), args->n_ids[e]);
+                ok = false;
+            }
+            if (ok)
+                args->ids[t][e] = PyArray_DATA(array);
+        }
+        Py_XDECREF(inner);
+    }
+    Py_DECREF(outer);
+    return ok;
+}
+
+mp_draw_call *mp_draw_from_python(mp_state *state, PyObject *args_in, PyObject *kwargs, mp_submit_args *submit) {
+    static char *names[] = {"key",    "width", "height",   "ids",           "counts", "noise",         "times",
+                            "sigmas", "n",     "guidance", "preview_every", "keep",   MP_SUBMIT_NAMES, NULL};
+    PyObject *ids, *noise_in, *times_in, *sigmas_in;
+    PyArrayObject *noise = NULL, *times = NULL, *sigmas = NULL, *arrays[ARRAYS] = {NULL};
+    mp_draw_args args = {.n_pictures = 1};
+    double guidance = 0;
+    int keep = 0;
+    *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
+    if (!PyArg_ParseTupleAndKeywords(args_in, kwargs, "siiO(iii)OOO|$idip" MP_SUBMIT_FORMAT, names, &submit->key,
+                                     &args.width, &args.height, &ids, &args.n_ids[0], &args.n_ids[1], &args.n_ids[2],
+                                     &noise_in, &times_in, &sigmas_in, &args.n_pictures, &guidance,
+                                     &args.preview_every, &keep, MP_SUBMIT_TARGETS(submit)) ||
+        !mp_submit_options_in(state, submit))
+        return NULL;
+    args.guidance = (float)guidance;
+    args.keep = keep != 0;
+    mp_draw_call *call = NULL;
+    if (!(noise = mp_array_in(state, noise_in, NPY_FLOAT32, "noise")) ||
+        !(times = mp_array_in(state, times_in, NPY_FLOAT32, "times")) ||
+        !(sigmas = mp_array_in(state, sigmas_in, NPY_FLOAT32, "sigmas")) || !ids_in(state, ids, arrays, &args))
+        goto cleanup;
+    npy_intp steps = PyArray_DIM(times, 0);
+    if (PyArray_DIM(sigmas, 0) != steps + 1 || steps > MP_DRAW_MOST_STEPS) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "there are %zd times and %zd sigmas, allowed: up to %d, and one more",
+                     steps, PyArray_DIM(sigmas, 0), (int)MP_DRAW_MOST_STEPS);
+        goto cleanup;
+    }
+    args.n_steps = (int32_t)steps;
+    args.times = PyArray_DATA(times);
+    args.sigmas = PyArray_DATA(sigmas);
+    args.noise = PyArray_DATA(noise);
+    args.n_noise = PyArray_DIM(noise, 0);
+    mp_error error;
+    mp_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = mp_draw_call_create(&args, &call, &error);
+    Py_END_ALLOW_THREADS if (status != MP_OK) mp_raise(state, &error, submit->key);
+cleanup:
+    for (int i = 0; i < ARRAYS; i++)
+        Py_XDECREF(arrays[i]);
+    Py_XDECREF(noise);
+    Py_XDECREF(times);
+    Py_XDECREF(sigmas);
+    return call;
+}
+
+PyObject *mp_draw_progress(mp_state *state, mp_ticket *ticket) {
+    const mp_draw_call *call = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+    return call ? Py_BuildValue("(iiii)", atomic_load_explicit(&call->steps_done, memory_order_acquire),
+                                atomic_load_explicit(&call->previews_done, memory_order_acquire),
+                                atomic_load_explicit(&call->pictures_done, memory_order_acquire), call->n_previews)
+                : NULL;
+}
+
+PyObject *mp_draw_preview(mp_state *state, mp_ticket *ticket, PyObject *args) {
+    int index;
+    mp_draw_call *call = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+    if (!call || !PyArg_ParseTuple(args, "i:preview", &index))
+        return NULL;
+    int32_t done = atomic_load_explicit(&call->previews_done, memory_order_acquire);
+    if (index < 0 || index >= done)
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "preview %d is not there yet: there are %d", index, done);
+    return mp_borrowed_array(ticket, 3, (npy_intp[]){call->height, call->width, 3}, NPY_UINT8,
+                             call->previews + (int64_t)index * call->height * call->width * 3);
+}
+
+static bool put(PyObject *dict, const char *name, PyObject *value) {
+    int status = value ? PyDict_SetItemString(dict, name, value) : -1;
+    Py_XDECREF(value);
+    return status == 0;
+}
+
+PyObject *mp_draw_result(mp_state *state, mp_ticket *ticket, const char *key) {
+    mp_draw_call *c = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+    if (!c || !mp_ticket_check(state, ticket, key))
+        return NULL;
+    PyObject *dict = PyDict_New();
+    npy_intp pixels[] = {c->n_pictures, c->height, c->width, 3};
+    npy_intp latents[] = {c->n_pictures, c->channels, c->high, c->wide};
+    npy_intp history[] = {c->n_pictures, c->n_steps, c->channels, c->high, c->wide};
+    npy_intp texts[] = {c->n_texts, c->text_rows, c->text_width}, pooled[] = {c->n_texts, c->pooled_width};
+    if (dict && put(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
+        put(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&
+        (!c->keep || (put(dict, "texts", mp_borrowed_array(ticket, 3, texts, NPY_FLOAT32, c->texts)) &&
+                      put(dict, "pooled", mp_borrowed_array(ticket, 2, pooled, NPY_FLOAT32, c->pooled)) &&
+                      put(dict, "history", mp_borrowed_array(ticket, 5, history, NPY_FLOAT32, c->history)))))
+        return dict;
+    Py_XDECREF(dict);
+    return NULL;
+}

@@ -1,0 +1,135 @@
+"""What calls that make pictures return."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+
+def _png(image: Image, parameters: Mapping[str, Any]) -> bytes:
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add_itxt("mpool", json.dumps(dict(parameters), ensure_ascii=False))
+    out = io.BytesIO()
+    image.save(out, format="PNG", pnginfo=info)
+    return out.getvalue()
+
+
+def to_image(array: NDArray[Any]) -> Image:
+    """A PIL image of (height, width, 3): float from 0 to 1, or uint8."""
+    import numpy as np
+    from PIL import Image
+
+    if array.dtype != np.uint8:
+        array = (array * 255).round().astype(np.uint8)
+    return Image.fromarray(array, "RGB")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture. In a notebook it shows itself.
+
+    Attributes:
+        array: float32 (height, width, 3), RGB from 0 to 1.
+        latents: float32 (channels, high, wide), what the decoder was given.
+        parameters: what it was made with: model, prompt, seed, size, steps, guidance; they are written into PNG files,
+            as JSON under the key ``mpool``.
+    """
+
+    array: NDArray[np.float32] = field(repr=False)
+    latents: NDArray[np.float32] = field(repr=False)
+    parameters: Mapping[str, Any]
+
+    @cached_property
+    def image(self) -> Image:
+        """A PIL image, RGB."""
+        return to_image(self.array)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a PNG file with the parameters in it; by another ending, what Pillow makes of that."""
+        if os.fspath(path).lower().endswith(".png"):
+            with open(path, "wb") as out:
+                out.write(self._repr_png_())
+        else:
+            self.image.save(path)
+
+    def _repr_png_(self) -> bytes:
+        return _png(self.image, self.parameters)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The result of a call: one picture, or ``n``. What a picture has, it has of the first.
+
+    Attributes:
+        pictures: all of them.
+        seed: the one in use; the same with the same request gives the same pictures.
+        model: key of the model.
+    """
+
+    pictures: tuple[Picture, ...]
+    seed: int
+    model: str
+
+    @property
+    def image(self) -> Image:
+        """A PIL image of the first, RGB."""
+        return self.pictures[0].image
+
+    @property
+    def array(self) -> NDArray[np.float32]:
+        """Of the first: float32 (height, width, 3), RGB from 0 to 1."""
+        return self.pictures[0].array
+
+    @property
+    def images(self) -> list[Image]:
+        """PIL images of all."""
+        return [picture.image for picture in self.pictures]
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Of the first."""
+        return self.pictures[0].parameters
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the first; see :meth:`Picture.save`."""
+        self.pictures[0].save(path)
+
+    def _repr_png_(self) -> bytes:
+        return self.pictures[0]._repr_png_()
+
+
+@dataclass(frozen=True)
+class PictureStep:
+    """A step of a stream.
+
+    Attributes:
+        step: steps done, of all pictures together, from 1 on.
+        steps: how many there are.
+        picture: which of the ``n`` pictures it belongs to, from 0.
+        preview: what the picture looks like so far, a PIL image, in steps that ``preview_every`` asks for; else None.
+    """
+
+    step: int
+    steps: int
+    picture: int
+    preview: Image | None = field(default=None, repr=False)
+
+    @property
+    def progress(self) -> float:
+        """Share of the steps that are done, up to 1."""
+        return self.step / self.steps
+
+
+__all__ = ["Picture", "PictureStep", "Pictures", "to_image"]
