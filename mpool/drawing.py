@@ -159,6 +159,16 @@ def _check_text(name: str, text: Any, key: str) -> str:
     return text
 
 
+def _callers_level() -> int:
+    """How many frames up the first one outside of the package is, for a warning of the function that asks."""
+    import sys
+
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "mpool":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int],
             name: str) -> list[NDArray[np.int32] | None]:
     from .text import pipeline_tokenizers
@@ -172,7 +182,7 @@ def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int
         if removed:
             encoder = "CLIP" if take.clip else "T5"
             warnings.warn(f"{name} is too long for {encoder}, which takes {length} tokens; it does not see "
-                          f"{_short(removed)}", stacklevel=2)
+                          f"{_short(removed)}", stacklevel=_callers_level())
         found.append(np.array(ids, dtype=np.int32))
     return found
 

@@ -84,6 +84,7 @@ def _describe(folder: Folder, gguf: _Gguf | None, *, key: str, ref: str) -> Mode
             inputs[2] = TextInput(None, _MOST_TOKENS)
     size, sample = parts.transformer(flux, gguf)
     scale, channels = parts.decoder(size)
+    parts.put("pipeline", side=sample)
     scheduler = _scheduler(folder.sub("scheduler", declared_in=index.file, field="scheduler"))
     drawing = DrawingSettings(
         architecture=_PIPELINES[name], inputs=(inputs[0], inputs[1], inputs[2]), scheduler=scheduler,

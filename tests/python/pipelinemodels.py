@@ -127,7 +127,8 @@ def flux(folder: Path, *, layers: int = 2, singles: int = 2, guidance: bool = Fa
         num_attention_heads=2, joint_attention_dim=40, pooled_projection_dim=24, axes_dims_rope=(4, 4, 8),
         guidance_embeds=guidance), seed)
     pipeline = diffusers.FluxPipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=dynamic, shift=3.0 if dynamic else 1.0),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=dynamic,
+                                                            shift=3.0 if dynamic else 1.0),
         vae=randomise(_vae(), seed + 1),
         text_encoder=randomise(_clip(len(first), 24, 24, 2, "quick_gelu", 2, False), seed + 2), tokenizer=first,
         text_encoder_2=randomise(_t5(len(second), 40, 2), seed + 3), tokenizer_2=second, transformer=transformer)
@@ -145,3 +146,141 @@ def _saved(pipeline: Any, folder: Path, save: bool) -> Any:
         for path, data in kept.items():
             path.write_bytes(data)
     return pipeline
+
+
+# ---- GGUF: the transformer alone, under the names that its authors gave -------------------------------------------
+
+def published_flux(state: dict[str, Any]) -> dict[str, Any]:
+    """Tensors of diffusers' FLUX transformer as its authors hold them: queries, keys and values in one, and the last
+    modulation with its shift first."""
+    out: dict[str, Any] = {}
+    state = dict(state)
+
+    def move(name: str, *sources: str) -> None:
+        for kind in ("weight", "bias"):
+            out[f"{name}.{kind}"] = torch.cat([state.pop(f"{source}.{kind}") for source in sources])
+
+    def scale(name: str, source: str) -> None:
+        out[f"{name}.scale"] = state.pop(f"{source}.weight")
+
+    move("img_in", "x_embedder")
+    move("txt_in", "context_embedder")
+    for name, source in (("time_in", "timestep_embedder"), ("vector_in", "text_embedder"),
+                         ("guidance_in", "guidance_embedder")):
+        if f"time_text_embed.{source}.linear_1.weight" in state:
+            move(f"{name}.in_layer", f"time_text_embed.{source}.linear_1")
+            move(f"{name}.out_layer", f"time_text_embed.{source}.linear_2")
+    move("final_layer.linear", "proj_out")
+    _swap(state, out)
+    for i in range(100):
+        at = f"transformer_blocks.{i}"
+        if f"{at}.norm1.linear.weight" not in state:
+            break
+        to = f"double_blocks.{i}"
+        move(f"{to}.img_mod.lin", f"{at}.norm1.linear")
+        move(f"{to}.txt_mod.lin", f"{at}.norm1_context.linear")
+        move(f"{to}.img_attn.qkv", *(f"{at}.attn.to_{c}" for c in "qkv"))
+        move(f"{to}.txt_attn.qkv", *(f"{at}.attn.add_{c}_proj" for c in "qkv"))
+        move(f"{to}.img_attn.proj", f"{at}.attn.to_out.0")
+        move(f"{to}.txt_attn.proj", f"{at}.attn.to_add_out")
+        for side, source in (("img", "ff"), ("txt", "ff_context")):
+            move(f"{to}.{side}_mlp.0", f"{at}.{source}.net.0.proj")
+            move(f"{to}.{side}_mlp.2", f"{at}.{source}.net.2")
+        for side, middle in (("img", ""), ("txt", "added_")):
+            scale(f"{to}.{side}_attn.norm.query_norm", f"{at}.attn.norm_{middle}q")
+            scale(f"{to}.{side}_attn.norm.key_norm", f"{at}.attn.norm_{middle}k")
+    for i in range(100):
+        at = f"single_transformer_blocks.{i}"
+        if f"{at}.norm.linear.weight" not in state:
+            break
+        to = f"single_blocks.{i}"
+        move(f"{to}.modulation.lin", f"{at}.norm.linear")
+        move(f"{to}.linear1", *(f"{at}.attn.to_{c}" for c in "qkv"), f"{at}.proj_mlp")
+        move(f"{to}.linear2", f"{at}.proj_out")
+        scale(f"{to}.norm.query_norm", f"{at}.attn.norm_q")
+        scale(f"{to}.norm.key_norm", f"{at}.attn.norm_k")
+    assert not state, list(state)
+    return out
+
+
+def published_sd3(state: dict[str, Any]) -> dict[str, Any]:
+    """Likewise of Stable Diffusion 3."""
+    out: dict[str, Any] = {}
+    state = dict(state)
+
+    def move(name: str, *sources: str) -> None:
+        for kind in ("weight", "bias"):
+            out[f"{name}.{kind}"] = torch.cat([state.pop(f"{source}.{kind}") for source in sources])
+
+    out["pos_embed"] = state.pop("pos_embed.pos_embed")
+    move("x_embedder.proj", "pos_embed.proj")
+    move("context_embedder", "context_embedder")
+    for name, source in (("t_embedder", "timestep_embedder"), ("y_embedder", "text_embedder")):
+        move(f"{name}.mlp.0", f"time_text_embed.{source}.linear_1")
+        move(f"{name}.mlp.2", f"time_text_embed.{source}.linear_2")
+    move("final_layer.linear", "proj_out")
+    _swap(state, out)
+    for i in range(100):
+        at, to = f"transformer_blocks.{i}", f"joint_blocks.{i}"
+        if f"{at}.norm1.linear.weight" not in state:
+            break
+        last = f"{at}.ff_context.net.2.weight" not in state
+        move(f"{to}.x_block.adaLN_modulation.1", f"{at}.norm1.linear")
+        if last:
+            _swap(state, out, f"{at}.norm1_context.linear", f"{to}.context_block.adaLN_modulation.1")
+        else:
+            move(f"{to}.context_block.adaLN_modulation.1", f"{at}.norm1_context.linear")
+            move(f"{to}.context_block.attn.proj", f"{at}.attn.to_add_out")
+            move(f"{to}.context_block.mlp.fc1", f"{at}.ff_context.net.0.proj")
+            move(f"{to}.context_block.mlp.fc2", f"{at}.ff_context.net.2")
+        move(f"{to}.x_block.attn.qkv", *(f"{at}.attn.to_{c}" for c in "qkv"))
+        move(f"{to}.context_block.attn.qkv", *(f"{at}.attn.add_{c}_proj" for c in "qkv"))
+        move(f"{to}.x_block.attn.proj", f"{at}.attn.to_out.0")
+        move(f"{to}.x_block.mlp.fc1", f"{at}.ff.net.0.proj")
+        move(f"{to}.x_block.mlp.fc2", f"{at}.ff.net.2")
+        if f"{at}.attn2.to_q.weight" in state:
+            move(f"{to}.x_block.attn2.qkv", *(f"{at}.attn2.to_{c}" for c in "qkv"))
+            move(f"{to}.x_block.attn2.proj", f"{at}.attn2.to_out.0")
+        for name, source in (("x_block.attn.ln_q", "attn.norm_q"), ("x_block.attn.ln_k", "attn.norm_k"),
+                             ("context_block.attn.ln_q", "attn.norm_added_q"),
+                             ("context_block.attn.ln_k", "attn.norm_added_k"),
+                             ("x_block.attn2.ln_q", "attn2.norm_q"), ("x_block.attn2.ln_k", "attn2.norm_k")):
+            if f"{at}.{source}.weight" in state:
+                out[f"{to}.{name}.weight"] = state.pop(f"{at}.{source}.weight")
+    assert not state, list(state)
+    return out
+
+
+def _swap(state: dict[str, Any], out: dict[str, Any], source: str = "norm_out.linear",
+          name: str = "final_layer.adaLN_modulation.1") -> None:
+    for kind in ("weight", "bias"):
+        scale, shift = state.pop(f"{source}.{kind}").chunk(2)
+        out[f"{name}.{kind}"] = torch.cat([shift, scale])
+
+
+def write_gguf(pipeline: Any, path: Path, quantisation: str = "F32") -> dict[str, Any]:
+    """The transformer as a GGUF file, and the values that are in it by their published names. Matrices whose rows are
+    no whole blocks stay in float32, as converters leave them."""
+    import gguf
+
+    flux = "Flux" in type(pipeline).__name__
+    state = pipeline.transformer.state_dict()
+    tensors = published_flux(state) if flux else published_sd3(state)
+    writer = gguf.GGUFWriter(path, "flux" if flux else "sd3")
+    kind = gguf.GGMLQuantizationType[quantisation]
+    values = {}
+    for name, tensor in tensors.items():
+        data = tensor.float().numpy()
+        block = gguf.GGML_QUANT_SIZES[kind][0]
+        if kind != gguf.GGMLQuantizationType.F32 and data.ndim == 2 and data.shape[1] % block == 0:
+            packed = gguf.quants.quantize(data, kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+            values[name] = torch.tensor(gguf.quants.dequantize(packed, kind).reshape(data.shape))
+        else:
+            writer.add_tensor(name, data)
+            values[name] = tensor
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values

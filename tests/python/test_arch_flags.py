@@ -21,9 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
                      "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI"],
          "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS"],
-         "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"]}
+         "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
+         "diffusion": ["SINGLE_BLOCKS"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
-REFUSED: dict[tuple[str, str], str] = {}
+REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "sizes that fit each other",
+                                       ("sd3", "SINGLE_BLOCKS"): "transformer.axes"}
 #: For any decoder: what is refused when a flag is set that was not. One that is not set any more leaves tensors over.
 DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "HEAD_NORMS": "attn_q_norm", "OUTPUT_NORMS": "post_attention_norm"}
 #: For any encoder: what is refused when a flag is set that was not, because its tensors or keys are missing.
@@ -41,7 +43,7 @@ WHERE_SET = {"TOKEN_TYPES", "BIAS"}
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Which tests hold a row against transformers.
 TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py",
-         "test_parity_images.py")
+         "test_parity_images.py", "test_parity_pictures.py")
 NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
          "siglip_text": "texts and siglip"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)

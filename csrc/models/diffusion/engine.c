@@ -51,10 +51,13 @@ static mp_status fail_size(const mp_diffusion *model, const mp_draw_call *call, 
         near[i] = near[i] < grain ? grain : most && near[i] > most ? most : near[i];
     }
     if (most)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the picture is %d x %d pixels, the model makes multiples of %d up to "
-                       "%d; the nearest is %d x %d", call->width, call->height, grain, most, near[0], near[1]);
-    return mp_fail(error, MP_INVALID_ARGUMENT, "the picture is %d x %d pixels, the model makes multiples of %d; the "
-                   "nearest is %d x %d", call->width, call->height, grain, near[0], near[1]);
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "the picture is %d x %d pixels, the model makes multiples of %d up to %d; "
+                       "the nearest is %d x %d",
+                       call->width, call->height, grain, most, near[0], near[1]);
+    return mp_fail(error, MP_INVALID_ARGUMENT,
+                   "the picture is %d x %d pixels, the model makes multiples of %d; the nearest is %d x %d",
+                   call->width, call->height, grain, near[0], near[1]);
 }
 
 static mp_status check_ids(const mp_diffusion *model, const mp_draw_call *call, mp_error *error) {
@@ -106,7 +109,7 @@ mp_status mp_diff_check(const mp_model *base, mp_call *call_base, uint64_t *cost
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void drop_stage(diff_engine *engine, int stage) {
-    for (int i = 0; i < engine->model->block_count[stage]; i++) {
+    for (int i = 0; engine->blocks[stage] && i < engine->model->block_count[stage]; i++) {
         mp_diff_block *block = &engine->blocks[stage][i];
         mp_free(block->slab);
         mp_budget_give(engine->budget, block->charged);
@@ -177,11 +180,21 @@ static void let_go(diff_engine *engine, mp_diff_memory *memory) {
     *memory = (mp_diff_memory){0};
 }
 
+/* Before a stage is loaded: those before it stay, for the next call, only while memory is plentiful. */
+static void make_room(diff_engine *engine, int stage) {
+    const uint64_t limit = atomic_load_explicit(&engine->budget->limit, memory_order_relaxed);
+    const uint64_t used = atomic_load_explicit(&engine->budget->used, memory_order_relaxed);
+    if (used + engine->model->stage_bytes[stage] > limit / 10 * 7)
+        drop_others(engine, stage);
+}
+
 /* A block's weights, built on first use. */
 static mp_status need(diff_engine *engine, int stage, int index, mp_lease *lease, mp_error *error) {
     mp_diff_block *block = &engine->blocks[stage][index];
     if (block->ready)
         return MP_OK;
+    if (index == 0)
+        make_room(engine, stage);
     mp_builder builder = {0};
     mp_status status;
     *block = (mp_diff_block){0};
@@ -205,7 +218,7 @@ cleanup:
     return status;
 }
 
-/* ---- units of work ------------------------------------------------------------------------------------------------ */
+/* ---- units of work ----------------------------------------------------------------------------------------------- */
 
 typedef struct job {
     diff_engine *engine;
@@ -276,9 +289,10 @@ static mp_status run_block(diff_engine *engine, diff_state *state, mp_lease *lea
     shared = mp_arena_cost(shared);
     j.run.own_bytes = mp_arena_cost(j.run.own_bytes);
     MP_TRY(reserve(engine, shared + j.run.own_bytes * (size_t)lease->lanes, stage, error));
+    mp_arena_reset(&engine->arena);
     j.run.lease = lease;
-    j.run.shared = engine->arena.memory;
-    j.run.own = engine->arena.memory + shared;
+    j.run.shared = mp_arena_take(&engine->arena, shared);
+    j.run.own = mp_arena_take(&engine->arena, j.run.own_bytes * (size_t)lease->lanes);
     mp_lease_run(lease, body, &j);
     if (mp_weights_poisoned(model->weights))
         return mp_fail(error, MP_IO, "a weight file became shorter while it was in use");
@@ -479,7 +493,8 @@ static mp_status denoise(diff_engine *engine, mp_item *item, mp_lease *lease, bo
         return MP_OK;
     if (measured) {
         const int64_t rows = (int64_t)state->pass.rows_high * state->pass.rows_wide;
-        const double gflop = mp_diff_gflop(model, call->text_rows, rows) / (model->block_count[MP_DIFF_TRANSFORMER] - 1);
+        const double blocks = model->block_count[MP_DIFF_TRANSFORMER] - 1;
+        const double gflop = mp_diff_gflop(model, call->text_rows, rows) / blocks;
         const uint64_t spent = (uint64_t)((double)(mp_sys_now_ns() - start) / (gflop > 1e-6 ? gflop : 1e-6));
         const uint64_t old = atomic_load_explicit(&engine->model->gflop_ns, memory_order_relaxed);
         atomic_store_explicit(&engine->model->gflop_ns, (15 * old + spent) / 16 + 1, memory_order_relaxed);
@@ -654,6 +669,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         bool done = true;
         mp_status status = advance(engine, item, lease, &done, &error);
         if (status == MP_MEMORY_EXHAUSTED) {
+            item->error = error;
             outcomes[0] = MP_OUTCOME_WAIT_MEMORY;
             return;
         }

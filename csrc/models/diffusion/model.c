@@ -335,6 +335,27 @@ cleanup:
     return status;
 }
 
+/* What a stage computes in, for a picture of the size that the model was made for; 0 when the spec does not say. */
+static uint64_t working_bytes(const mp_spec *spec, int stage) {
+    int64_t heads = 0, head = 0, side = 0, widths[MP_DIFF_LEVELS] = {0};
+    const int64_t none = 0;
+    const mp_value *list = mp_spec_find(spec, "vae.channels");
+    mp_spec_int(spec, "pipeline.side", 0, MAX_SIDE, &none, &side, NULL);
+    if (stage == MP_DIFF_TRANSFORMER) {
+        const int64_t texts = 512;
+        mp_spec_int(spec, "transformer.head_count", 0, MAX_WIDTH, &none, &heads, NULL);
+        mp_spec_int(spec, "transformer.head_length", 0, MAX_WIDTH, &none, &head, NULL);
+        const uint64_t width = (uint64_t)(heads * head), rows = (uint64_t)(side * side / 4 + texts);
+        return sizeof(float) * (6 * rows * width + 8 * MP_DIFF_ROWS * width + 2 * 2 * rows * (uint64_t)head);
+    }
+    if (stage != MP_DIFF_DECODER || !list || list->type != MP_VALUE_INTS || list->count < 2 ||
+        list->count > MP_DIFF_LEVELS || mp_spec_ints(spec, "vae.channels", (int)list->count, 1, MAX_WIDTH, NULL, widths,
+                                                     NULL) != MP_OK)
+        return 0;
+    /* the widest picture is the one that comes out of the last doubling */
+    return 3 * sizeof(float) * (uint64_t)widths[1] * (uint64_t)(side * side) << 2 * (list->count - 1);
+}
+
 /* Of the largest stage: they come and go in turn. */
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t stages[MP_DIFF_STAGES] = {0}, most = 0;
@@ -355,8 +376,10 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
             if (strlen(mp_diff_stage_name(s)) == length && strncmp(entry->name, mp_diff_stage_name(s), length) == 0)
                 stages[s] += bytes;
     }
-    for (int s = 0; s < MP_DIFF_STAGES; s++)
-        most = stages[s] > most ? stages[s] : most;
+    for (int s = 0; s < MP_DIFF_STAGES; s++) {
+        const uint64_t bytes = stages[s] ? stages[s] + working_bytes(spec, s) : 0;
+        most = bytes > most ? bytes : most;
+    }
     *model_bytes = 0;
-    *engine_bytes = most + (64 << 20);
+    *engine_bytes = most + (16 << 20);
 }

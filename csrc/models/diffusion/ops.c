@@ -79,16 +79,13 @@ enum { ATTEND_ROWS = 128 }; /* rows between two looks at the lease: enough to co
 
 size_t mp_diff_attention_scratch(int T, int head_dim, bool relative) {
     return mp_arena_cost(mp_attn_full_scratch(T, head_dim)) +
-           (relative ? mp_arena_cost((size_t)T * (size_t)T * sizeof(float)) : 0);
+           (relative ? mp_arena_cost(2 * (size_t)T * sizeof(float)) : 0);
 }
 
-/* The bias of one head [T, T]: the same along each diagonal. */
+/* The bias of one head, by distance [2 T - 1]. */
 static void relative_bias(const mp_diff_attention *a, int head, float *bias) {
-    for (int distance = 1 - a->T; distance < a->T; distance++) {
-        float value = a->relative[mp_t5_bucket(distance, a->buckets, a->reach) * a->heads + head];
-        for (int row = distance < 0 ? -distance : 0; row < a->T && row + distance < a->T; row++)
-            bias[(int64_t)row * a->T + row + distance] = value;
-    }
+    for (int distance = 1 - a->T; distance < a->T; distance++)
+        bias[distance + a->T - 1] = a->relative[mp_t5_bucket(distance, a->buckets, a->reach) * a->heads + head];
 }
 
 bool mp_diff_attend(mp_diff_lane *l, const mp_diff_attention *a) {
@@ -113,7 +110,8 @@ bool mp_diff_attend(mp_diff_lane *l, const mp_diff_attention *a) {
             .D = a->head_dim,
             .scale = a->scale,
             .causal = a->causal,
-            .bias = bias,
+            .bias = bias ? bias + a->T - 1 : NULL,
+            .ld_bias = -1,
         };
         mp_kernels_get()->attn_full(&attention, row0, row0 + ATTEND_ROWS < a->T ? row0 + ATTEND_ROWS : a->T, l->own);
     }

@@ -27,7 +27,7 @@ double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows)
     return (model->joint_layers * joint + model->single_layers * single) * 1e-9;
 }
 
-/* ---- scratch: the same layout for sizing and for use -------------------------------------------------------------- */
+/* ---- scratch: the same layout for sizing and for use ------------------------------------------------------------- */
 
 typedef struct room {
     float *modulation, *modulation2; /* of texts: [6 hidden]; of the picture: [9 hidden], or two times' waves */
@@ -86,7 +86,7 @@ size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
     return most(mp_diff_attention_scratch((int)rows, model->head_dim, false), floats(2, model->hidden));
 }
 
-/* ---- positions and times ------------------------------------------------------------------------------------------ */
+/* ---- positions and times ----------------------------------------------------------------------------------------- */
 
 /* Angles turn by 10000^(-2i / dim) a row or column; texts stand at 0. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass) {
@@ -153,7 +153,8 @@ bool mp_dit_begin(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends 
         return false;
     if (!model->position_side)
         return true;
-    const int64_t top = (model->position_side - pass->rows_high) / 2, left = (model->position_side - pass->rows_wide) / 2;
+    const int64_t top = (model->position_side - pass->rows_high) / 2;
+    const int64_t left = (model->position_side - pass->rows_wide) / 2;
     int64_t from, to;
     mp_lane_split(l->lane, rows, 1, &from, &to);
     for (int64_t row = from; row < to; row++) {
@@ -167,8 +168,8 @@ bool mp_dit_begin(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* The modulation of a block, with 1 added to its scales: every third vector from the second on; pairs: every second. */
-static bool modulate(mp_diff_lane *l, const mp_linear *linear, const mp_dit_pass *pass, int32_t H, int group, void *acts,
-                     float *out) {
+static bool modulate(mp_diff_lane *l, const mp_linear *linear, const mp_dit_pass *pass, int32_t H, int group,
+                     void *acts, float *out) {
     if (!mp_diff_forward(l, linear, pass->condition, H, 1, NULL, acts, out, linear->N))
         return false;
     int64_t from, to;

@@ -50,7 +50,8 @@ static mp_status build_joint(const mp_diffusion *model, int index, mp_builder *b
                              {"attn.to_out", &p->out, H, H},
                              {"ff.up", &p->up, F, H},
                              {"ff.down", &p->down, H, F}};
-    const matrix keys[] = {{"norm1_context.shift", &t->modulation, H, H}, {"norm1_context.scale", &t->modulation, H, H}};
+    const matrix keys[] = {{"norm1_context.shift", &t->modulation, H, H},
+                           {"norm1_context.scale", &t->modulation, H, H}};
     const matrix texts[] = {{"norm1_context.linear", &t->modulation, 6 * H, H},
                             {"attn.to_add_out", &t->out, H, H},
                             {"ff_context.up", &t->up, F, H},

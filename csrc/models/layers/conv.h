@@ -36,7 +36,9 @@ mp_status mp_group_norm_build(mp_group_norm *norm, mp_builder *builder, const ch
 /* Sums are taken over blocks of rows, column by column; the blocks' sums are added in double, ascending, so that the
  * bits do not depend on who computes which block. */
 enum { MP_GROUP_NORM_ROWS = 64 };
-static inline int64_t mp_group_norm_blocks(int64_t rows) { return (rows + MP_GROUP_NORM_ROWS - 1) / MP_GROUP_NORM_ROWS; }
+static inline int64_t mp_group_norm_blocks(int64_t rows) {
+    return (rows + MP_GROUP_NORM_ROWS - 1) / MP_GROUP_NORM_ROWS;
+}
 /* Block b of x [rows, channels]: sums [channels], of x, or with a centre [channels] of (x - centre)^2. */
 void mp_group_norm_sums(const mp_group_norm *norm, const float *x, int64_t rows, int64_t b, const float *centre,
                         float *sums);

@@ -1,0 +1,641 @@
+/* Layers of images against plain loops; tiny pipelines: the same bits on any number of lanes, in steps of any length,
+ * after a preemption and in little memory; and what they do when an allocation fails. */
+#include "model_fixture.h"
+#include "models/diffusion/diffusion.h"
+
+/* ---- a spec of a pipeline ------------------------------------------------------------------------------------------ */
+
+enum { HIGH = 6, WIDE = 10, CHANNELS = 4, STEPS = 3, CLIP_TOKENS = 9, T5_TOKENS = 7, VOCAB_SIZE = 40 };
+
+static void put(tiny_file *file, const char *name, int ndim, const int64_t *shape, float size, float offset) {
+    mp_error error;
+    int64_t items = 1;
+    for (int d = 0; d < ndim; d++)
+        items *= shape[d];
+    file->used = (file->used + 63) & ~(size_t)63;
+    size_t bytes = (size_t)items * sizeof(float);
+    if (file->used + bytes > file->capacity) {
+        file->capacity = 2 * (file->used + bytes);
+        file->bytes = realloc(file->bytes, file->capacity);
+        MP_CHECK(file->bytes);
+    }
+    for (int64_t i = 0; i < items; i++) {
+        float x = offset + mp_test_random_float(&file->random, -size, size);
+        memcpy(file->bytes + file->used + 4 * i, &x, 4);
+    }
+    mp_tensor_entry entry = {.name = name, .dtype = MP_F32, .ndim = ndim, .offset = file->used, .nbytes = bytes};
+    memcpy(entry.shape, shape, (size_t)ndim * sizeof *shape);
+    MP_CHECK_OK(mp_spec_add_tensor(file->spec, &entry, &error), &error);
+    file->used += bytes;
+}
+
+static void matrix(tiny_file *file, const char *part, const char *name, int64_t rows, int64_t columns) {
+    char full[96];
+    snprintf(full, sizeof full, "%s.%s.weight", part, name);
+    put(file, full, 2, (int64_t[]){rows, columns}, 1.5f / sqrtf((float)columns), 0);
+    snprintf(full, sizeof full, "%s.%s.bias", part, name);
+    if (strncmp(part, "t5", 2) != 0)
+        put(file, full, 1, &rows, 0.2f, 0);
+}
+
+static void vector(tiny_file *file, const char *part, const char *name, int64_t n, float offset) {
+    char full[160];
+    snprintf(full, sizeof full, "%s.%s", part, name);
+    put(file, full, 1, &n, 0.2f, offset);
+}
+
+static void norm(tiny_file *file, const char *part, const char *name, int64_t n) {
+    char full[96];
+    snprintf(full, sizeof full, "%s.weight", name);
+    vector(file, part, full, n, 1);
+    snprintf(full, sizeof full, "%s.bias", name);
+    vector(file, part, full, n, 0);
+}
+
+static void conv(tiny_file *file, const char *part, const char *name, int64_t out, int64_t in, int64_t size) {
+    char full[96];
+    snprintf(full, sizeof full, "%s.%s.weight", part, name);
+    put(file, full, 4, (int64_t[]){out, in, size, size}, 1.5f / sqrtf((float)(in * size * size)), 0);
+    snprintf(full, sizeof full, "%s.bias", name);
+    vector(file, part, full, out, 0);
+}
+
+static void text(tiny_file *file, const char *key, const char *value) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(value), .as.string = value};
+    MP_CHECK_OK(mp_spec_set(file->spec, key, &v, &error), &error);
+}
+
+static void fact(tiny_file *file, const char *part, const char *name, int64_t value) {
+    char key[64];
+    snprintf(key, sizeof key, "%s.%s", part, name);
+    tiny_int(file->spec, key, value);
+}
+
+static void add_clip(tiny_file *file, const char *part, int hidden, int projection) {
+    char key[64], at[64];
+    fact(file, part, "block_count", 2);
+    fact(file, part, "embedding_length", hidden);
+    fact(file, part, "head_count", hidden / 8);
+    fact(file, part, "head_length", 8);
+    fact(file, part, "feed_forward_length", 21);
+    fact(file, part, "context_length", CLIP_TOKENS);
+    fact(file, part, "projection_length", projection);
+    fact(file, part, "end_token", projection == 0 ? -1 : 5);
+    snprintf(key, sizeof key, "%s.norm_epsilon", part);
+    tiny_float(file->spec, key, 1e-5);
+    snprintf(key, sizeof key, "%s.activation", part);
+    text(file, key, "quick_gelu");
+    snprintf(key, sizeof key, "%s.tokens", part);
+    put(file, key, 2, (int64_t[]){VOCAB_SIZE, hidden}, 1, 0);
+    snprintf(key, sizeof key, "%s.positions", part);
+    put(file, key, 2, (int64_t[]){CLIP_TOKENS, hidden}, 1, 0);
+    for (int i = 0; i < 2; i++) {
+        static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                            "self_attn.out_proj"};
+        snprintf(at, sizeof at, "%s.layers.%d", part, i);
+        for (int m = 0; m < 4; m++)
+            matrix(file, at, names[m], hidden, hidden);
+        matrix(file, at, "mlp.fc1", 21, hidden);
+        matrix(file, at, "mlp.fc2", hidden, 21);
+        norm(file, at, "layer_norm1", hidden);
+        norm(file, at, "layer_norm2", hidden);
+    }
+    norm(file, part, "final_layer_norm", hidden);
+    if (projection)
+        matrix(file, part, "text_projection", projection, hidden);
+}
+
+static void add_t5(tiny_file *file, int hidden) {
+    static const char *const facts[] = {"block_count", "embedding_length", "head_count", "head_length",
+                                        "feed_forward_length", "context_length", "relative_buckets",
+                                        "relative_distance"};
+    const int values[] = {2, hidden, 3, 8, 19, 16, 8, 12};
+    char at[64];
+    for (int i = 0; i < 8; i++)
+        fact(file, "t5", facts[i], values[i]);
+    tiny_float(file->spec, "t5.norm_epsilon", 1e-6);
+    text(file, "t5.activation", "gelu_tanh");
+    put(file, "t5.tokens", 2, (int64_t[]){VOCAB_SIZE, hidden}, 1, 0);
+    put(file, "t5.relative", 2, (int64_t[]){8, 3}, 1, 0);
+    for (int i = 0; i < 2; i++) {
+        snprintf(at, sizeof at, "t5.block.%d", i);
+        matrix(file, at, "attn.q", 24, hidden);
+        matrix(file, at, "attn.k", 24, hidden);
+        matrix(file, at, "attn.v", 24, hidden);
+        matrix(file, at, "attn.o", hidden, 24);
+        matrix(file, at, "ffn.wi_0", 19, hidden);
+        matrix(file, at, "ffn.wi_1", 19, hidden);
+        matrix(file, at, "ffn.wo", hidden, 19);
+        vector(file, at, "attn_norm.weight", hidden, 1);
+        vector(file, at, "ffn_norm.weight", hidden, 1);
+    }
+    vector(file, "t5", "final_layer_norm.weight", hidden, 1);
+}
+
+static void add_transformer(tiny_file *file, bool flux, int texts, int pooled) {
+    enum { H = 32, D = 16, LAYERS = 2, PATCH = 4 * CHANNELS };
+    char at[64];
+    fact(file, "transformer", "block_count", LAYERS);
+    fact(file, "transformer", "single_block_count", flux ? LAYERS : 0);
+    fact(file, "transformer", "head_count", H / D);
+    fact(file, "transformer", "head_length", D);
+    fact(file, "transformer", "channels", CHANNELS);
+    fact(file, "transformer", "text_length", texts);
+    fact(file, "transformer", "pooled_length", pooled);
+    matrix(file, "transformer", "x_embedder", H, PATCH);
+    matrix(file, "transformer", "context_embedder", H, texts);
+    matrix(file, "transformer", "time.0", H, MP_DIFF_WAVES);
+    matrix(file, "transformer", "time.1", H, H);
+    matrix(file, "transformer", "pooled.0", H, pooled);
+    matrix(file, "transformer", "pooled.1", H, H);
+    matrix(file, "transformer", "norm_out.shift", H, H);
+    matrix(file, "transformer", "norm_out.scale", H, H);
+    matrix(file, "transformer", "proj_out", PATCH, H);
+    if (flux) {
+        tiny_ints(file->spec, "transformer.axes", (int64_t[]){4, 4, 8}, 3);
+    } else {
+        fact(file, "transformer", "position_side", 8);
+        put(file, "transformer.positions", 2, (int64_t[]){64, H}, 1, 0);
+        tiny_ints(file->spec, "transformer.dual_layers", (int64_t[]){0}, 1);
+    }
+    for (int i = 0; i < LAYERS; i++) {
+        static const char *const squares[] = {"attn.to_q", "attn.to_k", "attn.to_v", "attn.add_q_proj",
+                                              "attn.add_k_proj", "attn.add_v_proj", "attn.to_out"};
+        static const char *const norms[] = {"attn.norm_q.weight", "attn.norm_k.weight", "attn.norm_added_q.weight",
+                                            "attn.norm_added_k.weight"};
+        const bool last = !flux && i == LAYERS - 1, dual = !flux && i == 0;
+        snprintf(at, sizeof at, "transformer.joint.%d", i);
+        matrix(file, at, "norm1.linear", (dual ? 9 : 6) * H, H);
+        for (int m = 0; m < 7; m++)
+            matrix(file, at, squares[m], H, H);
+        for (int m = 0; m < 4; m++)
+            vector(file, at, norms[m], D, 1);
+        matrix(file, at, "ff.up", 4 * H, H);
+        matrix(file, at, "ff.down", H, 4 * H);
+        if (last) {
+            matrix(file, at, "norm1_context.shift", H, H);
+            matrix(file, at, "norm1_context.scale", H, H);
+        } else {
+            matrix(file, at, "norm1_context.linear", 6 * H, H);
+            matrix(file, at, "attn.to_add_out", H, H);
+            matrix(file, at, "ff_context.up", 4 * H, H);
+            matrix(file, at, "ff_context.down", H, 4 * H);
+        }
+        static const char *const twice[] = {"attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out"};
+        for (int m = 0; m < 4 && dual; m++)
+            matrix(file, at, twice[m], H, H);
+        if (dual) {
+            vector(file, at, "attn2.norm_q.weight", D, 1);
+            vector(file, at, "attn2.norm_k.weight", D, 1);
+        }
+    }
+    for (int i = 0; i < LAYERS && flux; i++) {
+        snprintf(at, sizeof at, "transformer.single.%d", i);
+        matrix(file, at, "norm.linear", 3 * H, H);
+        matrix(file, at, "attn.to_q", H, H);
+        matrix(file, at, "attn.to_k", H, H);
+        matrix(file, at, "attn.to_v", H, H);
+        matrix(file, at, "proj_mlp", 4 * H, H);
+        matrix(file, at, "proj_out", H, 5 * H);
+        vector(file, at, "attn.norm_q.weight", D, 1);
+        vector(file, at, "attn.norm_k.weight", D, 1);
+    }
+}
+
+static void residual(tiny_file *file, const char *at, int in, int out) {
+    norm(file, at, "norm1", in);
+    conv(file, at, "conv1", out, in, 3);
+    norm(file, at, "norm2", out);
+    conv(file, at, "conv2", out, out, 3);
+    if (in != out)
+        conv(file, at, "conv_shortcut", out, in, 1);
+}
+
+static void add_decoder(tiny_file *file) {
+    char at[64];
+    tiny_ints(file->spec, "vae.channels", (int64_t[]){8, 16}, 2);
+    fact(file, "vae", "layers", 1);
+    fact(file, "vae", "groups", 4);
+    tiny_float(file->spec, "vae.scaling_factor", 1.3);
+    tiny_float(file->spec, "vae.shift_factor", 0.1);
+    conv(file, "vae", "conv_in", 16, CHANNELS, 3);
+    residual(file, "vae.mid.resnets.0", 16, 16);
+    residual(file, "vae.mid.resnets.1", 16, 16);
+    norm(file, "vae.mid.attention", "group_norm", 16);
+    static const char *const names[] = {"to_q", "to_k", "to_v", "to_out"};
+    for (int m = 0; m < 4; m++)
+        matrix(file, "vae.mid.attention", names[m], 16, 16);
+    for (int i = 0, in = 16; i < 2; i++)
+        for (int j = 0; j < 2; j++) {
+            const int out = i ? 8 : 16;
+            snprintf(at, sizeof at, "vae.up.%d.resnets.%d", i, j);
+            residual(file, at, in, out);
+            in = out;
+        }
+    conv(file, "vae.up.0", "conv", 16, 16, 3);
+    norm(file, "vae.end", "conv_norm_out", 8);
+    conv(file, "vae.end", "conv_out", 3, 8, 3);
+}
+
+static mp_spec *pipeline(bool flux) {
+    mp_error error;
+    char path[512];
+    snprintf(path, sizeof path, "%s/pipeline%d.bin", mp_test_directory(), flux);
+    tiny_file file = {.spec = mp_spec_create(), .random = {21}};
+    MP_CHECK_OK(mp_spec_set_architecture(file.spec, flux ? "flux" : "sd3", &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    add_clip(&file, "clip_l", 16, flux ? 0 : 12);
+    if (!flux)
+        add_clip(&file, "clip_g", 24, 20);
+    add_t5(&file, 40);
+    add_transformer(&file, flux, 40, flux ? 16 : 32);
+    add_decoder(&file);
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    free(file.bytes);
+    return file.spec;
+}
+
+/* ---- calls --------------------------------------------------------------------------------------------------------- */
+
+static mp_status make_call(bool flux, int pictures, mp_call **out, mp_error *error) {
+    static int32_t ids[2][MP_DRAW_ENCODERS][CLIP_TOKENS];
+    static float noise[2 * CHANNELS * HIGH * WIDE];
+    const float times[STEPS] = {1000, 700, 300}, sigmas[STEPS + 1] = {1, 0.7f, 0.3f, 0};
+    mp_test_random random = {9};
+    mp_draw_args args = {.width = 2 * WIDE, .height = 2 * HIGH, .n_pictures = pictures, .n_steps = STEPS,
+                         .n_texts = flux ? 1 : 2, .guidance = 3, .times = times, .sigmas = sigmas, .noise = noise,
+                         .n_noise = (int64_t)pictures * CHANNELS * HIGH * WIDE, .preview_every = 2, .keep = true};
+    for (int e = 0; e < MP_DRAW_ENCODERS; e++)
+        args.n_ids[e] = e == MP_DIFF_T5 ? T5_TOKENS : e == MP_DIFF_CLIP_G && flux ? 0 : CLIP_TOKENS;
+    for (int t = 0; t < 2; t++)
+        for (int e = 0; e < MP_DRAW_ENCODERS; e++) {
+            args.ids[t][e] = args.n_ids[e] ? ids[t][e] : NULL;
+            for (int i = 0; i < CLIP_TOKENS; i++)
+                ids[t][e][i] = (int32_t)(mp_test_random_u64(&random) % VOCAB_SIZE);
+        }
+    for (size_t i = 0; i < sizeof noise / sizeof *noise; i++)
+        noise[i] = mp_test_random_float(&random, -2, 2);
+    mp_draw_call *call = NULL;
+    MP_TRY(mp_draw_call_create(&args, &call, error));
+    *out = &call->base;
+    return MP_OK;
+}
+
+static uint64_t hash_of(const mp_call *base) {
+    const mp_draw_call *call = (const mp_draw_call *)base;
+    const size_t latents = CHANNELS * HIGH * WIDE, pixels = 4 * HIGH * WIDE * 3, n = (size_t)call->n_pictures;
+    uint64_t hash = tiny_hash_bytes(14695981039346656037u, call->pixels, n * pixels * sizeof(float));
+    hash = tiny_hash_bytes(hash, call->history, n * STEPS * latents * sizeof(float));
+    hash = tiny_hash_bytes(hash, call->previews, n * (size_t)call->n_previews * pixels);
+    hash = tiny_hash_bytes(hash, call->pooled, (size_t)call->n_texts * (size_t)call->pooled_width * sizeof(float));
+    return tiny_hash_bytes(hash, call->texts,
+                           (size_t)call->n_texts * (size_t)call->text_rows * (size_t)call->text_width * sizeof(float));
+}
+
+typedef struct way { /* to have a call drawn */
+    uint64_t budget_ns;
+    int preempt_every; /* steps of the engine; 0: never */
+} way;
+
+static uint64_t most_used; /* of the budget, between steps of the last call */
+
+static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *said) {
+    mp_error error;
+    mp_item item = {0}, *items[1] = {&item};
+    uint64_t cost;
+    MP_CHECK_OK(make_call(flux, 2, &item.call, &error), &error);
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int steps = 0;
+    most_used = 0;
+    do {
+        tiny->engine->ops->plan(tiny->engine, items, 1, how->budget_ns, &plan);
+        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+        MP_CHECK(tiny->engine->ops->bytes(tiny->engine) == tiny->budget.used);
+        most_used = tiny->budget.used > most_used ? tiny->budget.used : most_used;
+        if (outcomes[0] == MP_OUTCOME_MORE && how->preempt_every && ++steps % how->preempt_every == 0) {
+            tiny->engine->ops->preempt(tiny->engine, &item);
+            MP_CHECK(item.state == NULL);
+            MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+            MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
+        }
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    if (outcomes[0] == MP_OUTCOME_DONE) {
+        MP_CHECK_INT(item.cursor, item.total);
+        *hash = hash_of(item.call);
+    } else {
+        *said = item.error;
+    }
+    tiny->engine->ops->retire(tiny->engine, &item);
+    mp_call_destroy(item.call);
+    return outcomes[0];
+}
+
+static uint64_t drawn(bool flux, mp_compute compute, int lanes, const way *how) {
+    tiny_model tiny;
+    mp_error error;
+    uint64_t hash = 0;
+    tiny_load(&tiny, pipeline(flux), compute, lanes);
+    MP_CHECK_INT(draw(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
+    uint64_t again = 0; /* from kept texts and loaded weights */
+    MP_CHECK_INT(draw(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
+    MP_CHECK(how->preempt_every || hash == again);
+    tiny_unload(&tiny);
+    return hash;
+}
+
+/* ---- tests --------------------------------------------------------------------------------------------------------- */
+
+MP_TEST_SECONDS(models_pictures_contract, 120) {
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16};
+    const way all = {UINT64_MAX, 0}, blocks = {0, 0};
+    for (int flux = 0; flux < 2; flux++)
+        for (int c = 0; c < 2; c++) {
+            const uint64_t hash = drawn(flux, classes[c], 1, &all);
+            MP_CHECK(drawn(flux, classes[c], 1, &blocks) == hash);
+            MP_CHECK(drawn(flux, classes[c], 2, &all) == hash);
+            MP_CHECK(drawn(flux, classes[c], 3, &blocks) == hash);
+        }
+}
+
+/* Of pictures that are preempted again and again only the previews may differ: they are not made anew. */
+MP_TEST_SECONDS(models_pictures_preempted, 120) {
+    for (int flux = 0; flux < 2; flux++) {
+        tiny_model tiny;
+        mp_error error;
+        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 2);
+        float *whole = NULL;
+        const size_t bytes = 2 * 4 * HIGH * WIDE * 3 * sizeof(float);
+        for (int every = 0; every < 40; every += every < 12 ? 12 : 9) {
+            mp_item item = {0}, *items[1] = {&item};
+            uint64_t cost;
+            mp_plan plan;
+            mp_outcome outcomes[MP_PLAN_MAX];
+            int steps = 0;
+            MP_CHECK_OK(make_call(flux, 2, &item.call, &error), &error);
+            MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.call, &cost, &item.total, &error), &error);
+            MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+            do {
+                tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+                tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+                if (every && ++steps % every == 0 && outcomes[0] == MP_OUTCOME_MORE) {
+                    tiny.engine->ops->preempt(tiny.engine, &item);
+                    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+                }
+                MP_CHECK(steps < 4000);
+            } while (outcomes[0] == MP_OUTCOME_MORE);
+            MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+            const mp_draw_call *call = (const mp_draw_call *)item.call;
+            if (!whole) {
+                whole = malloc(bytes);
+                memcpy(whole, call->pixels, bytes);
+            }
+            MP_CHECK(memcmp(whole, call->pixels, bytes) == 0);
+            MP_CHECK_INT(call->steps_done, 2 * STEPS);
+            tiny.engine->ops->retire(tiny.engine, &item);
+            mp_call_destroy(item.call);
+        }
+        free(whole);
+        tiny_unload(&tiny);
+    }
+}
+
+/* Stages give their memory to each other; where not even the largest fits, the call says so. */
+MP_TEST_SECONDS(models_pictures_in_little_memory, 120) {
+    const way all = {0, 0};
+    for (int flux = 0; flux < 2; flux++) {
+        tiny_model tiny;
+        mp_error error;
+        uint64_t hash = 0, little = 0;
+        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
+        MP_CHECK_INT(draw(&tiny, flux, &all, &hash, &error), MP_OUTCOME_DONE);
+        const uint64_t most = most_used;
+        tiny.engine->ops->trim(tiny.engine);
+        MP_CHECK_INT(tiny.budget.used, 0);
+        const mp_diffusion *model = (const mp_diffusion *)tiny.model;
+        uint64_t largest = 0, sum = 0, predicted_model, predicted;
+        for (int s = 0; s < MP_DIFF_STAGES; s++) {
+            sum += model->stage_bytes[s];
+            largest = model->stage_bytes[s] > largest ? model->stage_bytes[s] : largest;
+        }
+        MP_CHECK(most >= sum);
+        tiny.loader.ops->footprint(tiny.loader.self, &predicted_model, &predicted);
+        MP_CHECK(predicted_model == 0 && predicted >= largest);
+        tiny.budget.limit = largest + (most - sum);
+        MP_CHECK(tiny.budget.limit < most);
+        MP_CHECK_INT(draw(&tiny, flux, &all, &little, &error), MP_OUTCOME_DONE);
+        MP_CHECK(little == hash && tiny.budget.used <= tiny.budget.limit);
+        tiny.engine->ops->trim(tiny.engine);
+        tiny.budget.limit = largest / 2;
+        MP_CHECK_INT(draw(&tiny, flux, &all, &little, &error), MP_OUTCOME_WAIT_MEMORY);
+        MP_CHECK_INT(error.code, MP_MEMORY_EXHAUSTED);
+        tiny.engine->ops->trim(tiny.engine);
+        MP_CHECK_INT(tiny.budget.used, 0);
+        tiny_unload(&tiny);
+    }
+}
+
+/* A call that everybody has left is given up within a step. */
+MP_TEST(models_pictures_cancelled) {
+    tiny_model tiny;
+    mp_error error;
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 2);
+    _Atomic int cancelled = 1;
+    mp_item item = {0}, *items[1] = {&item};
+    uint64_t cost;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    MP_CHECK_OK(make_call(true, 1, &item.call, &error), &error);
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+    for (int blocks = 0; blocks < 20; blocks++) {
+        tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    }
+    const uint32_t before = item.cursor;
+    tiny.lease.cancelled = &cancelled;
+    for (int i = 0; i < 30; i++) {
+        tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    }
+    MP_CHECK_INT(item.cursor, before);
+    tiny.lease.cancelled = NULL;
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_call_destroy(item.call);
+    tiny_unload(&tiny);
+}
+
+static mp_status make_sd3(mp_call **call, mp_error *error) { return make_call(false, 1, call, error); }
+static mp_status make_flux(mp_call **call, mp_error *error) { return make_call(true, 1, call, error); }
+static void compare(const mp_call *first, const mp_call *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
+
+MP_TEST_SECONDS(models_pictures_without_memory, 300) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int flux = 0; flux < 2; flux++) {
+        tiny_life life = {pipeline(flux), MP_COMPUTE_F32, flux ? make_flux : make_sd3, compare};
+        mp_test_alloc_sweep(tiny_live, &life);
+        mp_spec_unpin(life.spec);
+    }
+}
+
+MP_TEST(models_pictures_t5_buckets) {
+    /* of 32 buckets up to 128: half for each direction, half of those exact */
+    static const int distances[] = {0, -1, -7, -8, -15, -16, -31, -64, -127, -128, -5000, 1, 7, 8, 128};
+    static const int buckets[] = {0, 1, 7, 8, 9, 10, 11, 14, 15, 15, 15, 17, 23, 24, 31};
+    for (size_t i = 0; i < sizeof distances / sizeof *distances; i++)
+        MP_CHECK_INT(mp_t5_bucket(distances[i], 32, 128), buckets[i]);
+}
+
+/* ---- layers -------------------------------------------------------------------------------------------------------- */
+
+typedef struct layers {
+    mp_spec *spec;
+    mp_weights *weights;
+    mp_builder builder;
+    mp_budget budget;
+    mp_conv conv;
+    mp_group_norm norm;
+} layers;
+
+enum { IN = 5, OUT = 37, GROUPS = 3, NORMED = 12 };
+
+static void load_layers(layers *l, int size) {
+    mp_error error;
+    char path[512];
+    snprintf(path, sizeof path, "%s/layers%d.bin", mp_test_directory(), size);
+    tiny_file file = {.spec = mp_spec_create(), .random = {31}};
+    MP_CHECK_OK(mp_spec_set_architecture(file.spec, "flux", &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    conv(&file, "x", "conv", OUT, IN, size);
+    norm(&file, "x", "norm", NORMED);
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    *l = (layers){.spec = file.spec, .budget = {.limit = UINT64_MAX}};
+    free(file.bytes);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_team *team;
+    mp_lease lease;
+    MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
+    mp_team_lease(team, 1, &lease);
+    MP_CHECK_OK(mp_weights_open(l->spec, &l->weights, &error), &error);
+    mp_builder_init(&l->builder, l->weights, MP_COMPUTE_F32);
+    MP_CHECK_OK(mp_conv_build(&l->conv, &l->builder, "x.conv", IN, OUT, size, &error), &error);
+    MP_CHECK_OK(mp_group_norm_build(&l->norm, &l->builder, "x.norm", NORMED, GROUPS, 1e-4f, &error), &error);
+    MP_CHECK_OK(mp_builder_finish(&l->builder, &lease, &l->budget, NULL, &error), &error);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+}
+
+static void unload_layers(layers *l) {
+    mp_builder_deinit(&l->builder);
+    mp_weights_close(l->weights);
+    mp_spec_unpin(l->spec);
+}
+
+static double plain_conv(const float *w, const float *bias, int size, const float *x, int high, int wide, bool doubled,
+                         int py, int px, int out) {
+    double sum = bias[out];
+    const int reach = size / 2;
+    for (int ky = 0; ky < size; ky++)
+        for (int kx = 0; kx < size; kx++) {
+            const int y = py + ky - reach, z = px + kx - reach;
+            if (y < 0 || z < 0 || y >= high || z >= wide)
+                continue;
+            const int row = doubled ? y / 2 * (wide / 2) + z / 2 : y * wide + z;
+            for (int c = 0; c < IN; c++)
+                sum += (double)w[((out * IN + c) * size + ky) * size + kx] * x[row * IN + c];
+        }
+    return sum;
+}
+
+MP_TEST(models_conv_is_what_it_says) {
+    static const int sizes[][2] = {{1, 1}, {2, 6}, {24, 26}};
+    for (int size = 1; size <= 3; size += 2) {
+        layers l;
+        mp_tensor tensor;
+        mp_error error;
+        load_layers(&l, size);
+        MP_CHECK_OK(mp_weights_get(l.weights, "x.conv.weight", 4, (int64_t[]){OUT, IN, size, size}, &tensor, &error),
+                    &error);
+        for (int s = 0; s < 3; s++)
+            for (int doubled = 0; doubled < 2; doubled++) {
+                const int high = sizes[s][0] * (doubled ? 2 : 1), wide = sizes[s][1] * (doubled ? 2 : 1);
+                const int64_t rows = (int64_t)high * wide;
+                float *x = malloc((size_t)rows * IN * sizeof *x), *y = malloc((size_t)rows * OUT * sizeof *y);
+                float *parts = malloc((size_t)rows * OUT * sizeof *parts), *extra = malloc((size_t)rows * OUT * 4);
+                void *scratch = mp_alloc(mp_conv_scratch(&l.conv), MP_TAG_SCRATCH);
+                mp_test_random random = {7};
+                for (int64_t i = 0; i < rows * IN; i++)
+                    x[i] = mp_test_random_float(&random, -1, 1);
+                for (int64_t i = 0; i < rows * OUT; i++)
+                    extra[i] = mp_test_random_float(&random, -1, 1);
+                for (int64_t row = 0; row < rows; row += MP_CONV_ROWS)
+                    mp_conv_forward(&l.conv, x, high, wide, doubled, row,
+                                    row + MP_CONV_ROWS < rows ? row + MP_CONV_ROWS : rows, extra, y, scratch);
+                for (int64_t row = 0; row < rows; row += 7)
+                    mp_conv_forward(&l.conv, x, high, wide, doubled, row, row + 7 < rows ? row + 7 : rows, extra, parts,
+                                    scratch);
+                MP_CHECK(memcmp(y, parts, (size_t)rows * OUT * sizeof *y) == 0);
+                for (int64_t row = 0; row < rows; row++)
+                    for (int out = 0; out < OUT; out += 6)
+                        MP_CHECK_NEAR(y[row * OUT + out],
+                                      extra[row * OUT + out] +
+                                          plain_conv((const float *)tensor.data, l.conv.linear.bias, size, x, high,
+                                                     wide, doubled, (int)(row / wide), (int)(row % wide), out),
+                                      1e-5);
+                free(x);
+                free(y);
+                free(parts);
+                free(extra);
+                mp_free(scratch);
+            }
+        unload_layers(&l);
+    }
+}
+
+MP_TEST(models_group_norm_is_what_it_says) {
+    layers l;
+    load_layers(&l, 1);
+    enum { MOST = 777, WIDTH = NORMED / GROUPS };
+    static const int counts[] = {1, 63, 64, 65, MOST};
+    static float x[MOST * NORMED], sums[(MOST / MP_GROUP_NORM_ROWS + 1) * NORMED];
+    mp_test_random random = {5};
+    for (int i = 0; i < MOST * NORMED; i++)
+        x[i] = 40 + mp_test_random_float(&random, -1, 1) * (1 + i % NORMED);
+    for (int k = 0; k < 5; k++) {
+        const int rows = counts[k];
+        float mean[NORMED], scale[NORMED], y[NORMED];
+        for (int pass = 0; pass < 2; pass++) {
+            for (int64_t b = 0; b < mp_group_norm_blocks(rows); b++)
+                mp_group_norm_sums(&l.norm, x, rows, b, pass ? mean : NULL, sums + b * NORMED);
+            if (pass == 0)
+                mp_group_norm_mean(&l.norm, sums, rows, mean);
+            else
+                mp_group_norm_scale(&l.norm, sums, rows, scale);
+        }
+        for (int row = 0; row < rows; row += 1 + rows / 9) {
+            mp_kernels_get()->affine(x + row * NORMED, mean, scale, l.norm.bias, MP_ACT_NONE, NORMED, y);
+            for (int c = 0; c < NORMED; c++) {
+                double sum = 0, square = 0, n = (double)rows * WIDTH;
+                for (int r = 0; r < rows; r++)
+                    for (int i = c / WIDTH * WIDTH; i < (c / WIDTH + 1) * WIDTH; i++)
+                        sum += x[r * NORMED + i] / n;
+                for (int r = 0; r < rows; r++)
+                    for (int i = c / WIDTH * WIDTH; i < (c / WIDTH + 1) * WIDTH; i++)
+                        square += (x[r * NORMED + i] - sum) * (x[r * NORMED + i] - sum) / n;
+                MP_CHECK_NEAR(y[c], (x[row * NORMED + c] - sum) / sqrt(square + 1e-4) * l.norm.weight[c] +
+                                        l.norm.bias[c], 2e-5);
+            }
+        }
+    }
+    unload_layers(&l);
+}

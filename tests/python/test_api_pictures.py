@@ -1,0 +1,259 @@
+"""generate_image: results, streams, options, what is refused, and what several callers see."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+
+import pipelinemodels
+
+SMALL = {"width": 32, "height": 24, "num_inference_steps": 3, "seed": 5, "max_sequence_length": 8}
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("flux")
+    pipelinemodels.flux(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def sd3(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("sd3")
+    pipelinemodels.sd3(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def pool() -> Any:
+    with mpool.Pool() as pool:
+        yield pool
+
+
+def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
+    made = pool.generate_image("a cat", flux, **SMALL)
+    assert made.array.shape == (24, 32, 3) and made.array.dtype == np.float32
+    assert 0 <= made.array.min() < made.array.max() <= 1
+    assert made.image.size == (32, 24) and made.image.mode == "RGB"
+    assert np.array_equal(np.asarray(made.image), (made.array * 255).round().astype(np.uint8))
+    assert made.seed == 5 and made.model == flux and len(made.pictures) == len(made.images) == 1
+    from PIL import Image
+
+    made.save(tmp_path / "cat.png")
+    for source in (io.BytesIO(made._repr_png_()), tmp_path / "cat.png"):
+        with Image.open(source) as image:
+            kept = json.loads(image.text["mpool"])  # type: ignore[attr-defined]
+            assert np.array_equal(np.asarray(image), np.asarray(made.image))
+        assert kept["prompt"] == "a cat" and kept["seed"] == 5 and kept["num_inference_steps"] == 3
+        assert (kept["width"], kept["height"]) == (32, 24)
+    made.save(tmp_path / "cat.webp")
+    with Image.open(tmp_path / "cat.webp") as image:
+        assert image.format == "WEBP"
+
+
+def test_seed_decides(pool: mpool.Pool, flux: str) -> None:
+    first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
+    assert np.array_equal(first.array, again.array) and not np.array_equal(first.array, other.array)
+    drawn = pool.generate_image("a cat", flux, **{**SMALL, "seed": None})
+    assert np.array_equal(drawn.array, pool.generate_image("a cat", flux, **{**SMALL, "seed": drawn.seed}).array)
+
+
+def test_several_pictures_are_those_of_their_latents(pool: mpool.Pool, sd3: str) -> None:
+    both = pool.generate_image("a cat", sd3, n=2, **SMALL)
+    assert len(both.pictures) == 2 and not np.array_equal(both.pictures[0].array, both.pictures[1].array)
+    assert both.pictures[1].parameters["picture"] == 1
+    assert np.array_equal(both.pictures[0].array, pool.generate_image("a cat", sd3, **SMALL).array)
+    latents = np.random.default_rng(1).standard_normal((2, 4, 6, 8)).astype(np.float32)
+    pair = pool.generate_image("a cat", sd3, n=2, latents=latents, **SMALL)
+    for i in range(2):
+        one = pool.generate_image("a cat", sd3, latents=latents[i:i + 1], **SMALL)
+        assert np.array_equal(pair.pictures[i].array, one.array)
+
+
+def test_bits_do_not_depend_on_lanes(sd3: str, flux: str) -> None:
+    for model in (sd3, flux):
+        made = []
+        for threads in (1, 2):
+            with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
+                made.append(pool.generate_image("a cat", model, **SMALL).array)
+        assert np.array_equal(made[0], made[1])
+
+
+def test_packed_latents_of_flux(pool: mpool.Pool, flux: str) -> None:
+    latents = np.random.default_rng(1).standard_normal((1, 4, 6, 8)).astype(np.float32)
+    packed = latents.reshape(1, 4, 3, 2, 4, 2).transpose(0, 2, 4, 1, 3, 5).reshape(1, 12, 16)
+    first, second = (pool.generate_image("a cat", flux, latents=given, **SMALL) for given in (latents, packed))
+    assert np.array_equal(first.array, second.array)
+
+
+def test_guidance(pool: mpool.Pool, sd3: str) -> None:
+    """Scales of at most 1 guide from nothing; a negative prompt changes what is guided."""
+    plain, one = (pool.generate_image("a cat", sd3, guidance_scale=scale, **SMALL) for scale in (0, 1))
+    assert np.array_equal(plain.array, one.array)
+    guided = pool.generate_image("a cat", sd3, guidance_scale=5, **SMALL)
+    away = pool.generate_image("a cat", sd3, guidance_scale=5, negative_prompt="a dog", **SMALL)
+    empty = pool.generate_image("a cat", sd3, guidance_scale=5, negative_prompt="", **SMALL)
+    assert not np.array_equal(plain.array, guided.array) and not np.array_equal(guided.array, away.array)
+    assert np.array_equal(guided.array, empty.array)
+
+
+def test_stream(pool: mpool.Pool, flux: str) -> None:
+    options = {**SMALL, "num_inference_steps": 5}
+    stream = pool.generate_image("a cat", flux, stream=True, n=2, preview_every=2, **options)
+    steps = list(stream)
+    assert [(step.step, step.steps, step.picture) for step in steps] == \
+        [(i + 1, 10, i // 5) for i in range(10)]
+    assert [step.preview is not None for step in steps] == [False, True, False, True, False] * 2
+    assert steps[-1].progress == 1 and all(step.preview.size == (32, 24) for step in steps if step.preview)
+    result = stream.result()
+    alone = pool.generate_image("a cat", flux, n=2, **options)
+    for made, same in zip(result.pictures, alone.pictures):  # previews change nothing
+        assert np.array_equal(made.array, same.array)
+
+
+def test_leaving_a_stream_stops_the_work(pool: mpool.Pool, flux: str) -> None:
+    for _ in range(3):
+        for step in pool.generate_image("a cat", flux, stream=True, **{**SMALL, "num_inference_steps": 1000}):
+            assert step.step == 1
+            break
+    stream = pool.generate_image("a cat", flux, stream=True, **{**SMALL, "num_inference_steps": 1000})
+    stream.close()
+    assert list(stream) == []
+    with pytest.raises(errors.Cancelled):
+        stream.result()
+    assert pool.generate_image("a cat", flux, **SMALL).array.shape == (24, 32, 3)
+
+
+def test_asyncio(flux: str) -> None:
+    async def run() -> None:
+        with mpool.Pool() as pool:
+            made = await mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
+            steps = []
+            stream = mpool.aio.generate_image("a cat", flux, pool=pool, stream=True, preview_every=1, **SMALL)
+            async for step in stream:
+                steps.append(step)
+            assert [step.step for step in steps] == [1, 2, 3] and steps[0].preview is not None
+            assert np.array_equal((await stream.result()).array, made.array)
+            several = await asyncio.gather(*(mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
+                                             for _ in range(4)))
+            assert all(np.array_equal(other.array, made.array) for other in several)
+            task = asyncio.ensure_future(mpool.aio.generate_image(
+                "a cat", flux, pool=pool, n=16, **{**SMALL, "num_inference_steps": 1000}))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+
+
+def test_job(pool: mpool.Pool, flux: str) -> None:
+    job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
+    assert job.capability == "text_to_image" and [step.step for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
+    assert np.array_equal(job.result().array, pool.generate_image("a cat", flux, **SMALL).array)
+    with pytest.raises(errors.InvalidArgument, match="prompt is missing"):
+        pool.submit("text_to_image", model=flux)
+
+
+def test_callers_of_several_threads(pool: mpool.Pool, sd3: str) -> None:
+    expected = {word: pool.generate_image(word, sd3, **SMALL).array for word in ("a cat", "a dog", "the sea")}
+    wrong: list[str] = []
+
+    def call(word: str) -> None:
+        for _ in range(2):
+            if not np.array_equal(pool.generate_image(word, sd3, **SMALL).array, expected[word]):
+                wrong.append(word)
+
+    threads = [threading.Thread(target=call, args=(word,)) for word in expected for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
+    def refused(model: str, match: str, prompt: Any = "a cat", **options: Any) -> None:
+        with pytest.raises(errors.InvalidArgument, match=match):
+            pool.generate_image(prompt, model, **{**SMALL, **options})
+
+    refused(flux, "width is 33, allowed: multiples of 8 up to 8192; the nearest is 32", width=33)
+    refused(flux, "height is 3, .*the nearest is 8", height=3)
+    refused(sd3, "width is 104, allowed: multiples of 8 up to 96; the nearest is 96", width=104)
+    refused(flux, "height is 0", height=0)
+    refused(flux, "num_inference_steps is 0, allowed: 1 to 1,000", num_inference_steps=0)
+    refused(flux, "num_inference_steps is True", num_inference_steps=True)
+    refused(sd3, "guidance_scale is NaN", guidance_scale=float("nan"))
+    refused(sd3, "guidance_scale is -1", guidance_scale=-1)
+    refused(flux, "n is 65", n=65)
+    refused(flux, "seed is -1", seed=-1)
+    refused(flux, "negative_prompt is given, but this model is not guided", negative_prompt="a dog")
+    refused(sd3, "negative_prompt is 3, allowed: a text", negative_prompt=3)
+    refused(flux, r"latents is an array of shape \(1, 2\), allowed: \(1, 4, 6, 8\) or \(1, 12, 16\)", latents=[[1, 2]])
+    refused(flux, "latents is .*allowed: an array of floats", latents="x")
+    refused(flux, r"latents\[\d+\] is nan", latents=np.full((1, 4, 6, 8), np.nan))
+    refused(flux, "prompt is list, allowed: a text", prompt=["a"])
+    refused(flux, "half a surrogate|lone surrogate|surrogate", prompt="a\ud800")
+    refused(flux, "the nearest is num_inference_steps", num_inference_step=3)
+    refused(flux, "max_sequence_length is 513, allowed: 1 to 512", max_sequence_length=513)
+    refused(flux, "compute is 'float8'", compute="float8")
+    refused(flux, "stream is 1", stream=1)
+    with pytest.raises(errors.Unsupported, match="int8 is not a class that pictures are computed in"):
+        pool.generate_image("a cat", flux, compute="int8", **SMALL)
+    with pytest.raises(errors.WrongCapability, match="is a text_to_image model, not text_to_text"):
+        pool.generate("a cat", flux)
+    assert pool.generate_image("", flux, **SMALL).array.shape == (24, 32, 3)
+
+
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    pipelinemodels.flux(tmp_path, layers=1, singles=0)
+
+    def refused(error: type[Exception], match: str, file: str, change: Any) -> None:
+        path = tmp_path / file
+        kept = path.read_bytes()
+        try:
+            change(path)
+            with mpool.Pool() as pool, pytest.raises(error, match=match):
+                pool.generate_image("a cat", str(tmp_path), **SMALL)
+        finally:
+            path.write_bytes(kept)
+
+    def with_key(**values: Any) -> Any:
+        return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    refused(errors.Unsupported, "KandinskyPipeline; mpool makes pictures with", "model_index.json",
+            with_key(_class_name="KandinskyPipeline"))
+    refused(errors.Unsupported, "new_trick is not known", "transformer/config.json", with_key(new_trick=True))
+    refused(errors.FormatError, "patch_size", "transformer/config.json", with_key(patch_size=2))
+    refused(errors.FormatError, "x_embedder.weight", "transformer/config.json", with_key(num_attention_heads=3))
+    refused(errors.Unsupported, "DDIMScheduler", "scheduler/scheduler_config.json",
+            with_key(_class_name="DDIMScheduler"))
+    refused(errors.Unsupported, "use_karras_sigmas is true", "scheduler/scheduler_config.json",
+            with_key(use_karras_sigmas=True))
+    refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
+    refused(errors.Unsupported, "gated-gelu", "text_encoder_2/config.json", with_key(feed_forward_proj="relu"))
+    refused(errors.FormatError, "hidden_act", "text_encoder/config.json", with_key(hidden_act="mish"))
+    refused(errors.FormatError, "tokenizer.json", "tokenizer/vocab.json", lambda path: path.unlink())
+    refused(errors.FormatError, "missing", "vae/diffusion_pytorch_model.safetensors", lambda path: path.unlink())
+
+
+def test_texts_are_encoded_once(sd3: str) -> None:
+    """What the encoders made of a text is kept: with the encoders' weights gone, a known text is still drawn."""
+    with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as pool:
+        first = pool.generate_image("a cat", sd3, **SMALL)
+        tokens = [row["units_in"] for row in pool.registry.entries()]
+        again = pool.generate_image("a cat", sd3, **SMALL)
+        assert np.array_equal(first.array, again.array) and tokens
+        held = pool.registry.entries()[0]["engine_bytes"]
+        pool.unload(sd3)
+        assert held > 0 and all(row["engine_bytes"] == 0 for row in pool.registry.entries())
