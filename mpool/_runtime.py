@@ -393,9 +393,10 @@ def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False
         MemoryExhausted: the largest stage does not fit into memory.
         UnknownModel, WrongCapability, OfflineError, Timeout, ...: as for :func:`embed`.
 
-    Example:
-        >>> picture = mpool.generate_image("a lighthouse at dusk", "./FLUX.1-schnell", seed=7)  # doctest: +SKIP
-        >>> picture.save("lighthouse.png")  # doctest: +SKIP
+    Example::
+
+        picture = mpool.generate_image("a lighthouse at dusk", "./FLUX.1-schnell", seed=7)
+        picture.save("lighthouse.png")
 
     Source:
         Names follow diffusers' pipelines (https://huggingface.co/docs/diffusers/api/pipelines/flux).

@@ -345,11 +345,12 @@ class PictureStream:
     dropping the stream, stops the work, within a step too. The work starts with the call, not with the first iteration,
     and does not wait for a slow reader. One thread at a time may iterate.
 
-    Example:
-        >>> stream = mpool.generate_image("a lighthouse", "./FLUX.1-schnell", stream=True)  # doctest: +SKIP
-        >>> for step in stream:  # doctest: +SKIP
-        ...     print(f"{step.progress:.0%}")
-        >>> stream.result().save("lighthouse.png")  # doctest: +SKIP
+    Example::
+
+        stream = mpool.generate_image("a lighthouse", "./FLUX.1-schnell", stream=True)
+        for step in stream:
+            print(f"{step.progress:.0%}")
+        stream.result().save("lighthouse.png")
     """
 
     def __init__(self, request: Request, call: Call | None, fail_fast: bool | None = None) -> None:

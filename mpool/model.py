@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._entry import Entry
-    from ._options import EmbedOptions, ImageOptions, RerankOptions, TextOptions
+    from ._options import EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
     from .catalog import ModelDescription
+    from .drawing import PictureStream
     from .embedding import EmbedIterator
     from .images import ImageInput
+    from .pictures import Pictures
     from .pool import Pool
     from .reranking import Ranking
     from .results import Completion
@@ -103,6 +105,16 @@ class Model:
     def embed_image(self, images: ImageInput | Sequence[ImageInput], **options: Unpack[ImageOptions]) -> NDArray[Any]:
         """Vectors of an image or of images; see :func:`mpool.embed_image`."""
         return self.pool.embed_image(images, self, **options)
+
+    @overload
+    def generate_image(self, prompt: str, *, stream: Literal[False] = False,
+                       **options: Unpack[PictureOptions]) -> Pictures: ...
+    @overload
+    def generate_image(self, prompt: str, *, stream: Literal[True],
+                       **options: Unpack[PictureOptions]) -> PictureStream: ...
+    def generate_image(self, prompt: str, *, stream: bool = False, **options: Any) -> Pictures | PictureStream:
+        """Pictures of what a text says; see :func:`mpool.generate_image`."""
+        return self.pool.generate_image(prompt, self, stream=stream, **options)  # type: ignore[call-overload]
 
     def batch_embed(self, texts: Iterable[str], task: Literal["query", "document"] | None = None,
                     **options: Unpack[EmbedOptions]) -> NDArray[Any]:

@@ -70,6 +70,16 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small FLUX.1 pipeline."""
+    import pipelinemodels
+
+    folder = tmp_path_factory.mktemp("flux")
+    pipelinemodels.flux(folder, layers=1, singles=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small DINOv2, which takes images of any size."""
     import imagemodels

@@ -32,7 +32,8 @@ class Spy:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.registry, name)
-        if name not in ("embed", "submit_embed", "submit_text", "embed_images", "submit_images"):
+        if name not in ("embed", "submit_embed", "submit_text", "embed_images", "submit_images",
+                        "submit_draw"):
             return method
 
         def noted(*args: Any, **keywords: Any) -> Any:
@@ -50,6 +51,7 @@ async def _streamed(stream: Any) -> list[Any]:
     return [chunk async for chunk in stream]
 
 
+DRAWN: dict[str, Any] = dict(width=16, height=16, num_inference_steps=2, max_sequence_length=8)
 WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = {
     "embed": ("bert", lambda pool, model, o: pool.embed("a", model, **o)),
     "embed, many": ("bert", lambda pool, model, o: pool.embed(["a", "b"], model, **o)),
@@ -88,6 +90,16 @@ WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = 
     "aio.embed_image": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image(IMAGE, model, pool=pool, **o))),
     "aio.embed_image, many": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image([IMAGE] * 50, model, pool=pool,
                                                                                          **o))),
+    "generate_image": ("flux", lambda pool, model, o: pool.generate_image("a", model, **DRAWN, **o)),
+    "generate_image, stream": ("flux", lambda pool, model, o: list(pool.generate_image("a", model, stream=True, **DRAWN,
+                                                                                       **o))),
+    "submit picture": ("flux", lambda pool, model, o: pool.submit("text_to_image", prompt="a", model=model, **DRAWN,
+                                                                  **o).result()),
+    "Model.generate_image": ("flux", lambda pool, model, o: pool.get(model).generate_image("a", **DRAWN, **o)),
+    "aio.generate_image": ("flux", lambda pool, model, o: asyncio.run(_awaited(
+        aio.generate_image("a", model, pool=pool, **DRAWN, **o)))),
+    "aio.generate_image, stream": ("flux", lambda pool, model, o: asyncio.run(_streamed(
+        aio.generate_image("a", model, pool=pool, stream=True, **DRAWN, **o)))),
 }
 
 
@@ -96,10 +108,10 @@ async def _awaited(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_carries_them(way: str, bert: Path, llama: Path, dino: Path) -> None:
+def test_every_way_in_carries_them(way: str, request: pytest.FixtureRequest) -> None:
     kind, call = WAYS[way]
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        model = str({"bert": bert, "llama": llama, "dino": dino}[kind])
+        model = str(request.getfixturevalue(kind))
         spy = Spy(pool.registry)
         pool._registry = spy  # type: ignore[assignment]
         try:
@@ -118,7 +130,7 @@ def test_every_way_in_carries_them(way: str, bert: Path, llama: Path, dino: Path
             assert 0 < one["timeout"] <= 50
             waits = at > 0 and not way.startswith("aio")  # the rest of a call whose first part was accepted
             assert one["fail_fast"] is not waits
-            if kind != "llama":
+            if kind not in ("llama", "flux"):
                 single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
                                  "embed_image", "submit images", "Model.embed_image", "aio.embed_image")
                 assert one["lane"] == (0 if single else 1)

@@ -16,7 +16,7 @@ import pytest
 
 import mpool
 from mpool import aio, cli
-from test_pool_calls import IMAGE, WAYS, _awaited
+from test_pool_calls import DRAWN, IMAGE, WAYS, _awaited
 
 Entry = Callable[[mpool.Pool, str, dict[str, Any]], Any]
 BAD = "z"
@@ -35,6 +35,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
        for name, way in WAYS.items()},
     "mpool.embed": ("bert", _default(lambda model, o: mpool.embed("a", model, **o))),
     "mpool.embed_iter": ("bert", _default(lambda model, o: list(mpool.embed_iter(["a"], model, **o)))),
+    "mpool.generate_image": ("flux", _default(lambda model, o: mpool.generate_image("a", model, **DRAWN, **o))),
     "mpool.generate": ("llama", _default(lambda model, o: mpool.generate("a", model, **TEXT, **o))),
     "mpool.chat": ("llama", _default(lambda model, o: mpool.chat(USER, model, **TEXT, **o))),
     "mpool.submit": ("bert", _default(lambda model, o: mpool.submit("text_embedding", inputs="a", model=model,
@@ -54,9 +55,10 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by where they are; all others must be among those that do not.
-COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "generate", "chat", "submit", "check"},
-            "aio": {"embed", "embed_iter", "embed_image", "generate", "chat"},
-            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "generate", "chat"}}
+COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "generate", "generate_image", "chat", "submit",
+                      "check"},
+            "aio": {"embed", "embed_iter", "embed_image", "generate", "generate_image", "chat"},
+            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "generate", "generate_image", "chat"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown"},
           "aio": {"load", "unload"},
@@ -131,7 +133,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
 
 
 @pytest.fixture(scope="module")
-def poisoned(bert: Path, llama: Path, dino: Path,
+def poisoned(bert: Path, llama: Path, dino: Path, flux: Path,
              tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
     """Models for which one token gives NaN: kind -> folder, token."""
     from safetensors.numpy import load_file, save_file
@@ -154,15 +156,22 @@ def poisoned(bert: Path, llama: Path, dino: Path,
     weights["layernorm.bias"] = np.full_like(weights["layernorm.bias"], np.nan)  # every image does
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     found["dino"] = str(folder), 0
+    folder = tmp_path_factory.mktemp("poisoned") / "flux"
+    shutil.copytree(flux, folder)
+    path = str(folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    weights = load_file(path)
+    weights["proj_out.bias"] = np.full_like(weights["proj_out.bias"], np.nan)  # every picture does
+    save_file(weights, path, metadata={"format": "pt"})
+    found["flux"] = str(folder), 0
     return found
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_it_goes_through_the_pool(name: str, pool: mpool.Pool, bert: Path, llama: Path, dino: Path) -> None:
+def test_it_goes_through_the_pool(name: str, pool: mpool.Pool, request: pytest.FixtureRequest) -> None:
     kind, entry = ENTRIES[name]
     before = pool.metrics()
     assert before["total_requests"] == 0 and before["memory_used"] == 0
-    entry(pool, str({"bert": bert, "llama": llama, "dino": dino}[kind]), {})
+    entry(pool, str(request.getfixturevalue(kind)), {})
     after = pool.metrics()
     assert after["total_requests"] == after["completed"] > 0
     assert after["memory_used"] > 0 and after["loads"] == 1 and after["workers_spawned"] == 1
@@ -180,6 +189,8 @@ def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[
             pool.embed(BAD, folder)
         elif kind == "dino":
             pool.embed_image(IMAGE, folder)
+        elif kind == "flux":
+            pool.generate_image("a", folder, **DRAWN)
         else:
             pool.generate([token], folder, **TEXT)
     assert pool.ps()[0].breaker == "open"
