@@ -3,7 +3,7 @@
 #include "model_fixture.h"
 #include "models/diffusion/diffusion.h"
 
-/* ---- a spec of a pipeline ------------------------------------------------------------------------------------------ */
+/* ---- a spec of a pipeline ---- */
 
 enum { HIGH = 6, WIDE = 10, CHANNELS = 4, STEPS = 3, CLIP_TOKENS = 9, T5_TOKENS = 7, VOCAB_SIZE = 40 };
 
@@ -257,7 +257,7 @@ static mp_spec *pipeline(bool flux) {
     return file.spec;
 }
 
-/* ---- calls --------------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
 static mp_status make_call(bool flux, int pictures, mp_call **out, mp_error *error) {
     static int32_t ids[2][MP_DRAW_ENCODERS][CLIP_TOKENS];
@@ -348,7 +348,7 @@ static uint64_t drawn(bool flux, mp_compute compute, int lanes, const way *how) 
     return hash;
 }
 
-/* ---- tests --------------------------------------------------------------------------------------------------------- */
+/* ---- tests ---- */
 
 MP_TEST_SECONDS(models_pictures_contract, 120) {
     static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16};
@@ -494,7 +494,7 @@ MP_TEST(models_pictures_t5_buckets) {
         MP_CHECK_INT(mp_t5_bucket(distances[i], 32, 128), buckets[i]);
 }
 
-/* ---- layers -------------------------------------------------------------------------------------------------------- */
+/* ---- layers ---- */
 
 typedef struct layers {
     mp_spec *spec;
