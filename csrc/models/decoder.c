@@ -136,16 +136,26 @@ static mp_attn_partial running_state(const lane_view *view) {
     return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
 }
 
-/* out = o / l for the rows of a unit. */
+/* What the output of a head is multiplied with: 1 / l, or 1 / (l + exp(sink - m)) where the head has a sink. */
+static float share(const mp_decoder_layer *layer, int head, float m, float l) {
+    if (!layer->sinks)
+        return 1 / l;
+    float scores[2] = {m, layer->sinks[head]}, top = scores[1] > m ? scores[1] : m, by[2];
+    mp_kernels_get()->exp_sum(scores, 2, top, by);
+    return by[0] / (l * by[0] + by[1]);
+}
+
+/* The outputs of a unit's rows. */
 static void finish_unit(const mp_decoder_pass *pass, const lane_view *view, const mp_attention_unit *unit,
-                        const mp_attn_partial *state) {
+                        const mp_decoder_layer *layer, const mp_attn_partial *state) {
     const mp_decoder *model = pass->model;
     int row0 = pass->rows.seq[unit->seq].row0 + unit->row0 - view->first;
     int group = mp_decoder_group(model), d = model->head_dim;
     for (int r = 0; r < unit->rows; r++)
         for (int g = 0; g < group; g++) {
             const float *o = state->o + (size_t)(r * group + g) * (size_t)d;
-            float inverse = model->residual_scale / state->l[r * group + g];
+            int at = r * group + g;
+            float inverse = model->residual_scale * share(layer, unit->head * group + g, state->m[at], state->l[at]);
             float *out = pass->mixed + (size_t)(row0 + r) * (size_t)(model->heads * d) +
                          (size_t)((unit->head * group + g) * d);
             for (int i = 0; i < d; i++)
@@ -176,7 +186,7 @@ static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, const
         mp_attn_begin(unit->rows * attention.group, model->head_dim, &state);
         (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer),
                                                                 unit->block1, &state, view->base + view->at.attention);
-        finish_unit(pass, view, unit, &state);
+        finish_unit(pass, view, unit, layer, &state);
     }
 }
 
@@ -197,7 +207,7 @@ static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *uni
         mp_attn_partial partial = block_partial(pass, unit->partial + b);
         call->attn_merge(group, model->head_dim, &partial, &state);
     }
-    finish_unit(pass, view, unit, &state);
+    finish_unit(pass, view, unit, layer, &state);
 }
 
 static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,

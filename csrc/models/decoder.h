@@ -14,6 +14,7 @@ enum { MP_ROPES = 2 };
 typedef struct mp_decoder_layer {
     float *attention_norm, *ffn_norm; /* [hidden] */
     float *q_norm, *k_norm;           /* [head_dim], or NULL */
+    float *sinks;                     /* [heads] scores without a value, or NULL */
     float *attention_post_norm, *ffn_post_norm; /* [hidden] of what is added to the residual sum, or NULL */
     mp_linear qkv, out, gate_up, down;
     mp_experts experts; /* instead of gate_up and down; none when its count is 0 */
@@ -36,6 +37,7 @@ typedef struct mp_decoder {
     struct {
         int32_t count, used, ffn, from; /* of layers from `from` on; count 0: none */
         bool normalise;
+        float clamp; /* see mp_experts */
     } experts;
     float attention_scale;   /* on products of queries and keys */
     float attention_softcap; /* 0 = none, as the next */

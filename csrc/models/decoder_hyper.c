@@ -75,6 +75,7 @@ static mp_status read_activation(mp_decoder *model, const mp_spec *spec, mp_erro
 
 static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t count, used, ffn, from, none = 0;
+    double clamp, unclamped = 0;
     bool yes = true;
     MP_TRY(mp_spec_int(spec, "{arch}.expert_count", 0, MAX_EXPERTS, &none, &count, error));
     if (count == 0)
@@ -83,6 +84,8 @@ static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *
     MP_TRY(mp_spec_int_capped(spec, "{arch}.expert_feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
     MP_TRY(mp_spec_int(spec, "{arch}.leading_dense_block_count", 0, model->layer_count, &none, &from, error));
     MP_TRY(mp_spec_bool(spec, "mpool.expert_normalise", &yes, &model->experts.normalise, error));
+    MP_TRY(mp_spec_float(spec, "mpool.expert_clamp", 1e-3, 1e6, &unclamped, &clamp, error));
+    model->experts.clamp = (float)clamp;
     model->experts.count = (int32_t)count;
     model->experts.used = (int32_t)used;
     model->experts.ffn = (int32_t)ffn;

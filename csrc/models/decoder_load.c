@@ -58,7 +58,7 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_
 static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
                             mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
-    bool qkv_bias = (flags & MP_ARCH_QKV_BIAS) != 0;
+    bool bias = (flags & MP_ARCH_BIAS) != 0, qkv_bias = (flags & MP_ARCH_QKV_BIAS) != 0;
     int32_t hidden = model->hidden, ffn = model->ffn;
     int32_t q = model->heads * model->head_dim, kv = model->kv_heads * model->head_dim;
     const struct {
@@ -68,9 +68,9 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         bool bias;
     } linears[] = {
         {"attn_q", &layer->qkv, q, hidden, qkv_bias},      {"attn_k", &layer->qkv, kv, hidden, qkv_bias},
-        {"attn_v", &layer->qkv, kv, hidden, qkv_bias},     {"attn_output", &layer->out, hidden, q, false},
-        {"ffn_gate", &layer->gate_up, ffn, hidden, false}, {"ffn_up", &layer->gate_up, ffn, hidden, false},
-        {"ffn_down", &layer->down, hidden, ffn, false},
+        {"attn_v", &layer->qkv, kv, hidden, qkv_bias},     {"attn_output", &layer->out, hidden, q, bias},
+        {"ffn_gate", &layer->gate_up, ffn, hidden, bias},  {"ffn_up", &layer->gate_up, ffn, hidden, bias},
+        {"ffn_down", &layer->down, hidden, ffn, bias},
     };
     char name[64], bias_name[64];
     bool experts = model->experts.count > 0 && index >= model->experts.from;
@@ -86,8 +86,17 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
                                  linears[i].K, error));
     }
     if (experts) {
-        mp_experts_shape shape = {index,  model->experts.count,     model->experts.used, hidden, model->experts.ffn,
-                                  model->experts.normalise, model->act};
+        mp_experts_shape shape = {
+            .layer = index,
+            .count = model->experts.count,
+            .used = model->experts.used,
+            .hidden = hidden,
+            .ffn = model->experts.ffn,
+            .normalise = model->experts.normalise,
+            .biased = bias,
+            .act = model->act,
+            .clamp = model->experts.clamp,
+        };
         MP_TRY(mp_experts_init(&layer->experts, &shape, builder, error));
     }
     const struct {
@@ -100,13 +109,15 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         {"ffn_norm", &layer->ffn_norm, hidden, 0},
         {"attn_q_norm", &layer->q_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
         {"attn_k_norm", &layer->k_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+        {"attn_sinks", &layer->sinks, model->heads, MP_ARCH_SINKS},
         {"post_attention_norm", &layer->attention_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
         {"post_ffw_norm", &layer->ffn_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
     };
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         snprintf(name, sizeof name, "blk.%d.%s.weight", index, norms[i].name);
         if (norms[i].flag == 0 || (flags & norms[i].flag))
-            MP_TRY(mp_builder_vector_plus(builder, norms[i].norm, name, norms[i].n, norm_offset, error));
+            MP_TRY(mp_builder_vector_plus(builder, norms[i].norm, name, norms[i].n,
+                                          norms[i].flag == MP_ARCH_SINKS ? 0 : norm_offset, error));
         else if (mp_weights_has(model->weights, name))
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
     }

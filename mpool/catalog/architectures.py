@@ -6,7 +6,7 @@ GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gg
 
     V vocabulary   T token types   P positions   D hidden size   F feed-forward size   R rotated dimensions / 2
     Q heads x key length   K KV heads x key length   U KV heads x value length   O heads x value length
-    E key length   X experts   N feed-forward size of an expert
+    E key length   H heads   X experts   N feed-forward size of an expert
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
     if experts:
         table.int(f"{a}.expert_used_count", low=1, high=experts)
     return {"V": vocabulary, "D": hidden, "F": feed_forward, "P": context, "T": token_types or 0, "R": rotated // 2,
-            "X": experts, "N": inner, "Q": heads * key_length, "K": kv_heads * key_length, "U": kv_heads * value_length,
+            "X": experts, "N": inner, "H": heads, "Q": heads * key_length, "K": kv_heads * key_length,
+            "U": kv_heads * value_length,
             "O": heads * value_length, "E": key_length, "layers": layers}
 
 

@@ -50,6 +50,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 #: Texts of control tokens that end a turn in the common families, whatever ``eos_token_id`` says.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
                           "<|eom_id|>", "<EOT>", "<|endofturn|>"})
+#: Where answers consist of several messages, the end of one is not that of the answer.
+_HARMONY = frozenset({"<|return|>", "<|call|>"})
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -260,7 +262,8 @@ def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: M
     kinds = table.list("tokenizer.ggml.token_type", None, of=int)
     if kinds is not None and len(kinds) != len(tokens):
         table.fail("tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(tokens)}, one a token")
-    for text in _END_OF_TURN.intersection(tokens):  # no token stands there twice: the tokenizer refuses that
+    ending = _END_OF_TURN if "<|return|>" not in tokens else _HARMONY
+    for text in ending.intersection(tokens):  # no token stands there twice: the tokenizer refuses that
         i = tokens.index(text)
         if kinds is None or kinds[i] in (_CONTROL, _USER_DEFINED):
             ends.add(i)

@@ -34,7 +34,7 @@ def find_architecture(config: Fields, embeds: bool = False) -> Architecture:
     classes = config.list("architectures", [], of=str, limit=16)
     name = config.str("model_type", None)
     if name is None:
-        known = [row.in_config[0] for row in ROWS if set(row.classes) & set(classes)]
+        known = [row.in_config[0] for row in ROWS if row.in_config and set(row.classes) & set(classes)]
         if not known:
             config.fail("model_type", "missing", ", ".join(sorted(architectures.IN_CONFIG)))
         name = known[0]

@@ -136,6 +136,7 @@ typedef struct tiny_kind {
     int long_from; /* LongRoPE; 0 = none */
     int experts;   /* of which a row has two; 0 = none. The last has a router of NaN, so that it is never chosen, and
                     * stands at the end of the file, on pages of its own */
+    bool biased;   /* and with sinks and clamped gates; with experts only */
     size_t *rest;  /* bytes of the file before that one's, or NULL */
 } tiny_kind;
 
@@ -191,6 +192,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         tiny_arch_int(file.spec, kind->arch, "expert_used_count", 2);
         tiny_arch_int(file.spec, kind->arch, "expert_feed_forward_length", TINY_EXPERT);
     }
+    if (kind->biased)
+        tiny_float(file.spec, "mpool.expert_clamp", 0.5);
     if (kind->scaled) {
         int64_t ropes[TINY_LAYERS] = {1, 0, -1};
         static const struct {
@@ -243,6 +246,18 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         }
         for (int e = 0; e + 1 < kind->experts; e++)
             tiny_expert(&file, types, type_count, l, e);
+        const struct {
+            const char *name;
+            int rows, columns;
+        } biases[] = {{"attn_q.bias", 1, TINY_HIDDEN}, {"attn_k.bias", 1, kv}, {"attn_v.bias", 1, kv},
+                      {"attn_output.bias", 1, TINY_HIDDEN}, {"ffn_gate_inp.bias", 1, kind->experts},
+                      {"attn_sinks.weight", 1, TINY_HEADS}, {"ffn_gate_exps.bias", kind->experts, TINY_EXPERT},
+                      {"ffn_up_exps.bias", kind->experts, TINY_EXPERT},
+                      {"ffn_down_exps.bias", kind->experts, TINY_HIDDEN}};
+        for (size_t i = 0; kind->biased && i < sizeof biases / sizeof *biases; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s", l, biases[i].name);
+            tiny_tensor(&file, name, MP_F32, biases[i].rows, biases[i].columns, 0.4f, 0);
+        }
         if (kind->experts) {
             snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", l);
             tiny_tensor(&file, name, MP_F32, kind->experts, TINY_HIDDEN, 0.3f, 0);

@@ -181,6 +181,10 @@ MP_TEST_SECONDS(models_contract_experts, 120) {
     check_kind(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6});
 }
 
+MP_TEST_SECONDS(models_contract_sinks, 120) {
+    check_kind(&(tiny_kind){.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true});
+}
+
 MP_TEST_SECONDS(models_contract_long_rope, 120) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
 /* Windows shorter than a block, longer than one, and longer than two. */

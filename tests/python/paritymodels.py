@@ -34,6 +34,11 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3moe_shares": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                         {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
                          "norm_topk_prob": False}),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM",
+                {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 60,
+                 "swiglu_limit": 7.0,
+                 "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
+                                     "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 100}}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
     "smollm3_interval": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
     "granite": ("GraniteConfig", "GraniteForCausalLM",
@@ -69,6 +74,8 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
 
 #: Of these, what GGUF files cannot say, or do not: a window, or where it is; scales.
 FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "gemma2_scalar", "gemma3_types")
+#: And those that are read from GGUF files alone.
+FILES_ONLY = ("gpt_oss",)
 #: Layers that a model needs to have some of every kind.
 LAYERS = {"smollm3": 5, "gemma3": 7}
 
@@ -90,7 +97,8 @@ def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bo
     if family in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
     config = getattr(transformers, config_class)(
-        vocab_size=vocab, hidden_size=hidden, intermediate_size=144, num_hidden_layers=layers, num_attention_heads=6,
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=160 if family == "gpt_oss" else 144,
+        num_hidden_layers=layers, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=400, tie_word_embeddings=tie, bos_token_id=0, eos_token_id=1,
         pad_token_id=0, rms_norm_eps=1e-5, **extra)
     return getattr(transformers, model_class)(config).eval()

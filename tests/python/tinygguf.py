@@ -81,12 +81,12 @@ def _write_sizes(writer: Any, arch: str, config: Any) -> None:
         original = rope["original_max_position_embeddings"]
         stretch = config.max_position_embeddings / original
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
-    if arch in ("phi3", "gemma2", "gemma3") and config.sliding_window:
+    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
     if getattr(config, "num_local_experts", 0):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     if arch == "granite":
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -107,23 +107,38 @@ def _rope_divisors(config: Any) -> np.ndarray:
     return (1 / ((1 - blend) / rope["factor"] + blend)).astype(np.float32)
 
 
-def _expert_parts(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
-    """Matrices of all experts, (experts, out, in) float32; transformers holds gates and ups one below the other."""
-    if name.endswith("down_proj"):
-        return {"down": data}
-    gate, up = np.split(data, 2, axis=1)
-    return {"gate": gate, "up": up}
+def _expert_parts(name: str, data: np.ndarray, in_turn: bool) -> dict[str, np.ndarray]:
+    """Matrices of all experts, (experts, out, in), or biases, (experts, out), float32, by the ends of their names.
+
+    transformers holds gates and ups one below the other, or in turn.
+    """
+    kind = "exps.bias" if name.endswith("_bias") else "exps.weight"
+    if name.removesuffix("_bias").endswith("down_proj"):
+        return {f"down_{kind}": data}
+    gate, up = (data[:, ::2], data[:, 1::2]) if in_turn else np.split(data, 2, axis=1)
+    return {f"gate_{kind}": gate, f"up_{kind}": up}
 
 
-def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None) -> Path:
+def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
+    """A tensor as it is, or quantised."""
+    if kind is None:
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+
+
+def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
+          experts: Any = None) -> Path:
     """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
 
     Args:
         adjacent: whether queries and keys are reordered to adjacent pairs; by default as the family's files have it.
+        experts: type of the experts' matrices, by default F32.
         pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
     """
     config = model.config
-    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}.get(config.model_type, config.model_type)
+    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(config.model_type,
+                                                                                        config.model_type)
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
@@ -137,8 +152,13 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             continue
         data = parameter.detach().numpy().astype(np.float32)
         if ".experts." in name:
-            for part, values in _expert_parts(name, data).items():
-                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", np.ascontiguousarray(values))
+            if arch == "gpt-oss" and data.ndim == 3:
+                data = data.transpose(0, 2, 1)
+            for part, values in _expert_parts(name, data, arch == "gpt-oss").items():
+                _add(writer, f"blk.{name.split('.')[2]}.ffn_{part}", values, experts if values.ndim == 3 else None)
+            continue
+        if name.endswith("self_attn.sinks"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.attn_sinks.weight", data)
             continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name

@@ -39,6 +39,23 @@ static mp_status find_tensors(mp_expert_matrix *matrix, const mp_weights *weight
     return MP_OK;
 }
 
+static mp_status find_biases(mp_expert_matrix *matrix, const mp_weights *weights, const char *part,
+                             const mp_experts_shape *shape, mp_error *error) {
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.bias", shape->layer, part);
+    if (!shape->biased) {
+        if (mp_weights_has(weights, name))
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
+        return MP_OK;
+    }
+    int64_t sizes[2] = {shape->count, matrix->N};
+    MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->biases, error));
+    if (matrix->biases.dtype != MP_F32 || (uintptr_t)matrix->biases.data % sizeof(float))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, biases of experts are taken as F32", name,
+                       mp_dtype_get(matrix->biases.dtype)->name);
+    return MP_OK;
+}
+
 static mp_status read_matrix(mp_expert_matrix *matrix, mp_builder *builder, const char *part,
                              const mp_experts_shape *shape, int32_t N, int32_t K, mp_error *error) {
     matrix->N = N;
@@ -47,6 +64,7 @@ static mp_status read_matrix(mp_expert_matrix *matrix, mp_builder *builder, cons
     if (!matrix->tensors)
         return mp_fail_memory(error, (uint64_t)shape->count * sizeof *matrix->tensors, "the list of experts");
     MP_TRY(find_tensors(matrix, builder->weights, part, shape, error));
+    MP_TRY(find_biases(matrix, builder->weights, part, shape, error));
     mp_dtype dtype = matrix->tensors[0].dtype;
     if (!mp_wmat_kind_for(dtype, builder->compute, &matrix->kind))
         return mp_fail(error, MP_UNSUPPORTED,
@@ -60,7 +78,7 @@ static mp_status read_matrix(mp_expert_matrix *matrix, mp_builder *builder, cons
 }
 
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
-    char name[64];
+    char name[64], bias[64];
     *experts = (mp_experts){
         .count = shape->count,
         .used = shape->used,
@@ -68,12 +86,15 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .ffn = shape->ffn,
         .normalise = shape->normalise,
         .act = shape->act,
+        .clamp = shape->clamp,
     };
     /* in fp32: a choice that flips is not a small error */
     mp_compute compute = builder->compute;
     builder->compute = MP_COMPUTE_F32;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
-    mp_status status = mp_builder_linear(builder, &experts->router, name, NULL, shape->count, shape->hidden, error);
+    snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
+    mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
+                                         shape->hidden, error);
     builder->compute = compute;
     MP_TRY(status);
     MP_TRY(read_matrix(&experts->gate, builder, "gate", shape, shape->ffn, shape->hidden, error));
@@ -217,7 +238,10 @@ static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, con
     mp_wmat_init(&one, matrix->kind, n, matrix->K);
     one.data = own;
     mp_wmat_pack(&one, &rows, 0, 1);
-    mp_gemm(&one, acts, from, to, 0, 1, NULL, y + n0, ldy);
+    mp_epilogue end = {0};
+    if (matrix->biases.data)
+        end.bias = (const float *)(const void *)mp_tensor_row(&matrix->biases, expert) + n0;
+    mp_gemm(&one, acts, from, to, 0, 1, &end, y + n0, ldy);
 }
 
 /* Panels of the chosen experts in a line, of `parts` matrices each, of which a lane has a contiguous share. */
@@ -238,6 +262,27 @@ static void run_matrices(const mp_experts *experts, const mp_lane *lane, const e
                       y + (int64_t)part * parts[0]->N, ldy);
         }
         at += (int64_t)count * panels;
+    }
+}
+
+/* gate becomes (up + 1) * (gate * sigmoid(1.702 gate)), both cut off first. NaN stays. */
+static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
+    enum { PIECE = 256 };
+    const mp_kernels *call = mp_kernels_get();
+    float sigmoid[PIECE];
+    for (int64_t at = 0; at < n; at += PIECE) {
+        int64_t length = n - at < PIECE ? n - at : PIECE;
+        float *g = gate + at;
+        for (int64_t i = 0; i < length; i++) {
+            g[i] = g[i] > limit ? limit : g[i];
+            sigmoid[i] = 1.702f * g[i];
+        }
+        call->activate(MP_ACT_SIGMOID, length, sigmoid);
+        for (int64_t i = 0; i < length; i++) {
+            float u = up[at + i];
+            u = u > limit ? limit : u < -limit ? -limit : u;
+            g[i] = (u + 1) * (g[i] * sigmoid[i]);
+        }
     }
 }
 
@@ -288,7 +333,10 @@ void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const fl
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
     for (int64_t i = begin; i < end; i++) {
         float *gate = s.inner + i * 2 * ffn;
-        call->gated(experts->act, gate, gate + ffn, ffn, gate);
+        if (experts->clamp > 0)
+            gate_clamped(experts->clamp, gate, gate + ffn, ffn);
+        else
+            call->gated(experts->act, gate, gate + ffn, ffn, gate);
     }
     mp_acts_fill(&acts, s.inner, 2 * ffn, (int)begin, (int)end);
     mp_lane_sync(lane);

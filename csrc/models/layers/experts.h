@@ -12,6 +12,7 @@
 
 typedef struct mp_expert_matrix { /* the same matrix of every expert, [N, K] each */
     mp_tensor *tensors;           /* [count] */
+    mp_tensor biases;             /* [count, N] in F32, as stored; data NULL: none */
     mp_wkind kind;
     int32_t N, K;
 } mp_expert_matrix;
@@ -21,6 +22,8 @@ typedef struct mp_experts {
     int32_t hidden, ffn;
     bool normalise;      /* a row's weights add up to 1; else they are shares of all experts' */
     mp_act act;
+    float clamp;         /* 0, or: gates g are cut off above it and ups u beyond it on both sides, and a gated unit is
+                          * (u + 1) g sigmoid(1.702 g), whatever act says */
     mp_linear router;    /* [count, hidden], in fp32 always */
     mp_expert_matrix gate, up, down;
 } mp_experts;
@@ -28,12 +31,14 @@ typedef struct mp_experts {
 typedef struct mp_experts_shape {
     int layer;
     int32_t count, used, hidden, ffn;
-    bool normalise;
+    bool normalise, biased;
     mp_act act;
+    float clamp;
 } mp_experts_shape;
 
 /* Reads blk.{layer}.ffn_gate_inp and the experts: blk.{layer}.ffn_{gate,up,down}_exps [count, N, K], or tensors of
- * their own, blk.{layer}.ffn_{gate,up,down}.{expert} [N, K]. The builder's weights must outlive them. */
+ * their own, blk.{layer}.ffn_{gate,up,down}.{expert} [N, K]; when biased, the biases beside ffn_gate_inp and the
+ * tensors of all. The builder's weights must outlive them. */
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error);
 void mp_experts_deinit(mp_experts *experts);
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from . import bert, embedders, gemma, granite, gte, jina, llama, modernbert, mpnet, nomic, phi, qwen_moe, smollm
+from . import (
+    bert,
+    embedders,
+    gemma,
+    gpt_oss,
+    granite,
+    gte,
+    jina,
+    llama,
+    modernbert,
+    mpnet,
+    nomic,
+    phi,
+    qwen_moe,
+    smollm,
+)
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 #: Every row, in the order in which they are listed to users.
 ROWS: tuple[Architecture, ...] = (*bert.ROWS, *nomic.ROWS, *mpnet.ROWS, *modernbert.ROWS, *gte.ROWS,
-                                  *jina.ROWS, *embedders.ROWS, *llama.ROWS, *qwen_moe.ROWS, *smollm.ROWS,
+                                  *jina.ROWS, *embedders.ROWS, *llama.ROWS, *qwen_moe.ROWS, *gpt_oss.ROWS, *smollm.ROWS,
                                   *granite.ROWS, *phi.ROWS, *gemma.ROWS)
 
 __all__ = ["ROWS", "Architecture", "Config", "Head", "HeadLayer", "Tensor", "layer"]
