@@ -132,8 +132,8 @@ class Ticket:
     def position(self) -> int: ...
     # text_embedding
     def vectors(self) -> NDArray[np.float32]:
-        """(n_texts, width) or (n_tokens, width), of image_embedding (n_images, width) or (n_rows, width); the array owns
-        the call's buffer, no copy. Raises the call's error."""
+        """(n_texts, width) or (n_tokens, width), of image_embedding (n_images, width) or (n_rows, width); the array
+        owns the call's buffer, no copy. Raises the call's error."""
     def texts_done(self) -> int: ...
     # text_to_text
     def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:

@@ -128,7 +128,9 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     Raises:
         MpoolError: of the first image that cannot be read, unless the plan says null.
     """
-    parts, sizes, faults = [], [], []
+    parts: list[NDArray[np.uint8]] = []
+    sizes: list[int] = []
+    faults: list[tuple[int, MpoolError]] = []
     for at, image in enumerate(images):
         name = "the image" if single else f"image {start + at}"
         try:

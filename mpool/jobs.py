@@ -270,10 +270,10 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
         if "progress" in request:
             raise InvalidArgument("progress is not an option of submit", hint="A job has done() and position()")
         slots = _options.ImageEmbedding.__slots__
-        wrong = next((name for name in request if name not in slots), None)
-        if wrong is not None:
+        unknown = next((name for name in request if name not in slots), None)
+        if unknown is not None:
             names = ", ".join(("images", "model", "max_inputs", *slots, *_options.CallKeywords.__annotations__))
-            raise InvalidArgument(f"{wrong} is not an option of image_embedding", hint="Options: " + names)
+            raise InvalidArgument(f"{unknown} is not an option of image_embedding", hint="Options: " + names)
         return ImageJob(pool._image_plan(model, _options.image_embedding(request)), images, most, call)
     if isinstance(capability, str) and capability == "text_to_text":
         from .streams import Stream

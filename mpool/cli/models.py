@@ -155,7 +155,7 @@ def _facts(name: str) -> dict[str, Any]:
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """What a model's files say."""
-    tensors = model.spec.tensors
+    tensors = [tensor for part in (model, *model.towers) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
         "capability": model.capability, "architecture": model.spec.architecture, "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),

@@ -18,8 +18,6 @@ import numpy as np
 from ..errors import FileError, InvalidArgument, MpoolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
     from PIL.Image import Image
 

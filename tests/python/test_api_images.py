@@ -351,3 +351,43 @@ def test_half_precision_files(tmp_path: Path, pool: mpool.Pool, dtype: str) -> N
         embed = pool.embed_image if given is IMAGES else pool.embed
         assert np.array_equal(embed(given, tmp_path / "half", compute="float32"),
                               embed(given, tmp_path / "whole", compute="float32"))
+
+
+# ---- at once -----------------------------------------------------------------------------------------------------------
+
+def test_from_many_threads(clip: Path, dino: Path) -> None:
+    """Images of two models and texts of one, while models are unloaded now and then: the same bytes as alone."""
+    import threading
+
+    given = [imagemodels.image(seed, 40 + 5 * seed, 60) for seed in range(6)]
+    texts = [f"w{i} w{i + 1}" for i in range(3, 9)]
+    wrong: list[object] = []
+    with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
+        expected = {"clip": pool.embed_image(given, clip), "dino": pool.embed_image(given, dino),
+                    "text": pool.embed(texts, clip)}
+
+        def work(number: int) -> None:
+            generator = np.random.default_rng(number)
+            try:
+                for turn in range(25):
+                    at = int(generator.integers(0, 6))
+                    kind = ("clip", "dino", "text")[int(generator.integers(0, 3))]
+                    if kind == "text":
+                        found = pool.embed(texts[at], clip)
+                    else:
+                        found = pool.embed_image(given[at], clip if kind == "clip" else dino)
+                    if not np.array_equal(found, expected[kind][at]):
+                        wrong.append((kind, at))
+                    if number == 0 and turn % 8 == 7:
+                        pool.unload(clip if turn % 16 == 7 else dino)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong, wrong[:3]
+        idle(pool)
+        assert pool.metrics()["completed"] >= 200
