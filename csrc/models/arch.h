@@ -22,6 +22,7 @@ enum {                                     /* flags of a row; a fixture fails wh
        MP_ARCH_RMS_NORM = 1 << 22,      /* norms are by the root mean square */
        MP_ARCH_RELATIVE_BIAS = 1 << 25, /* scores get a bias by distance, from one table of buckets */
        MP_ARCH_ALIBI = 1 << 26,         /* scores fall off with distance, each head by a slope of its own */
+       MP_ARCH_LATENTS = 1 << 27,       /* tokens look at learned vectors before they are pooled */
        MP_ARCH_SINGLE_BLOCKS = 1 << 30,    /* pictures: texts turn with the picture's rows, then share its weights */
 };
 

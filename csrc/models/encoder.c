@@ -5,7 +5,13 @@
 
 /* Columns of the rows that hold queries, keys and values, and what a half of a layer adds where that is normed. */
 static int32_t wide(const mp_encoder *model) {
-    return model->flags & MP_ARCH_OUTPUT_NORMS && model->hidden > model->qkv_width ? model->hidden : model->qkv_width;
+    const int32_t seen = model->latent.heads * model->latent.count;
+    const int32_t most = seen > model->qkv_width ? seen : model->qkv_width;
+    return model->flags & MP_ARCH_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
+}
+
+static int32_t inner_width(const mp_encoder *model) {
+    return 2 * model->latent.ffn > model->up_width ? 2 * model->latent.ffn : model->up_width;
 }
 
 static int32_t mixed_width(const mp_encoder *model) {
@@ -17,13 +23,15 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
     size_t rows = (size_t)M * sizeof(float);
     size_t acts = 0;
     const mp_encoder_layer *layer = &model->layers[0];
-    const mp_linear *linears[] = {&layer->qkv, &layer->out, &layer->up, &layer->down};
+    const mp_latent *latent = &model->latent;
+    const mp_linear *linears[] = {&layer->qkv,     &layer->out,     &layer->up,  &layer->down,
+                                  &latent->scores, &latent->values, &latent->up, &latent->down};
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         size_t need = mp_linear_scratch(linears[i], M);
         acts = need > acts ? need : acts;
     }
     return mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
-           mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(rows * (size_t)model->up_width) +
+           mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(rows * (size_t)inner_width(model)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) + acts;
 }
 
@@ -254,12 +262,45 @@ static void layer_pre_norm(const pass *p, const mp_encoder_layer *layer) {
     feed_forward_half(p, layer, normed(p, &layer->ffn_norm));
 }
 
+static void latent_rows(const pass *p, float *const norm[2]) {
+    const mp_latent *latent = &p->model->latent;
+    for (int64_t r = p->row0; r < p->row1; r++)
+        p->call->layer_norm(p->x + r * latent->hidden, norm[0], norm[1], latent->eps, latent->hidden,
+                            p->mixed + r * latent->hidden);
+    mp_lane_sync(p->lane);
+}
+
+static void look_at_latents(const pass *p) {
+    const mp_latent *latent = &p->model->latent;
+    const int32_t n = latent->hidden, seen = latent->heads * latent->count, up = 2 * latent->ffn;
+    mp_epilogue plain = {0}, residual = {.residual = p->x, .ld_residual = n};
+    latent_rows(p, latent->norm);
+    linear(p, &latent->scores, p->mixed, n, &plain, p->qkv, seen);
+    for (int64_t r = p->row0; r < p->row1; r++)
+        for (int h = 0; h < latent->heads; h++) {
+            float *weights = p->qkv + r * seen + h * latent->count;
+            const float inverse = 1.0f / p->call->softmax(weights, latent->count);
+            for (int i = 0; i < latent->count; i++)
+                weights[i] *= inverse;
+        }
+    mp_lane_sync(p->lane);
+    linear(p, &latent->values, p->qkv, seen, &residual, p->x, n);
+    latent_rows(p, latent->ffn_norm);
+    linear(p, &latent->up, p->mixed, n, &plain, p->inner, up);
+    for (int64_t r = p->row0; r < p->row1; r++) {
+        float *gate = p->inner + r * up;
+        p->call->gated(MP_ACT_GELU, gate, gate + latent->ffn, latent->ffn, gate);
+    }
+    mp_lane_sync(p->lane);
+    linear(p, &latent->down, p->inner, up, &residual, p->x, n);
+}
+
 int mp_encoder_barriers(const mp_encoder *model) {
     int layer = 7;
     layer += model->flags & (MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS) ? 1 : 0;
     layer += model->flags & MP_ARCH_GATED ? 1 : 0;
     layer += model->flags & MP_ARCH_OUTPUT_NORMS ? 2 : 0;
-    return layer * model->layer_count + 1;
+    return layer * model->layer_count + 1 + (model->flags & MP_ARCH_LATENTS ? 8 : 0);
 }
 
 void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
@@ -279,7 +320,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
     p.x = take(&at, rows * (size_t)model->hidden);
     p.qkv = take(&at, rows * (size_t)wide(model));
     p.mixed = take(&at, rows * (size_t)mixed_width(model));
-    p.inner = take(&at, rows * (size_t)model->up_width);
+    p.inner = take(&at, rows * (size_t)inner_width(model));
     for (int i = 0; i < 2; i++)
         p.angles[i] = take(&at, rows * (size_t)model->rope[i].dim);
     p.acts = at;
@@ -297,6 +338,9 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
         norm_rows(&p, &model->output_norm, p.x, model->hidden, p.x, model->hidden);
         mp_lane_sync(lane);
     }
+
+    if (model->flags & MP_ARCH_LATENTS)
+        look_at_latents(&p);
 
     int64_t text0, text1;
     mp_lane_split(lane, count, 1, &text0, &text1);

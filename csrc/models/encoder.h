@@ -4,6 +4,7 @@
 #define MP_MODELS_ENCODER_H
 
 #include "models/arch.h"
+#include "models/layers/latent.h"
 #include "models/layers/linear.h"
 #include "models/layers/pooling.h"
 #include "models/layers/rope.h"
@@ -42,6 +43,7 @@ typedef struct mp_encoder {
     mp_rope rope[2];             /* of layers that see everything, and of those with a window */
     float *position_bias;        /* [heads, 2 context - 1] what scores get by key's position less row's, or NULL */
     mp_encoder_layer *layers;
+    mp_latent latent; /* MP_ARCH_LATENTS: else all zeros */
     mp_head head;
     _Atomic uint64_t token_ns; /* running estimate of time per token on one lane */
 } mp_encoder;

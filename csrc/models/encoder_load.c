@@ -301,6 +301,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     mp_encoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
+    mp_encoder *const loaded = model;
     model->base.base.ops = &encoder_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
@@ -320,6 +321,9 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, error));
     MP_TRY_GOTO(read_windows(model, args->spec, error));
+    if (model->flags & MP_ARCH_LATENTS)
+        MP_TRY_GOTO(mp_latent_init(&model->latent, &builder, model->hidden, args->shared && args->shared->data,
+                                   args->lease, args->budget, args->progress, error));
     MP_TRY_GOTO(mp_head_init(&model->head, &builder, model->hidden, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
@@ -344,6 +348,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model = NULL;
 cleanup:
     mp_builder_deinit(&builder);
+    mp_latent_packed(&loaded->latent, args->budget);
     encoder_destroy((mp_model *)model);
     return status;
 }
@@ -358,11 +363,19 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         for (int d = 0; d < entry->ndim; d++)
             if (__builtin_mul_overflow(items, entry->shape[d], &items))
                 items = INT64_MAX / 64;
-        if (strncmp(entry->name, "blk.", 4) == 0)
+        if (strncmp(entry->name, "latent.to_", 10) == 0)
+            continue; /* what is packed are its products */
+        if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0)
             bytes += (uint64_t)(items / 4 * per_weight_x4);
         else if (strncmp(entry->name, "dense.", 6) == 0)
             bytes += (uint64_t)items * sizeof(float);
     }
+    int64_t heads, count, hidden, zero = 0;
+    mp_error error;
+    if (mp_spec_int(spec, "mpool.latent_heads", 0, 256, &zero, &heads, &error) == MP_OK &&
+        mp_spec_int(spec, "mpool.latent_count", 0, 8192, &zero, &count, &error) == MP_OK &&
+        mp_spec_int(spec, "{arch}.embedding_length", 0, MAX_WIDTH, &zero, &hidden, &error) == MP_OK)
+        bytes += (uint64_t)(heads * count * hidden / 2 * per_weight_x4); /* two products */
     *model_bytes = bytes;
     *engine_bytes = 16 << 20;
 }

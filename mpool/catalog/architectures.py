@@ -225,7 +225,8 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
                           allowed="each tensor once")
 
     def named(tensor: Expected) -> list[str]:
-        return [name if name == "lm_head.weight" else prefixes[0] + name for name in tensor.hf]
+        return [name[1:] if name[0] == "/" else name if name == "lm_head.weight" else prefixes[0] + name
+                for name in tensor.hf]
 
     head = left.get("lm_head.weight") if tied else None
     found = _take(left, table, named, paths)

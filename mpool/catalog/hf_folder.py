@@ -94,7 +94,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         embedding = EmbeddingSettings(
             max_tokens=sentence_folder.max_tokens(found, tokenizer_config.values, size["P"]), hidden_size=size["D"],
             output_size=found.output_size, pooling=found.pooling, normalize=found.normalize,
-            include_prompt=found.include_prompt, prompts=found.prompts,
+            include_prompt=found.include_prompt and not read.masked, prompts=found.prompts,
             default_prompt_name=found.default_prompt_name, similarity=found.similarity,
             dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
             truncate_dim=found.truncate_dim, sizes=found.sizes)
@@ -103,7 +103,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         ends = generation.eog_token_ids
     return ModelDescription(
         key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
-        tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, ends),
+        tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, ends, read.ended),
         chat_template=_template(encoder, tokenizer_config), embedding=embedding, generation=generation)
 
 
@@ -147,8 +147,10 @@ def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
         os.close(first)
 
 
-def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[int, ...]) -> TokenizerSource:
-    """Where a folder's tokenizer is. lower_case: it must be one that lowers case; ends: ids that end a generation."""
+def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[int, ...],
+                 ended: bool = False) -> TokenizerSource:
+    """Where a folder's tokenizer is. lower_case: it must be one that lowers case; ends: ids that end a generation;
+    ended: every text ends with the end of text."""
     if not folder.has(TOKENIZER_NAME):
         raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
                           hint="AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it")
@@ -166,6 +168,8 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[i
             facts[name] = Fields(value, file=config.file, at=name).str("content")
     if ends:
         facts["eos_token_id"] = list(ends)
+    if ended:
+        facts["always_add_eos"] = True
     if lower_case and not _lowers(folder.fields(TOKENIZER_NAME).get("normalizer")):
         raise Unsupported(f"{path}: keeps case, and do_lower_case of sentence-transformers asks to lower it first",
                           hint="Add a Lowercase normalizer to tokenizer.json")

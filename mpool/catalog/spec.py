@@ -176,8 +176,9 @@ class TokenizerSource:
     the ``tokenizer.*`` keys of a GGUF file.
 
     ``config`` holds, for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand
-    (special tokens as text), without the chat template and the added tokens, and as ``eos_token_id`` the list of ids
-    that end a generation; for a GGUF file, ``file``: its path, for messages.
+    (special tokens as text), without the chat template and the added tokens, as ``eos_token_id`` the list of ids that
+    end a generation, and ``always_add_eos`` if every text is to end with the end of text; for a GGUF file, ``file``:
+    its path, for messages.
     """
 
     json_path: str | None = None

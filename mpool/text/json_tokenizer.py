@@ -76,6 +76,8 @@ class JSONTokenizer(Tokenizer):
             # as transformers since 5: what tokenizer.json puts around a text counts; the keys are for files without
             self.prefix_ids = (special["bos"],) if config.get("add_bos_token") and "bos" in special else ()
             self.suffix_ids = (special["eos"],) if config.get("add_eos_token") and "eos" in special else ()
+        if config.get("always_add_eos") and "eos" in special and special["eos"] not in self.suffix_ids:
+            self.suffix_ids += (special["eos"],)
         given = config.get("eos_token_id")
         eog = set(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
         for token in eog:

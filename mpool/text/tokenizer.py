@@ -83,7 +83,8 @@ class Tokenizer:
         Of ``source.config`` these are used, all optional: ``file`` (GGUF: path for error messages), ``bos_token``,
         ``eos_token``, ``unk_token``, ``sep_token``, ``pad_token``, ``cls_token``, ``mask_token`` (texts, or dicts with
         ``content``), ``add_bos_token``, ``add_eos_token``, ``truncation_side``, ``eos_token_id`` (an id or several:
-        what generation_config.json says ends a generation), as transformers' files spell them.
+        what generation_config.json says ends a generation), as transformers' files spell them, and
+        ``always_add_eos`` (every text ends with ``eos_token``).
 
         Raises:
             FormatError: the file is not well formed.

@@ -4,7 +4,7 @@
 
 typedef struct family {
     const char *arch;
-    bool pre_norm, gated, biased, positions, relative, rope, rms, head_norms, output_norms, causal;
+    bool pre_norm, gated, biased, positions, relative, rope, rms, head_norms, output_norms, causal, latents;
     int kv_heads, window; /* every second layer has the window */
 } family;
 
@@ -30,6 +30,7 @@ static const family families[] = {
      .output_norms = true,
      .kv_heads = 1,
      .window = 10},
+    {.arch = "nv_embed", .pre_norm = true, .gated = true, .rope = true, .rms = true, .latents = true, .kv_heads = 2},
     {.arch = "jina_bert_v2", .gated = true, .biased = true, .kv_heads = 4},
 };
 
@@ -83,6 +84,29 @@ static void make_layer(tiny_file *file, const family *f, int l) {
     }
 }
 
+/* 7 latents, 3 heads of 10. */
+static void make_latents(tiny_file *file) {
+    enum { COUNT = 7, INNER = 30, FFN = 4 * TINY_WIDTH };
+    static const char *const norms[] = {"latent.norm", "latent.norm_context", "latent.ffn_norm"};
+    tiny_int(file->spec, "mpool.latent_heads", 3);
+    tiny_int(file->spec, "mpool.latent_count", COUNT);
+    tiny_int(file->spec, "mpool.latent_head_size", INNER / 3);
+    tiny_int(file->spec, "mpool.latent_feed_forward", FFN);
+    tiny_float(file->spec, "mpool.latent_epsilon", 1e-5);
+    tiny_tensor(file, "latent.latents", MP_F32, COUNT, TINY_WIDTH, 1, 0);
+    for (int n = 0; n < 3; n++)
+        make_norm(file, norms[n], TINY_WIDTH, true);
+    tiny_tensor(file, "latent.to_q.weight", MP_F32, INNER, TINY_WIDTH, 0.2f, 0);
+    tiny_tensor(file, "latent.to_kv.weight", MP_F32, 2 * INNER, TINY_WIDTH, 0.2f, 0);
+    tiny_tensor(file, "latent.to_out.weight", MP_F32, TINY_WIDTH, INNER, 0.2f, 0);
+    tiny_tensor(file, "latent.ffn_gate.weight", MP_F32, FFN, TINY_WIDTH, 0.2f, 0);
+    tiny_tensor(file, "latent.ffn_gate.bias", MP_F32, 1, FFN, 0.2f, 0);
+    tiny_tensor(file, "latent.ffn_up.weight", MP_F32, FFN, TINY_WIDTH, 0.2f, 0);
+    tiny_tensor(file, "latent.ffn_up.bias", MP_F32, 1, FFN, 0.2f, 0);
+    tiny_tensor(file, "latent.ffn_down.weight", MP_F32, TINY_WIDTH, FFN, 0.2f, 0);
+    tiny_tensor(file, "latent.ffn_down.bias", MP_F32, 1, TINY_WIDTH, 0.2f, 0);
+}
+
 static mp_spec *make_spec(const void *arg) {
     const family *f = arg;
     mp_error error;
@@ -124,6 +148,8 @@ static mp_spec *make_spec(const void *arg) {
         make_norm(&file, "output_norm", TINY_WIDTH, false);
     for (int l = 0; l < TINY_ENCODER_LAYERS; l++)
         make_layer(&file, f, l);
+    if (f->latents)
+        make_latents(&file);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);

@@ -327,6 +327,64 @@ def gemma(layers: int) -> Any:
     return transformers.Gemma3TextModel(config).eval()
 
 
+class NVEmbed(torch.nn.Module):
+    """NV-Embed v2 from arXiv:2405.17428 and its configuration: Mistral without a causal mask; each state, normed,
+    attends to latents, normed, and gets a gated feed-forward layer, both with residuals."""
+
+    def __init__(self, layers: int, heads: int = 3, head: int = 24, count: int = 20) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.layers, self.heads, self.head = layers, heads, head
+        config = transformers.Qwen2Config(**_GROUPED, num_hidden_layers=layers, is_causal=False)
+        self.network = transformers.Qwen2Model(config)
+        for block in self.network.layers:  # Mistral is Qwen2 without these
+            for name in ("q_proj", "k_proj", "v_proj"):
+                getattr(block.self_attn, name).bias = None
+        D, inner = 48, heads * head
+        self.latents = nn.Parameter(torch.zeros(count, D))
+        self.norm, self.context_norm, self.ffn_norm = nn.LayerNorm(D), nn.LayerNorm(D), nn.LayerNorm(D)
+        self.to_q, self.to_kv = nn.Linear(D, inner, bias=False), nn.Linear(D, 2 * inner, bias=False)
+        self.to_out = nn.Linear(inner, D, bias=False)
+        self.wide, self.narrow = nn.Linear(D, 8 * D), nn.Linear(4 * D, D)
+
+    def _split(self, x: Any) -> Any:
+        return x.view(x.shape[0], self.heads, self.head).transpose(0, 1)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.network(ids).last_hidden_state[0]
+        q = self._split(self.to_q(self.norm(x)))
+        k, v = map(self._split, self.to_kv(self.context_norm(self.latents)).chunk(2, -1))
+        seen = (q @ k.transpose(1, 2) / math.sqrt(self.head)).softmax(-1) @ v
+        x = x + self.to_out(seen.transpose(0, 1).reshape(x.shape[0], -1))
+        up, gate = self.wide(self.ffn_norm(x)).chunk(2, -1)
+        return (x + self.narrow(up * torch.nn.functional.gelu(gate)))[None]
+
+    def published(self) -> dict[str, Any]:
+        """Tensors by the names of the published files."""
+        block = "latent_attention_model.cross_attend_blocks"
+        names = {"norm.": f"{block}.0.norm.", "context_norm.": f"{block}.0.norm_context.",
+                 "to_q.": f"{block}.0.fn.to_q.", "to_kv.": f"{block}.0.fn.to_kv.", "to_out.": f"{block}.0.fn.to_out.",
+                 "ffn_norm.": f"{block}.1.norm.", "wide.": f"{block}.1.fn.net.0.", "narrow.": f"{block}.1.fn.net.2.",
+                 "latents": "latent_attention_model.latents", "network.": "embedding_model."}
+        found = {}
+        for key, tensor in self.state_dict().items():
+            start = next(start for start in names if key.startswith(start))
+            found[names[start] + key[len(start):]] = tensor
+        return found
+
+
+def save_nv_embed(model: NVEmbed, folder: Path) -> None:
+    text = {**transformers.MistralConfig(**_GROUPED, num_hidden_layers=model.layers, sliding_window=20).to_dict(),
+            "model_type": "bidir_mistral", "architectures": ["MistralModel"]}
+    save_tensors(model.published(), {
+        "add_eos": True, "add_pad_token": True, "architectures": ["NVEmbedModel"], "hidden_size": 48,
+        "auto_map": {"AutoModel": "modeling_nvembed.NVEmbedModel"}, "is_mask_instruction": True, "mask_type": "b",
+        "latent_attention_config": {
+            "cross_dim_head": model.head, "hidden_dim": 48, "latent_dim": 48, "model_type": "latent_attention",
+            "num_cross_heads": model.heads, "num_latents_value": len(model.latents), "output_normalize": True},
+        "model_type": "nvembed", "padding_side": "right", "text_config": text, "torch_dtype": "float32"}, folder)
+
+
 #: Encoders by name; a name begins with that of the row it holds.
 ENCODERS: dict[str, Encoder] = {
     "bert_roberta": Encoder(roberta, 70),
@@ -347,6 +405,7 @@ ENCODERS: dict[str, Encoder] = {
     "llama_embedding_published": Encoder(qwen2, 96, save=save_qwen2, pooling="mean"),
     "llama_embedding_mistral": Encoder(mistral, 96, pooling="lasttoken"),
     "gemma_embedding": Encoder(gemma, 96, pooling="mean"),
+    "nv_embed": Encoder(NVEmbed, 96, NVEmbed.published, save_nv_embed, "mean", lambda model, ids: model(ids)),
     "jina_bert_v2": Encoder(JinaBert, 96, JinaBert.published, save_jina, states=lambda model, ids: model(ids)),
 }
 

@@ -157,6 +157,23 @@ def test_embedding_gemma(pool: mpool.Pool, tmp_path: Path) -> None:
     _same(pool.embed(TEXTS, str(tmp_path), dimensions=16, compute="float32"), expected)
 
 
+def test_nv_embed(pool: mpool.Pool, tmp_path: Path) -> None:
+    """The end of text behind every text, the instruction left out of the mean; the same in a worker process, which is
+    handed the products of the latents packed."""
+    encoder = encodermodels.ENCODERS["nv_embed"]
+    model = encodermodels.built("nv_embed", 2)
+    folder = encoder.write(model, tmp_path / "nv")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w0", "eos_token": "w1"}))
+    text, prompt = "w9 w10 w11", "w20 w21 "
+    with torch.no_grad():
+        plain, asked = model(torch.tensor([[9, 10, 11, 1]]))[0], model(torch.tensor([[20, 21, 9, 10, 11, 1]]))[0]
+        expected = [torch.nn.functional.normalize(rows.mean(0), dim=0).numpy() for rows in (plain, asked[2:])]
+    _same(pool.embed(text, str(folder), compute="float32"), expected[0])
+    _same(pool.embed(text, str(folder), prompt=prompt, compute="float32"), expected[1])
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
+        assert np.array_equal(other.embed(text, str(folder)), pool.embed(text, str(folder)))
+
+
 @pytest.mark.parametrize("dense", [True, False])
 def test_gguf_of_embedding_gemma(pool: mpool.Pool, tmp_path: Path, dense: bool) -> None:
     """As llama.cpp's converter writes it: norms with 1 added, dense layers or none."""

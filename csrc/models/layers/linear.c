@@ -158,6 +158,12 @@ static mp_status turn(mp_build_job *job, mp_error *error) {
     return MP_OK;
 }
 
+mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_tensor *tensor, mp_error *error) {
+    mp_build_job job = {.tensor = *tensor};
+    return add_part(builder, linear, job, "of products", NULL, (int32_t)tensor->shape[0], (int32_t)tensor->shape[1],
+                    error);
+}
+
 /* Small matrices are dealt out whole through one counter. */
 typedef struct pack_run {
     mp_builder *builder;

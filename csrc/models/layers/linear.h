@@ -52,6 +52,8 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
  * ordered [size * size][channels], one part. The biases are as above. */
 mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                           int32_t channels, int32_t size, mp_error *error);
+/* The same without a bias, from a matrix in memory that stays until finish. */
+mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_tensor *tensor, mp_error *error);
 /* A vector of n floats, converted. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 /* The same, with `add` added to each. */

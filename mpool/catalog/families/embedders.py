@@ -112,6 +112,43 @@ def complete_gemma(table: Fields, name: str, kv: dict[str, Value]) -> None:
     kv["mpool.embedding_scale"] = math.sqrt(table.int(f"{name}.embedding_length", low=1))
 
 
+# ---- NV-Embed ------------------------------------------------------------------------------------------------------
+
+_LATENT = "/latent_attention_model.cross_attend_blocks"
+_NV_EMBED = (
+    *_tensors(),
+    Tensor("/latent_attention_model.latents", "latent.latents", "lD"),
+    *(Tensor(f"{_LATENT}.{hf}.{kind}", f"latent.{name}.{kind}", "D") for kind in ("weight", "bias") for hf, name in (
+        ("0.norm", "norm"), ("0.norm_context", "norm_context"), ("1.norm", "ffn_norm"))),
+    Tensor(f"{_LATENT}.0.fn.to_q.weight", "latent.to_q.weight", "iD"),
+    Tensor(f"{_LATENT}.0.fn.to_kv.weight", "latent.to_kv.weight", "jD"),
+    Tensor(f"{_LATENT}.0.fn.to_out.weight", "latent.to_out.weight", "Di"),
+    *(Tensor(f"{_LATENT}.1.fn.net.0.{kind}[{part}]", f"latent.ffn_{name}.{kind}", shape)
+      for part, name in enumerate(("up", "gate")) for kind, shape in (("weight", "fD"), ("bias", "f"))),
+    Tensor(f"{_LATENT}.1.fn.net.2.weight", "latent.ffn_down.weight", "Df"),
+    Tensor(f"{_LATENT}.1.fn.net.2.bias", "latent.ffn_down.bias", "D"),
+)
+
+
+def read_nv_embed(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of NV-Embed: Mistral that looks both ways, and attention to latents before the mean
+    (arXiv:2405.17428). Its feed-forward layer is four times as wide as the states."""
+    found = read_embedder(config.section("text_config"), row)
+    latent = config.section("latent_attention_config")
+    hidden: Any = found.kv[f"{row.name}.embedding_length"]
+    for key in ("hidden_dim", "latent_dim"):
+        if latent.int(key, hidden) != hidden:
+            latent.fail(key, latent.get(key), f"{hidden}, the size of the states")
+    heads, head = latent.int("num_cross_heads", 8, low=1), latent.int("cross_dim_head", 4096, low=1)
+    count, wide = latent.int("num_latents_value", 512, low=1), 4 * hidden
+    found.kv |= {f"{row.name}.attention.causal": False, "mpool.latent_heads": heads, "mpool.latent_head_size": head,
+                 "mpool.latent_count": count, "mpool.latent_feed_forward": wide, "mpool.latent_epsilon": 1e-5}
+    found.sizes |= {"l": count, "i": heads * head, "j": 2 * heads * head, "f": wide}
+    found.kv.pop("mpool.layer_windows", None)  # its own code looks at everything
+    found.masked, found.ended = config.bool("is_mask_instruction", True), config.bool("add_eos", True)
+    return found
+
+
 _COMMON: dict[str, Any] = {
     "capability": "text_embedding", "prefixes": ("", "model."), "read": read_embedder,
     "harmless": (r"lm_head\.weight", r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
@@ -130,4 +167,6 @@ ROWS = (
                     "classes": ("Gemma3TextModel", "Gemma3ForCausalLM"), "tensors": _GEMMA, "read": read_gemma,
                     "activation": "gelu_tanh", "complete": complete_gemma, "remote": False,
                     "handled": frozenset()}),
+    Architecture(**{**_COMMON, "name": "nv_embed", "model_types": ("nvembed",), "gguf": (), "tensors": _NV_EMBED,
+                    "classes": ("NVEmbedModel",), "prefixes": ("embedding_model.",), "read": read_nv_embed}),
 )

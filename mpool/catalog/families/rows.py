@@ -13,15 +13,16 @@ from ..spec import Value
 class Tensor:
     """One tensor: its name in transformers (empty if it has none), its name in GGUF, its shape in letters.
 
-    ``{}`` stands for the layer, ``{x}`` for an expert that has a tensor of its own; ``|`` separates names that
-    files of different origin have. A name that ends in ``[i]`` is part i of a tensor that holds several, one below
-    the other; every part of it needs a row, and a part without a GGUF name is left out. ``when`` says that a file
-    may do without: ``"tied"``, the output layer that falls back on the embedding; ``"gguf"``, a tensor that only
-    GGUF files have, some of them; ``"folder"``, one that GGUF files have in another form; without a name in
-    transformers and ``when`` one that all GGUF files have and folders in another form; ``"types"``, the table of
-    token types, which a GGUF file may leave out; ``"above 0"``, which the first layer does not have; ``"if x"``,
-    which is there if ``x`` is not 0 among the model's sizes (in a GGUF file: if it is there); ``"if x above 0"``,
-    both. ``stored`` is its name in GGUF files where that is another than ``gguf``, the one that the core reads.
+    ``{}`` stands for the layer, ``{x}`` for an expert that has a tensor of its own; ``|`` separates names that files of
+    different origin have; one that begins with ``/`` stands without the family's prefix. A name that ends in ``[i]`` is
+    part i of a tensor that holds several, one below the other; every part of it needs a row, and a part without a GGUF
+    name is left out. ``when`` says that a file may do without: ``"tied"``, the output layer that falls back on the
+    embedding; ``"gguf"``, a tensor that only GGUF files have, some of them; ``"folder"``, one that GGUF files have in
+    another form; without a name in transformers and ``when`` one that all GGUF files have and folders in another form;
+    ``"types"``, the table of token types, which a GGUF file may leave out; ``"above 0"``, which the first layer does
+    not have; ``"if x"``, which is there if ``x`` is not 0 among the model's sizes (in a GGUF file: if it is there);
+    ``"if x above 0"``, both. ``stored`` is its name in GGUF files where that is another than ``gguf``, the one that the
+    core reads.
     """
 
     hf: str
@@ -54,12 +55,15 @@ def _each(names: str, kind: str, before: str = "") -> str:
 class Config:
     """What a family reads out of config.json: hyper-parameters under GGUF's names (``kv``), whether the output layer is
     the embedding, rows of the table of token types, and sizes beside those that every model has: letters of shapes, and
-    what the ``when`` of tensors asks for."""
+    what the ``when`` of tensors asks for. ``masked``: pooling leaves a prompt's tokens out; ``ended``: every text ends
+    with the end of text, whatever its tokenizer does."""
 
     kv: dict[str, Value]
     tied: bool = False
     token_types: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
+    masked: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True)
