@@ -220,6 +220,11 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
     writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
     _write_encoder_sizes(writer, name, encoder, model, pooling)
     vocab = next(tensor.shape[0] for key, tensor in state.items() if key.endswith("_embeddings.weight"))
+    types = [tensor.shape[0] for key, tensor in state.items() if "token_type" in key]
+    if types:
+        writer.add_token_type_count(types[0])
+    if tokenizer == "gpt2":
+        writer.add_token_merges(["w 5"])
     if tokenizer == "bert":
         _write_vocabulary(writer, "bert", vocab, 0)
     else:
@@ -251,7 +256,7 @@ def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
     config, arch = model.config, gguf.MODEL_ARCH.GEMMA_EMBEDDING
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
-    for add, value in ((writer.add_block_count, config.num_hidden_layers), (writer.add_head_count, 3),
+    for add, value in ((writer.add_block_count, config.num_hidden_layers), (writer.add_head_count, config.num_attention_heads),
                        (writer.add_context_length, config.max_position_embeddings), (writer.add_head_count_kv, 1),
                        (writer.add_embedding_length, config.hidden_size), (writer.add_key_length, config.head_dim),
                        (writer.add_feed_forward_length, config.intermediate_size),
