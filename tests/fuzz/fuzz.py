@@ -34,8 +34,8 @@ TARGETS: dict[str, tuple[list[Path], list[str]]] = {
 #: Target -> files of the core beside those of ROOMS.
 SOURCES: dict[str, list[str]] = {
     "isolation": ["isolation/capability_wire.c", "isolation/channel.c", "isolation/proxy.c", "isolation/spec_codec.c",
-                  "isolation/wire.c", "isolation/wire_text_embedding.c", "isolation/wire_text_to_text.c",
-                  "models/capability.c"],
+                  "isolation/wire.c", "isolation/wire_image_embedding.c", "isolation/wire_text_embedding.c",
+                  "isolation/wire_text_to_text.c", "models/capability.c"],
 }
 
 
