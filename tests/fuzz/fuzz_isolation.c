@@ -65,13 +65,23 @@ static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, siz
     } while (size);
 }
 
-static mp_call *make_call(bool text) {
+typedef enum kind { EMBED, TEXT, IMAGES } kind;
+
+static mp_call *make_call(kind kind) {
     static const int32_t ids[] = {1, 2, 3, 4};
     static const int64_t offsets[] = {0, 1, 3, 4};
     static const char *const stop[] = {"!!"};
     static const int32_t stop_bytes[] = {2};
     mp_error error;
-    if (!text) {
+    if (kind == IMAGES) {
+        static const int32_t sizes[2 * TEXTS] = {[0 ... 2 * TEXTS - 1] = 1};
+        static const uint8_t pixels[3 * TEXTS];
+        mp_image_call *call;
+        REQUIRE(mp_image_call_create(TEXTS, sizes, pixels, sizeof pixels, &call, &error) == MP_OK);
+        REQUIRE(mp_image_call_output(call, TEXTS, WIDTH, &error) == MP_OK);
+        return &call->base;
+    }
+    if (kind == EMBED) {
         mp_embed_call *call;
         REQUIRE(mp_embed_call_create(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
         REQUIRE(mp_embed_call_output(call, WIDTH, &error) == MP_OK);
@@ -123,14 +133,14 @@ static void answer(mp_channel *child, mp_frame_kind kind) {
     mp_wire_end(&out);
 }
 
-static void serve(bool text, int stage, const uint8_t *data, size_t size) {
+static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     static mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
     mp_error error, child_error;
     mp_engine *engine;
     mp_channel child;
-    mp_call *call = make_call(text);
-    mp_item item = {.call = call, .total = text ? TOTAL : TEXTS};
+    mp_call *call = make_call(kind);
+    mp_item item = {.call = call, .total = kind == TEXT ? TOTAL : TEXTS};
     mp_item *items[1] = {&item};
     mp_lease lease = {.lanes = 1};
     mp_proxy_args args = {.kind = &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
@@ -157,8 +167,10 @@ static void serve(bool text, int stage, const uint8_t *data, size_t size) {
     }
     engine->ops->retire(engine, &item);
     engine->ops->destroy(engine);
-    if (text)
+    if (kind == TEXT)
         check_text((mp_text_call *)call);
+    else if (kind == IMAGES)
+        REQUIRE(((mp_image_call *)call)->done <= TEXTS);
     else
         REQUIRE(((mp_embed_call *)call)->done <= TEXTS);
     mp_call_destroy(call);
@@ -174,6 +186,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     else if (what % 4 == 1)
         read_ring(data, size);
     else
-        serve(what % 4 == 3, what / 4 % 3, data, size);
+        serve(what % 4 == 3 ? TEXT : what & 128 ? IMAGES : EMBED, what / 4 % 3, data, size);
     return 0;
 }
