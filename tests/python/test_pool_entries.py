@@ -48,6 +48,10 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool.embed_image": ("dino", _default(lambda model, o: mpool.embed_image(IMAGE, model, **o))),
     "check of an image model": ("dino", _default(lambda model, o: mpool.check(model))),
     "mpool embed-image": ("dino", lambda pool, model, o: _command("embed-image", "--model", model, _image_file())),
+    "Pool: rerank": ("ranker", lambda pool, model, o: pool.rerank("a", ["b"], model, **o)),
+    "mpool.rerank": ("ranker", _default(lambda model, o: mpool.rerank("a", ["b"], model, **o))),
+    "Model.rerank": ("ranker", lambda pool, model, o: pool.get(model).rerank("a", ["b"], **o)),
+    "aio.rerank": ("ranker", lambda pool, model, o: asyncio.run(aio.rerank("a", ["b"], model, pool=pool, **o))),
     "mpool generate": ("llama", lambda pool, model, o: _command("generate", "--model", model, "--max-tokens", "2",
                                                                 "a")),
     "mpool generate --json": ("llama", lambda pool, model, o: _command("generate", "--json", "--model", model,
@@ -55,10 +59,10 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by where they are; all others must be among those that do not.
-COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "generate", "generate_image", "chat", "submit",
+COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "submit",
                       "check"},
-            "aio": {"embed", "embed_iter", "embed_image", "generate", "generate_image", "chat"},
-            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "generate", "generate_image", "chat"}}
+            "aio": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat"},
+            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown"},
           "aio": {"load", "unload"},
@@ -133,7 +137,15 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
 
 
 @pytest.fixture(scope="module")
-def poisoned(bert: Path, llama: Path, dino: Path, flux: Path,
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small cross-encoder."""
+    from test_rerank import _make
+
+    return _make(tmp_path_factory.mktemp("ranker") / "model", "bert")
+
+
+@pytest.fixture(scope="module")
+def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path,
              tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
     """Models for which one token gives NaN: kind -> folder, token."""
     from safetensors.numpy import load_file, save_file
@@ -150,12 +162,13 @@ def poisoned(bert: Path, llama: Path, dino: Path, flux: Path,
         weights[name][token] = np.nan
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         found[kind] = str(folder), token
-    folder = tmp_path_factory.mktemp("poisoned") / "dino"
-    shutil.copytree(dino, folder)
-    weights = load_file(str(folder / "model.safetensors"))
-    weights["layernorm.bias"] = np.full_like(weights["layernorm.bias"], np.nan)  # every image does
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    found["dino"] = str(folder), 0
+    for kind, source, name in (("dino", dino, "layernorm.bias"), ("ranker", ranker, "classifier.bias")):
+        folder = tmp_path_factory.mktemp("poisoned") / kind
+        shutil.copytree(source, folder)
+        weights = load_file(str(folder / "model.safetensors"))
+        weights[name] = np.full_like(weights[name], np.nan)  # every image, every pair does
+        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        found[kind] = str(folder), 0
     folder = tmp_path_factory.mktemp("poisoned") / "flux"
     shutil.copytree(flux, folder)
     path = str(folder / "transformer" / "diffusion_pytorch_model.safetensors")
@@ -189,6 +202,8 @@ def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[
             pool.embed(BAD, folder)
         elif kind == "dino":
             pool.embed_image(IMAGE, folder)
+        elif kind == "ranker":
+            pool.rerank("a", ["b"], folder)
         elif kind == "flux":
             pool.generate_image("a", folder, **DRAWN)
         else:
