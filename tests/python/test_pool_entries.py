@@ -62,7 +62,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
 COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "submit",
                       "check"},
             "aio": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat"},
-            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat"}}
+            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image",
+                      "chat"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown"},
           "aio": {"load", "unload"},
