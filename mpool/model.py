@@ -94,6 +94,9 @@ class Model:
             description = self._entry.pool._require(self._entry, "text_embedding").describe()
         if description.embedding is not None:
             return description.embedding.max_tokens
+        if description.drawing is not None:
+            raise WrongCapability("is a text_to_image model, whose text encoders take texts of any length and see their "
+                                  "beginning", key=self.key)
         assert description.generation is not None
         return description.generation.context_length
 

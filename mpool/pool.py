@@ -328,7 +328,7 @@ class Pool:
         parts = entry.parts()
         keys = [part.core_key(compute) for part in parts]
         for part, key in zip(parts, keys):
-            if part.describe().image is None:
+            if part.describe().tokenizes:
                 part.tokenizer()
             if kept is not None:
                 self.registry.keep_alive(key, kept)

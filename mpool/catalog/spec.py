@@ -205,3 +205,8 @@ class ModelDescription:
     revision: str | None = None
     license: str | None = None
     est_memory_allocation_mb: int | None = None
+
+    @property
+    def tokenizes(self) -> bool:
+        """Whether it takes texts that one tokenizer turns into its ids."""
+        return self.image is None and self.drawing is None

@@ -215,6 +215,20 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     assert pool.generate_image("", flux, **SMALL).array.shape == (24, 32, 3)
 
 
+def test_model(flux: str) -> None:
+    with mpool.Pool() as pool:
+        model = pool.load(flux, alias="painter", pin=True)
+        assert model.capability == "text_to_image" and pool.ps()[0].state == "ready"
+        assert np.array_equal(model.generate_image("a cat", **SMALL).array,
+                              pool.generate_image("a cat", "painter", **SMALL).array)
+        with pytest.raises(errors.WrongCapability):
+            model.context_length  # noqa: B018
+        with pytest.raises(errors.WrongCapability):
+            model.dimensions  # noqa: B018
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool, pytest.raises(errors.Unsupported, match="processes"):
+        pool.generate_image("a cat", flux, **SMALL)
+
+
 def test_folders_that_are_refused(tmp_path: Path) -> None:
     pipelinemodels.flux(tmp_path, layers=1, singles=0)
 

@@ -361,6 +361,27 @@ def test_shards_and_folder_of_a_repository(hub: Hub, online: Child, tmp_path: Pa
     assert "no file or folder" in online.resolve("hf://org/shards/none")["text"]
 
 
+def test_pipeline_of_a_repository(hub: Hub, online: Child, offline: Child, tmp_path: Path) -> None:
+    """Of a folder of diffusers: the networks, each with its configuration, and the tokenizers; nothing beside them."""
+    import pipelinemodels
+
+    pipeline = pipelinemodels.sd3(tmp_path, layers=1, dual=())
+    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+    pipeline.transformer.save_pretrained(tmp_path / "transformer", max_shard_size="30KB")
+    files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    beside = {"sd3.safetensors": b"x", "vae/diffusion_pytorch_model.fp16.safetensors": b"x", "README.md": b"# x",
+              "text_encoder/pytorch_model.bin": b"PK", "transformer/code.py": b"raise SystemExit"}
+    assert any(name.endswith("index.json") for name in files)
+    hub.seen.clear()
+    hub.repos["org/pictures"] = Repo({**files, **beside}, commit(12))
+    found = online.resolve("org/pictures", describe=True)
+    assert (found["kind"], found["revision"]) == ("folder", commit(12)) and found["tensors"] > 200
+    # files of one content are fetched once
+    assert {files[name] for name in hub.fetched()} == set(files.values())
+    assert {os.path.relpath(path, found["path"]) for path in found["files"]} == set(files)
+    assert offline.resolve("org/pictures")["path"] == found["path"]
+
+
 def test_branch_that_moves(hub: Hub, online: Child, offline: Child) -> None:
     old, new = {"m-Q4_K_M.gguf": b"GGUF old"}, {"m-Q4_K_M.gguf": b"GGUF new"}
     hub.repos["org/moves"] = repo = Repo(old, commit(6))

@@ -41,6 +41,8 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
                *TRANSFORMER_CONFIGS)
+#: Of a folder of diffusers.
+PIPELINE_NAME = "model_index.json"
 #: Quantisations taken when none is named, in this order, as llama-server does
 #: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp); then the first model by name.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
@@ -142,6 +144,8 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
         FormatError: there are none, or an index or module list names something outside.
     """
     have = set(names)
+    if _under(folder, PIPELINE_NAME) in have:
+        return _choose_pipeline(have, folder, read, where=where)
     chosen = [_under(folder, name) for name in (*SMALL_FILES, MODULES_NAME, MODEL_CONFIG)]
     encoder = folder
     if _under(folder, MODULES_NAME) in have:
@@ -173,6 +177,26 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
                                hint=f"Use a repository or revision with {SAFE_FORMATS}; "
                                     "https://huggingface.co/spaces/safetensors/convert makes one from it")
         raise FormatError(file=where, field="files", got="no model", allowed=f"config.json with {SAFE_FORMATS}")
+    return sorted(name for name in set(chosen) if name in have)
+
+
+def _choose_pipeline(have: set[str], folder: str, read: Callable[[str], Any], *, where: str) -> list[str]:
+    """Files of a pipeline of diffusers: of each network its configuration and weights, and the tokenizers."""
+    index = _under(folder, PIPELINE_NAME)
+    chosen = [index]
+    for part, value in read(index).values.items():
+        if not isinstance(value, list) or len(value) != 2 or value[0] is None:
+            continue
+        inside = _under(folder, check_relative(part, file=where, field=PIPELINE_NAME))
+        chosen += [_under(inside, name) for name in (*SMALL_FILES, "scheduler_config.json")]
+        for stem in ("model", "diffusion_pytorch_model"):
+            whole, shards = (_under(inside, f"{stem}.safetensors{end}") for end in ("", ".index.json"))
+            if whole in have:
+                chosen.append(whole)
+            elif shards in have:
+                names = sorted(set(shard_names(read(shards)).values()))
+                chosen += [shards, *(_under(inside, check_relative(name, file=where, field=shards))
+                                     for name in names)]
     return sorted(name for name in set(chosen) if name in have)
 
 
