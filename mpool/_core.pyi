@@ -154,8 +154,8 @@ class Ticket:
         """(height, width, 3) of a preview that is finished, not copied."""
     def pictures(self) -> dict[str, NDArray[np.float32]]:
         """``pixels`` (n, height, width, 3) from 0 to 1 and ``latents`` (n, channels, high, wide); when they were to be
-        kept also ``texts`` (texts, rows, width), ``pooled`` (texts, width) and ``history`` (n, steps, channels, high,
-        wide). Not copied. Raises the call's error."""
+        kept also ``texts`` (texts, rows, width), ``pooled`` (texts, width) and ``history`` (n, steps, channels,
+        high, wide). Not copied. Raises the call's error."""
 
 @final
 class Registry:
@@ -227,8 +227,8 @@ class Registry:
                     keep: bool = False, timeout: float | None = None, patience: float = -1.0,
                     keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
                     fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket:
-        """ids: of each text (one, or two: the second is guided away from), of each encoder; counts: how many ids of each
-        encoder."""
+        """ids: of each text (one, or two: the second is guided away from), of each encoder; counts: how many ids of
+        each encoder."""
     def number(self) -> int:
         """Unlike that of any other registry of the process."""
     def maintain(self) -> None:

@@ -95,8 +95,8 @@ class Model:
         if description.embedding is not None:
             return description.embedding.max_tokens
         if description.drawing is not None:
-            raise WrongCapability("is a text_to_image model, whose text encoders take texts of any length and see their "
-                                  "beginning", key=self.key)
+            raise WrongCapability("is a text_to_image model, which takes texts of any length and sees their beginning",
+                                  key=self.key)
         assert description.generation is not None
         return description.generation.context_length
 
