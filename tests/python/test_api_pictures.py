@@ -225,7 +225,8 @@ def test_model(flux: str) -> None:
             model.context_length  # noqa: B018
         with pytest.raises(errors.WrongCapability):
             model.dimensions  # noqa: B018
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool, pytest.raises(errors.Unsupported, match="processes"):
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool, \
+            pytest.raises(errors.Unsupported, match="processes"):
         pool.generate_image("a cat", flux, **SMALL)
 
 

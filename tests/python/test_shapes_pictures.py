@@ -1,5 +1,5 @@
-"""Pipelines of the published sizes, with weights of zeros in sparse files: names and shapes are those that diffusers and
-transformers make of the published configurations; they load at once, and keep to the memory that was predicted."""
+"""Pipelines of the published sizes, with weights of zeros in sparse files: names and shapes are those that diffusers
+and transformers make of the published configurations; they load at once, and keep to the memory that was predicted."""
 
 from __future__ import annotations
 
