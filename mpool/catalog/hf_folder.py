@@ -52,6 +52,9 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         from .pipelines import describe_pipeline
 
         return describe_pipeline(folder, key=key, ref=ref)
+    images = image_folder.describe_modules(folder, key=key, ref=ref)
+    if images is not None:
+        return images
     crossed = scoring.encoder_folder(folder)
     encoder = crossed or sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from ..errors import FormatError
-from . import hf_config, hf_folder, image_processor, image_towers, safetensors_header
+from ..errors import FormatError, Unsupported
+from . import hf_config, hf_folder, image_processor, image_towers, safetensors_header, sentence_folder
 from .architectures import check_shape, missing
 from .fields import Fields
 from .files import Folder, refuse_pickle
@@ -19,6 +20,78 @@ from .spec import EmbeddingSettings, ImageSettings, ModelDescription, ModelSpec,
 MODEL_TYPES = tuple(image_towers.READERS)
 #: Image networks that have a text network beside them, in the same space.
 WITH_TEXT = ("clip", "siglip")
+
+
+#: How sentence-transformers asks a network of MODEL_TYPES for its vectors.
+_METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_features", "pooler_output")}
+
+
+def describe_modules(folder: Folder, *, key: str, ref: str) -> ModelDescription | None:
+    """A model from a folder of sentence-transformers whose first module is an image network; None: it is not.
+
+    The chain is that module alone, or Normalize behind it.
+
+    Raises:
+        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.catalog.hf_folder.describe_folder`.
+    """
+    if not folder.has(sentence_folder.MODULES_NAME):
+        return None
+    path = os.path.join(folder.path, sentence_folder.MODULES_NAME)
+    rows = folder.json(sentence_folder.MODULES_NAME)
+    if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
+        return None
+    first = Fields.of(rows[0], file=path, at="[0]")
+    if sentence_folder.CLASSES.get(str(first.get("type"))) not in ("CLIPModel", "Transformer"):
+        return None
+    network = folder.sub(first.str("path", ""), declared_in=path, field="[0].path")
+    if not network.has(hf_folder.CONFIG_NAME):
+        return None
+    config = network.fields(hf_folder.CONFIG_NAME)
+    if config.get("model_type") not in MODEL_TYPES:
+        return None
+    kinds = [sentence_folder.CLASSES.get(Fields.of(row, file=path, at=f"[{i}]").str("type"))
+             for i, row in enumerate(rows)]
+    if kinds[1:] not in ([], ["Normalize"]):
+        raise Unsupported(f"{path}: {', '.join(map(str, kinds[1:]))} behind an image network; mpool computes Normalize "
+                          "or nothing")
+    _check_module(network)
+    found = sentence_folder.Sentence(transformer=network)
+    sentence_folder.read_model_config(folder, found)
+    made = describe_images(network, config, key=key, ref=ref)
+    towers = tuple(_with_prompts(tower, found) for tower in made.towers)
+    if kinds[1:] and made.image is not None:
+        towers = tuple(replace(tower, embedding=replace(tower.embedding, normalize=True), spec=_normal(tower.spec))
+                       if tower.embedding is not None else tower for tower in towers)
+        made = replace(made, image=replace(made.image, normalize=True), spec=_normal(made.spec))
+    return replace(made, towers=towers)
+
+
+def _check_module(folder: Folder) -> None:
+    """Refuses what ``sentence_bert_config.json`` asks for beyond the vectors."""
+    config = folder.fields("sentence_bert_config.json", missing_ok=True)
+    config.only({"transformer_task", "modality_config", "module_output_name", "max_seq_length", "do_lower_case"})
+    for key, plain in (("transformer_task", "feature-extraction"), ("module_output_name", "sentence_embedding")):
+        if config.str(key, plain) != plain:
+            raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool computes {plain}")
+    if config.get("max_seq_length") is not None or config.bool("do_lower_case", False):
+        raise Unsupported(f"{config.file}: max_seq_length or do_lower_case is set; mpool reads image networks without")
+    modality = config.section("modality_config", None)
+    for name in modality or ():
+        part = modality.section(name)
+        wanted = _METHODS.get(name)
+        if wanted != (part.str("method"), part.str("method_output_name")):
+            raise Unsupported(f"{config.file}: {shorten(part.at)} is not {' and '.join(wanted or ('there',))}")
+
+
+def _with_prompts(tower: ModelDescription, found: sentence_folder.Sentence) -> ModelDescription:
+    if tower.embedding is None:
+        return tower
+    return replace(tower, embedding=replace(tower.embedding, prompts=found.prompts, similarity=found.similarity,
+                                            default_prompt_name=found.default_prompt_name))
+
+
+def _normal(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, kv={**spec.kv, "mpool.normalize": True})
 
 
 def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:

@@ -302,7 +302,7 @@ def _transformer(folder: Folder, found: Sentence) -> None:
         raise Unsupported(f"{config.file}: modality_config.text is not forward and last_hidden_state")
 
 
-def _model_config(folder: Folder, found: Sentence) -> None:
+def read_model_config(folder: Folder, found: Sentence) -> None:
     """Reads ``config_sentence_transformers.json``: prompts, similarity, truncation."""
     config = folder.fields(MODEL_CONFIG, missing_ok=True)
     kind = config.str("model_type", "SentenceTransformer")
@@ -355,7 +355,7 @@ def read_modules(folder: Folder, hidden: int) -> Sentence:
         modules = _modules(folder)
         found = Sentence(transformer=modules[0].folder)
         _transformer(modules[0].folder, found)
-        _model_config(folder, found)
+        read_model_config(folder, found)
         size = hidden
     dense = 0
     for module in modules:

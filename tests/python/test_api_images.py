@@ -353,6 +353,39 @@ def test_half_precision_files(tmp_path: Path, pool: mpool.Pool, dtype: str) -> N
                               embed(given, tmp_path / "whole", compute="float32"))
 
 
+def test_folders_of_sentence_transformers(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
+    """As the library saves CLIP, and as it was saved before: the same vectors as the library gives."""
+    library = pytest.importorskip("sentence_transformers")
+    from PIL import Image
+    from sentence_transformers.sentence_transformer.modules import clip_model
+
+    model = library.SentenceTransformer(modules=[clip_model.CLIPModel(str(clip))], device="cpu")
+    model.save_pretrained(str(tmp_path / "new"))
+    old = tmp_path / "old"
+    shutil.copytree(clip, old / "0_CLIPModel")
+    row = {"idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}
+    (old / "modules.json").write_text(json.dumps([row]))
+    unit = shutil.copytree(old, tmp_path / "unit")
+    rows = [row, {"idx": 1, "name": "1", "path": "1_Normalize", "type": "sentence_transformers.models.Normalize"}]
+    (unit / "modules.json").write_text(json.dumps(rows))
+    texts = ["w5 w6", "w7"]
+    images = model.encode([Image.fromarray(image) for image in IMAGES])
+    words = model.encode(texts)
+    for folder in (tmp_path / "new", old):
+        assert np.abs(pool.embed_image(IMAGES, folder, compute="float32") - images).max() <= 1e-4
+        assert np.abs(pool.embed(texts, folder, compute="float32") - words).max() <= 1e-4
+    for found in (pool.embed_image(IMAGES, unit), pool.embed(texts, unit)):
+        assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    (unit / "modules.json").write_text(json.dumps([*rows, {**rows[1], "idx": 2}]))
+    with pytest.raises(Unsupported, match="behind an image network"):
+        pool.register("twice", unit)
+    settings = json.loads((tmp_path / "new/sentence_bert_config.json").read_text())
+    settings["modality_config"]["image"]["method"] = "forward"
+    (tmp_path / "new/sentence_bert_config.json").write_text(json.dumps(settings))
+    with pytest.raises(Unsupported, match="modality_config.image"):
+        pool.register("forward", tmp_path / "new")
+
+
 # ---- at once -----------------------------------------------------------------------------------------------------------
 
 def test_from_many_threads(clip: Path, dino: Path) -> None:

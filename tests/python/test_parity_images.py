@@ -146,19 +146,21 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = randomised(request.param, 2)
     folder = save(model, request.param, tmp_path_factory.mktemp(request.param))
     with mpool.Pool() as pool:
-        yield request.param, model, folder, pool, pool.embed(TEXTS, str(folder), compute="float32")
+        yield request.param, model, folder, pool
 
 
 @pytest.mark.parametrize("at", range(len(TEXTS)))
 def test_image_texts(pair, at: int) -> None:
-    name, model, folder, pool, got = pair
+    name, model, folder, pool = pair
+    got = pool.embed(TEXTS, str(folder), compute="float32")
     assert relative(got[at], text_vector(model, name, folder, TEXTS[at])) <= TOLERANCE
     assert np.array_equal(pool.embed(TEXTS[at], str(folder), compute="float32"), got[at])
 
 
 def test_image_texts_in_one_space(pair) -> None:
     """The scores of transformers' whole model, but for its scale and shift."""
-    name, model, folder, pool, got = pair
+    name, model, folder, pool = pair
+    got = pool.embed(TEXTS, str(folder), compute="float32")
     found = pool.get(str(folder))
     assert found.capabilities == ("image_embedding", "text_embedding")
     images = pool.embed_image(pictures(name), found, compute="float32")
