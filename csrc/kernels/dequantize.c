@@ -77,10 +77,8 @@ static void read_iq4_nl(const uint8_t *src, mp_stored_block *block) {
 }
 
 static void read_mxfp4(const uint8_t *src, mp_stored_block *block) {
-    /* E2M1 values doubled, so the scale is half of the E8M0 one */
     static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    uint32_t bits = src[0] < 2 ? 0x00200000u << src[0] : (uint32_t)(src[0] - 1) << 23;
-    memcpy(&block->scale[0], &bits, sizeof bits);
+    block->scale[0] = mp_mxfp4_scale(src[0]);
     read_by_table(src + 1, values, block->q);
 }
 

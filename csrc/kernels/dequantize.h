@@ -12,6 +12,15 @@ typedef struct mp_stored_block {
     float scale[16], min[16]; /* one per group of 16 or 32 items */
 } mp_stored_block;
 
+/* Scale of a block of MXFP4, of its E8M0 byte: half of what that says, for the numbers (E2M1) are doubled. */
+static inline float mp_mxfp4_scale(uint8_t exponent) {
+    union {
+        uint32_t bits;
+        float scale;
+    } of = {exponent < 2 ? 0x00200000u << exponent : (uint32_t)(exponent - 1) << 23};
+    return of.scale;
+}
+
 /* Items per scale (16 or 32), and whether the type has minima; 0 for types that are not quantised. */
 int mp_stored_block_group(mp_dtype dtype, bool *mins);
 /* Take one block of a quantised dtype apart; min stays unwritten for types without. */

@@ -311,6 +311,36 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
 
 /* ---- the general path ------------------------------------------------------------------------------------------ */
 
+/* Codes of MXFP4, one a byte in its low bits (sign, exponent, exponent, mantissa), to twice their numbers, 0 1 2 3 4 6 8
+ * 12 or less than 0, plus 128. */
+static inline v4 mxfp4_bytes(v4 code) {
+    const uint32_t ones = 0x01010101u;
+    const v4 b0 = code & ones, b1 = (code >> 1) & ones, b2 = (code >> 2) & ones, sign = (code >> 3) & ones;
+    const v4 low = b2 ^ ones, not1 = b1 ^ ones;
+    const v4 bit0 = low & b0, bit1 = (low & b1) | (b2 & not1 & b0), bit2 = b2 & (not1 | b0), bit3 = b2 & b1;
+    const v4 size = bit0 | (bit1 << 1) | (bit2 << 2) | (bit3 << 3), minus = (sign << 8) - sign;
+    return 0x80808080u + (size & ~minus) - (size & minus);
+}
+
+/* What pack_any16 makes of MXFP4, four outputs at once: experts are packed whenever they are used. */
+static void pack_mxfp4(const rows *rows, int b, uint8_t *to) {
+    for (int o = 0; o < MP_PANEL_N; o += 4) {
+        v4 low[4], high[4];
+        for (int i = 0; i < 4; i++) {
+            const v4 both = load4(block_of(rows, o + i, b) + 1);
+            low[i] = mxfp4_bytes(both & 0x0f0f0f0fu);
+            high[i] = mxfp4_bytes((both >> 4) & 0x0f0f0f0fu);
+        }
+        store_lines(low, to + lane_at(o));
+        store_lines(high, to + lane_at(o) + 4 * MP_PACK_STEP);
+        for (int i = 0; i < 4; i++) {
+            const float scale = mp_mxfp4_scale(block_of(rows, o + i, b)[0]);
+            for (int h = 0; h < 2; h++)
+                memcpy(to + MP_PACK_BYTES + (size_t)h * MP_PACK_FLOATS + (size_t)(o + i) * 4, &scale, 4);
+        }
+    }
+}
+
 static void pack_any16(const rows *rows, mp_dtype dtype, int32_t K, uint8_t *panel) {
     bool mins;
     const int group = mp_stored_block_group(dtype, &mins), items = mp_dtype_get(dtype)->items;
@@ -379,7 +409,11 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     default: break;
     }
     const mp_pack_layout *layout = mp_pack_layout_get(w->kind);
-    const size_t stride = (size_t)layout->head + (size_t)layout->block * (size_t)(row->items / 32);
+    size_t stride = (size_t)layout->head + (size_t)layout->block * (size_t)(row->items / 32);
+    if (src->dtype == MP_MXFP4) {
+        pack = pack_mxfp4;
+        stride = MP_PACK_ANY16_BLOCK; /* no minima */
+    }
     const int ahead = FETCH_BYTES / (MP_PANEL_N * row->bytes);
     for (int p = panel0; p < panel1; p++) {
         rows rows;
@@ -394,6 +428,8 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
             continue;
         }
         const int blocks = w->K / row->items;
+        if (layout->start > 0)
+            memset(panel, 0, (size_t)layout->start);
         for (int b = 0; b < blocks; b++) {
             if (b % ahead == 0)
                 fetch(&rows, b, b + ahead < blocks ? b + ahead : blocks);
