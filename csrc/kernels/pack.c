@@ -311,8 +311,8 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
 
 /* ---- the general path ------------------------------------------------------------------------------------------ */
 
-/* Codes of MXFP4, one a byte in its low bits (sign, exponent, exponent, mantissa), to twice their numbers, 0 1 2 3 4 6 8
- * 12 or less than 0, plus 128. */
+/* Codes of MXFP4, one a byte in its low bits (sign, exponent, exponent, mantissa), to twice their numbers, 0 1 2 3 4 6
+ * 8 12 or less than 0, plus 128. */
 static inline v4 mxfp4_bytes(v4 code) {
     const uint32_t ones = 0x01010101u;
     const v4 b0 = code & ones, b1 = (code >> 1) & ones, b2 = (code >> 2) & ones, sign = (code >> 3) & ones;

@@ -641,3 +641,36 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     tiny.budget.limit = UINT64_MAX;
     unload(&tiny, &reference);
 }
+
+/* What windowed layers hold of a long sequence is bounded by the window, not by its length. */
+MP_TEST_SECONDS(models_prefix_windows_bound_memory, 60) {
+    enum { LONG = 460, STEP = 64, WINDOW = 70 };
+    static const mp_dtype types[] = {MP_Q8_0};
+    static int32_t prompt[LONG];
+    uint64_t bytes[2][LONG / STEP + 1];
+    mp_error error;
+    setenv("MPOOL_PREFIX_PERCENT", "0", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    for (int windowed = 0; windowed < 2; windowed++) {
+        tiny_model tiny;
+        tiny_job job;
+        mp_text_args args = {.n_prompt = LONG, .prompt = prompt, .n_choices = 1,
+                             .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2, .logprobs = -1}};
+        tiny_kind kind = {.arch = "llama", .window = windowed ? WINDOW : 0};
+        tiny_load(&tiny, tiny_decoder_spec_as(&kind, types, 1, 91, -1), MP_COMPUTE_AUTO, 1);
+        tiny_job_make(&tiny, &job, &args, 0);
+        tiny_job_admit(&tiny, &job);
+        for (int step = 0; step < LONG / STEP; step++) {
+            MP_CHECK_INT(tiny_job_step(&tiny, &job, STEP), MP_OUTCOME_MORE);
+            bytes[windowed][step] = mp_alloc_bytes(MP_TAG_KV);
+        }
+        tiny_job_finish(&tiny, &job);
+        mp_call_destroy(&job.call->base);
+        tiny_unload(&tiny);
+    }
+    /* two of three layers are windowed: a block more is a third of what it was, once the window is full */
+    for (int step = 4; step < LONG / STEP; step++) {
+        uint64_t whole = bytes[0][step] - bytes[0][step - 1], part = bytes[1][step] - bytes[1][step - 1];
+        MP_CHECK(part < whole * 2 / 5);
+    }
+}

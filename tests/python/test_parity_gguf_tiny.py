@@ -47,10 +47,11 @@ def test_decoder(models: dict[str, Any], tmp_path: Path, name: str) -> None:
     assert rows.argmax(axis=1).tolist() == answer.tolist()
 
 
+@pytest.mark.parametrize("type_name", ["MXFP4", "Q8_0"])
 @pytest.mark.parametrize("name", ["gpt_oss"])
-def test_experts_in_mxfp4(models: dict[str, Any], tmp_path: Path, name: str) -> None:
-    """As GPT-OSS is published; the reference has the same rounded weights."""
-    kind = tinygguf.gguf.GGMLQuantizationType.MXFP4
+def test_experts_quantised(models: dict[str, Any], tmp_path: Path, name: str, type_name: str) -> None:
+    """MXFP4 as GPT-OSS is published; the reference has the same rounded weights."""
+    kind = tinygguf.gguf.GGMLQuantizationType[type_name]
     model = copy.deepcopy(models[name])
     for parameter_name, parameter in model.named_parameters():
         if ".experts." in parameter_name and parameter.dim() == 3:
@@ -67,7 +68,7 @@ def test_experts_in_mxfp4(models: dict[str, Any], tmp_path: Path, name: str) -> 
     assert not np.array_equal(exact, near)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt_oss"])
 def test_order_of_rotary_pairs_matters(models: dict[str, Any], tmp_path: Path, name: str) -> None:
     """The other order of queries and keys is another model: the comparison above sees which one is computed."""
     path = str(tinygguf.write(tmp_path / "m.gguf", models[name], adjacent=name != "llama"))

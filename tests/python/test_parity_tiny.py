@@ -120,8 +120,10 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
             ids = torch.cat([ids, torch.tensor([[int(token)]])], dim=1)
 
 
-def test_bfloat16_class_is_near(tmp_path: Path) -> None:
-    model = paritymodels.decoder("llama", 2, vocab=157)
+@pytest.mark.parametrize("family", ["llama", "llama_mistral", "qwen3", "qwen3moe", "smollm3", "granite", "phi3_long",
+                                    "gemma2", "gemma3"])
+def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
+    model = paritymodels.decoder(family, 2, vocab=157)
     randomise(model, 8)
     model.save_pretrained(tmp_path)
     write_tokenizer(tmp_path, 157)
@@ -129,4 +131,5 @@ def test_bfloat16_class_is_near(tmp_path: Path) -> None:
     with mpool.Pool() as pool:
         exact, near = (logits(pool, str(tmp_path), tokens, compute) for compute in ("float32", "bfloat16"))
     cosine = (exact * near).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(near, axis=1)
-    assert 0.999 <= cosine.min() and not np.array_equal(exact, near)
+    # where experts are chosen, a choice may flip
+    assert 0.999 <= (np.median(cosine) if "moe" in family else cosine.min()) and not np.array_equal(exact, near)
