@@ -105,8 +105,8 @@ def embed(inputs: str | Sequence[str], model: ModelLike = None, *, task: Literal
             vectors of this call, so it takes at least two texts and wants hundreds); ``"binary"`` or ``"ubinary"``
             (signs, eight to a byte). As ``quantize_embeddings`` of sentence-transformers.
         compute: class of arithmetic: ``"float32"``, ``"bfloat16"``, ``"int8"``; ``"auto"``: the fastest on this CPU
-            whose vectors have a cosine of at least 0.9999 to those of float32. Who compares bytes between machines
-            takes ``"float32"``.
+            whose vectors have a cosine of at least 0.9999 to those of float32; models of more than 12 layers that
+            were published in 16 bits are computed in them. Who compares bytes between machines takes ``"float32"``.
         truncate: cut a text to what the model takes; False: raise ContextOverflow instead.
         on_error: ``"null"``: a text that cannot be embedded (empty, too long, not text, NaN) gives a row of NaN, and
             the log a warning with the count, instead of an error. Only for float32.

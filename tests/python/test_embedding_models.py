@@ -208,3 +208,20 @@ def test_gguf_of_a_decoder(pool: mpool.Pool, tmp_path: Path, name: str) -> None:
     with torch.no_grad():
         _same(rows, model.model(torch.tensor(ids[None])).last_hidden_state[0].numpy())
     assert pool.get(str(tinygguf.write(tmp_path / "t.gguf", model))).capability == "text_to_text"
+
+
+@pytest.mark.parametrize("layers, dtype, default", [(13, "float32", "float32"), (12, "float32", "auto"),
+                                                    (13, "bfloat16", "auto")])
+def test_default_class_of_deep_networks(tmp_path: Path, layers: int, dtype: str, default: str) -> None:
+    """Deep, norms before its layers, published in float32: the default is float32 on every CPU."""
+    model = encodermodels.modern_bert(layers).to(getattr(torch, dtype))
+    folder = encodermodels.ENCODERS["modern_bert"].write(model, tmp_path / "deep")
+    with mpool.Pool() as pool:
+        found, exact, half = (pool.embed("w9 w10 w11", str(folder), compute=compute)
+                              for compute in ("auto", "float32", "bfloat16"))
+        computes = {row["key"]: row["facts"]["compute"] for row in pool.registry.entries()}
+    if default == "float32":
+        assert np.array_equal(found, exact) and "bfloat16" not in computes[str(folder)]
+    else:
+        assert np.array_equal(found, half) or np.array_equal(found, exact)
+    assert not np.array_equal(exact, half)
