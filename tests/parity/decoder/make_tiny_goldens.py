@@ -1,0 +1,58 @@
+"""Makes the goldens of the tiny decoders: what llama.cpp computes from a GGUF file of every family.
+
+    python tests/python/tinygguf.py FOLDER                     # torch, transformers, gguf; the models are seeded
+    python tests/parity/decoder/make_tiny_goldens.py FOLDER    # llama-cpp-python; writes tiny.npz beside this file
+
+For every file that llama.cpp loads: its sha256, by which a test sees that it has the same one; the logits at the positions
+SHOWN of TOKENS; and GREEDY tokens after the first of them, without the end of text. All weights are float32. Families that
+this llama.cpp refuses are named and left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+
+TOKENS = np.random.default_rng(31).integers(2, 157, 131)
+SHOWN = (0, 7, 40, 130)
+PROMPT, GREEDY, END = 9, 16, 1
+
+
+def file_hash(path: Path) -> np.ndarray:
+    """Sha256 of a file, uint8 (32,)."""
+    return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
+
+
+def main(folder: Path) -> None:
+    """Writes the goldens of the files of a folder."""
+    import llama_cpp
+
+    found: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob("*.gguf")):
+        try:
+            model = llama_cpp.Llama(str(path), n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1, logits_all=True,
+                                    flash_attn=False, type_k=0, type_v=0, verbose=False)
+        except Exception as error:  # noqa: BLE001: it says no more than that it failed
+            print(f"{path.stem}: refused by llama.cpp: {error}")
+            continue
+        model.eval(TOKENS.tolist())
+        logits = np.array(model.scores[:len(TOKENS)], np.float32)[list(SHOWN)]
+        model.reset()
+        model.eval(TOKENS[:PROMPT].tolist())
+        greedy = []
+        for _ in range(GREEDY):
+            last = np.array(model.scores[model.n_tokens - 1], np.float32)
+            last[END] = -np.inf
+            greedy.append(int(last.argmax()))
+            model.eval([greedy[-1]])
+        found |= {f"{path.stem}.hash": file_hash(path), f"{path.stem}.logits": logits,
+                  f"{path.stem}.greedy": np.array(greedy, np.int32)}
+        print(f"{path.stem}: logits {np.abs(logits).max():.3f} at most, greedy {greedy}")
+    np.savez_compressed(Path(__file__).with_name("tiny.npz"), **found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
