@@ -57,7 +57,7 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 
 def models(arguments: argparse.Namespace) -> int:
     """Runs ``mpool models``."""
-    from ..catalog import load_catalogue
+    from ..catalog import load_catalogue, verified
 
     catalogue = load_catalogue()
     listed = []
@@ -72,6 +72,11 @@ def models(arguments: argparse.Namespace) -> int:
               [(fact["key"] + (" (default)" if fact["default"] else ""), fact["capability"],
                 f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
                 megabytes(fact["bytes"]) if fact["path"] else "no") for fact in listed]))
+    if not arguments.local:
+        say("\nArchitectures, whatever the model's name, and what each is held against on the same weights:\n")
+        say(table(("ARCHITECTURE", "FOR", "KNOWN FROM", "FOLDERS AGAINST", "GGUF AGAINST"),
+                  [tuple(cell or "-" for cell in row) for row in verified.table()
+                   if arguments.capability in (None, row[1])]))
     return 0
 
 
