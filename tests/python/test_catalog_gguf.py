@@ -226,3 +226,13 @@ def test_describe_reads_through_the_core(tmp_path: Any, monkeypatch: pytest.Monk
     assert found.spec.tensors[0] == TensorEntry("token_embd.weight", "F32", (9, 8), 0, 64, 4)
     # a folder that holds one GGUF model means that model
     assert describe(tmp_path).spec.files == (str(path),)
+
+
+@pytest.mark.parametrize("texts, ends", [(("<|end|>", "<|call|>", "<|im_end|>"), (3, 5)),
+                                         (("<|end|>", "<|call|>", "<|return|>"), (4, 5))])
+def test_an_end_of_messages_is_none_of_answers(texts: tuple[str, ...], ends: tuple[int, ...]) -> None:
+    """GPT-OSS ends each message with ``<|end|>`` and its answer with ``<|return|>`` or ``<|call|>``."""
+    tokens = [*TOKENS[:3], *texts, *TOKENS[6:]]
+    generation = llama(**{"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [2, 3, 3, 3, 3, 3, 1, 1, 1],
+                          "tokenizer.ggml.eos_token_id": 5}).generation
+    assert generation is not None and generation.eog_token_ids == ends
