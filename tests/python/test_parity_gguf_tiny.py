@@ -117,10 +117,10 @@ def test_bert(models: dict[str, Any], tmp_path: Path) -> None:
         assert np.abs(vectors - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", tinygguf.ENCODERS)
-def test_encoder(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name, each", [*((name, False) for name in tinygguf.ENCODERS), ("modern_bert", True)])
+def test_encoder(tmp_path: Path, name: str, each: bool) -> None:
     model, encoder = built(name, 3), ENCODERS[name]
-    path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model))
+    path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model, each=each))
     texts = [np.random.default_rng(n).integers(5, VOCAB, n).tolist() for n in (1, 17, encoder.longest)]
     with mpool.Pool() as pool:
         got = token_vectors(pool, path, texts)

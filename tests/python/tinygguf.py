@@ -187,7 +187,8 @@ ENCODERS = {"bert_xlm_roberta": ("BERT", "t5"), "nomic_bert_published": ("NOMIC_
             "modern_bert": ("MODERN_BERT", "gpt2"), "jina_bert_v2": ("JINA_BERT_V2", "bert")}
 
 
-def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooling: int) -> None:
+def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooling: int,
+                         each: bool) -> None:
     config = getattr(model, "config", None)
     writer.add_block_count(config.num_hidden_layers if config else model.layers)
     writer.add_context_length(encoder.longest)
@@ -203,13 +204,18 @@ def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooli
         writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
         writer.add_float32("modern-bert.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"])
         writer.add_sliding_window(config.local_attention)
-        writer.add_uint32("modern-bert.attention.sliding_window_pattern", 2)
+        if each:
+            writer.add_sliding_window_pattern([bool(i % 2) for i in range(config.num_hidden_layers)])
+        else:
+            writer.add_sliding_window_pattern(2)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
 
-def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: int = 1) -> Path:
+def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: int = 1,
+                  each: bool = False) -> Path:
     """Writes a model of ``encodermodels`` as a GGUF file: matrices of the layers as type ``kind`` (default F32), rest
-    in float32. RoBERTa's table of positions is cut, as the converter does it."""
+    in float32. RoBERTa's table of positions is cut, as the converter does it; ``each``: the pattern of windows is
+    written layer by layer."""
     from encodermodels import ENCODERS as made
 
     arch, tokenizer = ENCODERS[name]
@@ -219,7 +225,7 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
                      key.split("layer")[1] and key.split("layer")[1].split(".")[1].isdigit())
     names = gguf.get_tensor_name_map(arch, layers)
     writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
-    _write_encoder_sizes(writer, name, encoder, model, pooling)
+    _write_encoder_sizes(writer, name, encoder, model, pooling, each)
     vocab = next(tensor.shape[0] for key, tensor in state.items() if key.endswith("_embeddings.weight"))
     types = [tensor.shape[0] for key, tensor in state.items() if "token_type" in key]
     if types:

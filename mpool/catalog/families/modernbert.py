@@ -101,9 +101,16 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     """What a GGUF file leaves to convention: one layer of three sees everything, and its windows have a base of their
     own."""
     layers = table.int(f"{name}.block_count", low=1, high=MAX_LAYERS)
-    every = table.int(f"{name}.attention.sliding_window_pattern", 3, low=1)
-    window = table.int(f"{name}.attention.sliding_window", low=2)
-    kv["mpool.layer_windows"] = [window // 2 * 2 if i % every else 0 for i in range(layers)]
+    key = f"{name}.attention.sliding_window_pattern"
+    window = table.int(f"{name}.attention.sliding_window", low=2) // 2 * 2
+    if isinstance(table.get(key), (int, type(None))):
+        every = table.int(key, 3, low=1)
+        windowed = [bool(i % every) for i in range(layers)]
+    else:  # one value a layer
+        windowed = table.list(key, of=bool, limit=MAX_LAYERS)
+        if len(windowed) != layers:
+            table.fail(key, f"{len(windowed)} values", f"{layers}, one a layer")
+    kv["mpool.layer_windows"] = [window if layer else 0 for layer in windowed]
     kv["modern_bert.rope.freq_base"] = table.number(f"{name}.rope.freq_base", 160000.0, above=0.0)
     kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
     if table.str(f"{name}.rope.scaling.type", "none") != "none":
