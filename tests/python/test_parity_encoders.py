@@ -81,3 +81,14 @@ def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str,
     (folder / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises((mpool.errors.Unsupported, mpool.errors.FormatError), match=key):
         describe_folder(str(folder), key="k", ref="r")
+
+
+@pytest.mark.parametrize("name", ["modern_bert_old", "gemma_embedding", "llama_embedding_mistral", "nv_embed"])
+def test_too_many_layers_are_refused_before_they_are_listed(tmp_path: Path, name: str) -> None:
+    folder = ENCODERS[name].write(built(name, 1), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config.get("text_config", config)["num_hidden_layers"] = 1 << 40
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(mpool.LimitError, match="layers"):
+        describe_folder(str(folder), key="k", ref="r")

@@ -222,7 +222,7 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, pattern
 
 def has_window(layers: int, pattern: int) -> list[bool]:
     """Whether each layer looks through the window, where every so manyth does not."""
-    return [(i + 1) % pattern != 0 for i in range(layers)]
+    return [(i + 1) % pattern != 0 for i in range(min(layers, MAX_LAYERS))]
 
 
 def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) -> None:

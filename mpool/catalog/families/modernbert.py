@@ -100,12 +100,12 @@ def read_modernbert(config: Fields, row: Architecture) -> Config:
 def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     """What a GGUF file leaves to convention: one layer of three sees everything, and its windows have a base of their
     own."""
-    layers = table.int(f"{name}.block_count", low=1, high=MAX_LAYERS)
+    layers = table.int(f"{name}.block_count", low=1)
     key = f"{name}.attention.sliding_window_pattern"
     window = table.int(f"{name}.attention.sliding_window", low=2) // 2 * 2
     if isinstance(table.get(key), (int, type(None))):
         every = table.int(key, 3, low=1)
-        windowed = [bool(i % every) for i in range(layers)]
+        windowed = [bool(i % every) for i in range(min(layers, MAX_LAYERS))]
     else:  # one value a layer
         windowed = table.list(key, of=bool, limit=MAX_LAYERS)
         if len(windowed) != layers:

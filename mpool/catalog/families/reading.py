@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ...errors import Unsupported
+from ...errors import LimitError, Unsupported
 from ..fields import Fields, describe
 from ..spec import Value
 from .rows import Architecture
@@ -97,9 +97,12 @@ def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...])
 
 def sizes(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]]:
     """Hyper-parameters that every architecture has, and the keys that were read for them."""
-    a = row.name
+    a, layers = row.name, config.int("num_hidden_layers", low=1)
+    if layers > MAX_LAYERS:  # before anything is listed layer by layer
+        raise LimitError(f"{config.file}: {config.name('num_hidden_layers')} is {layers}, mpool takes at most "
+                         f"{MAX_LAYERS} layers")
     kv: dict[str, Value] = {
-        f"{a}.block_count": config.int("num_hidden_layers", low=1),
+        f"{a}.block_count": layers,
         f"{a}.context_length": config.int("max_position_embeddings", low=1),
         f"{a}.embedding_length": config.int("hidden_size", low=1),
         f"{a}.feed_forward_length": config.int("intermediate_size", low=1),
