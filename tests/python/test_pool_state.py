@@ -150,7 +150,7 @@ def test_names_and_defaults_are_pinned() -> None:
     assert vars(mpool.PoolConfig()) == DEFAULTS
     assert _core.capabilities() == [
         ("text_embedding", (100, 50), "p2c"), ("text_to_text", (100, 100), "pack"),
-        ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "shared")]
+        ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "pack")]
     with mpool.Pool() as pool:
         found = pool.metrics()
         assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models"}
