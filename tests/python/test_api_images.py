@@ -386,7 +386,7 @@ def test_folders_of_sentence_transformers(clip: Path, tmp_path: Path, pool: mpoo
         pool.register("forward", tmp_path / "new")
 
 
-# ---- at once -----------------------------------------------------------------------------------------------------------
+# ---- at once ---------------------------------------------------------------------------------------------------------
 
 def test_from_many_threads(clip: Path, dino: Path) -> None:
     """Images of two models and texts of one, while models are unloaded now and then: the same bytes as alone."""
