@@ -80,6 +80,24 @@ def t5(tokens: str, *, hidden: int, width: int, heads: int, ffn: int, layers: in
     yield Want("t5.final_layer_norm.weight", (hidden,), "encoder.final_layer_norm.weight")
 
 
+def t5_gguf(*, hidden: int, width: int, heads: int, ffn: int, layers: int, vocabulary: int,
+            buckets: int) -> Iterator[Want]:
+    """The same as GGUF files name it."""
+    yield Want("t5.tokens", (vocabulary, hidden), "token_embd.weight")
+    yield Want("t5.relative", (buckets, heads), "enc.blk.0.attn_rel_b.weight")
+    for i in range(layers):
+        to, at = f"t5.block.{i}", f"enc.blk.{i}"
+        for name in "qkv":
+            yield from linear(f"{to}.attn.{name}", f"{at}.attn_{name}", width, hidden, bias=False)
+        yield from linear(f"{to}.attn.o", f"{at}.attn_o", hidden, width, bias=False)
+        yield from linear(f"{to}.ffn.wi_0", f"{at}.ffn_gate", ffn, hidden, bias=False)
+        yield from linear(f"{to}.ffn.wi_1", f"{at}.ffn_up", ffn, hidden, bias=False)
+        yield from linear(f"{to}.ffn.wo", f"{at}.ffn_down", hidden, ffn, bias=False)
+        yield Want(f"{to}.attn_norm.weight", (hidden,), f"{at}.attn_norm.weight")
+        yield Want(f"{to}.ffn_norm.weight", (hidden,), f"{at}.ffn_norm.weight")
+    yield Want("t5.final_layer_norm.weight", (hidden,), "enc.output_norm.weight")
+
+
 # ---- decoder -------------------------------------------------------------------------------------------------------
 
 def decoder(channels: Sequence[int], *, latents: int, layers: int, attention: bool) -> Iterator[Want]:

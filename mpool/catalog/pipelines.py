@@ -184,10 +184,19 @@ class _Parts:
                  feed_forward_length=ffn, context_length=_MOST_TOKENS, relative_buckets=buckets, activation=act,
                  relative_distance=config.int("relative_attention_max_distance", 128, low=4),
                  norm_epsilon=config.number("layer_norm_epsilon", 1e-6))
+        gguf = self._only_gguf(inside, inside)
+        sizes = dict(hidden=hidden, width=heads * head, heads=heads, ffn=ffn, layers=layers, vocabulary=vocabulary,
+                     buckets=buckets)
+        if gguf is not None:
+            self._fresh = list(gguf[2])
+            self.add(pipeline_names.t5_gguf(**sizes), {entry.name: entry for entry in gguf[1]})
+            return self._t5_input(tokenizer)
         tensors = self.weights(inside, "model")
         tokens = "shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight"
-        self.add(pipeline_names.t5(tokens, hidden=hidden, width=heads * head, heads=heads, ffn=ffn, layers=layers,
-                                   vocabulary=vocabulary, buckets=buckets), tensors, ("encoder.embed_tokens.",))
+        self.add(pipeline_names.t5(tokens, **sizes), tensors, ("encoder.embed_tokens.",))
+        return self._t5_input(tokenizer)
+
+    def _t5_input(self, tokenizer: str) -> TextInput:
         at, pad = self._tokenizer(tokenizer, "<pad>", clip=False)
         return TextInput(at, _MOST_TOKENS, pad)
 
@@ -225,7 +234,7 @@ class _Parts:
             self.put("transformer", axes=config.list("axes_dims_rope", [16, 56, 56], of=int, limit=3))
         else:
             self.put("transformer", position_side=size.positions, dual_layers=list(dual) or [-1])
-        gguf = gguf or self._gguf_beside(inside)
+        gguf = gguf or self._only_gguf(self.folder, inside)
         if gguf is None:
             self.add(pipeline_names.transformer(size, False), self.weights(inside, "diffusion"))
         else:
@@ -236,19 +245,19 @@ class _Parts:
             self.add(pipeline_names.transformer(size, True), tensors)
         return size, 128 if flux else config.int("sample_size", 128, low=1, high=4096)
 
-    def _gguf_beside(self, inside: Folder) -> _Gguf | None:
-        """The only GGUF file beside model_index.json, if the transformer's folder has no weights."""
+    def _only_gguf(self, where: Folder, inside: Folder) -> _Gguf | None:
+        """The only GGUF file of a folder, if the network's own folder has no other weights."""
         if any(name.endswith(".safetensors") for name in inside.names()):
             return None
-        names = [name for name in self.folder.names() if name.endswith(".gguf")]
+        names = [name for name in where.names() if name.endswith(".gguf")]
         if len(names) != 1:
             if names:
-                raise InvalidArgument(f"{self.folder.path}: holds {len(names)} GGUF files and no other weights of the "
-                                      "transformer", hint="Give the path of one of them")
+                raise InvalidArgument(f"{where.path}: holds {len(names)} GGUF files, and {inside.path} no weights",
+                                      hint="Leave one there; of transformers, the path of one of them names it")
             return None
         from .gguf_model import _read_gguf
 
-        path = self.folder.path_of(names[0])
+        path = where.path_of(names[0])
         _, entries, files = _read_gguf(path)
         return path, entries, files
 

@@ -85,9 +85,9 @@ def _clip(vocab: int, hidden: int, projection: int, layers: int, act: str, end: 
     return (transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel)(config)
 
 
-def _t5(vocab: int, hidden: int, layers: int) -> Any:
+def _t5(vocab: int, hidden: int, layers: int, heads: int = 3, ffn: int = 51) -> Any:
     return transformers.T5EncoderModel(transformers.T5Config(
-        vocab_size=vocab, d_model=hidden, d_kv=8, d_ff=51, num_layers=layers, num_heads=3,
+        vocab_size=vocab, d_model=hidden, d_kv=8, d_ff=ffn, num_layers=layers, num_heads=heads,
         feed_forward_proj="gated-gelu", relative_attention_num_buckets=8, relative_attention_max_distance=20))
 
 
@@ -119,19 +119,20 @@ def sd3(folder: Path, *, layers: int = 3, dual: tuple[int, ...] = (0, 1), qk_nor
 
 
 def flux(folder: Path, *, layers: int = 2, singles: int = 2, guidance: bool = False, dynamic: bool = False,
-         seed: int = 11, save: bool = True) -> Any:
+         texts: int = 40, seed: int = 11, save: bool = True) -> Any:
     """FLUX.1: CLIP-L and T5, double and single blocks, positions in three axes."""
     first, second = clip_tokenizer(folder / "tokenizer"), t5_tokenizer(folder / "tokenizer_2")
     transformer = randomise(diffusers.FluxTransformer2DModel(
         patch_size=1, in_channels=16, num_layers=layers, num_single_layers=singles, attention_head_dim=16,
-        num_attention_heads=2, joint_attention_dim=40, pooled_projection_dim=24, axes_dims_rope=(4, 4, 8),
+        num_attention_heads=2, joint_attention_dim=texts, pooled_projection_dim=24, axes_dims_rope=(4, 4, 8),
         guidance_embeds=guidance), seed)
     pipeline = diffusers.FluxPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=dynamic,
                                                             shift=3.0 if dynamic else 1.0),
         vae=randomise(_vae(), seed + 1),
         text_encoder=randomise(_clip(len(first), 24, 24, 2, "quick_gelu", 2, False), seed + 2), tokenizer=first,
-        text_encoder_2=randomise(_t5(len(second), 40, 2), seed + 3), tokenizer_2=second, transformer=transformer)
+        text_encoder_2=randomise(_t5(len(second), texts, 2, *((4, 64) if texts % 32 == 0 else ())), seed + 3),
+        tokenizer_2=second, transformer=transformer)
     return _saved(pipeline, folder, save)
 
 
@@ -256,6 +257,42 @@ def _swap(state: dict[str, Any], out: dict[str, Any], source: str = "norm_out.li
     for kind in ("weight", "bias"):
         scale, shift = state.pop(f"{source}.{kind}").chunk(2)
         out[f"{name}.{kind}"] = torch.cat([shift, scale])
+
+
+def write_t5_gguf(model: Any, path: Path, quantisation: str = "F32") -> dict[str, Any]:
+    """T5's encoder as a GGUF file; gives the values in it by transformers' names."""
+    import gguf
+
+    names = {"shared.weight": "token_embd.weight", "encoder.final_layer_norm.weight": "enc.output_norm.weight"}
+    for i in range(len(model.encoder.block)):
+        at, to = f"encoder.block.{i}.layer", f"enc.blk.{i}"
+        names |= {f"{at}.0.SelfAttention.{c}.weight": f"{to}.attn_{c}.weight" for c in "qkvo"}
+        names |= {f"{at}.0.layer_norm.weight": f"{to}.attn_norm.weight",
+                  f"{at}.1.layer_norm.weight": f"{to}.ffn_norm.weight",
+                  f"{at}.1.DenseReluDense.wi_0.weight": f"{to}.ffn_gate.weight",
+                  f"{at}.1.DenseReluDense.wi_1.weight": f"{to}.ffn_up.weight",
+                  f"{at}.1.DenseReluDense.wo.weight": f"{to}.ffn_down.weight",
+                  f"{at}.0.SelfAttention.relative_attention_bias.weight": f"{to}.attn_rel_b.weight"}
+    writer = gguf.GGUFWriter(path, "t5encoder")
+    kind = gguf.GGMLQuantizationType[quantisation]
+    values = {}
+    for name, tensor in model.state_dict().items():
+        if name not in names:
+            assert name == "encoder.embed_tokens.weight"
+            continue
+        data = tensor.float().numpy()
+        if quantisation != "F32" and data.ndim == 2 and data.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0:
+            packed = gguf.quants.quantize(data, kind)
+            writer.add_tensor(names[name], packed, raw_dtype=kind)
+            values[name] = torch.tensor(gguf.quants.dequantize(packed, kind).reshape(data.shape))
+        else:
+            writer.add_tensor(names[name], data)
+            values[name] = tensor
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values
 
 
 def write_gguf(pipeline: Any, path: Path, quantisation: str = "F32") -> dict[str, Any]:

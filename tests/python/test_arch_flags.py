@@ -24,7 +24,7 @@ FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "R
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
          "diffusion": ["SINGLE_BLOCKS"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
-REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "sizes that fit each other",
+REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes"}
 #: For any decoder: what is refused when a flag is set that was not. One that is not set any more leaves tensors over.
 DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",

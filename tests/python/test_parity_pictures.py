@@ -171,6 +171,21 @@ def test_quantised_gguf(tmp_path: Path, family: str, quantisation: str) -> None:
     near(ours(path, 64, 40, "auto")["history"][-1], expected["history"][-1], 0.1)
 
 
+@pytest.mark.parametrize("quantisation", ["F32", "Q8_0"])
+def test_t5_of_a_gguf_file(tmp_path: Path, quantisation: str) -> None:
+    """In the encoder's own folder, instead of safetensors."""
+    pipeline = pipelinemodels.flux(tmp_path, layers=1, singles=0, texts=64)
+    before = ours(tmp_path, 64, 40)
+    inside = tmp_path / "text_encoder_2"
+    values = pipelinemodels.write_t5_gguf(pipeline.text_encoder_2, inside / "t5.gguf", quantisation)
+    (inside / "model.safetensors").unlink()
+    got = ours(tmp_path, 64, 40)
+    assert np.array_equal(got["texts"], before["texts"]) is (quantisation == "F32")
+    pipeline.text_encoder_2.load_state_dict(values, strict=False)
+    compare(got, reference(pipeline, 64, 40))
+    near(ours(tmp_path, 64, 40, "auto")["texts"], got["texts"], 0.1)
+
+
 def _load_published(pipeline: Any, family: str, values: dict[str, Any]) -> None:
     """Writes the values of published names back into diffusers' module, by moving a module of ids the same way."""
     state = pipeline.transformer.state_dict()

@@ -192,13 +192,13 @@ static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_e
         }
         return sum == model->head_dim ? MP_OK : fail_sizes("transformer.axes", error);
     }
+    MP_TRY(fact(spec, part, "position_side", 1, MAX_SIDE, &model->position_side, error));
     if (model->single_layers || model->guidance)
         return fail_sizes(part, error);
     const mp_value *dual = mp_spec_find(spec, "transformer.dual_layers");
     for (uint64_t i = 0; dual && dual->type == MP_VALUE_INTS && i < dual->count; i++)
         if (dual->as.integers[i] >= 0 && dual->as.integers[i] < model->joint_layers)
             model->dual[dual->as.integers[i]] = true;
-    MP_TRY(fact(spec, part, "position_side", 1, MAX_SIDE, &model->position_side, error));
     int64_t shape[2] = {(int64_t)model->position_side * model->position_side, model->hidden};
     return mp_weights_get(model->weights, "transformer.positions", 2, shape, &model->positions, error);
 }
