@@ -364,8 +364,8 @@ def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False
 
     Args:
         prompt: what to draw. What is too long for a text encoder is cut off, with a warning, as in diffusers.
-        model: a folder of diffusers (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, or a repository of the
-            hub with one; a GGUF file of their transformer inside such a folder (T5 may be a GGUF file in its own folder
+        model: a folder of diffusers (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, or a repository of
+            the hub with one; a GGUF file of their transformer inside such a folder (T5 may be one in its own folder
             there); or what :func:`load` and :func:`get` return.
         stream: True: a :class:`mpool.PictureStream` of steps instead of the pictures.
         **options: every one optional.
