@@ -300,6 +300,7 @@ typedef struct way { /* to have a call drawn */
 } way;
 
 static uint64_t most_used; /* of the budget, between steps of the last call */
+static int steps_taken;    /* by it */
 
 static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *said) {
     mp_error error;
@@ -317,7 +318,8 @@ static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *ha
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
         MP_CHECK(tiny->engine->ops->bytes(tiny->engine) == tiny->budget.used);
         most_used = tiny->budget.used > most_used ? tiny->budget.used : most_used;
-        if (outcomes[0] == MP_OUTCOME_MORE && how->preempt_every && ++steps % how->preempt_every == 0) {
+        steps_taken = ++steps;
+        if (outcomes[0] == MP_OUTCOME_MORE && how->preempt_every && steps % how->preempt_every == 0) {
             tiny->engine->ops->preempt(tiny->engine, &item);
             MP_CHECK(item.state == NULL);
             MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
@@ -360,6 +362,29 @@ MP_TEST_SECONDS(models_pictures_contract, 120) {
             MP_CHECK(drawn(flux, classes[c], 2, &all) == hash);
             MP_CHECK(drawn(flux, classes[c], 3, &blocks) == hash);
         }
+}
+
+/* What the encoders made of a text is kept: a second call takes so many steps fewer as they have blocks. */
+MP_TEST(models_pictures_keep_texts) {
+    const way blocks = {0, 0};
+    for (int flux = 0; flux < 2; flux++) {
+        tiny_model tiny;
+        mp_error error;
+        uint64_t hash;
+        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
+        const mp_diffusion *model = (const mp_diffusion *)tiny.model;
+        int encoders = 0;
+        for (int s = 0; s < MP_DIFF_ENCODERS; s++)
+            encoders += model->block_count[s];
+        MP_CHECK_INT(draw(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
+        const int first = steps_taken;
+        MP_CHECK_INT(draw(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
+        MP_CHECK_INT(first - steps_taken, encoders * (flux ? 1 : 2));
+        tiny.engine->ops->trim(tiny.engine); /* and forgotten */
+        MP_CHECK_INT(draw(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
+        MP_CHECK_INT(steps_taken, first);
+        tiny_unload(&tiny);
+    }
 }
 
 /* Of pictures that are preempted again and again only the previews may differ: they are not made anew. */

@@ -262,13 +262,16 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     refused(errors.FormatError, "missing", "vae/diffusion_pytorch_model.safetensors", lambda path: path.unlink())
 
 
-def test_texts_are_encoded_once(sd3: str) -> None:
-    """What the encoders made of a text is kept: with the encoders' weights gone, a known text is still drawn."""
+def test_memory_is_given_back(sd3: str) -> None:
     with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as pool:
         first = pool.generate_image("a cat", sd3, **SMALL)
-        tokens = [row["units_in"] for row in pool.registry.entries()]
-        again = pool.generate_image("a cat", sd3, **SMALL)
-        assert np.array_equal(first.array, again.array) and tokens
-        held = pool.registry.entries()[0]["engine_bytes"]
+        assert pool.registry.entries()[0]["engine_bytes"] > 0
         pool.unload(sd3)
-        assert held > 0 and all(row["engine_bytes"] == 0 for row in pool.registry.entries())
+        assert all(row["engine_bytes"] == 0 for row in pool.registry.entries())
+        assert pool.metrics()["memory_used"] == 0
+        assert np.array_equal(first.array, pool.generate_image("a cat", sd3, **SMALL).array)
+
+
+def test_too_little_memory(sd3: str) -> None:
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 20)) as pool, pytest.raises(errors.MemoryExhausted):
+        pool.generate_image("a cat", sd3, **SMALL)
