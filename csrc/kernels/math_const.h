@@ -43,11 +43,11 @@
 #define MP_TANH_T4     (-0.00570498686f)
 
 /* GELU(x) = x * Phi(x), Phi the normal distribution, (1 + erf(x / sqrt 2)) / 2, as max(0, x) - t Phi(-t), t = |x|: not
- * by erf, which loses all digits of 1 + erf for negative x. Phi(-t) is a polynomial of degree 5 in the distance of t from
- * the nearest multiple k of GELU_WIDTH, with coefficients of its own for each k below 15; from 15 on (t >= 5.8, where
- * t Phi(-t) is below 2e-8) it is 0. Sixteen floats are one register or two, so that a row of the table is one
+ * by erf, which loses all digits of 1 + erf for negative x. Phi(-t) is a polynomial of degree 5 in the distance of t
+ * from the nearest multiple k of GELU_WIDTH, with coefficients of its own for each k below 15; from 15 on (t >= 5.8,
+ * where t Phi(-t) is below 2e-8) it is 0. Sixteen floats are one register or two, so that a row of the table is one
  * permutation: half the work of one polynomial for all and an exponential. Off by at most 1.6 ulp for x >= -1, and by
- * 2.1e-8 below. */
+ * 2.1e-8 below. Infinities give NaN. */
 #define MP_GELU_END   6.0f
 #define MP_GELU_SCALE 2.5f
 #define MP_GELU_WIDTH 0.4f

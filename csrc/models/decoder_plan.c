@@ -73,7 +73,8 @@ enum { UNITS_A_LANE = 4, SPLIT_BLOCKS = 4 };
 static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
 
 static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
-    return lanes > 1 && rows->M <= mp_decoder_most_rows(model, rows->M) && rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
+    return lanes > 1 && rows->M <= mp_decoder_most_rows(model, rows->M) &&
+           rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
 }
 
 /* Most blocks that a pass in split mode can have. */

@@ -1,7 +1,7 @@
 """What each architecture is known by and what it is held against: the table of ``mpool models`` and of the README.
 
-One row an architecture of the core. ``folder`` and ``gguf`` name the public implementation that a test compares with on
-the same weights; ``tests`` are those tests, so that a claim without one is an error (``tests/python/test_verified.py``).
+One row an architecture of the core. ``folder`` and ``gguf`` name the public implementation that a test compares with
+on the same weights; ``tests`` are those tests: a claim without one is an error (``tests/python/test_verified.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _decoder(architecture: str, models: str, *, folder: str = "transformers", gg
 ROWS = (
     Verified("bert", "all-MiniLM, bge, e5, gte and other BERTs; RoBERTa; XLM-RoBERTa: multilingual-e5, bge-m3 (dense)",
              "sentence-transformers, transformers", "transformers",
-             (("test_parity_minilm.py", "test_real_sentences"), (_ENCODERS, '"bert_xlm_roberta"'), (_GGUF, "test_bert"))),
+             (("test_parity_minilm.py", "test_real_sentences"), (_ENCODERS, '"bert_xlm_roberta"'),
+              (_GGUF, "test_bert"))),
     Verified("nomic_bert", "nomic-embed-text v1, v1.5", "transformers", "transformers",
              ((_ENCODERS, '"nomic_bert_published"'), (_GGUF, '"nomic_bert_published"'))),
     Verified("mpnet", "all-mpnet-base-v2", "transformers", "", ((_ENCODERS, '"mpnet"'),)),

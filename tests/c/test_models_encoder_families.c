@@ -166,7 +166,8 @@ MP_TEST_SECONDS(models_encoder_families_float32, 100) { check_families(MP_COMPUT
 MP_TEST_SECONDS(models_encoder_families_bfloat16, 100) { check_families(MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_families_int8, 100) { check_families(MP_COMPUTE_I8); }
 
-/* What a model will take is known before it is loaded: within 5 %, and what biases and norms take in models so small. */
+/* What a model will take is known before it is loaded: within 5 %, and what biases and norms take in models so
+ * small. */
 MP_TEST(models_encoder_families_memory_is_predicted) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         for (int c = MP_COMPUTE_F32; c <= MP_COMPUTE_I8; c++) {

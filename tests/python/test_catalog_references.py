@@ -256,7 +256,8 @@ def test_choice_of_a_folder() -> None:
     assert chosen == sorted({*names} - {".gitattributes", "2_Dense/pytorch_model.bin", "README.md", "onnx/model.onnx",
                                         "openvino/config.json", "pytorch_model.bin", "train_script.py"})
     sized = [f"2_Dense_{size}/{file}" for size in (256, 1024) for file in ("config.json", "model.safetensors")]
-    stella = ["config.json", "model.safetensors", "modules.json", *sized, "2_Dense_x/config.json", "3_Dense_9/config.json"]
+    stella = ["config.json", "model.safetensors", "modules.json", *sized, "2_Dense_x/config.json",
+              "3_Dense_9/config.json"]
     modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024"}]  # the others are found by their names
     for folder in ("", "sub"):
         start = f"{folder}/" if folder else ""

@@ -56,8 +56,8 @@ GOLDENS = Path(__file__).resolve().parents[1] / "parity" / "decoder" / "tiny.npz
 SHOWN, OTHERWISE = (0, 7, 40, 130), {"gpt_oss": (7, 40, 130), "phi3": (130,)}
 #: Its GELU is a table of half precision.
 NEAR = {"gemma2": 1e-3, "gemma3": 1e-3}
-#: Texts that part for that reason; and since it takes LongRoPE's long factors by the size of its context, not by that of
-#: the text.
+#: Texts that part for that reason; and since it takes LongRoPE's long factors by the size of its context, not by that
+#: of the text.
 OTHER_TEXT = ("gpt_oss", "phi3_long")
 
 

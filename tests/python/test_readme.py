@@ -100,7 +100,8 @@ def test_options_are_those_of_the_core() -> None:
     expected = "\n".join(["| variable | default | meaning |", "|---|---|---|"] + [
         f"| `{name}` | {f'`{default}`' if default else 'empty'} | {meaning} |"
         for name, _, default, meaning in _core.options()])
-    found = re.search(r"^<!-- made from mpool\._core\.options.*?-->\n(.*?)\n<!-- end -->$", README, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^<!-- made from mpool\._core\.options.*?-->\n(.*?)\n<!-- end -->$", README,
+                      re.MULTILINE | re.DOTALL)
     assert found is not None and found[1] == expected, "\n" + expected
 
 

@@ -31,7 +31,8 @@ def test_every_claim_has_a_test() -> None:
 
 def test_the_readme_has_the_table() -> None:
     """Row by row; a failure prints the table as it must be."""
-    expected = "\n".join(["| architecture | for | known from | folders against | GGUF against |", "|---|---|---|---|---|"] + [
+    head = ["| architecture | for | known from | folders against | GGUF against |", "|---|---|---|---|---|"]
+    expected = "\n".join(head + [
         f"| `{name}` | `{capability}` | {models} | {folder or '-'} | {gguf or '-'} |"
         for name, capability, models, folder, gguf in verified.table()])
     found = re.search(r"^<!-- made from mpool/catalog/verified.py.*?-->\n(.*?)\n<!-- end -->$", README,

@@ -263,7 +263,8 @@ def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
     config, arch = model.config, gguf.MODEL_ARCH.GEMMA_EMBEDDING
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
-    for add, value in ((writer.add_block_count, config.num_hidden_layers), (writer.add_head_count, config.num_attention_heads),
+    for add, value in ((writer.add_block_count, config.num_hidden_layers),
+                       (writer.add_head_count, config.num_attention_heads),
                        (writer.add_context_length, config.max_position_embeddings), (writer.add_head_count_kv, 1),
                        (writer.add_embedding_length, config.hidden_size), (writer.add_key_length, config.head_dim),
                        (writer.add_feed_forward_length, config.intermediate_size),

@@ -223,7 +223,7 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
                 for (int r = 1; cols < width && r < r1 - r0; r++) /* close up, so that outputs beyond N are gone */
                     memmove(buffer + r * cols, buffer + r * width, sizeof(float) * (size_t)cols);
                 mp_epilogue_apply(&rest, r0, r1, n0, n0 + cols, buffer, cols);
-                if (cols == width) { /* rows of a few vectors: a loop of bytes, which gcc makes of memcpy, takes longer */
+                if (cols == width) { /* a few vectors a row: the loop of bytes that gcc makes of memcpy takes longer */
                     for (int r = 0; r < r1 - r0; r++)
                         for (int c = 0; c < width; c += D_LANES)
                             v_store(y + (r0 + r) * ldy + n0 + c, v_load(buffer + r * width + c));

@@ -466,8 +466,8 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
 
 bool mp_linear_takes_gated(const mp_linear *next) { return next->parts == 1 && next->acts[0] == MP_A_Q8; }
 
-/* Rows of gate and of up that meet at a time: a multiple of every kernel's tile, so that none is cut, and few enough for
- * both to stay in L1. */
+/* Rows of gate and of up that meet at a time: a multiple of every kernel's tile, so that none is cut, and few enough
+ * for both to stay in L1. */
 enum { GATED_ROWS = 48 };
 
 void mp_linear_gated(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,

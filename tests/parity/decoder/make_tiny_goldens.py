@@ -3,9 +3,9 @@
     python tests/python/tinygguf.py FOLDER                     # torch, transformers, gguf; the models are seeded
     python tests/parity/decoder/make_tiny_goldens.py FOLDER    # llama-cpp-python; writes tiny.npz beside this file
 
-For every file that llama.cpp loads: its sha256, by which a test sees that it has the same one; the logits at the positions
-SHOWN of TOKENS; and GREEDY tokens after the first of them, without the end of text. All weights are float32. Families that
-this llama.cpp refuses are named and left out.
+For every file that llama.cpp loads: its sha256, by which a test sees that it has the same one; the logits at the
+positions SHOWN of TOKENS; and GREEDY tokens after the first of them, without the end of text. All weights are float32.
+Families that this llama.cpp refuses are named and left out.
 """
 
 from __future__ import annotations
