@@ -169,28 +169,28 @@ static void check_kind(const tiny_kind *kind) {
     check_contract_of(kind, floats, 1, MP_COMPUTE_F32, 2);
 }
 
-MP_TEST_SECONDS(models_contract_head_norms, 120) {
+MP_TEST_SECONDS(models_contract_head_norms, 300) {
     check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true});
 }
 
-MP_TEST_SECONDS(models_contract_scaled, 120) {
+MP_TEST_SECONDS(models_contract_scaled, 300) {
     check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true});
 }
 
-MP_TEST_SECONDS(models_contract_experts, 120) {
+MP_TEST_SECONDS(models_contract_experts, 300) {
     check_kind(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6});
 }
 
-MP_TEST_SECONDS(models_contract_sinks, 120) {
+MP_TEST_SECONDS(models_contract_sinks, 300) {
     check_kind(&(tiny_kind){.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true});
 }
 
-MP_TEST_SECONDS(models_contract_long_rope, 120) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
+MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
 /* Windows shorter than a block, longer than one, and longer than two. */
-MP_TEST_SECONDS(models_contract_window_short, 120) { check_kind(&(tiny_kind){.arch = "llama", .window = 3}); }
-MP_TEST_SECONDS(models_contract_window, 120) { check_kind(&(tiny_kind){.arch = "llama", .window = 70}); }
-MP_TEST_SECONDS(models_contract_window_long, 120) { check_kind(&(tiny_kind){.arch = "llama", .window = 131}); }
+MP_TEST_SECONDS(models_contract_window_short, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 3}); }
+MP_TEST_SECONDS(models_contract_window, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 70}); }
+MP_TEST_SECONDS(models_contract_window_long, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 131}); }
 
 MP_TEST_SECONDS(models_contract_quantised, 120) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q4_0, MP_Q5_0, MP_Q4_K, MP_Q6_K, MP_Q5_1, MP_Q5_K};
