@@ -33,21 +33,29 @@ static const mp_arch *arch_find(const char *name) {
     return NULL;
 }
 
+/* Those that exist, as far as there is room: those that begin like it first. */
 static mp_status fail_unknown_arch(const char *name, mp_error *error) {
+    static const char more[] = ", ...";
     char known[96] = "";
     size_t used = 0;
-    for (int i = 0; i < ARCH_COUNT; i++) {
-        size_t length = strlen(archs[i].name);
-        if (used + length + 3 >= sizeof known)
-            break;
-        if (i > 0) {
-            memcpy(known + used, ", ", 2);
-            used += 2;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < ARCH_COUNT; i++) {
+            size_t length = strlen(archs[i].name);
+            if ((strncmp(archs[i].name, name, 3) == 0) != (pass == 0))
+                continue;
+            if (used + length + 2 + sizeof more > sizeof known) {
+                memcpy(known + used, more, sizeof more);
+                pass = 2;
+                break;
+            }
+            if (used > 0) {
+                memcpy(known + used, ", ", 2);
+                used += 2;
+            }
+            memcpy(known + used, archs[i].name, length);
+            used += length;
+            known[used] = 0;
         }
-        memcpy(known + used, archs[i].name, length);
-        used += length;
-        known[used] = 0;
-    }
     return mp_fail_file(error, MP_FORMAT, "", -1, "general.architecture", known, "%s", name[0] ? name : "missing");
 }
 
