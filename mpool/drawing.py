@@ -300,7 +300,9 @@ class Reader:
         self._steps = self._previews = 0
 
     def take(self) -> list[PictureStep]:
-        """Steps that were done; a preview comes with the step after which it was made."""
+        """Steps that were done; a preview comes with the step after which it was made. Of a call that was interrupted
+        while it made one, it is not made again: once all is done the step comes without."""
+        over = self.ticket.done()
         done, previews, _, each = self.ticket.drawn()
         one, total = len(self.request.times), len(self.request.times) * len(self.request.noise)
         every, steps = self.request.preview_every, []
@@ -310,9 +312,10 @@ class Reader:
             preview = None
             if every and (within + 1) % every == 0 and within + 1 < one:
                 index = picture * each + (within + 1) // every - 1
-                if index >= previews:
+                if index < previews:
+                    preview = to_image(np.array(self.ticket.preview(index)))
+                elif not over:
                     break  # it is being made
-                preview = to_image(np.array(self.ticket.preview(index)))
             self._steps = step
             steps.append(PictureStep(step, total, picture, preview))
         return steps

@@ -239,7 +239,8 @@ def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     except Overloaded as error:
         single = isinstance(request.get("inputs"), str)
         field = {"text_embedding": "embed_queue_capacity" if single else "batch_queue_capacity",
-                 "image_embedding": "image_embed_queue_capacity"}.get(capability, "prompt_queue_capacity")
+                 "image_embedding": "image_embed_queue_capacity",
+                 "text_to_image": "image_gen_queue_capacity"}.get(capability, "prompt_queue_capacity")
         error.hint = error.hint or f"Take a job's result first; PoolConfig.{field} makes the queue longer"
         raise
 

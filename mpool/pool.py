@@ -322,11 +322,16 @@ class Pool:
         except BaseException:
             self._forget(entry)
             raise
-        was = entry.isolation
-        if isolation is not None:
-            entry.isolate(isolation)
         parts = entry.parts()
-        keys = [part.core_key(compute) for part in parts]
+        was = [part.isolation for part in parts]
+        try:
+            if isolation is not None:
+                entry.isolate(isolation)
+            keys = [part.core_key(compute) for part in parts]
+        except BaseException:
+            for part, before in zip(parts, was):
+                part.isolation = before
+            raise
         for part, key in zip(parts, keys):
             if part.describe().tokenizes:
                 part.tokenizer()
@@ -336,7 +341,8 @@ class Pool:
             try:
                 self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
             except BaseException as error:
-                entry.isolation = was  # what was there before may serve on; the next attempt is to try again
+                for part, before in zip(parts, was):  # what was there may serve on; the next attempt is to try again
+                    part.isolation = before
                 if isinstance(error, MemoryExhausted):
                     self._name_idle(error, key)
                 raise

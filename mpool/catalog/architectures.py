@@ -52,11 +52,20 @@ def of_capability(rows: list[Architecture], embeds: bool) -> list[Architecture]:
     return [row for row in rows if (row.capability == "text_embedding") == embeds] or rows
 
 
+#: Of all layers together.
+MAX_EXPERTS = 1 << 16
+
+
 def _capped(kv: Fields, key: str, cap: int, what: str, default: int | None = None) -> int:
     value = kv.int(key, low=1) if default is None else kv.int(key, default, low=1)
     if value > cap:
         raise LimitError(f"{kv.file}: {kv.name(key)} is {value}, mpool takes at most {cap} {what}")
     return value
+
+
+def check_layers(table: Fields, name: str) -> None:
+    """Raises FormatError or LimitError unless a model may have so many layers: before anything is listed by layer."""
+    _capped(table, f"{name}.block_count", MAX_LAYERS, "layers")
 
 
 def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types: int | None = None) -> dict[str, int]:
@@ -96,6 +105,8 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
             table.fail(f"{a}.rope.dimension_count", rotated, f"an even number, at most the head's {key_length}")
         table.number(f"{a}.rope.freq_base", above=0.0)
     experts = table.int(f"{a}.expert_count", 0, low=0, high=4096)
+    if experts * layers > MAX_EXPERTS:
+        raise LimitError(f"{file}: {layers} layers of {experts} experts, mpool takes at most {MAX_EXPERTS} in all")
     inner = table.int(f"{a}.expert_feed_forward_length", 0, low=0, high=MAX_WIDTH)
     if experts:
         table.int(f"{a}.expert_used_count", low=1, high=experts)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FormatError, LimitError, Unsupported
 from . import architectures, scoring
 from .families import Architecture
-from .families.reading import MAX_VOCABULARY
+from .families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
 from .fields import Fields, describe
 from .spec import (
     EmbeddingSettings,
@@ -44,6 +44,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.clamp_kqv": (0.0,), "attention.max_alibi_bias": (0.0,), "logit_scale": (1.0,),
     "residual_scale": (1.0,), "embedding_scale": (1.0,), "attn_logit_softcapping": (0.0,),
     "final_logit_softcapping": (0.0,), "use_parallel_residual": (False,), "rope.scale_linear": (1.0,),
+    "expert_weights_scale": (0.0, 1.0), "expert_gating_func": (0, 1, 3),
     "rope.scaling.attn_factor": (1.0,), "rope.scaling.yarn_log_multiplier": (0.0,), "interleave_moe_layer_step": (),
 }
 
@@ -193,12 +194,19 @@ def _rows(shapes: Mapping[str, tuple[int, ...]], name: str, path: str) -> int:
 def _complete(table: Fields, row: Architecture, name: str, kv: dict[str, Value]) -> None:
     """Adds what the file leaves to convention, and refuses what would be computed wrongly. The file's architecture is
     ``name``."""
+    architectures.check_layers(table, name)
+    table.int(f"{name}.embedding_length", low=1, high=MAX_WIDTH)
     for key in kv:
         below = key[len(row.name) + 1:]
         neutral = None if below in row.handled else _NEUTRAL.get(below)
         if neutral is not None and kv[key] not in neutral:
             raise Unsupported(f"{table.file}: {name}.{below} is {describe(kv[key])}; mpool's {name} is without it")
     kv["mpool.activation"] = row.activation
+    if f"{name}.hidden_activation" in table:
+        found = activation(table, f"{name}.hidden_activation", "", tuple(ACTIVATIONS.values()))
+        if found != row.activation and row.name != "modern_bert":
+            raise Unsupported(f"{table.file}: {name}.hidden_activation is {found}; mpool's {name} has {row.activation}")
+        kv["mpool.activation"] = found
     if row.capability == "text_embedding":
         if table.bool(f"{name}.attention.causal", False) and "attention.causal" not in row.handled:
             raise Unsupported(f"{table.file}: {name}.attention.causal is true; mpool's {name} looks both ways")

@@ -150,7 +150,7 @@ class _LineWriter:
             known = all(value == value for value in values)
             vector = "[" + ", ".join([form % value for value in values]) + "]" if known else "null"
             line = f'{{"{self.unit}": {json.dumps(text, ensure_ascii=False)}, "embedding": {vector}}}\n'
-            self.file.write(line.encode())
+            self.file.write(line.encode("utf-8", "backslashreplace"))  # names of files need not be UTF-8
         del self.texts[:len(vectors)]
         self.file.flush()
 

@@ -10,7 +10,7 @@ from typing import Any
 from .. import __version__
 from ..sampling import TABLE
 
-_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding")
+_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "text_to_image")
 #: What an option of sampling does, where its name does not say it.
 _MEANINGS = {"temperature": "0 always takes the likeliest token", "top_k": "only the likeliest so many",
              "top_p": "only the likeliest that make up this share",

@@ -10,6 +10,7 @@ import base64
 import binascii
 import io
 import os
+import threading
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +191,11 @@ def _check_size(width: int, height: int, name: str) -> None:
         raise InvalidArgument(f"{shown}, allowed: one side at most {MAX_RATIO} times the other")
 
 
+#: Of a caller's image, which other threads may have too: Pillow reads the pixels when they are first wanted, and not
+#: from several threads at a time.
+_LOADING = threading.Lock()
+
+
 def _decoded(image: Image, name: str, given: bool = False) -> Image:
     """RGB and upright. given: it is the caller's own, which is left as it is."""
     from PIL import ImageOps
@@ -199,7 +205,11 @@ def _decoded(image: Image, name: str, given: bool = False) -> Image:
         raise InvalidArgument(f"{name} has {image.n_frames} frames, allowed: 1",  # type: ignore[attr-defined]
                               hint="Pass the frame that is meant")
     try:
-        image.load()
+        if given:
+            with _LOADING:
+                image.load()
+        else:
+            image.load()
         try:
             turned = ImageOps.exif_transpose(image)
         except Exception:  # notes of a camera that cannot be read turn nothing

@@ -236,3 +236,28 @@ def test_an_end_of_messages_is_none_of_answers(texts: tuple[str, ...], ends: tup
     generation = llama(**{"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [2, 3, 3, 3, 3, 3, 1, 1, 1],
                           "tokenizer.ggml.eos_token_id": 5}).generation
     assert generation is not None and generation.eog_token_ids == ends
+
+
+@pytest.mark.parametrize("name", ["smollm3", "gemma3", "gpt-oss", "qwen3moe"])
+def test_layers_are_counted_before_they_are_listed(name: str) -> None:
+    """A file of a kilobyte that says it has billions takes neither time nor memory."""
+    table = {key.replace("llama", name): value for key, value in LLAMA.items() if key != "general.architecture"}
+    with pytest.raises(errors.LimitError, match="layers"):
+        read(table | {"general.architecture": name, f"{name}.block_count": 4_000_000_000}, llama_shapes())
+
+
+def test_experts_are_counted_before_they_are_listed() -> None:
+    table = {key.replace("llama", "qwen3moe"): value for key, value in LLAMA.items() if key != "general.architecture"}
+    many = {"block_count": 512, "expert_count": 4096, "expert_used_count": 8, "expert_feed_forward_length": 8}
+    with pytest.raises(errors.LimitError, match="experts"):
+        read(table | {"general.architecture": "qwen3moe"} | {f"qwen3moe.{key}": value for key, value in many.items()},
+             llama_shapes())
+
+
+def test_activation_of_the_file() -> None:
+    """One that mpool would not compute is refused."""
+    assert llama(**{"llama.hidden_activation": "silu"}).spec.architecture == "llama"
+    with pytest.raises(errors.Unsupported, match="hidden_activation"):
+        llama(**{"llama.hidden_activation": "gelu"})
+    with pytest.raises(errors.FormatError, match="hidden_activation"):
+        llama(**{"llama.hidden_activation": "wavy"})

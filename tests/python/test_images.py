@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -468,3 +469,23 @@ def test_any_bytes_are_an_image_or_refused() -> None:
         assert found.mode == "RGB" and np.asarray(found).shape == (found.height, found.width, 3)
 
     check()
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_one_image_of_pillow_from_many_threads(form: str) -> None:
+    """It reads its pixels when they are first wanted: one thread does, the others wait."""
+    rng = np.random.default_rng(5)
+    buffer = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (400, 500, 3), dtype=np.uint8)).save(buffer, form)
+    expected = np.asarray(read_image(buffer.getvalue()))
+    for _ in range(4):
+        image = Image.open(io.BytesIO(buffer.getvalue()))
+        start = threading.Barrier(4)
+
+        def load(image: Image.Image = image, start: threading.Barrier = start) -> np.ndarray:
+            start.wait()
+            return np.asarray(read_image(image))
+
+        with ThreadPoolExecutor(4) as threads:
+            found = [one.result() for one in [threads.submit(load) for _ in range(4)]]
+        assert all(np.array_equal(one, expected) for one in found)

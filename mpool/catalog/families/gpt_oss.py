@@ -31,7 +31,8 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     set_window(kv, "gpt_oss", table.int(f"{name}.attention.sliding_window", low=1), has_window(layers, 2))
     kv["mpool.expert_clamp"] = 7.0
     kv["mpool.rope_yarn_truncate"] = False
-    kv.setdefault("gpt_oss.expert_feed_forward_length", kv["gpt_oss.feed_forward_length"])
+    if "gpt_oss.expert_feed_forward_length" not in kv:
+        kv["gpt_oss.expert_feed_forward_length"] = table.int(f"{name}.feed_forward_length", low=1)
 
 
 ROWS = (

@@ -12,7 +12,7 @@ from .rows import Architecture, Config
 _INTERVAL = 4
 
 
-def _rotated(layers: int, interval: int) -> list[Value]:
+def _rotated(layers: int, interval: int) -> list[int]:
     """The table of each layer for the core: 0, or -1 for those without."""
     return [0 if (i + 1) % interval else -1 for i in range(layers)]
 
