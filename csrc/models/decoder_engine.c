@@ -382,12 +382,6 @@ static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *out
         }
 }
 
-/* Experts are read from their files in every pass. */
-static bool experts_sound(const mp_decoder *model) {
-    return model->experts.count == 0 ||
-           (!mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights));
-}
-
 /* Weights were read from a file that is another by now. */
 static void spoilt_all(const mp_plan *plan, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++) {
@@ -501,7 +495,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
         mp_stored *stored = engine->model->stored;
-        if (mp_stored_spoilt(stored) || (pass.unpacked && !mp_stored_sound(stored)) || !experts_sound(engine->model)) {
+        if (mp_stored_spoilt(stored) || (pass.unpacked && !mp_stored_sound(stored))) {
             spoilt_all(plan, outcomes);
         } else if (!pass.stop) {
             mp_answers_draw(engine, plan, &pass, sampling, outcomes);
