@@ -20,15 +20,23 @@ from . import report
 from .__main__ import Turn, machine, say
 from .probe import Frame, Probe, Watch
 
-WORKER = Path(__file__).with_name("image_engines.py")
-MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "images"
-SHAPES = ("clip-b32", "clip-l336", "dinov2-s")
-ENGINES = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
-MODULES = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
-
-
 class Bench:
-    """A run."""
+    """A run; the benchmark of pictures is one with other attributes.
+
+    Attributes:
+        topic: the module's name.
+        file: what runs in an engine's process.
+        shapes, engines: what is measured, and with what by default.
+        modules: engines -> the module that each needs.
+        maker: what the interpreter that makes the weights needs.
+    """
+
+    topic = "images"
+    file = Path(__file__).with_name("image_engines.py")
+    shapes: tuple[str, ...] = ("clip-b32", "clip-l336", "dinov2-s")
+    engines = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
+    modules = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
+    maker = "transformers and torch"
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.probe = arguments, Probe()
@@ -42,17 +50,21 @@ class Bench:
 
     def installed(self, engine: str) -> bool:
         """Whether its interpreter has its library."""
-        module = MODULES[engine.partition(":")[0]]
+        module = self.modules[engine.partition(":")[0]]
         probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        return subprocess.run([self.python(engine), "-c", probe], cwd=WORKER.parent).returncode == 0
+        return subprocess.run([self.python(engine), "-c", probe], cwd=self.file.parent).returncode == 0
+
+    def folder(self, shape: str) -> Path:
+        """Where what is made for a shape stands."""
+        return Path(__file__).resolve().parents[1] / "build" / "bench" / self.topic / shape
 
     def worker(self, python: str, task: dict[str, Any]) -> dict[str, Any]:
         """One process."""
         threads = str(self.arguments.threads)
         env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
                "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        done = subprocess.run([python, str(WORKER)], input=json.dumps(task), capture_output=True, text=True, env=env,
-                              timeout=self.arguments.timeout, cwd=WORKER.parent)
+        done = subprocess.run([python, str(self.file)], input=json.dumps(task), capture_output=True, text=True, env=env,
+                              timeout=self.arguments.timeout, cwd=self.file.parent)
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
             raise RuntimeError(f"{task['engine']}, {task['shape']}: {done.stderr.strip()[-600:] or done.returncode}")
@@ -62,12 +74,12 @@ class Bench:
     def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
         """What a worker is asked."""
         quick = self.arguments.quick
-        return {"what": what, "engine": engine, "shape": shape, "folder": str(MADE / shape),
+        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
                 "threads": self.arguments.threads, "images": 4 if quick else 32, "repeat": 1 if quick else 3}
 
     def prepare(self, shape: str) -> list[str]:
         """Makes what engines want; those that can take part."""
-        (MADE / shape).mkdir(parents=True, exist_ok=True)
+        self.folder(shape).mkdir(parents=True, exist_ok=True)
         self.worker(self.arguments.maker or sys.executable, self.task("prepare", "folder", shape))
         ready = []
         for engine in self.arguments.engines:
@@ -124,35 +136,35 @@ class Bench:
 
     def version(self, engine: str) -> str:
         """Of an engine's distribution."""
-        code = f"import {MODULES[engine.partition(':')[0]]} as module; print(module.__version__)"
-        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=WORKER.parent)
+        code = f"import {self.modules[engine.partition(':')[0]]} as module; print(module.__version__)"
+        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=self.file.parent)
         return done.stdout.strip() or "?"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str | None = __doc__) -> int:
     """Runs, prints tables, writes the record."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__,
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{bench.topic}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default=ENGINES, type=lambda text: text.split(","), help="(default: %(default)s)")
-    parser.add_argument("--shapes", default=",".join(SHAPES), type=lambda text: text.split(","),
+    parser.add_argument("--engines", default=bench.engines, type=lambda text: text.split(","), help="(default: %(default)s)")
+    parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),
                         help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one process")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
                         help="an interpreter of an engine's own; may be repeated")
-    parser.add_argument("--maker", metavar="PATH", help="an interpreter with transformers and torch")
+    parser.add_argument("--maker", metavar="PATH", help=f"an interpreter with {bench.maker}")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
     parser.add_argument("--markdown", metavar="PATH", help="write tables of mpool against its best rivals here")
     parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, measures nothing")
     arguments = parser.parse_args(argv)
-    wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
-    wrong += [shape for shape in arguments.shapes if shape not in SHAPES]
+    wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in bench.modules]
+    wrong += [shape for shape in arguments.shapes if shape not in bench.shapes]
     wrong += [pair for pair in arguments.peer_python if "=" not in pair]
     if wrong:
-        parser.error(f"{wrong[0]!r}: engines are {', '.join(MODULES)}; shapes are {', '.join(SHAPES)}")
+        parser.error(f"{wrong[0]!r}: engines are {', '.join(bench.modules)}; shapes are {', '.join(bench.shapes)}")
     began = time.monotonic()
-    record = Bench(arguments).run()
+    record = bench(arguments).run()
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
     if arguments.markdown:

@@ -101,19 +101,11 @@ class Job:
         return f"<mpool.Job of {self.model}, {self.capability}, {'done' if self.done() else 'running'}>"
 
 
-class EmbedJob(Job):
-    """A job whose result is vectors."""
+class _VectorJob(Job):
+    """What jobs whose result is vectors have in common; ``_call`` is None when no input is to be computed."""
 
-    def __init__(self, plan: Plan, inputs: Any, most: int, call: Call) -> None:
-        from . import embedding
-
-        super().__init__("text_embedding", plan.entry.key)
-        self._single = isinstance(inputs, str)
-        texts = [inputs] if self._single else embedding.texts_of(inputs, most)
-        chars = sum(len(text) for text in texts if isinstance(text, str))
-        self._plan, self._options, self._told = plan, call, False
-        self._pack: Pack = _threads.interruptible(embedding.pack, plan, texts, 0, self._single, chars=chars)
-        self._call = embedding.submit(plan, self._pack, call, embedding.lane_of(len(texts)), True)
+    _plan: Any  # each kind says which
+    _call: _core.Ticket | None
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -129,6 +121,23 @@ class EmbedJob(Job):
         except MpoolError:
             pass
         return False
+
+
+class EmbedJob(_VectorJob):
+    """A job whose result is vectors."""
+
+    _plan: Plan
+
+    def __init__(self, plan: Plan, inputs: Any, most: int, call: Call) -> None:
+        from . import embedding
+
+        super().__init__("text_embedding", plan.entry.key)
+        self._single = isinstance(inputs, str)
+        texts = [inputs] if self._single else embedding.texts_of(inputs, most)
+        chars = sum(len(text) for text in texts if isinstance(text, str))
+        self._plan, self._options, self._told = plan, call, False
+        self._pack: Pack = _threads.interruptible(embedding.pack, plan, texts, 0, self._single, chars=chars)
+        self._call = embedding.submit(plan, self._pack, call, embedding.lane_of(len(texts)), True)
 
     def _finish(self) -> Any:
         from . import embedding
@@ -151,8 +160,10 @@ class EmbedJob(Job):
         return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
 
 
-class ImageJob(Job):
+class ImageJob(_VectorJob):
     """A job whose result is vectors of images."""
+
+    _plan: ImagePlan
 
     def __init__(self, plan: ImagePlan, images: Any, most: int, call: Call) -> None:
         from . import embedding, image_embedding
@@ -165,21 +176,6 @@ class ImageJob(Job):
         self._plan, self._options, self._told = plan, call, False
         self._pack = image_embedding.packed(plan, many, 0, self._single, call)
         self._call = image_embedding.submit(plan, self._pack, call, embedding.lane_of(len(many)), True)
-
-    @property
-    def _ticket(self) -> _core.Ticket | None:
-        return self._call
-
-    def _recovers(self) -> bool:
-        if self._call is None or not self._plan.null:
-            return False
-        try:
-            self._call.check()
-        except NumericError:
-            return True
-        except MpoolError:
-            pass
-        return False
 
     def _finish(self) -> Any:
         from . import embedding, image_embedding

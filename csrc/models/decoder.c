@@ -17,7 +17,7 @@
 
 enum {
     POLL_LAYERS = 4,
-    GATED_ROWS = 16 /* from which on gate and up are computed panel by panel: with fewer the weights come from memory,
+    GATED_LEAST = 16 /* from which on gate and up are computed panel by panel: with fewer the weights come from memory,
                      * which reads two matrices one after the other faster than in turns */
 };
 
@@ -345,7 +345,7 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
                            view->base + view->at.expert, pass->x + view->first * hidden);
         return;
     }
-    if (M >= GATED_ROWS && !pass->unpacked && model->residual_scale == 1 && mp_linear_takes_gated(&layer->down)) {
+    if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 && mp_linear_takes_gated(&layer->down)) {
         mp_linear_gated(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
         mp_lane_sync(lane);
         add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, NULL, 0);

@@ -38,26 +38,6 @@ static const mp_model_ops encoder_ops = {mp_encoder_engine, mp_encoder_check, en
 
 static const char *file_of(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
 
-static mp_status read_activation(mp_encoder *model, const mp_spec *spec, mp_error *error) {
-    static const struct {
-        const char *name;
-        mp_act act;
-    } acts[] = {{"gelu", MP_ACT_GELU},
-                {"gelu_tanh", MP_ACT_GELU_TANH},
-                {"quick_gelu", MP_ACT_QUICK_GELU},
-                {"relu", MP_ACT_RELU},
-                {"silu", MP_ACT_SILU}};
-    const char *name;
-    MP_TRY(mp_spec_string(spec, "mpool.activation", "gelu", &name, error));
-    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
-        if (strcmp(acts[i].name, name) == 0) {
-            model->act = acts[i].act;
-            return MP_OK;
-        }
-    return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "mpool.activation",
-                        "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
-}
-
 static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *error) {
     int64_t heads, kv_heads, key, value, hidden = model->hidden;
     double scale, scale_default;
@@ -106,7 +86,7 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     model->context = (int32_t)context;
     model->eps = (float)eps;
     model->embedding_scale = (float)embedding_scale;
-    MP_TRY(read_activation(model, spec, error));
+    MP_TRY(mp_model_activation(spec, &model->act, error));
     return read_heads(model, spec, error);
 }
 

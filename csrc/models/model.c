@@ -148,3 +148,49 @@ int mp_lanes_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
     double lanes = sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers));
     return lanes < 1 ? 1 : lanes > 256 ? 256 : (int)lanes;
 }
+
+mp_status mp_model_activation(const mp_spec *spec, mp_act *act, mp_error *error) {
+    static const struct {
+        const char *name;
+        mp_act act;
+    } acts[] = {{"gelu", MP_ACT_GELU},
+                {"gelu_tanh", MP_ACT_GELU_TANH},
+                {"quick_gelu", MP_ACT_QUICK_GELU},
+                {"relu", MP_ACT_RELU},
+                {"silu", MP_ACT_SILU}};
+    const char *name;
+    MP_TRY(mp_spec_string(spec, "mpool.activation", "gelu", &name, error));
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
+        if (strcmp(acts[i].name, name) == 0) {
+            *act = acts[i].act;
+            return MP_OK;
+        }
+    return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1, "mpool.activation",
+                        "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
+}
+
+mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error) {
+    if (bytes <= arena->size)
+        return MP_OK;
+    size_t more = bytes - arena->size;
+    if (!mp_budget_take(budget, more))
+        return mp_fail_memory(error, bytes, "the scratch of a step");
+    mp_status status = mp_arena_reserve(arena, bytes, error);
+    if (status != MP_OK) {
+        mp_budget_give(budget, more);
+        if (arena->size == 0) {
+            mp_budget_give(budget, *charged);
+            *charged = 0;
+        }
+        return status;
+    }
+    *charged += more;
+    return MP_OK;
+}
+
+void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
+    for (int i = 0; i < plan->count; i++) {
+        plan->items[i]->error = *error;
+        outcomes[i] = MP_OUTCOME_FAILED;
+    }
+}

@@ -4,6 +4,7 @@
 #ifndef MP_MODELS_MODEL_H
 #define MP_MODELS_MODEL_H
 
+#include "base/arena.h"
 #include "base/shared_memory.h"
 #include "files/spec.h"
 #include "kernels/kernels.h"
@@ -36,6 +37,14 @@ typedef struct mp_model_facts {
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
 } mp_model_facts;
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);
+
+/* For families: mpool.activation of a spec, one of those between the linear layers of encoders; GELU if absent. */
+mp_status mp_model_activation(const mp_spec *spec, mp_act *act, mp_error *error);
+
+/* For engines: scratch that is charged to the budget, sized by the step and kept for the next; *charged grows by what
+ * was taken. And every item of a plan fails alike. */
+mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error);
+void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes);
 
 /* For families: lanes that make a pass of `rows` rows shorter, when they meet at so many barriers. A lane more takes
  * its part of the work, and makes each barrier longer. From sizes alone, with rates that are too low rather than too

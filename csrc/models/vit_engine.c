@@ -272,33 +272,6 @@ static int make_groups(vit_engine *engine, int images, int64_t limit, size_t *gr
     return count;
 }
 
-static void fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
-    for (int i = 0; i < plan->count; i++) {
-        plan->items[i]->error = *error;
-        outcomes[i] = MP_OUTCOME_FAILED;
-    }
-}
-
-/* Scratch is charged to the budget; it is sized by the step and kept for the next. */
-static mp_status reserve(vit_engine *engine, size_t bytes, mp_error *error) {
-    if (bytes <= engine->arena.size)
-        return MP_OK;
-    size_t more = bytes - engine->arena.size;
-    if (!mp_budget_take(engine->budget, more))
-        return mp_fail_memory(error, bytes, "the scratch of a step");
-    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
-    if (status != MP_OK) {
-        mp_budget_give(engine->budget, more);
-        if (engine->arena.size == 0) {
-            mp_budget_give(engine->budget, engine->charged);
-            engine->charged = 0;
-        }
-        return status;
-    }
-    engine->charged += more;
-    return MP_OK;
-}
-
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, bool poisoned, mp_outcome *outcomes) {
     for (int i = 0; i < images; i++) {
         int owner = engine->owner[i];
@@ -329,7 +302,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     int64_t rows = 0;
     uint64_t start = mp_sys_now_ns();
     if (collect(engine, plan, &images, &rows, &longest, &error) != MP_OK) {
-        fail_all(plan, &error, outcomes);
+        mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
     /* groups of equal size, at least one a lane when there are images enough; a single image is shared by all lanes */
@@ -341,8 +314,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     size_t shared = run.group_bytes * (size_t)(run.together ? 1 : lease->lanes);
     size_t lanes = run.lane_bytes * (size_t)lease->lanes;
     mp_arena_reset(&engine->arena);
-    if (reserve(engine, shared + lanes, &error) != MP_OK) {
-        fail_all(plan, &error, outcomes);
+    if (mp_engine_reserve(&engine->arena, shared + lanes, engine->budget, &engine->charged, &error) != MP_OK) {
+        mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
     run.group_scratch = mp_arena_take(&engine->arena, shared);

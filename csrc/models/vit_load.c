@@ -67,26 +67,6 @@ static mp_status read_pixels(mp_vit *model, const mp_spec *spec, mp_error *error
     return MP_OK;
 }
 
-static mp_status read_act(mp_vit *model, const mp_spec *spec, mp_error *error) {
-    static const struct {
-        const char *name;
-        mp_act act;
-    } acts[] = {{"gelu", MP_ACT_GELU},
-                {"gelu_tanh", MP_ACT_GELU_TANH},
-                {"quick_gelu", MP_ACT_QUICK_GELU},
-                {"relu", MP_ACT_RELU},
-                {"silu", MP_ACT_SILU}};
-    const char *name;
-    MP_TRY(mp_spec_string(spec, "mpool.activation", "gelu", &name, error));
-    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
-        if (strcmp(acts[i].name, name) == 0) {
-            model->act = acts[i].act;
-            return MP_OK;
-        }
-    return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "mpool.activation",
-                        "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
-}
-
 static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
     int64_t layers, hidden, heads, ffn, image, patch, registers, none = 0;
     double eps;
@@ -117,7 +97,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     model->smooth = (flags & MP_ARCH_SMOOTH_SIZE) != 0;
     model->attention_pool = (flags & MP_ARCH_ATTENTION_POOL) != 0;
     model->eps = (float)eps;
-    MP_TRY(read_act(model, spec, error));
+    MP_TRY(mp_model_activation(spec, &model->act, error));
     return read_pixels(model, spec, error);
 }
 
