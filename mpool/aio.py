@@ -18,17 +18,13 @@ in :mod:`mpool`; a full queue is waited for without blocking the loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import threading
-import weakref
 from collections import deque
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
-    Generator,
     Iterable,
     Mapping,
     Sequence,
@@ -36,183 +32,31 @@ from collections.abc import (
 )
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _awaiting, _core, _options, _threads, embedding, reranking
+from . import _options, _threads, embedding, reranking
+from ._async_streams import AsyncPictureStream, AsyncStream
 from ._runtime import default_pool
-from .errors import Cancelled, InvalidArgument, NumericError, Overloaded
-from .generation import Reader, Request, unread
-from .results import Chunk, Completion
+from ._watching import watcher
+from .errors import InvalidArgument, NumericError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from . import _core
     from ._options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
     from .drawing import Request as DrawRequest
     from .embedding import Pack, Plan
+    from .generation import Request
     from .images import ImageInput
     from .model import Model
-    from .pictures import Pictures, PictureStep
+    from .pictures import Pictures
     from .pool import Pool
     from .reranking import Ranking
-    from .streams import Stream
+    from .results import Completion
 
     ModelLike = str | os.PathLike[str] | Model | None
 
 T = TypeVar("T")
-
-#: Seconds between two attempts to get into a full queue, beside those that a finished call of this loop sets off.
-_RETRY = 0.02
-
-
-# ---- one watcher an event loop --------------------------------------------------------------------------------------
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-class _Line:
-    """Coroutines that wait for room in one queue; the first in line tries."""
-
-    def __init__(self) -> None:
-        self.turn, self.length = asyncio.Lock(), 0
-
-
-class _Followed:
-    """A ticket that coroutines of one loop wait for: the number it is bound under, and who is to be woken."""
-
-    __slots__ = ("number", "coroutines", "bound", "parked")
-
-    def __init__(self, number: int) -> None:
-        self.number, self.coroutines, self.bound = number, 0, False
-        self.parked: list[asyncio.Future[None]] = []
-
-
-class _Watcher:
-    """Tells the coroutines of one event loop that their tickets moved. Used in the loop's thread only."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.notifier = _core.Notifier()
-        self._numbers = itertools.count(1)
-        self._tickets: dict[int, _Followed] = {}  # by identity
-        self._followed: dict[int, _Followed] = {}  # by number
-        self._lines: dict[str, _Line] = {}
-        self._room: set[asyncio.Future[None]] = set()
-        loop.add_reader(self.notifier.fileno(), self._moved)
-
-    def _moved(self) -> None:
-        for number in self.notifier.take():
-            followed = self._followed.get(number)
-            if followed is not None:
-                parked, followed.parked = followed.parked, []
-                for future in parked:
-                    _wake(future)
-
-    async def follow(self, ticket: _core.Ticket, ready: Callable[[], T | None]) -> T:
-        """Asks ``ready()`` whenever the ticket moves, until it gives something.
-
-        Cancelled: so is the ticket, unless somebody else waits for it, here or in another loop or thread.
-        """
-        if (found := ready()) is not None:
-            if ticket.done():
-                self._wake_line()
-            return found
-        loop, key = asyncio.get_running_loop(), id(ticket)
-        followed = self._tickets.get(key)
-        if followed is None:
-            followed = self._tickets[key] = _Followed(next(self._numbers))
-            self._followed[followed.number] = followed
-        followed.coroutines += 1
-        try:
-            with _awaiting.Waiter(ticket):
-                while (found := ready()) is None:
-                    if not followed.bound:
-                        ticket.bind(self.notifier, followed.number)
-                        followed.bound = True
-                    future = loop.create_future()
-                    followed.parked.append(future)
-                    await future
-            return found
-        finally:
-            followed.coroutines -= 1
-            if not followed.coroutines:
-                del self._tickets[key], self._followed[followed.number]
-            if ticket.done():
-                self._wake_line()
-
-    async def done(self, ticket: _core.Ticket) -> None:
-        """Until the ticket is done."""
-        await self.follow(ticket, lambda: ticket.done() or None)
-
-    async def enter(self, key: str, submit: Callable[[], T], wait: bool = True) -> T:
-        """Submits; while the queue is full, waits in line with the other coroutines that want the same model.
-
-        Unless ``wait``: then Overloaded is raised.
-        """
-        if not wait or key not in self._lines:
-            try:
-                return submit()
-            except Overloaded:
-                if not wait:
-                    raise
-        line = self._lines.setdefault(key, _Line())
-        line.length += 1
-        try:
-            async with line.turn:
-                while True:
-                    await self._some_room()
-                    try:
-                        return submit()
-                    except Overloaded:
-                        continue
-        finally:
-            line.length -= 1
-            if not line.length:
-                del self._lines[key]
-
-    async def _some_room(self) -> None:
-        """Until a call of this loop has ended, or a little time is over.
-
-        By a timer, not :func:`asyncio.wait_for`: before Python 3.12 that one loses a cancellation that comes when its
-        future is done already.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._room.add(future)
-        timer = loop.call_later(_RETRY, _wake, future)
-        try:
-            await future
-        finally:
-            timer.cancel()
-            self._room.discard(future)
-
-    def _wake_line(self) -> None:
-        for future in self._room:
-            _wake(future)
-
-
-_watchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def _watcher() -> _Watcher:
-    loop = asyncio.get_running_loop()
-    found = _watchers.get(loop)
-    if found is None:
-        with _lock:
-            for old in [old for old in _watchers if old.is_closed()]:
-                _watchers.pop(old).notifier.close()
-            found = _watchers[loop] = _Watcher(loop)
-    return found
-
-
-def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _watchers.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 async def _tokenised(function: Callable[..., T], *args: Any) -> T:
@@ -240,7 +84,7 @@ async def _pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = Fal
 
 async def _submit(plan: Plan, pack: Pack, call: Call, lane: int) -> _core.Ticket | None:
     wait = not call.fail_fast
-    return await _watcher().enter(f"{plan.core_key}\n{lane}",
+    return await watcher().enter(f"{plan.core_key}\n{lane}",
                                   lambda: embedding.submit(plan, pack, call, lane, True, wait), wait)
 
 
@@ -248,7 +92,7 @@ async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, call: Ca
     """Rows of a pack whose call was started."""
     if ticket is None:
         return embedding.finish(plan, pack, embedding.empty(plan))
-    await _watcher().done(ticket)
+    await watcher().done(ticket)
     try:
         vectors = embedding.vectors_of(plan, ticket)
     except NumericError:
@@ -342,7 +186,7 @@ async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLik
     async def land() -> None:
         start, packed, ticket = flying[0]
         if ticket is not None:
-            await _watcher().done(ticket)
+            await watcher().done(ticket)
         rows = await asyncio.to_thread(image_embedding.landed, plan, packed, ticket, call) \
             if plan.null else image_embedding.landed(plan, packed, ticket, call)
         flying.popleft()
@@ -359,7 +203,7 @@ async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLik
             def submit(packed: Any = packed, wait: bool = wait, call: Call = call) -> _core.Ticket | None:
                 return image_embedding.submit(plan, packed, call, lane, True, wait)
 
-            flying.append((start, packed, await _watcher().enter(f"{plan.core_key}\n{lane}", submit, wait)))
+            flying.append((start, packed, await watcher().enter(f"{plan.core_key}\n{lane}", submit, wait)))
             call = _options.patient(call)
             while len(flying) >= embedding.DEPTH:
                 await land()
@@ -471,195 +315,6 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
 
 # ---- text -----------------------------------------------------------------------------------------------------------
 
-class AsyncStream:
-    """Pieces of a text, as they are decided. Made by ``generate(..., stream=True)`` and ``chat(..., stream=True)``.
-
-    Iterating (``async for``) gives :class:`mpool.Chunk` s; the work starts with the first of them. Leaving early, by
-    ``break``, ``aclose()``, the end of an ``async with``, or by dropping it, cancels the work; what was written till
-    then stays readable in :meth:`result`, which is empty if it never started. ``await`` of the stream starts the work
-    and gives the stream itself. A start that fails raises the same error to everybody who asks, however often. Several
-    tasks may read one stream: each piece goes to one of them, and the work is cancelled with the last of them.
-    """
-
-    def __init__(self, make: Callable[[], Awaitable[Request]], call: Call) -> None:
-        self._make: Callable[[], Awaitable[Request]] | None = make
-        self._call: Call | None = call
-        self._ticket: _core.Ticket | None = None
-        self._reader: Reader | None = None
-        self._error: Exception | None = None
-        self._turn, self._starters = asyncio.Lock(), 0
-        self._ready: deque[Chunk] = deque()
-        self._over = self._left = False
-
-    @classmethod
-    def _of_job(cls, stream: Stream) -> AsyncStream:
-        self = cls.__new__(cls)
-        self._make, self._call, self._ticket, self._reader = None, None, stream._ticket, stream._reader
-        self._error, self._turn, self._starters = None, asyncio.Lock(), 0
-        self._ready, self._over, self._left = stream._ready, stream._over, stream._left
-        return self
-
-    async def _start(self) -> AsyncStream:
-        """One of those who ask starts it; if that one is cancelled, the next does."""
-        if self._ticket is None and not self._left:
-            self._starters += 1
-            try:
-                async with self._turn:
-                    if self._ticket is None and self._error is None and not self._left:
-                        await self._begin()
-            except asyncio.CancelledError:
-                if self._starters == 1:
-                    self._leave()
-                raise
-            finally:
-                self._starters -= 1
-        if self._error is not None:
-            raise self._error
-        return self
-
-    async def _begin(self) -> None:
-        assert self._make is not None
-        try:
-            request = await self._make()
-            if self._left:
-                return
-            call = self._call or _options.PLAIN
-            wait = not call.fail_fast
-            ticket = await _watcher().enter(request.core_key, lambda: request.submit(call, True, wait), wait)
-        except Exception as error:
-            self._error, self._over, self._make = error, True, None
-            return
-        self._make = None
-        if self._left:  # it was closed while it waited for its turn
-            ticket.cancel()
-        self._reader, self._ticket = self._reader_of(request, ticket), ticket
-
-    def _reader_of(self, request: Any, ticket: _core.Ticket) -> Any:
-        return Reader(request, ticket)
-
-    def __await__(self) -> Generator[Any, None, AsyncStream]:
-        return self._start().__await__()
-
-    def __aiter__(self) -> _AsyncIteration:
-        return _AsyncIteration(self)
-
-    async def __anext__(self) -> Chunk:
-        if not self._ready and (not self._over or self._error is not None):
-            await self._start()
-            if not self._over:
-                await self._more()
-        if not self._ready:
-            raise StopAsyncIteration
-        return self._ready.popleft()
-
-    async def _more(self) -> None:
-        """Until there are pieces, or no more."""
-        ticket, reader = self._ticket, self._reader
-        assert ticket is not None and reader is not None
-
-        def ready() -> bool | None:
-            done = ticket.done()
-            self._ready.extend(reader.take())
-            return True if self._ready or done else None
-
-        try:
-            await _watcher().follow(ticket, ready)
-        except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError) or not _awaiting.others(ticket):
-                self._leave()
-            raise
-        if not self._ready:
-            self._over = True
-            if not self._left:
-                reader.check()
-
-    async def result(self) -> Completion:
-        """Waits for the end and gives all of it, whatever was iterated over before.
-
-        Raises:
-            MpoolError: the call failed, the same error each time. A stream that was left early does not fail: its
-                ``finish_reason`` is ``"cancelled"``.
-        """
-        await self._start()
-        if self._ticket is None or self._reader is None:
-            return unread()
-        await _watcher().done(self._ticket)
-        if not self._left:
-            self._reader.check()
-        return self._reader.completion()
-
-    def _leave(self) -> None:
-        if self._ticket is None:
-            self._left = self._left or self._error is None
-        elif not self._ticket.done():
-            self._left = True
-            self._ticket.cancel()
-        self._over = True
-        self._ready.clear()
-
-    async def aclose(self) -> None:
-        """Cancels what is not done. Idempotent."""
-        self._leave()
-
-    async def __aenter__(self) -> AsyncStream:
-        return await self._start()
-
-    async def __aexit__(self, *error: object) -> None:
-        self._leave()
-
-
-class AsyncPictureStream(AsyncStream):
-    """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
-
-    As :class:`AsyncStream`, but iterating gives :class:`mpool.PictureStep` s, and :meth:`result` of a stream that was
-    left early raises Cancelled.
-    """
-
-    def __init__(self, make: Callable[[], Awaitable[DrawRequest]], call: Call) -> None:
-        super().__init__(make, call)  # type: ignore[arg-type]
-
-    def _reader_of(self, request: Any, ticket: _core.Ticket) -> Any:
-        from . import drawing
-
-        return drawing.Reader(request, ticket)
-
-    async def __anext__(self) -> PictureStep:  # type: ignore[override]
-        return await super().__anext__()  # type: ignore[return-value]
-
-    async def result(self) -> Pictures:  # type: ignore[override]
-        """Waits for the pictures, whatever was iterated over before.
-
-        Raises:
-            Cancelled: the stream was left early.
-            MpoolError: the call failed, the same error each time.
-        """
-        await self._start()
-        if self._ticket is not None:
-            await _watcher().done(self._ticket)
-        if self._left or self._ticket is None or self._reader is None:
-            raise Cancelled("the stream was left before its pictures were done")
-        return self._reader.result()  # type: ignore[attr-defined, no-any-return]
-
-
-class _AsyncIteration:
-    """What an ``async for`` holds: when it is dropped before the end, the stream is left."""
-
-    __slots__ = ("_stream",)
-
-    def __init__(self, stream: AsyncStream) -> None:
-        self._stream = stream
-
-    def __aiter__(self) -> _AsyncIteration:
-        return self
-
-    async def __anext__(self) -> Chunk:
-        return await self._stream.__anext__()
-
-    def __del__(self) -> None:
-        if not self._stream._over:
-            self._stream._leave()
-
-
 def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: bool, make: Callable[[], Request],
           chat: bool = False) -> Any:
     if not isinstance(stream, bool):
@@ -676,7 +331,8 @@ def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: b
     return call if stream else _collect(call)
 
 
-async def _collect(call: AsyncStream) -> Completion:
+async def _collect(call: Any) -> Any:
+    """The result of a stream; leaving it stops the work."""
     try:
         return await call.result()
     finally:
@@ -747,7 +403,7 @@ def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False
         return await asyncio.to_thread(use._draw_request, prompt, model, dict(options))
 
     call = AsyncPictureStream(request, begun)
-    return call if stream else _collect(call)  # type: ignore[return-value]
+    return call if stream else _collect(call)
 
 
 async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
@@ -769,7 +425,7 @@ async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None
 
 async def _job_result(job: Any) -> Any:
     if job._ticket is not None:
-        await _watcher().done(job._ticket)
+        await watcher().done(job._ticket)
         if job._recovers():
             return await asyncio.to_thread(job._finish)
     return job._finish()

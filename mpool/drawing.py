@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from .errors import Cancelled, InvalidArgument, MemoryExhausted
 from .generation import keyed
 from .pictures import Picture, Pictures, PictureStep, to_image
 from .sampling import _short, integer
+from .streams import Flow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -220,6 +219,10 @@ class Request:
             self.entry.pool._name_idle(error, self.core_key)
             raise
 
+    def reader(self, ticket: _core.Ticket) -> Reader:
+        """Of what its ticket does."""
+        return Reader(self, ticket)
+
 
 def prepare(entry: Entry, prompt: Any, options: Drawing, keep: bool = False) -> Request:
     """A call from what was passed.
@@ -324,6 +327,11 @@ class Reader:
         """Raises the error of a ticket that is done, if it has one."""
         self.ticket.check()
 
+    @property
+    def ended(self) -> bool:
+        """Pictures are there with the end of the ticket, not before."""
+        return False
+
     def result(self) -> Pictures:
         """The pictures of a ticket that is done.
 
@@ -341,7 +349,7 @@ class Reader:
             for i in range(len(request.noise))), request.seed, request.entry.key)
 
 
-class PictureStream:
+class PictureStream(Flow[PictureStep]):
     """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
 
     Iterating gives :class:`mpool.PictureStep` s. Leaving early, by ``break``, ``close()``, the end of a ``with``, or by
@@ -356,36 +364,11 @@ class PictureStream:
         stream.result().save("lighthouse.png")
     """
 
+    _reader: Reader
+
     def __init__(self, request: Request, call: Call | None, fail_fast: bool | None = None) -> None:
-        self._ticket: _core.Ticket = request.submit(call, fail_fast)
-        self._reader = Reader(request, self._ticket)
-        self._ready: deque[PictureStep] = deque()
-        self._seen = 0
-        self._over = self._left = False
-
-    def __iter__(self) -> _Iteration:
-        return _Iteration(self)
-
-    def __next__(self) -> PictureStep:
-        while not self._ready:
-            if self._over:
-                raise StopIteration
-            done = self._ticket.done()
-            self._ready.extend(self._reader.take())
-            if self._ready:
-                break
-            if done:
-                self._over = True
-                if not self._left:
-                    self._ticket.check()
-                raise StopIteration
-            try:
-                with Waiter(self._ticket):
-                    self._seen = self._ticket.wait_progress(self._seen)
-            except BaseException:
-                self.close()
-                raise
-        return self._ready.popleft()
+        ticket = request.submit(call, fail_fast)
+        super().__init__(ticket, request.reader(ticket), request.entry.key)
 
     def result(self) -> Pictures:
         """Waits for the pictures, whatever was iterated over before.
@@ -397,43 +380,5 @@ class PictureStream:
         with Waiter(self._ticket):
             self._ticket.wait()
         if self._left:
-            raise Cancelled("the stream was left before its pictures were done", key=self._reader.request.entry.key)
+            raise Cancelled("the stream was left before its pictures were done", key=self._key)
         return self._reader.result()
-
-    def close(self) -> None:
-        """Stops what is not done. Idempotent."""
-        if not self._ticket.done():
-            self._left = True
-            self._ticket.cancel()
-        self._over = True
-        self._ready.clear()
-
-    def __enter__(self) -> PictureStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        state = "cancelled" if self._left else "done" if self._ticket.done() else "running"
-        return f"<mpool.PictureStream of {self._reader.request.entry.key}, {state}>"
-
-
-class _Iteration:
-    """What a ``for`` holds: when it is dropped before the end, by ``break`` or an exception, the stream is left."""
-
-    __slots__ = ("_stream",)
-
-    def __init__(self, stream: PictureStream) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> _Iteration:
-        return self
-
-    def __next__(self) -> PictureStep:
-        return next(self._stream)
-
-    def __del__(self) -> None:
-        if not self._stream._over:
-            self._stream.close()

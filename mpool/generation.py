@@ -55,6 +55,10 @@ class Request:
             self.entry.pool._name_idle(error, self.core_key)
             raise
 
+    def reader(self, ticket: _core.Ticket) -> Reader:
+        """Of what its ticket does."""
+        return Reader(self, ticket)
+
 
 @contextmanager
 def keyed(entry: Entry) -> Iterator[None]:

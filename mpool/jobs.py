@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any
 
 from . import _options, _threads
@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     from .drawing import PictureStream
     from .embedding import Pack, Plan
     from .image_embedding import ImagePlan
+    from .pictures import PictureStep
     from .pool import Pool
-    from .streams import Stream, _Iteration
+    from .results import Chunk
+    from .streams import Iteration, Stream
 
 
 class Job:
     """A call in flight. Made by :func:`mpool.submit`.
 
-    ``result()`` waits for it, in any thread; in a coroutine, ``await job`` does. One that generates text can be
-    iterated over, with ``for`` or ``async for``, and gives its text piece by piece. Dropping it cancels it.
+    ``result()`` waits for it, in any thread; in a coroutine, ``await job`` does. One that generates text or
+    pictures can be iterated over, with ``for`` or ``async for``, and gives its text piece by piece, or steps. Dropping
+    it cancels it.
 
     Any number of threads and tasks, in loops of several threads too, may wait for one job. Cancelling a task that
     awaits a job cancels the job only if nobody else waits for it; :meth:`cancel` always does.
@@ -187,45 +190,51 @@ class ImageJob(_VectorJob):
         return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
 
 
-class TextJob(Job):
-    """A job whose result is a completion."""
+class _StreamJob(Job):
+    """What jobs have in common whose pieces can be iterated over."""
 
-    def __init__(self, stream: Stream) -> None:
-        super().__init__("text_to_text", stream._reader.request.entry.key)
-        self._stream = stream
+    _stream: Any  # each kind says which
 
     @property
     def _ticket(self) -> _core.Ticket:
-        return self._stream._ticket
+        ticket: _core.Ticket = self._stream._ticket
+        return ticket
 
     def _finish(self) -> Any:
         return self._stream.result()
 
-    def __iter__(self) -> _Iteration:
+    def __iter__(self) -> Iteration[Any]:
         return iter(self._stream)
 
-    def __aiter__(self) -> Any:
+
+class TextJob(_StreamJob):
+    """A job whose result is a completion; its pieces are chunks."""
+
+    _stream: Stream
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__("text_to_text", stream._key)
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
         from . import aio
 
         return aio.AsyncStream._of_job(self._stream).__aiter__()
 
 
-class PictureJob(Job):
-    """A job whose result is pictures."""
+class PictureJob(_StreamJob):
+    """A job whose result is pictures; its pieces are steps."""
+
+    _stream: PictureStream
 
     def __init__(self, stream: PictureStream) -> None:
-        super().__init__("text_to_image", stream._reader.request.entry.key)
+        super().__init__("text_to_image", stream._key)
         self._stream = stream
 
-    @property
-    def _ticket(self) -> _core.Ticket:
-        return self._stream._ticket
+    def __aiter__(self) -> AsyncIterator[PictureStep]:
+        from . import aio
 
-    def _finish(self) -> Any:
-        return self._stream.result()
-
-    def __iter__(self) -> Any:
-        return iter(self._stream)
+        return aio.AsyncPictureStream._of_job(self._stream).__aiter__()
 
 
 def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:

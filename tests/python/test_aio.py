@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import aio
+from mpool import _watching, aio
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3."]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -233,7 +233,7 @@ def test_those_in_line_leave_when_cancelled(llama: Path) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert not aio._watcher()._lines
+        assert not _watching.watcher()._lines
         await idle(own)
         assert (await aio.generate("The", llama, pool=own, **GREEDY)).text
 
@@ -328,7 +328,7 @@ def test_several_tasks_await_one_job(pool: mpool.Pool, bert: Path, llama: Path) 
         stream = aio.generate("The", llama, pool=pool, stream=True, **GREEDY)
         first, second = await asyncio.gather(stream.result(), stream.result())
         assert first == second and first.finish_reason == "length"
-        watcher = aio._watcher()
+        watcher = _watching.watcher()
         assert not watcher._tickets and not watcher._followed
 
     run(work())
@@ -486,7 +486,7 @@ def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) ->
 
 def test_a_cancellation_is_not_lost_to_room_that_comes_with_it() -> None:
     async def work() -> None:
-        watcher = aio._watcher()
+        watcher = _watching.watcher()
         waiting = asyncio.ensure_future(watcher._some_room())
         await asyncio.sleep(0)
         watcher._wake_line()

@@ -144,6 +144,9 @@ def test_asyncio(flux: str) -> None:
                 steps.append(step)
             assert [step.step for step in steps] == [1, 2, 3] and steps[0].preview is not None
             assert np.array_equal((await stream.result()).array, made.array)
+            job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
+            assert [step.step async for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
+            assert np.array_equal((await job).array, made.array)
             several = await asyncio.gather(*(mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
                                              for _ in range(4)))
             assert all(np.array_equal(other.array, made.array) for other in several)
