@@ -322,6 +322,20 @@ static inline v4 mxfp4_bytes(v4 code) {
     return 0x80808080u + (size & ~minus) - (size & minus);
 }
 
+void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, uint8_t *to) {
+    typedef uint8_t bytes __attribute__((vector_size(8)));
+    typedef uint16_t pairs __attribute__((vector_size(16)));
+    for (int64_t b = 0; b < blocks; b++, codes += 16, to += 17) {
+        bytes first, second;
+        memcpy(&first, codes, 8);
+        memcpy(&second, codes + 8, 8);
+        const pairs a = __builtin_convertvector(first, pairs), z = __builtin_convertvector(second, pairs);
+        const pairs joined = (a & 15) | ((z & 15) << 4) | ((a & 0xf0) << 4) | ((z & 0xf0) << 8);
+        to[0] = scales[b];
+        memcpy(to + 1, &joined, 16);
+    }
+}
+
 /* What pack_any16 makes of MXFP4, four outputs at once: experts are packed whenever they are used. */
 static void pack_mxfp4(const rows *rows, int b, uint8_t *to) {
     for (int o = 0; o < MP_PANEL_N; o += 4) {

@@ -75,4 +75,8 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
 /* Row n of a packed quantised matrix as floats [K], equal to the dequantised source. */
 void mp_pack_quant_row(const mp_wmat *w, int32_t n, float *out);
 
+/* Blocks of MXFP4 as dtype.def has them, 17 bytes each, of scales [blocks] and codes [blocks, 16] that hold two
+ * neighbours a byte, as OpenAI publishes them: in a block byte i has codes i and i + 16. */
+void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, uint8_t *to);
+
 #endif

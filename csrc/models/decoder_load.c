@@ -145,8 +145,20 @@ static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *us
     const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
     for (int i = 0; i < 3 && experts->count > 0; i++) {
         *idle += (int64_t)(experts->count - experts->used) * matrices[i]->N * matrices[i]->K;
-        *used += (uint64_t)experts->used * matrices[i]->tensors[0].nbytes;
+        *used += (uint64_t)experts->used * mp_expert_bytes(matrices[i]);
     }
+}
+
+/* Whether everything in a layer is computed in fp32. */
+static bool in_floats(const mp_decoder_layer *layer) {
+    const mp_linear *const linears[] = {&layer->qkv, &layer->out, &layer->gate_up, &layer->down};
+    for (int i = 0; i < 4; i++)
+        for (int part = 0; part < linears[i]->parts; part++)
+            if (linears[i]->w[part].kind != MP_W_F32)
+                return false;
+    const mp_experts *experts = &layer->experts;
+    return experts->count == 0 || (experts->gate.kind == MP_W_F32 && experts->up.kind == MP_W_F32 &&
+                                   experts->down.kind == MP_W_F32);
 }
 
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
@@ -183,7 +195,9 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.slab = NULL;
     builder.stored = NULL;
     /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps integers of 13 and 12 bits */
-    bool exact = model->layers[0].qkv.w[0].kind == MP_W_F32;
+    bool exact = true;
+    for (int i = 0; i < model->layer_count; i++)
+        exact = exact && in_floats(&model->layers[i]);
     model->kv.dtype = exact ? MP_F32 : MP_I16;
     int64_t idle = 0; /* parameters that a row does not use */
     uint64_t mapped = 0;
@@ -210,8 +224,11 @@ cleanup:
     return status;
 }
 
-/* A matrix of one expert, blk.0.ffn_up.1.weight, which stays where it is. Tensors of all of them have three sizes. */
+/* A matrix of one expert, blk.0.ffn_up.1.weight, or biases of all of them, which stay where they are. Matrices of all
+ * of them have more than two sizes. */
 static bool is_expert(const char *name) {
+    if (strstr(name, "_exps."))
+        return true;
     const char *part = strstr(name, ".ffn_"), *dot = part ? strchr(part + 1, '.') : NULL;
     return dot && dot[1] >= '0' && dot[1] <= '9';
 }

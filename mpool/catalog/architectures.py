@@ -132,11 +132,11 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
     left out are here, too, by names with a ``#``."""
     table: dict[str, Expected] = {}
     for number, tensor in enumerate(row.tensors):
-        asks = tensor.when[3:].removesuffix(" above 0") if tensor.when.startswith("if ") else ""
+        asks = tensor.when.partition("if ")[2].removesuffix(" above 0")
         above = tensor.when.endswith("above 0")
         if asks and not gguf and not size.get(asks, 0):
             continue
-        if (gguf and (not tensor.gguf or tensor.when == "folder")) or not (gguf or tensor.hf or tensor.when):
+        if (gguf and (not tensor.gguf or tensor.when.startswith("folder"))) or not (gguf or tensor.hf or tensor.when):
             continue
         shape = tuple(size[letter] for letter in tensor.shape)
         names = (tensor.gguf or f"#{number}", tensor.hf, tensor.stored or tensor.gguf)

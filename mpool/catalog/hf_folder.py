@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from typing import Any
 
 from ..errors import FormatError, Unsupported
@@ -130,9 +131,16 @@ def _weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool
         return equal
 
     tensors = architectures.map_folder(row, size, entries, paths, file=paths[0], tied=tied, same=same)
-    for entry in tensors:
-        safetensors_header.require_weight_dtype(entry, paths[entry.file])
-    return list(paths), tensors
+    packed = [entry.name.endswith((".codes", ".scales")) for entry in tensors]
+    for entry, is_packed in zip(tensors, packed):
+        if not is_packed:
+            safetensors_header.require_weight_dtype(entry, paths[entry.file])
+        elif entry.dtype != "U8":
+            raise FormatError(file=paths[entry.file], offset=entry.offset, field=f"type of {entry.name}",
+                              got=entry.dtype, allowed="U8")
+    # the core takes codes as bytes, and has one name for those
+    return list(paths), [replace(entry, dtype="I8") if is_packed else entry
+                         for entry, is_packed in zip(tensors, packed)]
 
 
 def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:

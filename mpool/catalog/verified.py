@@ -68,7 +68,7 @@ ROWS = (
               ("test_parity_gguf.py", "test_divergence_is_no_larger_than_llama_cpps"))),
     _decoder("qwen3", "Qwen3"),
     _decoder("qwen3moe", "Qwen3 mixtures of experts, Qwen3-Coder"),
-    _decoder("gpt_oss", "GPT-OSS", folder=""),
+    _decoder("gpt_oss", "GPT-OSS"),
     _decoder("smollm3", "SmolLM3"),
     _decoder("granite", "Granite 3"),
     _decoder("phi3", "Phi-3, Phi-4"),

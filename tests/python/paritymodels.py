@@ -74,8 +74,6 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
 
 #: Of these, what GGUF files cannot say, or do not: a window, or where it is; scales.
 FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "gemma2_scalar", "gemma3_types")
-#: And those that are read from GGUF files alone.
-FILES_ONLY = ("gpt_oss",)
 #: Layers that a model needs to have some of every kind.
 LAYERS = {"smollm3": 5, "gemma3": 7}
 
@@ -122,3 +120,29 @@ def write_tokenizer(folder: Path, vocab: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w0"}))
+
+
+def save_mxfp4(model: Any, folder: Path) -> None:
+    """Saves a GPT-OSS with its experts in MXFP4, as OpenAI publishes them, and gives the model what they unpack to in
+    transformers."""
+    gguf = pytest.importorskip("gguf")
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        rows = tensors.pop(name).transpose(1, 2).contiguous().float().numpy()
+        stored = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.MXFP4)
+        stored = torch.tensor(stored).reshape(*rows.shape[:2], -1, 17)
+        codes = torch.cat([stored[..., 1:] & 15, stored[..., 1:] >> 4], dim=-1)  # 0 ... 31
+        packed = {"blocks": (codes[..., 0::2] | codes[..., 1::2] << 4).contiguous(),
+                  "scales": stored[..., 0].contiguous()}
+        for part, values in packed.items():
+            tensors[f"{name}_{part}"] = values
+        values = convert_moe_packed_tensors(packed["blocks"], packed["scales"], dtype=torch.float32)
+        model.get_parameter(name).data = values.contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))

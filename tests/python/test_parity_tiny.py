@@ -6,6 +6,8 @@ the identity as their output matrix: their logits are then the normed hidden sta
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import mpool
 
 import paritymodels
 from corelib import greedy, logits, token_vectors
-from paritymodels import DECODERS, FILES_ONLY, randomise, torch, transformers, write_tokenizer
+from paritymodels import DECODERS, randomise, torch, transformers, write_tokenizer
 
 LAYERS = 3
 TOLERANCE = 1e-4
@@ -69,7 +71,7 @@ def test_bert_activations(tmp_path: Path, act: str) -> None:
 
 # ---- decoders ------------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module", params=[name for name in DECODERS if name not in FILES_ONLY])
+@pytest.fixture(scope="module", params=list(DECODERS))
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     full = paritymodels.decoder(request.param, LAYERS)
     randomise(full, 3)
@@ -97,10 +99,12 @@ def test_decoder_layers(decoder, layers: int) -> None:
     assert np.abs(got - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_mistral", "qwen2", "qwen3", "qwen3moe", "smollm3", "granite",
-                                    "phi3_long", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "llama_mistral", "qwen2", "qwen3", "qwen3moe", "gpt_oss", "smollm3",
+                                    "granite", "phi3_long", "gemma2", "gemma3"])
 @pytest.mark.parametrize("tie", [False, True])
 def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> None:
+    if tie and family == "gpt_oss":
+        pytest.skip("is never tied")
     model = paritymodels.decoder(family, 2, vocab=157, tie=tie)
     randomise(model, 4)
     model.tie_weights()
@@ -121,7 +125,7 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_mistral", "qwen3", "qwen3moe", "smollm3", "granite", "phi3_long",
-                                    "gemma2", "gemma3"])
+                                    "gemma2", "gemma3", "gpt_oss"])
 def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
     model = paritymodels.decoder(family, 2, vocab=157)
     randomise(model, 8)
@@ -132,4 +136,53 @@ def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
         exact, near = (logits(pool, str(tmp_path), tokens, compute) for compute in ("float32", "bfloat16"))
     cosine = (exact * near).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(near, axis=1)
     # where experts are chosen, a choice may flip
-    assert 0.999 <= (np.median(cosine) if "moe" in family else cosine.min()) and not np.array_equal(exact, near)
+    flips = family in ("qwen3moe", "gpt_oss")
+    assert 0.999 <= (np.median(cosine) if flips else cosine.min()) and not np.array_equal(exact, near)
+
+
+# ---- GPT-OSS -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("stored", ["mxfp4", "bfloat16", "float16"])
+def test_gpt_oss_as_it_is_published(tmp_path: Path, stored: str) -> None:
+    """Experts as codes and scales, as OpenAI publishes them, or transposed in half precision, biases too."""
+    model = paritymodels.decoder("gpt_oss", 2, vocab=157)
+    randomise(model, 14)
+    if stored == "mxfp4":
+        paritymodels.save_mxfp4(model, tmp_path)
+    else:
+        half = copy.deepcopy(model).to(getattr(torch, stored))
+        half.save_pretrained(tmp_path)
+        model.load_state_dict(half.state_dict())  # parameters only: the rotary frequencies stay as they were
+    write_tokenizer(tmp_path, 157)
+    tokens = np.random.default_rng(17).integers(2, 157, 131)
+    with mpool.Pool() as pool:
+        exact, near = (logits(pool, str(tmp_path), tokens, compute) for compute in ("float32", "auto"))
+        answer = greedy(pool, str(tmp_path), tokens[:50], 16, "float32")
+        # experts in MXFP4 are not computed in floats, so keys and values are not kept in floats either
+        assert {row.compute for row in pool.ps()} == ({"float32"} if stored != "mxfp4" else {"float32", "stored"})
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens[None])).logits[0].numpy()
+        assert np.abs(exact - expected).max() <= TOLERANCE
+        told = np.concatenate([tokens[:50], answer])
+        rows = model(torch.tensor(told[None])).logits[0, 49:-1].numpy().copy()
+    rows[:, 1] = -np.inf
+    assert rows.argmax(axis=1).tolist() == answer.tolist()
+    cosine = (expected * near).sum(1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(near, axis=1)
+    assert np.median(cosine) >= 0.999
+
+
+def test_gpt_oss_folders_that_do_not_fit(tmp_path: Path) -> None:
+    model = paritymodels.decoder("gpt_oss", 1, vocab=157)
+    paritymodels.save_mxfp4(model, tmp_path)
+    write_tokenizer(tmp_path, 157)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change, error, words in (
+            ({"quantization_config": None}, mpool.FormatError, "gate_up_proj"),
+            ({"quantization_config": {"quant_method": "fp8"}}, mpool.Unsupported, "mxfp4"),
+            ({"intermediate_size": 161}, mpool.FormatError, "multiple of 32"),
+            ({"swiglu_alpha": 1.5}, mpool.Unsupported, "swiglu_alpha"),
+            ({"attention_bias": False}, mpool.Unsupported, "attention_bias"),
+            ({"num_local_experts": 4}, mpool.FormatError, "shape of model.layers.0.mlp.")):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with mpool.Pool() as pool, pytest.raises(error, match=words):
+            pool.load(str(tmp_path))

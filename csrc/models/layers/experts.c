@@ -8,75 +8,6 @@
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Expert i of a tensor that holds them all. */
-static mp_tensor slice(const mp_tensor *all, int64_t i) {
-    uint64_t bytes = all->nbytes / (uint64_t)all->shape[0];
-    mp_tensor one = {.dtype = all->dtype, .ndim = 2, .data = all->data + (uint64_t)i * bytes, .nbytes = bytes};
-    one.shape[0] = all->shape[1];
-    one.shape[1] = all->shape[2];
-    return one;
-}
-
-static mp_status find_tensors(mp_expert_matrix *matrix, const mp_weights *weights, const char *part,
-                              const mp_experts_shape *shape, mp_error *error) {
-    char name[64];
-    snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", shape->layer, part);
-    if (mp_weights_has(weights, name)) {
-        int64_t sizes[3] = {shape->count, matrix->N, matrix->K};
-        mp_tensor all;
-        MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
-        for (int e = 0; e < shape->count; e++)
-            matrix->tensors[e] = slice(&all, e);
-        return MP_OK;
-    }
-    int64_t sizes[2] = {matrix->N, matrix->K};
-    for (int e = 0; e < shape->count; e++) {
-        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.weight", shape->layer, part, e);
-        MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->tensors[e], error));
-        if (matrix->tensors[e].dtype != matrix->tensors[0].dtype)
-            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not of the type of the other experts'", name);
-    }
-    return MP_OK;
-}
-
-static mp_status find_biases(mp_expert_matrix *matrix, const mp_weights *weights, const char *part,
-                             const mp_experts_shape *shape, mp_error *error) {
-    char name[64];
-    snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.bias", shape->layer, part);
-    if (!shape->biased) {
-        if (mp_weights_has(weights, name))
-            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
-        return MP_OK;
-    }
-    int64_t sizes[2] = {shape->count, matrix->N};
-    MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->biases, error));
-    if (matrix->biases.dtype != MP_F32 || (uintptr_t)matrix->biases.data % sizeof(float))
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, biases of experts are taken as F32", name,
-                       mp_dtype_get(matrix->biases.dtype)->name);
-    return MP_OK;
-}
-
-static mp_status read_matrix(mp_expert_matrix *matrix, mp_builder *builder, const char *part,
-                             const mp_experts_shape *shape, int32_t N, int32_t K, mp_error *error) {
-    matrix->N = N;
-    matrix->K = K;
-    matrix->tensors = mp_alloc_array((size_t)shape->count, sizeof *matrix->tensors, MP_TAG_WEIGHTS);
-    if (!matrix->tensors)
-        return mp_fail_memory(error, (uint64_t)shape->count * sizeof *matrix->tensors, "the list of experts");
-    MP_TRY(find_tensors(matrix, builder->weights, part, shape, error));
-    MP_TRY(find_biases(matrix, builder->weights, part, shape, error));
-    mp_dtype dtype = matrix->tensors[0].dtype;
-    if (!mp_wmat_kind_for(dtype, builder->compute, &matrix->kind))
-        return mp_fail(error, MP_UNSUPPORTED,
-                       "the experts of layer %d are stored as %s, which cannot be computed in the class asked for",
-                       shape->layer, mp_dtype_get(dtype)->name);
-    if (matrix->kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
-        return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 arithmetic takes up to %d", K,
-                       MP_I8_MOST_INPUTS);
-    builder->parameters += (int64_t)shape->count * N * K;
-    return MP_OK;
-}
-
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
     char name[64], bias[64];
     *experts = (mp_experts){
@@ -97,9 +28,12 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
                                          shape->hidden, error);
     builder->compute = compute;
     MP_TRY(status);
-    MP_TRY(read_matrix(&experts->gate, builder, "gate", shape, shape->ffn, shape->hidden, error));
-    MP_TRY(read_matrix(&experts->up, builder, "up", shape, shape->ffn, shape->hidden, error));
-    MP_TRY(read_matrix(&experts->down, builder, "down", shape, shape->hidden, shape->ffn, error));
+    MP_TRY(mp_expert_matrix_init(&experts->gate, builder, shape->layer, "gate", shape->count, shape->ffn, shape->hidden,
+                                 shape->biased, error));
+    MP_TRY(mp_expert_matrix_init(&experts->up, builder, shape->layer, "up", shape->count, shape->ffn, shape->hidden,
+                                 shape->biased, error));
+    MP_TRY(mp_expert_matrix_init(&experts->down, builder, shape->layer, "down", shape->count, shape->hidden, shape->ffn,
+                                 shape->biased, error));
     if (mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
         return mp_fail(error, MP_UNSUPPORTED, "gates and ups of the experts of layer %d are stored too differently",
                        shape->layer);
@@ -107,10 +41,9 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
 }
 
 void mp_experts_deinit(mp_experts *experts) {
-    mp_free(experts->gate.tensors);
-    mp_free(experts->up.tensors);
-    mp_free(experts->down.tensors);
-    experts->gate.tensors = experts->up.tensors = experts->down.tensors = NULL;
+    mp_expert_matrix_deinit(&experts->gate);
+    mp_expert_matrix_deinit(&experts->up);
+    mp_expert_matrix_deinit(&experts->down);
 }
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
@@ -167,16 +100,21 @@ size_t mp_experts_scratch(const mp_experts *experts, int M) {
     return mp_arena_cost(lay_out(experts, M, NULL).bytes);
 }
 
+/* A panel of a matrix, packed, and behind it its rows as mp_expert_rows makes them. */
 static size_t panel_bytes(const mp_expert_matrix *matrix) {
     mp_wmat w;
     mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
-    return w.panel_bytes;
+    return mp_arena_cost(w.panel_bytes + MP_WMAT_SLACK);
 }
 
 size_t mp_experts_lane_scratch(const mp_experts *experts) {
-    size_t gate = panel_bytes(&experts->gate), up = panel_bytes(&experts->up), down = panel_bytes(&experts->down);
-    size_t most = gate > up ? gate : up;
-    return mp_arena_cost((most > down ? most : down) + MP_WMAT_SLACK);
+    const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
+    size_t most = 0;
+    for (int i = 0; i < 3; i++) {
+        size_t bytes = panel_bytes(matrices[i]) + mp_arena_cost(mp_expert_rows_scratch(matrices[i]));
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
 /* ---- routing ----------------------------------------------------------------------------------------------------- */
@@ -228,19 +166,18 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
 /* Outputs [32 panel, ...) of one expert for its rows, by way of scratch. */
 static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, const mp_acts *acts, int32_t from,
                       int32_t to, uint8_t *own, float *y, int64_t ldy) {
-    const mp_tensor *all = &matrix->tensors[expert];
     int32_t n0 = panel * MP_PANEL_N, n = matrix->N - n0 < MP_PANEL_N ? matrix->N - n0 : MP_PANEL_N;
-    mp_tensor rows = *all;
-    rows.data = mp_tensor_row(all, n0);
-    rows.nbytes = all->nbytes / (uint64_t)matrix->N * (uint64_t)n;
-    rows.shape[0] = n;
+    mp_tensor rows = mp_expert_rows(matrix, expert, n0, n, own + panel_bytes(matrix));
     mp_wmat one;
     mp_wmat_init(&one, matrix->kind, n, matrix->K);
     one.data = own;
     mp_wmat_pack(&one, &rows, 0, 1);
+    float biases[MP_PANEL_N];
     mp_epilogue end = {0};
-    if (matrix->biases.data)
-        end.bias = (const float *)(const void *)mp_tensor_row(&matrix->biases, expert) + n0;
+    if (matrix->biases.data) {
+        mp_expert_biases(matrix, expert, n0, n, biases);
+        end.bias = biases;
+    }
     mp_gemm(&one, acts, from, to, 0, 1, &end, y + n0, ldy);
 }
 

@@ -8,14 +8,7 @@
 #ifndef MP_MODELS_LAYERS_EXPERTS_H
 #define MP_MODELS_LAYERS_EXPERTS_H
 
-#include "models/layers/linear.h"
-
-typedef struct mp_expert_matrix { /* the same matrix of every expert, [N, K] each */
-    mp_tensor *tensors;           /* [count] */
-    mp_tensor biases;             /* [count, N] in F32, as stored; data NULL: none */
-    mp_wkind kind;
-    int32_t N, K;
-} mp_expert_matrix;
+#include "models/layers/expert_matrix.h"
 
 typedef struct mp_experts {
     int32_t count, used; /* of them all, a row has so many */
@@ -36,9 +29,8 @@ typedef struct mp_experts_shape {
     float clamp;
 } mp_experts_shape;
 
-/* Reads blk.{layer}.ffn_gate_inp and the experts: blk.{layer}.ffn_{gate,up,down}_exps [count, N, K], or tensors of
- * their own, blk.{layer}.ffn_{gate,up,down}.{expert} [N, K]; when biased, the biases beside ffn_gate_inp and the
- * tensors of all. The builder's weights must outlive them. */
+/* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (expert_matrix.h); when biased, the biases of all four. The
+ * builder's weights must outlive them. */
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error);
 void mp_experts_deinit(mp_experts *experts);
 

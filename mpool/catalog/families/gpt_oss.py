@@ -1,29 +1,88 @@
-"""GPT-OSS (arXiv:2508.10925), from GGUF files: experts in MXFP4 with clamped gates, attention sinks, biases everywhere,
-every other layer with a window. Folders hold the experts in an order of their own and are not read."""
+"""GPT-OSS (arXiv:2508.10925): experts in MXFP4 with clamped gates, attention sinks, biases everywhere, every other
+layer with a window. Folders hold gates and ups in turn: in MXFP4, codes and scales apart, as OpenAI publishes them, or
+in floats, transposed, as transformers saves a model that it has unpacked."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..fields import Fields
 from ..spec import Value
-from .llama import has_window, set_window, text_row
-from .rows import Tensor, layer
+from .llama import finish, has_window, read_common, set_window, text_row
+from .reading import MAX_WIDTH, refuse, unsupported
+from .rows import Architecture, Config, Tensor, layer
+
+_BLOCK = "layers.{}"
+_EXPERTS = f"{_BLOCK}.mlp.experts"
+#: Values of a block of MXFP4 and bytes of their codes.
+_ITEMS, _CODES = 32, 16
+_ALPHA, _LIMIT = 1.702, 7.0
+#: What transformers takes where a configuration has no rotary scaling.
+_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+         "original_max_position_embeddings": 4096}
 
 _TENSORS = (
-    Tensor("", "token_embd.weight", "VD"),
-    Tensor("", "output_norm.weight", "D"),
-    Tensor("", "output.weight", "VD"),
-    *layer("", "attn_norm", "D"),
-    *layer("", "attn_q", "QD", bias="Q"),
-    *layer("", "attn_k", "KD", bias="K"),
-    *layer("", "attn_v", "UD", bias="U"),
-    *layer("", "attn_output", "DO", bias="D"),
-    *layer("", "attn_sinks", "H"),
-    *layer("", "ffn_norm", "D", stored="post_attention_norm"),
-    *layer("", "ffn_gate_inp", "XD", bias="X"),
+    Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
+    Tensor("norm.weight", "output_norm.weight", "D"),
+    Tensor("lm_head.weight", "output.weight", "VD"),
+    *layer(f"{_BLOCK}.input_layernorm", "attn_norm", "D"),
+    *layer(f"{_BLOCK}.self_attn.q_proj", "attn_q", "QD", bias="Q"),
+    *layer(f"{_BLOCK}.self_attn.k_proj", "attn_k", "KD", bias="K"),
+    *layer(f"{_BLOCK}.self_attn.v_proj", "attn_v", "UD", bias="U"),
+    *layer(f"{_BLOCK}.self_attn.o_proj", "attn_output", "DO", bias="D"),
+    Tensor(f"{_BLOCK}.self_attn.sinks", "blk.{}.attn_sinks.weight", "H"),
+    *layer(f"{_BLOCK}.post_attention_layernorm", "ffn_norm", "D", stored="post_attention_norm"),
+    *layer(f"{_BLOCK}.mlp.router", "ffn_gate_inp", "XD", bias="X"),
     *(Tensor("", f"blk.{{}}.ffn_{part}_exps.{kind}", shape) for part, kind, shape in (
         ("gate", "weight", "XND"), ("gate", "bias", "XN"), ("up", "weight", "XND"), ("up", "bias", "XN"),
         ("down", "weight", "XDN"), ("down", "bias", "XD"))),
+    *(Tensor(f"{_EXPERTS}.{name}", f"blk.{{}}.ffn_{part}_exps.{kind}", shape, when)
+      for name, part, kind, shape, when in (
+        ("gate_up_proj", "gate_up", "columns", "XDG", "folder if unpacked"),
+        ("down_proj", "down", "columns", "XND", "folder if unpacked"),
+        ("gate_up_proj_blocks", "gate_up", "codes", "XGBC", "folder if packed"),
+        ("gate_up_proj_scales", "gate_up", "scales", "XGB", "folder if packed"),
+        ("down_proj_blocks", "down", "codes", "XDbC", "folder if packed"),
+        ("down_proj_scales", "down", "scales", "XDb", "folder if packed"),
+        ("gate_up_proj_bias", "gate_up", "bias", "XG", "folder if experts"),
+        ("down_proj_bias", "down", "bias", "XD", "folder if experts"))),
 )
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    values: dict[str, Any] = {"sliding_window": 128, **config.values}
+    if values.get("head_dim") is None:
+        values["head_dim"] = 64
+    if values.get("rope_parameters") is None and values.get("rope_scaling") is None:
+        values["rope_scaling"] = _YARN
+    config = Fields(values, file=config.file, at=config.at)
+    kv, used = read_common(config, row, theta=150000.0, pattern=2)
+    experts = config.int("num_local_experts" if "num_local_experts" in config else "num_experts", 128, low=1, high=4096)
+    width = config.int("intermediate_size", low=1, high=MAX_WIDTH)
+    hidden = config.int("hidden_size", low=1, high=MAX_WIDTH)
+    kv["gpt_oss.expert_count"] = experts
+    chosen = "num_experts_per_tok" if "num_experts_per_tok" in config else "experts_per_token"
+    kv["gpt_oss.expert_used_count"] = config.int(chosen, 4, low=1, high=experts)
+    kv["gpt_oss.expert_feed_forward_length"] = width
+    kv["mpool.expert_clamp"] = config.number("swiglu_limit", _LIMIT, above=0.0)
+    refuse(config, {"swiglu_alpha": (None, _ALPHA), "attention_bias": (None, True)})
+    quantised = config.section("quantization_config", None)
+    if quantised is not None:
+        if quantised.str("quant_method") != "mxfp4":
+            unsupported(quantised, "quant_method", "mxfp4, and experts in floats",
+                        "Use the model as it is published, or a quantised .gguf")
+        for name, size in (("hidden_size", hidden), ("intermediate_size", width)):
+            if size % _ITEMS:
+                config.fail(name, size, f"a multiple of {_ITEMS}, of which the blocks of MXFP4 are")
+    found = finish(config, kv, used | {
+        "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "swiglu_limit", "swiglu_alpha",
+        "attention_bias", "output_router_logits", "router_aux_loss_coef", "quantization_config",
+        "initial_context_length"})
+    if found.tied:
+        unsupported(config, "tie_word_embeddings", "false")
+    found.sizes = {"G": 2 * width, "B": hidden // _ITEMS, "b": width // _ITEMS, "C": _CODES, "experts": experts,
+                   "packed": int(quantised is not None), "unpacked": int(quantised is None)}
+    return found
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -36,6 +95,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 ROWS = (
-    text_row("gpt_oss", ("GptOssForCausalLM",), _TENSORS, complete=_complete, model_types=(), gguf=("gpt-oss",),
+    text_row("gpt_oss", ("GptOssForCausalLM",), _TENSORS, read=_read, complete=_complete,
+             model_types=("gpt_oss",), gguf=("gpt-oss",),
              handled=frozenset({"expert_count", "expert_used_count"})),
 )

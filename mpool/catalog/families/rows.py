@@ -21,8 +21,8 @@ class Tensor:
     another form; without a name in transformers and ``when`` one that all GGUF files have and folders in another form;
     ``"types"``, the table of token types, which a GGUF file may leave out; ``"above 0"``, which the first layer does
     not have; ``"if x"``, which is there if ``x`` is not 0 among the model's sizes (in a GGUF file: if it is there);
-    ``"if x above 0"``, both. ``stored`` is its name in GGUF files where that is another than ``gguf``, the one that the
-    core reads.
+    ``"if x above 0"`` and ``"folder if x"``, both. ``stored`` is its name in GGUF files where that is another than
+    ``gguf``, the one that the core reads.
     """
 
     hf: str
