@@ -379,7 +379,7 @@ def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False
             latents: what to start from instead of noise of the seed: an array (n, channels, height / 8, width / 8), as
                 diffusers takes it.
             n (1): so many pictures.
-            preview_every (0): steps between previews of a stream; each takes a pass of the decoder.
+            preview_every (0): steps between previews of a stream or job; each takes a pass of the decoder.
             max_sequence_length: tokens for T5; None: 256, or 512 for FLUX.1-dev.
             compute ("auto"): as for :func:`embed`; "auto" keeps quantised weights as they are stored.
             timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.

@@ -400,7 +400,7 @@ def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False
     begun = _options.begin(use.config, options)
 
     async def request() -> DrawRequest:
-        return await asyncio.to_thread(use._draw_request, prompt, model, dict(options))
+        return await asyncio.to_thread(use._draw_request, prompt, model, dict(options), stream)
 
     call = AsyncPictureStream(request, begun)
     return call if stream else _collect(call)

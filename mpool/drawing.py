@@ -224,8 +224,8 @@ class Request:
         return Reader(self, ticket)
 
 
-def prepare(entry: Entry, prompt: Any, options: Drawing, keep: bool = False) -> Request:
-    """A call from what was passed.
+def prepare(entry: Entry, prompt: Any, options: Drawing, watched: bool = True, keep: bool = False) -> Request:
+    """A call from what was passed. Unless it is ``watched``, no previews are made.
 
     Raises:
         InvalidArgument: an option is out of range, or asks for what the model cannot make.
@@ -270,7 +270,7 @@ def prepare(entry: Entry, prompt: Any, options: Drawing, keep: bool = False) -> 
                   "height": height, "num_inference_steps": steps, "guidance_scale": scale, "seed": seed,
                   "max_sequence_length": tokens}
     return Request(entry, core_key, width, height, ids, (counts[0], counts[1], counts[2]), start, times, sigmas, scale,
-                   every, seed, parameters, keep)
+                   every if watched else 0, seed, parameters, keep)
 
 
 def _latents(given: Any, settings: DrawingSettings, n: int, shape: tuple[int, int, int],
@@ -303,8 +303,8 @@ class Reader:
         self._steps = self._previews = 0
 
     def take(self) -> list[PictureStep]:
-        """Steps that were done; a preview comes with the step after which it was made. Of a call that was interrupted
-        while it made one, it is not made again: once all is done the step comes without."""
+        """Steps that were done; a preview comes with the step after which it was made. A call that failed or was
+        cancelled while it made one gives the step without."""
         over = self.ticket.done()
         done, previews, _, each = self.ticket.drawn()
         one, total = len(self.request.times), len(self.request.times) * len(self.request.noise)

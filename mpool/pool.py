@@ -246,17 +246,18 @@ class Pool:
         if not isinstance(stream, bool):
             raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
         call = _options.begin(self.config, options)
-        started = PictureStream(self._draw_request(prompt, model, options), call)
+        started = PictureStream(self._draw_request(prompt, model, options, stream), call)
         return started if stream else started.result()
 
-    def _draw_request(self, prompt: Any, model: Any, options: dict[str, Any]) -> DrawRequest:
+    def _draw_request(self, prompt: Any, model: Any, options: dict[str, Any], watched: bool = True) -> DrawRequest:
+        """``watched``: somebody can see its steps."""
         from . import drawing
 
         chosen = drawing.options_of(options)
         entry = self._find(model, "text_to_image")
         if isinstance(model, Model) and _is_auto(chosen.compute):
             chosen = replace(chosen, compute=model._compute)
-        return drawing.prepare(entry, prompt, chosen)
+        return drawing.prepare(entry, prompt, chosen, watched)
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 

@@ -421,10 +421,11 @@ static void free_pictures(mp_draw_call *call) {
     mp_free(call->latents);
     mp_free(call->pixels);
     mp_free(call->previews);
+    mp_free(call->preview_latents);
     mp_free(call->texts);
     mp_free(call->pooled);
     mp_free(call->history);
-    call->latents = call->pixels = call->texts = call->pooled = call->history = NULL;
+    call->latents = call->pixels = call->preview_latents = call->texts = call->pooled = call->history = NULL;
     call->previews = NULL;
     call->base.bytes -= call->output_bytes;
     call->output_bytes = 0;
@@ -535,7 +536,8 @@ mp_status mp_draw_call_output(mp_draw_call *call, mp_error *error) {
                                                               (size_t)call->pooled_width) +
                                          n * (size_t)call->n_steps * latents
                                    : 0;
-    const uint64_t wanted = (n * (latents + pixels) + kept) * sizeof(float) + n * pixels * (size_t)between;
+    const size_t floats = n * (latents + pixels) + kept + (between ? latents : 0);
+    const uint64_t wanted = floats * sizeof(float) + n * pixels * (size_t)between;
     if (call->output_bytes == wanted)
         return MP_OK;
     if (call->output_bytes > 0)
@@ -546,6 +548,7 @@ mp_status mp_draw_call_output(mp_draw_call *call, mp_error *error) {
     call->latents = output(n * latents, sizeof(float), &bytes, &ok);
     call->pixels = output(n * pixels, sizeof(float), &bytes, &ok);
     call->previews = between ? output(n * pixels, (size_t)between, &bytes, &ok) : NULL;
+    call->preview_latents = between ? output(latents, sizeof(float), &bytes, &ok) : NULL;
     if (call->keep) {
         const size_t texts = (size_t)call->n_texts;
         call->texts = output(texts * (size_t)call->text_rows, (size_t)call->text_width * sizeof(float), &bytes, &ok);

@@ -234,6 +234,7 @@ typedef struct mp_draw_call {
     float *pixels;         /* [n_pictures, height, width, 3], 0 to 1 */
     uint8_t *previews;     /* [n_pictures, n_previews, height, width, 3] */
     int32_t n_previews;    /* of a picture */
+    float *preview_latents; /* [channels, high, wide] of the preview that is being made; NULL without previews */
     float *texts;          /* keep: [n_texts, text_rows, text_width] */
     float *pooled;         /* keep: [n_texts, pooled_width] */
     float *history;        /* keep: [n_pictures, n_steps, channels, high, wide] */

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import errors
+from mpool import drawing, errors
 
 import pipelinemodels
 
@@ -119,6 +119,24 @@ def test_stream(pool: mpool.Pool, flux: str) -> None:
     alone = pool.generate_image("a cat", flux, n=2, **options)
     for made, same in zip(result.pictures, alone.pictures):  # previews change nothing
         assert np.array_equal(made.array, same.array)
+
+
+def test_previews_are_made_for_those_who_see_them(pool: mpool.Pool, flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take passes of the decoder, which a call whose steps nobody sees does without."""
+    asked: list[int] = []
+    submit = drawing.Request.submit
+
+    def note(self: drawing.Request, *args: Any) -> Any:
+        asked.append(self.preview_every)
+        return submit(self, *args)
+
+    monkeypatch.setattr(drawing.Request, "submit", note)
+    pool.generate_image("a cat", flux, preview_every=1, **SMALL)
+    asyncio.run(mpool.aio.generate_image("a cat", flux, pool=pool, preview_every=1, **SMALL))
+    assert asked == [0, 0]
+    assert any(step.preview for step in pool.generate_image("a cat", flux, preview_every=1, stream=True, **SMALL))
+    job = pool.submit("text_to_image", prompt="a cat", model=flux, preview_every=1, **SMALL)
+    assert any(step.preview for step in job)  # type: ignore[attr-defined]
 
 
 def test_leaving_a_stream_stops_the_work(pool: mpool.Pool, flux: str) -> None:

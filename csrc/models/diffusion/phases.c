@@ -1,0 +1,318 @@
+/* phases.c: what is done for a call, block by block: texts, denoising steps, previews, pictures. */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "models/diffusion/drawing.h"
+
+/* ---- where a call stands ----------------------------------------------------------------------------------------- */
+
+/* Number of the preview after the step that was just done, among those of all pictures. */
+static int32_t preview_number(const mp_draw_call *call, const mp_diff_position *at) {
+    return at->picture * call->n_previews + at->step / call->preview_every - 1;
+}
+
+/* Previews are made in their order, so those that are done are those before. */
+static bool preview_due(const mp_draw_call *call, const mp_diff_position *at) {
+    return call->n_previews && at->step > 0 && at->step < call->n_steps && at->step % call->preview_every == 0 &&
+           preview_number(call, at) >= atomic_load_explicit(&call->previews_done, memory_order_relaxed);
+}
+
+mp_diff_position mp_diff_place(const mp_draw_call *call, uint32_t cursor) {
+    const uint32_t steps = (uint32_t)(call->n_pictures * call->n_steps);
+    if (cursor >= steps)
+        return (mp_diff_position){.phase = MP_DIFF_DECODE, .picture = (int)(cursor - steps)};
+    mp_diff_position at = {.picture = (int)cursor / call->n_steps, .step = (int)cursor % call->n_steps};
+    at.phase = preview_due(call, &at) ? MP_DIFF_PREVIEW : MP_DIFF_ENCODE;
+    return at;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------------------------- */
+
+/* The next text of this encoder, or of the next that there is, that has to be computed; else the phase is over. */
+static void next_encoder(const mp_drawing_engine *engine, mp_diff_state *state, int texts) {
+    while (state->at.encoder < MP_DIFF_ENCODERS) {
+        for (; state->at.text < texts; state->at.text++)
+            if (engine->model->encoder[state->at.encoder].layers && !state->known[state->at.text])
+                return;
+        state->at.text = 0;
+        state->at.encoder++;
+    }
+}
+
+/* What an encoder gave, to where the transformer wants it. */
+static void keep_text(const mp_diffusion *model, const mp_draw_call *call, mp_diff_state *state) {
+    mp_diff_texts *to = state->texts[state->at.text];
+    const mp_diff_encoder *e = state->run.encoder;
+    const size_t row = (size_t)e->hidden * sizeof(float);
+    if (state->at.encoder == MP_DIFF_T5) {
+        const int64_t first = model->flux ? 0 : call->n_ids[MP_DIFF_CLIP_L];
+        memcpy(to->rows + first * model->text_width, state->run.x, (size_t)state->run.T * row);
+        return;
+    }
+    const bool second = state->at.encoder == MP_DIFF_CLIP_G;
+    const mp_diff_encoder *before = &model->encoder[MP_DIFF_CLIP_L];
+    memcpy(to->pooled + (second ? before->projection : 0), state->run.pooled,
+           (size_t)(e->projection ? e->projection : e->hidden) * sizeof(float));
+    for (int32_t t = 0; !model->flux && t < state->run.T; t++)
+        memcpy(to->rows + (int64_t)t * model->text_width + (second ? before->hidden : 0),
+               state->run.before + (int64_t)t * e->hidden, row);
+}
+
+static mp_status begin_text(mp_drawing_engine *engine, mp_diff_state *state, const mp_draw_call *call,
+                            mp_error *error) {
+    const mp_diff_encoder *e = &engine->model->encoder[state->at.encoder];
+    const size_t T = (size_t)call->n_ids[state->at.encoder], n = (size_t)e->hidden;
+    const bool clip = state->at.encoder != MP_DIFF_T5;
+    float **const parts[] = {&state->run.x, &state->run.before, &state->run.pooled};
+    const size_t sizes[] = {T * n, clip ? T * n : 0, (size_t)(e->projection > e->hidden ? e->projection : e->hidden)};
+    MP_TRY(mp_diff_hold(engine, &state->encoding, state->at.encoder, 3, parts, sizes, error));
+    state->run.encoder = e;
+    state->run.which = state->at.encoder;
+    state->run.T = (int32_t)T;
+    state->run.ids = call->ids[state->at.text][state->at.encoder];
+    return MP_OK;
+}
+
+static mp_status encode(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+    mp_diff_state *state = item->state;
+    const mp_draw_call *call = mp_diff_call(item);
+    next_encoder(engine, state, call->n_texts);
+    if (state->at.encoder == MP_DIFF_ENCODERS) {
+        for (int t = 0; t < call->n_texts; t++) {
+            const mp_diff_texts *texts = state->texts[t];
+            if (!mp_kernels_get()->all_finite(texts->rows, (int64_t)call->text_rows * call->text_width) ||
+                !mp_kernels_get()->all_finite(texts->pooled, call->pooled_width))
+                return mp_fail(error, MP_NUMERIC, "a text encoder produced NaN or infinity");
+            mp_diff_texts_complete(&engine->cache, state->texts[t]);
+            if (call->keep) {
+                memcpy(call->texts + (int64_t)t * call->text_rows * call->text_width, texts->rows,
+                       (size_t)call->text_rows * (size_t)call->text_width * sizeof(float));
+                memcpy(call->pooled + (int64_t)t * call->pooled_width, texts->pooled,
+                       (size_t)call->pooled_width * sizeof(float));
+            }
+        }
+        state->at.phase = MP_DIFF_DENOISE;
+        return MP_OK;
+    }
+    if (!state->encoding.at)
+        MP_TRY(begin_text(engine, state, call, error));
+    MP_TRY(mp_diff_run_block(engine, state, lease, state->at.encoder, state->at.block, done, error));
+    if (!*done || ++state->at.block < engine->model->block_count[state->at.encoder])
+        return MP_OK;
+    keep_text(engine->model, call, state);
+    mp_diff_let_go(engine, &state->encoding);
+    state->at.block = 0;
+    state->at.text++;
+    return MP_OK;
+}
+
+/* ---- denoising --------------------------------------------------------------------------------------------------- */
+
+/* latents [channels, high, wide] <-> rows [high / 2 * wide / 2][channels][2][2] */
+static void pack(const mp_draw_call *call, const float *latents, float *rows) {
+    const int32_t C = call->channels, high = call->high, wide = call->wide, across = wide / MP_DIFF_PATCH;
+    for (int32_t c = 0; c < C; c++)
+        for (int32_t y = 0; y < high; y++)
+            for (int32_t x = 0; x < wide; x++) {
+                const int64_t row = (int64_t)(y / 2) * across + x / 2;
+                rows[(row * C + c) * 4 + y % 2 * 2 + x % 2] = latents[((int64_t)c * high + y) * wide + x];
+            }
+}
+
+static void unpack(const mp_draw_call *call, const float *rows, float *latents) {
+    const int32_t C = call->channels, high = call->high, wide = call->wide, across = wide / MP_DIFF_PATCH;
+    for (int32_t c = 0; c < C; c++)
+        for (int32_t y = 0; y < high; y++)
+            for (int32_t x = 0; x < wide; x++) {
+                const int64_t row = (int64_t)(y / 2) * across + x / 2;
+                latents[((int64_t)c * high + y) * wide + x] = rows[(row * C + c) * 4 + y % 2 * 2 + x % 2];
+            }
+}
+
+static size_t latent_count(const mp_draw_call *call) {
+    return (size_t)call->channels * (size_t)call->high * (size_t)call->wide;
+}
+
+static mp_status begin_denoising(mp_drawing_engine *engine, mp_diff_state *state, const mp_draw_call *call,
+                                 mp_error *error) {
+    const mp_diffusion *model = engine->model;
+    mp_dit_pass *pass = &state->pass;
+    pass->text_rows = call->text_rows;
+    pass->rows_high = call->high / MP_DIFF_PATCH;
+    pass->rows_wide = call->wide / MP_DIFF_PATCH;
+    const size_t latents = latent_count(call), hidden = (size_t)model->hidden;
+    const size_t rows = (size_t)call->text_rows + (size_t)pass->rows_high * (size_t)pass->rows_wide;
+    float **const parts[] = {&pass->h,        &pass->condition,    &pass->angles,
+                             &state->latents, &state->velocity[0], &state->velocity[1]};
+    const size_t sizes[] = {rows * hidden, hidden, model->flux ? rows * (size_t)model->head_dim : 0, latents, latents,
+                            call->n_texts > 1 ? latents : 0};
+    MP_TRY(mp_diff_hold(engine, &state->denoising, MP_DIFF_TRANSFORMER, 6, parts, sizes, error));
+    if (model->flux)
+        mp_dit_angles(model, pass);
+    else
+        pass->angles = NULL;
+    return MP_OK;
+}
+
+static void begin_step(mp_diff_state *state, const mp_draw_call *call) {
+    const float *from = state->at.step ? call->latents : call->noise;
+    pack(call, from + (int64_t)state->at.picture * (int64_t)latent_count(call), state->latents);
+}
+
+/* After the last pass: x += (next sigma - sigma) v, with v = away + scale (v - away) when guided. */
+static mp_status end_step(mp_item *item, mp_error *error) {
+    mp_diff_state *state = item->state;
+    mp_draw_call *call = mp_diff_call(item);
+    const int64_t n = (int64_t)latent_count(call);
+    float *v = state->velocity[0];
+    const float *away = state->velocity[1];
+    for (int64_t i = 0; call->n_texts > 1 && i < n; i++)
+        v[i] = away[i] + call->guidance * (v[i] - away[i]);
+    if (!mp_kernels_get()->all_finite(v, n))
+        return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity in step %d", state->at.step + 1);
+    const float by = call->sigmas[state->at.step + 1] - call->sigmas[state->at.step];
+    for (int64_t i = 0; i < n; i++)
+        state->latents[i] += by * v[i];
+    unpack(call, state->latents, call->latents + state->at.picture * n);
+    if (call->keep)
+        memcpy(call->history + ((int64_t)state->at.picture * call->n_steps + state->at.step) * n,
+               call->latents + state->at.picture * n, (size_t)n * sizeof(float));
+    state->at.step++;
+    item->cursor++;
+    if (preview_due(call, &state->at)) { /* velocities point from what will be left to the noise */
+        const float sigma = call->sigmas[state->at.step];
+        for (int64_t i = 0; i < n; i++)
+            state->latents[i] -= sigma * v[i];
+        unpack(call, state->latents, call->preview_latents);
+        state->at.phase = MP_DIFF_PREVIEW;
+    } else if (state->at.step == call->n_steps) {
+        state->at.step = 0;
+        state->at.picture++;
+    }
+    const int32_t done = (int32_t)item->cursor;
+    if (done > atomic_load_explicit(&call->steps_done, memory_order_relaxed)) /* not one tried again */
+        atomic_store_explicit(&call->steps_done, done, memory_order_release);
+    return MP_OK;
+}
+
+static mp_status denoise(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+    mp_diff_state *state = item->state;
+    const mp_draw_call *call = mp_diff_call(item);
+    const mp_diffusion *model = engine->model;
+    if (state->at.picture == call->n_pictures) {
+        mp_diff_let_go(engine, &state->denoising);
+        state->at.picture = 0;
+        state->at.phase = MP_DIFF_DECODE;
+        return MP_OK;
+    }
+    if (!state->denoising.at)
+        MP_TRY(begin_denoising(engine, state, call, error));
+    if (state->at.block == 0 && state->at.text == 0)
+        begin_step(state, call);
+    const mp_diff_texts *texts = state->texts[state->at.text];
+    state->pass.texts = texts->rows;
+    state->pass.pooled = texts->pooled;
+    state->pass.latents = state->latents;
+    state->pass.velocity = state->velocity[state->at.text];
+    state->pass.time = call->times[state->at.step];
+    state->pass.guidance = call->guidance * 1000;
+    const uint64_t start = mp_sys_now_ns();
+    const bool measured = state->at.block > 0 && state->at.block < model->block_count[MP_DIFF_TRANSFORMER] &&
+                          engine->blocks[MP_DIFF_TRANSFORMER][state->at.block].ready;
+    MP_TRY(mp_diff_run_block(engine, state, lease, MP_DIFF_TRANSFORMER, state->at.block, done, error));
+    if (!*done)
+        return MP_OK;
+    if (measured) {
+        const int64_t rows = (int64_t)state->pass.rows_high * state->pass.rows_wide;
+        const double blocks = model->block_count[MP_DIFF_TRANSFORMER] - 1;
+        const double gflop = mp_diff_gflop(model, call->text_rows, rows) / blocks;
+        const uint64_t spent = (uint64_t)((double)(mp_sys_now_ns() - start) / (gflop > 1e-6 ? gflop : 1e-6));
+        const uint64_t old = atomic_load_explicit(&engine->model->gflop_ns, memory_order_relaxed);
+        atomic_store_explicit(&engine->model->gflop_ns, (15 * old + spent) / 16 + 1, memory_order_relaxed);
+    }
+    if (++state->at.block <= model->block_count[MP_DIFF_TRANSFORMER])
+        return MP_OK;
+    state->at.block = 0;
+    if (++state->at.text < call->n_texts)
+        return MP_OK;
+    state->at.text = 0;
+    return end_step(item, error);
+}
+
+/* ---- decoding ---------------------------------------------------------------------------------------------------- */
+
+/* Rows of pixels [high * wide, channels] of a picture's latents; of a preview, of what the step says will be left. */
+static mp_status begin_decoding(mp_drawing_engine *engine, mp_diff_state *state, const mp_draw_call *call,
+                                mp_error *error) {
+    const mp_diffusion *model = engine->model;
+    mp_vae_picture *run = &state->picture_run;
+    const size_t size = (size_t)mp_vae_floats(model, call->high, call->wide);
+    float **const parts[] = {&run->x, &run->a, &run->b};
+    const size_t sizes[] = {size, size, size};
+    MP_TRY(mp_diff_hold(engine, &state->decoding, MP_DIFF_DECODER, 3, parts, sizes, error));
+    run->high = call->high;
+    run->wide = call->wide;
+    const int64_t n = (int64_t)latent_count(call), plane = (int64_t)call->high * call->wide;
+    const bool preview = state->at.phase == MP_DIFF_PREVIEW;
+    const float *latents = preview ? call->preview_latents : call->latents + state->at.picture * n;
+    for (int64_t i = 0; i < plane; i++)
+        for (int32_t c = 0; c < call->channels; c++)
+            run->x[i * call->channels + c] = latents[c * plane + i] / model->latent_scale + model->latent_shift;
+    return MP_OK;
+}
+
+static float clamp(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
+
+static void end_preview(mp_diff_state *state, mp_draw_call *call, const float *x, int64_t n) {
+    const int32_t number = preview_number(call, &state->at);
+    uint8_t *to = call->previews + number * n;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (uint8_t)lrintf(clamp(x[i] * 0.5f + 0.5f) * 255);
+    atomic_store_explicit(&call->previews_done, number + 1, memory_order_release);
+    state->at.phase = state->at.encoder == MP_DIFF_ENCODERS ? MP_DIFF_DENOISE : MP_DIFF_ENCODE;
+}
+
+static void end_picture(mp_diff_state *state, mp_item *item, const float *x, int64_t n) {
+    mp_draw_call *call = mp_diff_call(item);
+    float *to = call->pixels + state->at.picture * n;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = clamp(x[i] * 0.5f + 0.5f);
+    item->cursor++;
+    if (++state->at.picture > atomic_load_explicit(&call->pictures_done, memory_order_relaxed))
+        atomic_store_explicit(&call->pictures_done, state->at.picture, memory_order_release);
+    if (state->at.picture == call->n_pictures)
+        state->at.phase = MP_DIFF_FINISHED;
+}
+
+static mp_status decode(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+    mp_diff_state *state = item->state;
+    mp_draw_call *call = mp_diff_call(item);
+    if (!state->decoding.at)
+        MP_TRY(begin_decoding(engine, state, call, error));
+    MP_TRY(mp_diff_run_block(engine, state, lease, MP_DIFF_DECODER, state->at.block, done, error));
+    if (!*done || ++state->at.block < engine->model->op_count)
+        return MP_OK;
+    state->at.block = 0;
+    const int64_t n = (int64_t)call->height * call->width * 3;
+    const float *x = state->picture_run.x;
+    if (!mp_kernels_get()->all_finite(x, n))
+        return mp_fail(error, MP_NUMERIC, "the decoder produced NaN or infinity");
+    if (state->at.phase == MP_DIFF_PREVIEW)
+        end_preview(state, call, x, n);
+    else
+        end_picture(state, item, x, n);
+    mp_diff_let_go(engine, &state->decoding);
+    return MP_OK;
+}
+
+mp_status mp_diff_advance(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+    switch (((mp_diff_state *)item->state)->at.phase) {
+    case MP_DIFF_ENCODE:
+        return encode(engine, item, lease, done, error);
+    case MP_DIFF_DENOISE:
+        return denoise(engine, item, lease, done, error);
+    default:
+        return decode(engine, item, lease, done, error);
+    }
+}

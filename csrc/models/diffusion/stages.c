@@ -1,0 +1,198 @@
+/* stages.c: what an engine has in memory, and how lanes run one block of it. */
+#include <stdatomic.h>
+
+#include "models/diffusion/drawing.h"
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static void drop_stage(mp_drawing_engine *engine, int stage) {
+    for (int i = 0; engine->blocks[stage] && i < engine->model->block_count[stage]; i++) {
+        mp_diff_block *block = &engine->blocks[stage][i];
+        mp_free(block->slab);
+        mp_budget_give(engine->budget, block->charged);
+        engine->weights -= block->charged;
+        *block = (mp_diff_block){0};
+    }
+}
+
+/* All but one, or all (-1). Returns how many bytes are free now. */
+uint64_t mp_diff_drop_others(mp_drawing_engine *engine, int stage) {
+    const uint64_t before = engine->weights;
+    for (int s = 0; s < MP_DIFF_STAGES; s++)
+        if (s != stage)
+            drop_stage(engine, s);
+    return before - engine->weights;
+}
+
+static bool take(mp_drawing_engine *engine, uint64_t bytes, int stage) {
+    return mp_budget_take(engine->budget, bytes) ||
+           ((mp_diff_drop_others(engine, stage) | mp_diff_cache_trim(&engine->cache)) &&
+            mp_budget_take(engine->budget, bytes));
+}
+
+/* Scratch is sized by a block and kept for the next. */
+static mp_status reserve(mp_drawing_engine *engine, size_t bytes, int stage, mp_error *error) {
+    if (bytes <= engine->arena.size)
+        return MP_OK;
+    mp_arena_deinit(&engine->arena);
+    mp_budget_give(engine->budget, engine->charged);
+    engine->charged = 0;
+    if (!take(engine, bytes, stage))
+        return mp_fail_memory(error, bytes, "the scratch of a step");
+    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK) {
+        mp_budget_give(engine->budget, bytes);
+        return status;
+    }
+    engine->charged = bytes;
+    return MP_OK;
+}
+
+/* One piece for `count` parts of so many floats each. */
+mp_status mp_diff_hold(mp_drawing_engine *engine, mp_diff_memory *memory, int stage, int count, float **const parts[],
+                      const size_t sizes[], mp_error *error) {
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += mp_arena_cost(sizes[i] * sizeof(float));
+    if (!take(engine, bytes, stage))
+        return mp_fail_memory(error, bytes, "a picture that is being made");
+    if (!(memory->at = mp_alloc(bytes, MP_TAG_SCRATCH))) {
+        mp_budget_give(engine->budget, bytes);
+        return mp_fail_memory(error, bytes, "a picture that is being made");
+    }
+    memory->bytes = bytes;
+    engine->items += bytes;
+    uint8_t *at = memory->at;
+    for (int i = 0; i < count; i++) {
+        *parts[i] = (float *)at;
+        at += mp_arena_cost(sizes[i] * sizeof(float));
+    }
+    return MP_OK;
+}
+
+void mp_diff_let_go(mp_drawing_engine *engine, mp_diff_memory *memory) {
+    mp_free(memory->at);
+    mp_budget_give(engine->budget, memory->bytes);
+    engine->items -= memory->bytes;
+    *memory = (mp_diff_memory){0};
+}
+
+/* Before a stage is loaded: those before it stay, for the next call, only while memory is plentiful. */
+static void make_room(mp_drawing_engine *engine, int stage) {
+    const uint64_t limit = atomic_load_explicit(&engine->budget->limit, memory_order_relaxed);
+    const uint64_t used = atomic_load_explicit(&engine->budget->used, memory_order_relaxed);
+    if (used + engine->model->stage_bytes[stage] > limit / 10 * 7)
+        mp_diff_drop_others(engine, stage);
+}
+
+/* A block's weights, built on first use. */
+static mp_status need(mp_drawing_engine *engine, int stage, int index, mp_lease *lease, mp_error *error) {
+    mp_diff_block *block = &engine->blocks[stage][index];
+    if (block->ready)
+        return MP_OK;
+    if (index == 0)
+        make_room(engine, stage);
+    mp_builder builder = {0};
+    mp_status status;
+    *block = (mp_diff_block){0};
+    MP_TRY_GOTO(mp_diff_build(engine->model, stage, index, &builder, block, error));
+    mp_budget *budget = engine->budget;
+    if (!take(engine, builder.slab_bytes + MP_WMAT_SLACK, stage)) {
+        status = mp_fail_memory(error, builder.slab_bytes, "the weights of a stage");
+        goto cleanup;
+    }
+    mp_budget_give(budget, builder.slab_bytes + MP_WMAT_SLACK); /* finish takes it */
+    MP_TRY_GOTO(mp_builder_finish(&builder, lease, budget, NULL, error));
+    block->slab = builder.slab;
+    block->charged = builder.charged;
+    block->ready = true;
+    engine->weights += block->charged;
+    builder.slab = NULL;
+cleanup:
+    mp_builder_deinit(&builder);
+    if (status != MP_OK)
+        *block = (mp_diff_block){0};
+    return status;
+}
+
+/* ---- units of work ----------------------------------------------------------------------------------------------- */
+
+typedef struct job {
+    mp_drawing_engine *engine;
+    mp_diff_state *state;
+    mp_diff_run run;
+    int stage, index;
+    bool end; /* of the transformer */
+    bool done;
+} job;
+
+static bool run_transformer(mp_diff_lane *l, const mp_diffusion *model, const job *j, const mp_diff_block *blocks) {
+    const mp_dit_pass *pass = &j->state->pass;
+    if (j->end)
+        return mp_dit_end(l, model, &blocks[0].as.ends, pass);
+    if (j->index == 0)
+        return mp_dit_begin(l, model, &blocks[0].as.ends, pass);
+    if (j->index <= model->joint_layers)
+        return mp_dit_joint_forward(l, model, &blocks[j->index].as.joint, pass);
+    return mp_dit_single_forward(l, model, &blocks[j->index].as.single, pass);
+}
+
+static void body(const mp_lane *lane, void *arg) {
+    job *j = arg;
+    const mp_diffusion *model = j->engine->model;
+    const mp_diff_block *blocks = j->engine->blocks[j->stage];
+    mp_diff_lane l = {lane, &j->run, j->run.own + (size_t)lane->index * j->run.own_bytes, 0};
+    bool done;
+    if (j->stage == MP_DIFF_TRANSFORMER)
+        done = run_transformer(&l, model, j, blocks);
+    else if (j->stage == MP_DIFF_DECODER)
+        done = mp_vae_forward(&l, model, &blocks[j->index], j->index, &j->state->picture_run);
+    else
+        done = mp_diff_text_forward(&l, model, &j->state->run, &blocks[j->index], j->index);
+    if (lane->index == 0)
+        j->done = done;
+}
+
+/* Run block `index` of a stage (of the transformer: one more than there are, its end). *done: it was not called off. */
+mp_status mp_diff_run_block(mp_drawing_engine *engine, mp_diff_state *state, mp_lease *lease, int stage, int index,
+                            bool *done, mp_error *error) {
+    const mp_diffusion *model = engine->model;
+    job j = {.engine = engine, .state = state, .stage = stage, .index = index};
+    if (stage == MP_DIFF_TRANSFORMER) {
+        MP_TRY(need(engine, stage, 0, lease, error));
+        j.end = index == model->block_count[stage];
+        j.index = j.end ? 0 : index;
+    }
+    MP_TRY(need(engine, stage, j.index, lease, error));
+    if (mp_lease_poll(lease)) {
+        *done = false;
+        return MP_OK;
+    }
+    const mp_diff_block *block = &engine->blocks[stage][j.index];
+    size_t shared;
+    if (stage == MP_DIFF_TRANSFORMER) {
+        const int64_t rows = (int64_t)state->pass.rows_high * state->pass.rows_wide;
+        shared = mp_dit_scratch(model, &engine->blocks[stage][0], block, j.index, state->pass.text_rows, rows);
+        j.run.own_bytes = mp_dit_own(model, state->pass.text_rows + rows);
+    } else if (stage == MP_DIFF_DECODER) {
+        const int64_t pixels = (int64_t)state->picture_run.high * state->picture_run.wide
+                               << 2 * model->ops[index].doubled;
+        shared = mp_vae_scratch(model, block, index, pixels);
+        j.run.own_bytes = mp_vae_own(model, block, index, pixels);
+    } else {
+        shared = mp_diff_text_scratch(model, stage, block, index, state->run.T);
+        j.run.own_bytes = mp_diff_text_own(model, stage, state->run.T);
+    }
+    shared = mp_arena_cost(shared);
+    j.run.own_bytes = mp_arena_cost(j.run.own_bytes);
+    MP_TRY(reserve(engine, shared + j.run.own_bytes * (size_t)lease->lanes, stage, error));
+    mp_arena_reset(&engine->arena);
+    j.run.lease = lease;
+    j.run.shared = mp_arena_take(&engine->arena, shared);
+    j.run.own = mp_arena_take(&engine->arena, j.run.own_bytes * (size_t)lease->lanes);
+    mp_lease_run(lease, body, &j);
+    if (mp_weights_poisoned(model->weights))
+        return mp_fail(error, MP_IO, "a weight file became shorter while it was in use");
+    *done = j.done;
+    return MP_OK;
+}
