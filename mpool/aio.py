@@ -76,6 +76,8 @@ async def _prepared(pool: Pool, model: Any, capability: str, compute: str, funct
 # ---- embeddings -----------------------------------------------------------------------------------------------------
 
 async def _pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> Pack:
+    if texts and isinstance(texts[0], list):
+        return embedding.pack_ids(plan, texts, start)
     chars = sum(len(text) for text in texts if isinstance(text, str))
     if chars >= _threads.LONG // 4:
         return await _tokenised(embedding.pack, plan, texts, start, single)
@@ -112,8 +114,12 @@ async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: P
         >>> asyncio.run(mpool.aio.embed("A sentence.")).shape
         (384,)
     """
-    pool = pool or default_pool()
-    passed: dict[str, Any] = dict(options)
+    return (await _embed(inputs, model, pool or default_pool(), task, max_inputs, dict(options)))[0]
+
+
+async def _embed(inputs: Any, model: ModelLike, pool: Pool, task: str | None, max_inputs: int | None,
+                 passed: dict[str, Any]) -> tuple[NDArray[Any], int]:
+    """The vectors, and how many tokens were read for them. ``inputs`` may also be lists of token ids."""
     call, most = _options.begin(pool.config, passed), pool._most(max_inputs)
     progress = embedding.check_progress(passed.pop("progress", None))
     texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
@@ -123,43 +129,49 @@ async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: P
         packed = await _pack(plan, [inputs], 0, True)
         rows = await _vectors(plan, packed, await _submit(plan, packed, call, embedding.INTERACTIVE), call)
         _tell(plan, [(0, packed, rows)], 1)
-        return embedding.quantize(rows[0], plan.precision)
+        return embedding.quantize(rows[0], plan.precision), int(packed.offsets[-1])
     if plan.precision in ("int8", "uint8") and len(texts) == 1:
         embedding.quantize(embedding.empty(plan, 1), plan.precision)
     out, bar, faults = embedding.empty(plan, len(texts)), embedding.Bar(progress, len(texts), plan.entry.key), \
         embedding.Faults(plan)
-    parts = list(embedding.slices(texts))
+    parts, tokens = list(embedding.slices(texts)), 0
     flow = _run_slices(plan, _each(parts), call, embedding.lane_of(len(texts)))
     try:
         async for start, packed, rows in flow:
             out[start:start + packed.count] = rows
+            tokens += int(packed.offsets[-1])
             faults.add(start, packed, rows)
             bar.add(packed.count)
     finally:
         await flow.aclose()
         bar.close()
     faults.tell(len(texts))
-    return embedding.quantize(out, plan.precision)
+    return embedding.quantize(out, plan.precision), tokens
 
 
 async def rerank(query: str, documents: Sequence[str], model: ModelLike, *, pool: Pool | None = None,
                  top_k: int | None = None, **options: Unpack[RerankOptions]) -> Ranking:
     """As :func:`mpool.rerank`, for asyncio. ``pool``: the pool to use; None: the process-wide one."""
-    pool = pool or default_pool()
-    passed: dict[str, Any] = dict(options)
+    return (await _rerank(query, documents, model, pool or default_pool(), top_k, dict(options)))[0]
+
+
+async def _rerank(query: str, documents: Sequence[str], model: ModelLike, pool: Pool, top_k: int | None,
+                  passed: dict[str, Any]) -> tuple[Ranking, int]:
+    """The ranking, and how many tokens were read for it."""
     call = _options.begin(pool.config, passed)
     texts, count = reranking.check(query, documents, top_k, pool.config.max_embed_inputs)
     chosen = reranking.options(passed)
     plan = reranking.plan_of(
         await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen)), query)
-    out = embedding.empty(plan, len(texts))
+    out, tokens = embedding.empty(plan, len(texts)), 0
     flow = _run_slices(plan, _each(list(embedding.slices(texts))), call, embedding.lane_of(len(texts)))
     try:
         async for start, packed, rows in flow:
             out[start:start + packed.count] = rows
+            tokens += int(packed.offsets[-1])
     finally:
         await flow.aclose()
-    return reranking.ranking(plan, texts, out, count)
+    return reranking.ranking(plan, texts, out, count), tokens
 
 
 async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLike = None, *, pool: Pool | None = None,

@@ -28,7 +28,7 @@ from .errors import (
     NumericError,
     WrongCapability,
 )
-from .sampling import _short, integer
+from .sampling import _short, check_id, integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -318,6 +318,27 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         # a text that was cut down to its prompt still has to be pooled over something
         skip = np.minimum(plan.skip, np.diff(offsets) - 1).astype(np.int32)
     return Pack(ids, offsets, skip, len(texts), tuple(faults))
+
+
+def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
+    """Checks token ids, which are taken as they are: no prompt, nothing put around them, nothing cut.
+
+    Raises:
+        InvalidArgument: there are none, or one is not in the vocabulary.
+        ContextOverflow: more than the model takes.
+    """
+    ids: list[int] = []
+    offsets = [0]
+    for at, sequence in enumerate(sequences, start):
+        if not sequence or len(sequence) > plan.max_tokens:
+            raise _keyed(ContextOverflow(f"text {at} has {len(sequence)} tokens, the model takes 1 to "
+                                         f"{plan.max_tokens}", tokens=len(sequence), limit=plan.max_tokens), plan)
+        try:
+            ids += [check_id(f"a token of text {at}", token, plan.tokenizer.vocab_size) for token in sequence]
+        except InvalidArgument as error:
+            raise _keyed(error, plan) from None
+        offsets.append(len(ids))
+    return Pack(np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64), None, len(sequences))
 
 
 def _pack_pairs(plan: Plan, documents: list[str]) -> Pack:

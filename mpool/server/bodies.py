@@ -1,0 +1,114 @@
+"""Bodies of requests: read with a cap, then parsed strictly into a struct.
+
+msgspec refuses NaN, numbers out of range, ``true`` for an integer, lone surrogates, invalid UTF-8, and nesting beyond
+its depth; a second pass by the standard library's parser finds keys that stand twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from .. import _threads
+from .errors import Refusal
+
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[Any]]
+
+#: Bodies of so many bytes are parsed on a thread that tokenises: the loop has others to serve.
+_LONG = 1 << 16
+_PLACE = re.compile(r" - at `(.*)`$")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+
+
+class Gone(Exception):
+    """The client left before its request was complete."""
+
+
+async def read(receive: Receive, declared: int | None, most: int) -> bytes:
+    """The body of a request.
+
+    Args:
+        receive: of ASGI.
+        declared: bytes by ``Content-Length``; None: chunked.
+        most: bytes allowed.
+
+    Raises:
+        Refusal: larger than allowed.
+        Gone: the client left.
+    """
+    if declared is not None and declared > most:
+        raise Refusal("request_too_large", f"Allowed: {most:,} bytes.")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise Refusal("request_too_large", f"Allowed: {most:,} bytes.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) > 1 and len({key for key, _ in pairs}) != len(pairs):
+        raise Refusal("invalid_json", "A key stands twice in one object.")
+
+
+#: Values are thrown away as they are read: only their keys matter.
+_keys = json.JSONDecoder(object_pairs_hook=_once, parse_float=len, parse_int=len).decode
+
+
+@functools.lru_cache(maxsize=64)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=True)
+
+
+def parse(data: bytes, kind: type[T]) -> T:
+    """A body as a struct.
+
+    Raises:
+        Refusal: not strict JSON, a field is unknown, of the wrong type, out of range or missing.
+    """
+    try:
+        decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
+        found = decoder.decode(data)
+        _keys(data.decode())
+        return found
+    except msgspec.ValidationError as error:
+        raise _refused(str(error)) from None
+    except (msgspec.DecodeError, ValueError):
+        raise Refusal("invalid_json") from None
+    except RecursionError:
+        raise Refusal("invalid_json", "It is nested too deeply.") from None
+
+
+def _refused(text: str) -> Refusal:
+    """A refusal that names the parameter, from what msgspec says."""
+    place, unknown = _PLACE.search(text), _UNKNOWN.search(text)
+    path = place.group(1).removeprefix("$").lstrip(".") if place else ""
+    what = _PLACE.sub("", text)
+    if unknown is not None:
+        name = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
+        return Refusal("unsupported_parameter", f"There is no parameter {name[:100]}.", name[:100])
+    return Refusal("invalid_value", f"{path or 'The body'}: {what}."[:300], path[:100] or None)
+
+
+async def parse_body(data: bytes, kind: type[T]) -> T:
+    """As :func:`parse`; a long one leaves the loop's thread."""
+    if len(data) < _LONG:
+        return parse(data, kind)
+    return await asyncio.get_running_loop().run_in_executor(_threads.executor(), parse, data, kind)
+
+
+__all__ = ["Gone", "parse", "parse_body", "read"]

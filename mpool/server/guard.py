@@ -1,0 +1,83 @@
+"""The door: whose requests get to a route at all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from .errors import Refusal, error_body
+from .settings import same_token
+
+if TYPE_CHECKING:
+    from .state import State
+
+Scope = MutableMapping[str, Any]
+App = Callable[[Scope, Any, Any], Awaitable[None]]
+
+
+def answer(refusal: Refusal, path: str) -> Response:
+    """A refusal as a response."""
+    headers = {"retry-after": str(refusal.row.retry_after)} if refusal.row.retry_after else {}
+    if refusal.row.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(error_body(refusal, path), refusal.row.status, headers, "application/json")
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """A header of a request; None: it has none. Of several the first."""
+    for key, value in scope["headers"]:
+        if key == name:
+            found: bytes = value
+            return found
+    return None
+
+
+class Door:
+    """ASGI middleware: the server that is meant, and pages that may call it. It stands before CORS."""
+
+    def __init__(self, app: App, state: State) -> None:
+        self.app, self.state = app, state
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        refusal = self._refused(scope)
+        await (self.app if refusal is None else answer(refusal, scope["path"]))(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> Refusal | None:
+        host = header(scope, b"host")
+        if host is None or host.decode("latin-1").lower() not in self.state.hosts:
+            return Refusal("misdirected")
+        origin = header(scope, b"origin")
+        if origin is not None and not self._may_call(origin.decode("latin-1").lower()):
+            return Refusal("forbidden_origin")
+        return None
+
+    def _may_call(self, origin: str) -> bool:
+        scheme, _, host = origin.partition("://")
+        return scheme in ("http", "https") and host in self.state.hosts \
+            or origin in self.state.settings.allowed_origins
+
+
+class Lock:
+    """ASGI middleware: the token, and whether the server still takes requests. It stands behind CORS."""
+
+    def __init__(self, app: App, state: State) -> None:
+        self.app, self.state = app, state
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        refusal = self._refused(scope)
+        await (self.app if refusal is None else answer(refusal, scope["path"]))(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> Refusal | None:
+        if scope["path"] == "/health":
+            return None
+        token = self.state.settings.token
+        if token is not None:
+            given = header(scope, b"authorization") or b""
+            if given[:7].lower() != b"bearer " or not same_token(given[7:].strip(), token):
+                return Refusal("invalid_api_key")
+        return Refusal("shutting_down") if self.state.stopping else None
+
+
+__all__ = ["Door", "Lock", "answer", "header"]

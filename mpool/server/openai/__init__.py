@@ -1,0 +1,10 @@
+"""OpenAI's protocol, and ``/v1/rerank`` as Jina and Cohere have it: what clients of these know, spoken by the pool."""
+
+from __future__ import annotations
+
+from ..operations import Operation
+from . import vectors
+
+OPERATIONS: tuple[Operation, ...] = (*vectors.OPERATIONS,)
+
+__all__ = ["OPERATIONS"]

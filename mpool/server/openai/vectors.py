@@ -1,0 +1,97 @@
+"""``/v1/models``, ``/v1/embeddings`` and ``/v1/rerank``."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from ... import aio
+from ..errors import Refusal
+from ..operations import Context, Operation, json_answer
+from .structs import (
+    Document,
+    Embedding,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    InputUsage,
+    ModelCard,
+    ModelList,
+    RankedResult,
+    RerankAnswer,
+    RerankRequest,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+
+async def models(context: Context, body: None) -> Response:
+    """The models that can be named."""
+    listed = await context.state.models.listed()
+    return json_answer(ModelList([ModelCard(served.name, served.since, list(served.capabilities))
+                                  for served in listed]))
+
+
+async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
+    """Vectors of texts, or of token ids as they are."""
+    served = await context.model(body.model)
+    inputs = texts_or_ids(context, body.input)
+    vectors, tokens = await aio._embed(inputs, served.model, context.state.pool, body.task, None,
+                                       {} if body.dimensions is None else {"dimensions": body.dimensions})
+    rows = vectors if vectors.ndim == 2 else vectors[None]
+    data = [Embedding(at, value) for at, value in enumerate(encoded(rows, body.encoding_format))]
+    return json_answer(EmbeddingsAnswer(data, body.model, InputUsage(tokens, tokens)))
+
+
+def texts_or_ids(context: Context, given: str | list[Any]) -> str | list[Any]:
+    """What is to be embedded: a text, or a list of texts or of lists of ids.
+
+    Raises:
+        Refusal: texts and ids beside each other, or a text that is too long.
+    """
+    if isinstance(given, str):
+        return context.check_text(given, "input")
+    kinds = {type(part) for part in given}
+    if len(kinds) > 1:
+        raise Refusal("invalid_value", "input: allowed are texts, or token ids, not both.", "input")
+    if kinds == {int}:
+        return [given]
+    if kinds == {str}:
+        for at, text in enumerate(given):
+            context.check_text(text, f"input[{at}]")
+    return given
+
+
+def encoded(rows: NDArray[Any], encoding: str) -> list[Any]:
+    """Vectors as clients read them."""
+    if encoding == "base64":
+        data = rows.astype("<f4", copy=False)
+        return [base64.b64encode(row.tobytes()).decode() for row in data]
+    found: list[Any] = rows.tolist()
+    return found
+
+
+async def rerank(context: Context, body: RerankRequest) -> Response:
+    """Documents by how well they answer a query."""
+    served = await context.model(body.model)
+    texts = [context.check_text(part.text if isinstance(part, Document) else part, f"documents[{at}]")
+             for at, part in enumerate(body.documents)]
+    context.check_text(body.query, "query")
+    ranking, tokens = await aio._rerank(body.query, texts, served.model, context.state.pool, body.top_n, {})
+    results = [RankedResult(found.index, found.score, Document(found.text) if body.return_documents else None)
+               for found in ranking.results]
+    return json_answer(RerankAnswer(f"rerank-{context.id}", body.model, results, {"total_tokens": tokens}))
+
+
+OPERATIONS = (
+    Operation("GET", "/v1/models", models, None, ModelList, "The models that can be named", name="models"),
+    Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, EmbeddingsAnswer, "Vectors of texts",
+              name="embeddings"),
+    Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankAnswer, "Documents by how well they answer a query",
+              name="rerank"),
+)
+
+__all__ = ["OPERATIONS", "encoded", "texts_or_ids"]

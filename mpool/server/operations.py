@@ -1,0 +1,168 @@
+"""From a route to its handler and back: body, disconnects, errors, the log. One table row an operation.
+
+A protocol is a module with a tuple of :class:`Operation` s. Its handlers take a :class:`Context` and the parsed body,
+use the library as any other caller would, and give a response; whatever they raise becomes an error of the catalogue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from . import bodies
+from .errors import Refusal, refusal_of
+from .guard import answer, header
+
+if TYPE_CHECKING:
+    from .models import Served
+    from .state import State
+
+log = logging.getLogger("mpool.server")
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path.
+
+    Attributes:
+        handler: called with the context and the parsed body (None if there is none).
+        body: struct that the body is; None: it takes none.
+        answer: struct, or other type, of the answer as JSON; None: it is text.
+        summary: one line, for the OpenAPI document.
+        streams: media type of the answer with ``stream``; None: it is never streamed.
+        name: ``operationId`` of the document.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Context, Any], Awaitable[Response]]
+    body: type[msgspec.Struct] | None
+    answer: Any
+    summary: str
+    streams: str | None = None
+    name: str = ""
+
+
+class Context:
+    """A request, as handlers see it.
+
+    Attributes:
+        state: of the server.
+        id: of the request.
+        begun: ``time.monotonic()`` at which its body was here.
+    """
+
+    __slots__ = ("state", "id", "begun")
+
+    def __init__(self, state: State) -> None:
+        self.state, self.id, self.begun = state, state.new_id(), time.monotonic()
+
+    async def model(self, name: str) -> Served:
+        """The model of a name.
+
+        Raises:
+            Refusal: there is none that clients may name.
+        """
+        return await self.state.models.find(name)
+
+    def check_text(self, text: str, name: str) -> str:
+        """The text, unless it is longer than allowed.
+
+        Raises:
+            Refusal: it is.
+        """
+        most = self.state.settings.max_text
+        if len(text) > most:
+            raise Refusal("request_too_large", f"{name} has {len(text):,} characters, allowed: {most:,}.", name)
+        return text
+
+
+def json_answer(value: Any, status: int = 200) -> Response:
+    """A struct as a response."""
+    return Response(_encode(value), status, media_type="application/json")
+
+
+class Endpoint:
+    """The ASGI application of one operation."""
+
+    def __init__(self, operation: Operation, state: State) -> None:
+        self.operation, self.state = operation, state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        context = Context(self.state)
+        watcher, gone, status = None, [False], 0
+
+        async def noted(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", context.id.encode())]
+            await send(message)
+
+        try:
+            try:
+                body = await self._body(scope, receive)
+                context.begun = time.monotonic()
+                watcher = asyncio.create_task(_watch(receive, asyncio.current_task(), gone))
+                response = await self.operation.handler(context, body)
+                await response(scope, receive, noted)
+            except (bodies.Gone, asyncio.CancelledError):
+                raise
+            except BaseException as error:
+                if status:  # the head of an answer is out: nothing can be put right, and nothing ends as if it were
+                    raise
+                refusal = refusal_of(error, context.id)
+                await answer(refusal, scope["path"])(scope, receive, noted)
+        except bodies.Gone:
+            gone[0] = True
+        except asyncio.CancelledError:
+            if not gone[0]:
+                raise
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+            if log.isEnabledFor(logging.INFO):
+                log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],
+                         "left by its client" if gone[0] else status, (time.monotonic() - context.begun) * 1e3)
+
+    async def _body(self, scope: Any, receive: Any) -> Any:
+        kind = self.operation.body
+        if kind is None:
+            return None
+        _check_type(scope)
+        length = header(scope, b"content-length")
+        data = await bodies.read(receive, int(length) if length is not None else None, self.state.settings.max_body)
+        return await bodies.parse_body(data, kind)
+
+
+def _check_type(scope: Any) -> None:
+    """Only JSON as it is. It is also what keeps pages of others out: they cannot send this type unasked."""
+    coding = header(scope, b"content-encoding")
+    if coding is not None and coding.strip().lower() not in (b"identity", b""):
+        raise Refusal("unsupported_media_type")
+    kind, _, parameters = (header(scope, b"content-type") or b"").partition(b";")
+    if kind.strip().lower() != b"application/json":
+        raise Refusal("unsupported_media_type")
+    charset = parameters.strip().lower()
+    if charset and charset.replace(b'"', b"").replace(b" ", b"") not in (b"charset=utf-8", b"charset=utf8"):
+        raise Refusal("unsupported_media_type")
+
+
+async def _watch(receive: Any, task: asyncio.Task[Any] | None, gone: list[bool]) -> None:
+    """Cancels the request when its client leaves: reading a prompt ends within milliseconds then."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone[0] = True
+    if task is not None:
+        task.cancel()
+
+
+__all__ = ["Context", "Endpoint", "Operation", "json_answer"]

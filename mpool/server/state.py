@@ -1,0 +1,57 @@
+"""What all requests of a server share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .errors import Refusal
+from .models import Models
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+
+
+class State:
+    """Used on the thread of the server's loop only.
+
+    Attributes:
+        hosts: values of the header Host that are answered, in lower case.
+        streams: answers that are being streamed.
+        stopping: the server takes no further requests.
+        started: ``time.time()`` at which it was made.
+    """
+
+    def __init__(self, settings: Settings, pool: Pool, models: Iterable[str | os.PathLike[str]] = (),
+                 catalogue: bool = True, compute: str = "auto") -> None:
+        self.settings, self.pool = settings, pool
+        self.models = Models(pool, models, catalogue, compute)
+        self.hosts = settings.hosts(settings.port)
+        self.streams, self.stopping, self.started = 0, False, time.time()
+        self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
+
+    def new_id(self) -> str:
+        """An id that no other request has."""
+        return f"{self._prefix}{next(self._numbers):08x}"
+
+    def begin_stream(self) -> None:
+        """Counts an answer that is going to be streamed.
+
+        Raises:
+            Refusal: there are as many as may be.
+        """
+        if self.streams >= self.settings.max_streams:
+            raise Refusal("too_many_streams")
+        self.streams += 1
+
+    def end_stream(self) -> None:
+        """Counts it no longer."""
+        self.streams -= 1
+
+
+__all__ = ["State"]

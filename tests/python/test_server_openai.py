@@ -1,0 +1,110 @@
+"""OpenAI's protocol, by the real client of OpenAI and by hand, held against the library on the same models."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from servers import ask, idle, serving
+
+openai = pytest.importorskip("openai")
+
+TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3."]
+
+
+@pytest.fixture(scope="module")
+def server(bert: Path, prompted: Path) -> Iterator[Any]:
+    with serving([f"bert={bert}", f"prompted={prompted}"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Iterator[Any]:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+# ---- models and vectors ----------------------------------------------------------------------------------------------
+
+def test_models_are_listed(client: Any) -> None:
+    assert [model.id for model in client.models.list()][:2] == ["bert", "prompted"]
+
+
+def test_embeddings_are_those_of_the_library(server: Any, client: Any) -> None:
+    pool = server.state.pool
+    wanted = pool.embed(TEXTS, "bert")
+    found = client.embeddings.create(model="bert", input=TEXTS)  # asks for base64
+    assert np.array_equal(np.array([row.embedding for row in found.data], dtype=np.float32), wanted)
+    assert [row.index for row in found.data] == [0, 1, 2] and found.model == "bert"
+    assert found.usage.prompt_tokens == found.usage.total_tokens == sum(pool.count_tokens(text, "bert")
+                                                                        for text in TEXTS)
+    plain = client.embeddings.create(model="bert", input=TEXTS[0], encoding_format="float", dimensions=5)
+    assert np.array_equal(np.array(plain.data[0].embedding, dtype=np.float32),
+                          pool.embed(TEXTS[0], "bert", dimensions=5))
+    status, raw = ask(server, "/v1/embeddings", {"model": "bert", "input": TEXTS[0], "encoding_format": "base64"})
+    assert np.array_equal(np.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4"), wanted[0])
+
+
+def test_token_ids_are_taken_as_they_are(server: Any, client: Any) -> None:
+    pool = server.state.pool
+    ids = [pool.tokenize(text, "bert") for text in TEXTS]
+    wanted = pool.embed(TEXTS, "bert")
+    found = client.embeddings.create(model="bert", input=ids)
+    assert np.array_equal(np.array([row.embedding for row in found.data], dtype=np.float32), wanted)
+    one = client.embeddings.create(model="bert", input=ids[1])
+    assert np.array_equal(np.array(one.data[0].embedding, dtype=np.float32), wanted[1])
+    assert one.usage.prompt_tokens == len(ids[1])
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model="bert", input=[[5] * 100_000])
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_tasks_have_their_prompts(server: Any, client: Any) -> None:
+    found = client.embeddings.create(model="prompted", input="cats", extra_body={"task": "query"})
+    assert np.array_equal(np.array(found.data[0].embedding, dtype=np.float32),
+                          server.state.pool.embed("cats", "prompted", task="query"))
+
+
+def test_errors_are_those_that_the_client_knows(client: Any) -> None:
+    for wrong, kind, code in (({"model": "nothing"}, openai.NotFoundError, "model_not_found"),
+                              ({"dimensions": 10_000}, openai.BadRequestError, "invalid_value"),
+                              ({"input": ""}, openai.BadRequestError, "invalid_value"),
+                              ({"extra_body": {"foo": 1}}, openai.BadRequestError, "unsupported_parameter")):
+        with pytest.raises(kind) as raised:
+            client.embeddings.create(**{"model": "bert", "input": "x", **wrong})
+        assert raised.value.code == code
+
+
+def test_the_asynchronous_client(server: Any) -> None:
+    async def work() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(client.embeddings.create(model="bert", input=text) for text in TEXTS * 20))
+
+    wanted = server.state.pool.embed(TEXTS, "bert")
+    for at, found in enumerate(asyncio.run(work())):
+        assert np.array_equal(np.array(found.data[0].embedding, dtype=np.float32), wanted[at % 3])
+    idle(server)
+
+
+def test_keys_of_the_catalogue_that_are_not_here_are_not_fetched(bert: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                 tmp_path: Path) -> None:
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
+    with serving([f"bert={bert}"], catalogue=True) as made:
+        status, found = ask(made, "/v1/embeddings", {"model": "bge-small-en-v1.5", "input": "x"})
+        assert status == 404 and found["error"]["code"] == "model_not_found"
+
+
+# ---- how it is -------------------------------------------------------------------------------------------------------
+
+def test_health_metrics_and_the_document(server: Any) -> None:
+    status, found = ask(server, "/health")
+    assert status == 200 and found["status"] == "healthy" and found["uptime"] > 0
+    status, document = ask(server, "/openapi.json")
+    assert status == 200 and document["openapi"].startswith("3.1") and "/v1/embeddings" in document["paths"]
+    assert ask(server, "/v1/embeddings/")[0] == 404 and ask(server, "/V1/embeddings", {})[0] == 404
