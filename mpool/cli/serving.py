@@ -27,7 +27,8 @@ def serve(arguments: argparse.Namespace) -> int:
         path, token = new_token_file()
     limits = {name: getattr(arguments, name) for name, _, _ in SERVER_LIMITS if hasattr(arguments, name)}
     settings = Settings(host=arguments.host, port=arguments.port, token=token,
-                        allowed_hosts=tuple(arguments.allow_host), allowed_origins=tuple(arguments.allow_origin), **limits)
+                        allowed_hosts=tuple(arguments.allow_host),
+                        allowed_origins=tuple(arguments.allow_origin), **limits)
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None,
                            shutdown_grace=settings.grace))
     with pool:
