@@ -328,7 +328,9 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
             template_options: dict of what else the model's template reads, such as ``{"enable_thinking": False}``.
 
     Returns:
-        as :func:`generate`; ``message`` of the result is ready to be appended to ``messages``.
+        as :func:`generate`; ``message`` of the result is ready to be appended to ``messages``. What a model thinks
+        before it answers (Qwen3's ``<think>``, GPT-OSS's channels but for the final one) is not in ``text`` but in
+        ``reasoning``, of results and of the pieces of a stream; stop strings and ``max_tokens`` count in both.
 
     Raises:
         InvalidArgument: the messages are not as described.

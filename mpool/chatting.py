@@ -10,11 +10,8 @@ from .errors import InvalidArgument, MpoolError, Unsupported
 from .sampling import _short
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ._entry import Entry
-    from .text import ChatTemplate
+    from .text import ChatPrompt, ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
@@ -27,8 +24,8 @@ def template_of(entry: Entry) -> ChatTemplate:
     return ChatTemplate.for_model(entry.describe().chat_template, entry.tokenizer(), key=entry.key)
 
 
-def prompt_ids(entry: Entry, messages: Any, options: dict[str, Any]) -> NDArray[np.int32]:
-    """Token ids of a conversation, up to where the answer begins. Takes its own options out of ``options``.
+def prompt_of(entry: Entry, messages: Any, options: dict[str, Any]) -> ChatPrompt:
+    """A conversation, up to where the answer begins. Takes its own options out of ``options``.
 
     Raises:
         InvalidArgument: the messages are not of the shape described in :func:`mpool.chat`.
@@ -48,7 +45,7 @@ def prompt_ids(entry: Entry, messages: Any, options: dict[str, Any]) -> NDArray[
                               key=entry.key)
     try:
         checked = check_messages(messages)
-        return entry.template().prompt(checked, entry.tokenizer(), **variables).ids
+        return entry.template().prompt(checked, entry.tokenizer(), **variables)
     except TypeError as error:
         # a variable by the name of one of prompt's own arguments
         raise InvalidArgument(f"template_options cannot hold these names: {error}", key=entry.key) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from .embedding import MAX_CHARS, surrogate_of
 from .errors import ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from .results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, TopLogprob, Usage
 from .sampling import Sampling, _short
+from .text import reasoning
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ._entry import Entry
     from ._options import Call
     from .text import Tokenizer
+    from .text.reasoning import Splitter
 
 #: What the core calls the end of a text -> what results call it.
 _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
@@ -30,7 +32,8 @@ _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "can
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``."""
+    """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``; ``splitter``: what takes its answers
+    apart (:mod:`mpool.text.reasoning`), None if they are given as they are."""
 
     entry: Entry
     registry: _core.Registry
@@ -39,6 +42,7 @@ class Request:
     prompt: NDArray[np.int32]
     sampling: Sampling
     max_tokens: int
+    splitter: Callable[[], Splitter] | None = None
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
@@ -70,8 +74,9 @@ def keyed(entry: Entry) -> Iterator[None]:
         raise
 
 
-def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any]) -> Request:
-    """A call for a prompt that is tokens already.
+def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
+            splitter: Callable[[], Splitter] | None = None) -> Request:
+    """A call for a prompt that is tokens already. ``splitter``: as of :class:`Request`.
 
     Raises:
         InvalidArgument: an option of sampling is unknown or out of range.
@@ -88,7 +93,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                               "least one to answer", tokens=len(ids), limit=settings.context_length - 1,
                               hint="Shorten the prompt", key=entry.key)
     most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
-    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most)
+    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter)
 
 
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
@@ -137,6 +142,7 @@ class Reader:
         self.request, self.ticket = request, ticket
         n = request.sampling.n
         self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
+        self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
 
     def take(self) -> list[Chunk]:
         """Pieces of all choices that moved."""
@@ -151,8 +157,13 @@ class Reader:
             self._ended[index] = bool(finish)
             if finish:  # not before or during the first call: a process that asks once and ends never pays for it
                 self.request.tokenizer.finish_later()
-            chunks.append(Chunk(data.decode(), index, _FINISH[finish], self.stop(finish, at),
-                                self._new_logprobs(index, bool(finish))))
+            text, thoughts = data.decode(), ""
+            if self._splitters is not None:
+                thoughts, text = self._splitters[index].feed(text, bool(finish))
+                if not finish and not text and not thoughts:
+                    continue
+            chunks.append(Chunk(text, index, _FINISH[finish], self.stop(finish, at),
+                                self._new_logprobs(index, bool(finish)), thoughts))
         return chunks
 
     def check(self) -> None:
@@ -208,8 +219,9 @@ class Reader:
             details = None
             if self.request.sampling.logprobs >= 0:
                 details = self._logprobs(index, ids, logprobs, 0, len(ids))
-            choices.append(Choice(index, data.decode(), _FINISH[finish] or "cancelled", self.stop(finish, at),
-                                  tuple(ids.tolist()), details))
+            thoughts, text = reasoning.split(self.request.splitter, data.decode())
+            choices.append(Choice(index, text, _FINISH[finish] or "cancelled", self.stop(finish, at),
+                                  tuple(ids.tolist()), details, thoughts))
         self.request.tokenizer.finish_later()
         prompt, _, cached, queued, prompting, generating = self.ticket.usage()
         first = choices[0]
@@ -217,7 +229,7 @@ class Reader:
             text=first.text, finish_reason=first.finish_reason, stop=first.stop, token_ids=first.token_ids,
             logprobs=first.logprobs, usage=Usage(prompt, sum(len(choice.token_ids) for choice in choices), cached),
             timings=Timings(queued, prompting, generating, self._total()), model=self.request.entry.key,
-            seed=self.request.sampling.seed, choices=tuple(choices))
+            seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning)
 
     def _total(self) -> float:
         submitted, _, finished = self.ticket.times()

@@ -218,9 +218,12 @@ class Pool:
 
     def _chat_request(self, messages: Any, model: Any, options: dict[str, Any]) -> Request:
         from . import chatting, generation
+        from .text import reasoning
 
         entry, compute = self._text_entry(model, options)
-        return generation.prepare(entry, chatting.prompt_ids(entry, messages, options), compute, options)
+        prompt = chatting.prompt_of(entry, messages, options)
+        return generation.prepare(entry, prompt.ids, compute, options,
+                                  reasoning.of_template(entry.template().source, prompt.text))
 
     def _text_entry(self, model: Any, options: dict[str, Any]) -> tuple[Entry, str]:
         entry = self._find(model, "text_to_text")

@@ -85,6 +85,8 @@ class Choice:
             nothing but its length did.
         token_ids: ids of the generated tokens, without the one that ended it.
         logprobs: one an id, if asked for.
+        reasoning: of a chat, what the model thought before it answered, where its answers tell the two apart; else
+            None. Its tokens are among ``token_ids``.
     """
 
     index: int
@@ -93,6 +95,7 @@ class Choice:
     stop: str | int | None = None
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Completion:
     """An answer. ``str()`` of it is its text.
 
     Attributes:
-        text, finish_reason, stop, token_ids, logprobs: those of the first choice (see :class:`Choice`).
+        text, finish_reason, stop, token_ids, logprobs, reasoning: those of the first choice (see :class:`Choice`).
         usage: counts of tokens.
         timings: where the time went.
         model: key of the model that wrote it.
@@ -118,11 +121,14 @@ class Completion:
     model: str
     seed: int
     choices: tuple[Choice, ...]
+    reasoning: str | None = None
 
     @property
     def message(self) -> dict[str, str]:
-        """The answer as a chat message, ready to be appended to ``messages``."""
-        return {"role": "assistant", "content": self.text}
+        """The answer as a chat message, ready to be appended to ``messages``: with its ``reasoning``, if there is one,
+        which :func:`mpool.chat` hands to templates under the names that they read it by."""
+        thoughts = {} if self.reasoning is None else {"reasoning": self.reasoning}
+        return {"role": "assistant", "content": self.text, **thoughts}
 
     def __str__(self) -> str:
         return self.text
@@ -134,11 +140,12 @@ class Chunk:
 
     Attributes:
         text: what was added; whole characters, never part of what may still become a stop string. Empty in a last
-            piece that adds nothing.
+            piece that adds nothing, and in pieces of ``reasoning``.
         index: which of the ``n`` choices it continues.
         finish_reason: set in the last piece of a choice, else None.
         stop: as in :class:`Choice`, in the last piece.
         logprobs: of the tokens decided since the piece before, if asked for.
+        reasoning: what was added to the choice's ``reasoning``, which comes before its text.
     """
 
     text: str
@@ -146,6 +153,7 @@ class Chunk:
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
 
     def __str__(self) -> str:
         return self.text

@@ -52,7 +52,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
                           "<|eom_id|>", "<EOT>", "<|endofturn|>"})
 #: Where answers consist of several messages, the end of one is not that of the answer.
-_HARMONY = frozenset({"<|return|>", "<|call|>"})
+HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -270,7 +270,7 @@ def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: M
     kinds = table.list("tokenizer.ggml.token_type", None, of=int)
     if kinds is not None and len(kinds) != len(tokens):
         table.fail("tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(tokens)}, one a token")
-    ending = _END_OF_TURN if "<|return|>" not in tokens else _HARMONY
+    ending = _END_OF_TURN if "<|return|>" not in tokens else HARMONY_ENDS
     for text in ending.intersection(tokens):  # no token stands there twice: the tokenizer refuses that
         i = tokens.index(text)
         if kinds is None or kinds[i] in (_CONTROL, _USER_DEFINED):

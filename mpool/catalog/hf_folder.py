@@ -12,7 +12,7 @@ from . import architectures, hf_config, safetensors_header, scoring, sentence_fo
 from .families import Architecture
 from .fields import Fields
 from .files import Folder, open_regular, refuse_pickle
-from .gguf_model import template
+from .gguf_model import HARMONY_ENDS, template
 from .spec import (
     EmbeddingSettings,
     GenerationSettings,
@@ -206,10 +206,23 @@ def _template(folder: Folder, config: Fields) -> str | None:
     return template(value, file=config.file, field="chat_template")
 
 
+def _ends_of_harmony(tokenizer: Fields, vocabulary: int) -> set[int]:
+    """Tokens that end an answer of several messages, where tokenizer_config.json names them."""
+    found = set()
+    added = tokenizer.section("added_tokens_decoder", None)
+    for token in added if added is not None else ():
+        entry = added.get(token)
+        if isinstance(entry, dict) and entry.get("content") in HARMONY_ENDS and token.isdecimal():
+            if int(token[:10]) < vocabulary:
+                found.add(int(token[:10]))
+    return found
+
+
 def _generation(folder: Folder, config: Fields, tokenizer: Fields, size: dict[str, int]) -> GenerationSettings:
     generation = folder.fields("generation_config.json", missing_ok=True)
     ends = {*hf_config.special_ids(generation, "eos_token_id", size["V"]),
             *hf_config.special_ids(config, "eos_token_id", size["V"])}
+    ends |= _ends_of_harmony(tokenizer, size["V"])
     starts = hf_config.special_ids(generation, "bos_token_id", size["V"]) \
         or hf_config.special_ids(config, "bos_token_id", size["V"])
     if not ends:

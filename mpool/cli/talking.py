@@ -179,7 +179,15 @@ class Conversation:
         stream = None
         try:
             stream = self.begin()
+            thinking = False
             for chunk in stream:
+                if chunk.reasoning and self.interactive:  # on the screen only: it is not the answer
+                    sys.stderr.write(for_output(chunk.reasoning, sys.stderr))
+                    sys.stderr.flush()
+                    thinking = True
+                elif chunk.text and thinking:
+                    note("\n---")
+                    thinking = False
                 sys.stdout.write(for_output(chunk.text, sys.stdout))
                 sys.stdout.flush()
             say()

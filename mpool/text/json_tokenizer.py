@@ -15,7 +15,7 @@ from mpool.catalog.spec import TokenTable
 from mpool.errors import FileError, FormatError, LimitError
 from mpool.text import limits
 from mpool.text.gguf_vocab import byte_alphabet
-from mpool.text.specials import END_OF_TURN, compile_trie
+from mpool.text.specials import END_OF_TURN, SHOWN, compile_trie
 from mpool.text.tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 
 if TYPE_CHECKING:
@@ -190,12 +190,21 @@ class JSONTokenizer(Tokenizer):
         texts = [self._hf.id_to_token(token) or "" for token in range(self.vocab_size)]
         parts = _parts(texts, json.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else {})
         hidden = bytearray(self.vocab_size)
+        shown = self._shown()
         for token, entry in self._added.items():
-            parts[token] = b"" if entry.special else entry.content.encode()
-            hidden[token] = entry.special
+            hidden[token] = entry.special and entry.content not in shown
+            parts[token] = b"" if hidden[token] else entry.content.encode()
         offsets = np.zeros(len(parts) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
         return TokenTable(data=b"".join(parts), offsets=offsets, control=bytes(hidden), eog=self.eog_ids)
+
+    def _shown(self) -> tuple[str, ...]:
+        """Control tokens that are part of an answer's text: harmony's, if the model has those, as from GGUF files."""
+        ids = [self._hf.token_to_id(text) for text in SHOWN]
+        ends = self._hf.token_to_id("<|end|>")
+        if None in ids[:3]:
+            return ()
+        return SHOWN if ends in self.eog_ids else (*SHOWN, "<|end|>")
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         return self._hf.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special)

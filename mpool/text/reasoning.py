@@ -1,0 +1,177 @@
+"""Answers taken apart: what a model thinks before it answers, and the answer.
+
+Two forms are known, by the words of the model's chat template. ``<think>`` ... ``</think>`` before the answer
+(Qwen3, DeepSeek-R1, SmolLM3); a template may write the first of the two itself, then an answer begins with thoughts.
+And harmony (GPT-OSS, https://cookbook.openai.com/articles/openai-harmony): an answer is several messages, each with a
+header that names its channel; ``final`` is the answer, all others are not for its reader.
+
+A splitter is fed an answer as it is decided, in pieces of any size. What may still become a marker is kept back, so
+that no piece holds a part of one, and what comes out does not depend on how the text was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+#: What ends a message of harmony; those that end an answer, too, stand in its text only if a tokenizer shows them.
+_BREAKS = (_END, _START, _CHANNEL, "<|return|>", "<|call|>")
+_BREAK = re.compile("|".join(map(re.escape, _BREAKS)))
+_CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+
+
+def of_template(source: str, prompt: str) -> Callable[[], Splitter] | None:
+    """What makes splitters for the answers to a prompt; None if the model's answers have one part.
+
+    Args:
+        source: the chat template.
+        prompt: what it was rendered to.
+    """
+    if _CHANNEL in source and _MESSAGE in source:
+        return Harmony
+    if _OPEN in source or _CLOSE in source:
+        return OpenThoughts if prompt.rstrip().endswith(_OPEN) else Thoughts
+    return None
+
+
+class Splitter:
+    """Takes one answer apart."""
+
+    def feed(self, text: str, last: bool = False) -> tuple[str, str]:
+        """What is new of (thoughts, answer). ``last``: nothing follows."""
+        raise NotImplementedError
+
+
+def split(make: Callable[[], Splitter] | None, text: str) -> tuple[str | None, str]:
+    """A whole answer as (thoughts, answer); thoughts are None where there are none."""
+    if make is None:
+        return None, text
+    thoughts, answer = make().feed(text, True)
+    return thoughts or None, answer
+
+
+def _held(text: str, markers: Sequence[str]) -> int:
+    """How many characters at the end of a text may be the beginning of a marker."""
+    longest = max(map(len, markers)) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(marker.startswith(text[-size:]) for marker in markers):
+            return size
+    return 0
+
+
+class Thoughts(Splitter):
+    """``<think>`` thoughts ``</think>`` answer. An answer that begins otherwise has no thoughts; empty lines around the
+    thoughts belong to the form."""
+
+    _inside = False
+
+    def __init__(self) -> None:
+        self._state = "opening"
+        self._text = ""
+        self._said = False
+
+    def feed(self, text: str, last: bool = False) -> tuple[str, str]:
+        self._text += text
+        thoughts = answer = ""
+        if self._state == "opening":
+            self._open(last)
+        if self._state == "thoughts":
+            thoughts = self._think(last)
+        if self._state == "gap":
+            self._text = self._text.lstrip("\n")
+            if self._text:
+                self._state = "answer"
+        if self._state == "answer":
+            answer, self._text = self._text, ""
+        return thoughts, answer
+
+    def _open(self, last: bool) -> None:
+        body = self._text.lstrip()
+        if body.startswith(_OPEN):
+            self._text, self._state = body[len(_OPEN):], "thoughts"
+        elif last or not _OPEN.startswith(body):
+            self._state = "thoughts" if self._inside else "answer"
+
+    def _think(self, last: bool) -> str:
+        if not self._said:
+            self._text = self._text.lstrip("\n")
+        found, mark, rest = self._text.partition(_CLOSE)
+        if mark:
+            self._state, self._text = "gap", rest
+            found = found.rstrip("\n")
+        else:
+            keep = 0 if last else _held(found, (_CLOSE,))
+            found = found[:len(found) - keep]
+            found = found.rstrip("\n")  # what stands before the end is known when something follows
+            self._text = "" if last else self._text[len(found):]
+        self._said = self._said or bool(found)
+        return found
+
+
+class OpenThoughts(Thoughts):
+    """The same where the prompt has opened the thoughts."""
+
+    _inside = True
+
+
+class Harmony(Splitter):
+    """Messages of ``<|channel|>`` name ``<|message|>`` content ``<|end|>``, the next after ``<|start|>`` role. Without
+    a header at its very beginning, an answer is one message for the reader."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._header: bool = True
+        self._first = True
+        self._answers = False  # the message at hand is for the reader
+        self._said = [False, False]  # thoughts, answer
+        self._apart = False  # of the message before, of the same kind
+
+    def feed(self, text: str, last: bool = False) -> tuple[str, str]:
+        self._text += text
+        out = ["", ""]
+        while self._text and (self._read_header(last) if self._header else self._read_body(out, last)):
+            pass
+        return out[0], out[1]
+
+    def _read_header(self, last: bool) -> bool:
+        """Whether there is more to do now."""
+        head, mark, rest = self._text.partition(_MESSAGE)
+        if self._first and not self._begins(head, bool(mark), last):
+            self._open(True)
+            return True
+        if not mark:
+            if last:
+                self._text = ""  # a header that nothing follows
+            return False
+        name = _CHANNEL_NAME.search(head)
+        self._text = rest
+        self._open((name is None or name[1] == "final") and " to=" not in head)
+        return True
+
+    def _begins(self, head: str, whole: bool, last: bool) -> bool:
+        """Whether the beginning of an answer is a header, or may become one."""
+        head = head.lstrip()
+        known = (_CHANNEL, _START, "to=")
+        if whole and not head or head.startswith(known):
+            return True
+        return not whole and not last and any(begin.startswith(head) for begin in (*known, _MESSAGE))
+
+    def _open(self, answers: bool) -> None:
+        self._header, self._first, self._answers = False, False, answers
+        self._apart = self._said[answers]
+
+    def _read_body(self, out: list[str], last: bool) -> bool:
+        found = _BREAK.search(self._text)
+        end = found.start() if found else len(self._text) - (0 if last else _held(self._text, _BREAKS))
+        body = self._text[:end]
+        if body:
+            out[self._answers] += "\n" * self._apart + body
+            self._apart, self._said[self._answers] = False, True
+        if found is None:
+            self._text = self._text[end:]
+            return False
+        self._header = True
+        self._text = self._text[end:] if found[0] == _CHANNEL else self._text[found.end():]
+        return True
