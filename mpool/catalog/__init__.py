@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .describing import is_offline as is_offline
     from .describing import resolve as resolve
     from .describing import verify as verify
+    from .references import BundledRef as BundledRef
     from .references import HubRef as HubRef
     from .references import KeyRef as KeyRef
     from .references import LocalRef as LocalRef
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names in {
     "describing": ("describe", "describe_resolved", "is_offline", "resolve", "verify"),
     "catalogue": ("Catalogue", "Row", "nearest", "unknown"),
-    "references": ("HubRef", "KeyRef", "LocalRef", "PipRef"),
+    "references": ("BundledRef", "HubRef", "KeyRef", "LocalRef", "PipRef"),
     "sources": ("Resolved",),
     "spec": ("EmbeddingSettings", "GenerationSettings", "ImageSettings", "ModelDescription", "ModelSpec", "TensorEntry",
              "TokenizerSource", "TokenTable"),

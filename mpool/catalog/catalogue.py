@@ -19,7 +19,7 @@ from ..errors import UnknownModel
 from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten
-from .references import HubRef, PipRef, Reference, parse
+from .references import BundledRef, HubRef, PipRef, Reference, parse
 from .sources import FileFact, Part
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -142,11 +142,13 @@ def _row(row: Fields) -> Row:
               "download_bytes", "files", "joined"})
     refs = tuple(parse(text) for text in row.list("refs", of=str, limit=8))
     joined = row.section("joined", None)
-    if bool(refs) == (joined is not None) or any(not isinstance(ref, (HubRef, PipRef)) for ref in refs):
-        row.fail("refs", [str(ref) for ref in refs], "references to the hub or to wheels, or joined parts")
+    if bool(refs) == (joined is not None) or any(
+            not isinstance(ref, (HubRef, PipRef, BundledRef)) for ref in refs):
+        row.fail("refs", [str(ref) for ref in refs], "references to the hub, to wheels or to what comes with mpool, or "
+                 "joined parts")
     files = row.section("files", None)
-    if any(isinstance(ref, PipRef) for ref in refs) and files is None:
-        row.fail("files", "missing", "the hashes of what comes out of the wheel")
+    if any(isinstance(ref, (PipRef, BundledRef)) for ref in refs) and files is None:
+        row.fail("files", "missing", "the hashes of what comes out of the wheel, or with mpool")
     return Row(
         key=row.str("key"), capability=row.str("capability", choices=CAPABILITIES), refs=refs,
         license=row.str("license"), origin=row.str("origin"), parameters=row.int("parameters", None, low=1),

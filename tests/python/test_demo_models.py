@@ -1,0 +1,136 @@
+"""The models that come with mpool: they are there, small and as recorded, and do what their cards say on images that
+they were not trained on. The digits and their division are those of ``training/``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+from mpool.catalog import BundledRef, load_catalogue, resolve, verify
+from mpool.catalog.sources import bundled
+
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "training" / "digits.py").exists():
+    pytest.skip("the scripts that train are not here", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
+
+from training import digits, measure, shipping  # noqa: E402
+
+KEYS = [key for key, row in load_catalogue().rows.items() if any(isinstance(ref, BundledRef) for ref in row.refs)]
+
+
+# ---- what is there --------------------------------------------------------------------------------------------------
+
+def test_all_are_small() -> None:
+    """Under 8 MB together."""
+    files = [path for path in Path(bundled.ROOT).rglob("*") if path.is_file()]
+    assert files and sum(path.stat().st_size for path in files) < 8e6
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_files_are_as_recorded(key: str) -> None:
+    """Every file is in the catalogue or is the card, the row is what the script writes, and nothing is fetched."""
+    row = load_catalogue().rows[key]
+    found = resolve(key, offline=True)
+    assert (found.key, found.source, found.ref) == (key, "bundled", f"mpool:{key}")
+    assert resolve(f"mpool:{key}", offline=True) == found
+    verify(found)
+    folder = Path(found.path)
+    assert folder.parent == Path(bundled.ROOT)
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert there == {*(row.files or ()), "README.md"}
+    assert row.parameters == shipping.tensors(folder)[0]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_cards_say_what_they_are(key: str) -> None:
+    card = (Path(bundled.ROOT) / key / "README.md").read_text(encoding="utf-8")
+    assert f"{load_catalogue().rows[key].parameters:,} values" in card and "no substitute" in card.replace("\n", " ")
+    assert "CC BY 4.0" in card and "Apache-2.0" in card and "%" in card and f"python -m training {key}" in card
+
+
+def test_they_are_installed() -> None:
+    """Where mpool was installed, its list of files has every one of them."""
+    try:
+        files = importlib.metadata.distribution("mpool").files or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("mpool is on the path and not installed")
+    installed = {Path(str(file.locate())).resolve() for file in files}
+    if Path(mpool.__file__).resolve() not in installed:
+        pytest.skip("another mpool is on the path than the one installed")
+    for key in KEYS:
+        assert set(map(Path.resolve, map(Path, resolve(key).files))) <= installed
+
+
+def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that no model has, a key that is no model of mpool's own, a folder that is not there, a changed file."""
+    for name in ("digits-clap", "bge-small-en-v1"):
+        with pytest.raises(errors.UnknownModel):
+            resolve(f"mpool:{name}")
+    with pytest.raises(errors.InvalidArgument):
+        resolve("mpool:../digits-clip")
+    monkeypatch.setattr(bundled, "ROOT", str(tmp_path))
+    with pytest.raises(errors.FileError, match="comes with mpool"):
+        resolve("digits-clip")
+    (tmp_path / "digits-clip").mkdir()
+    for name in load_catalogue().rows["digits-clip"].files or ():
+        (tmp_path / "digits-clip" / name).write_text("{}")
+    with pytest.raises(errors.IntegrityError):
+        resolve("digits-clip")
+
+
+# ---- images to show -------------------------------------------------------------------------------------------------
+
+def test_images_are_held_out() -> None:
+    """Each of the ten is one of the 500, and none of those is among the images to train on."""
+    from PIL import Image
+
+    train, held = digits.load()
+    assert len(train.images) == 1297 and len(held.images) == 500
+    for digit in range(10):
+        image = np.asarray(Image.open(Path(bundled.ROOT) / "images" / f"{digit}.png"))
+        (same,) = np.nonzero((held.images == image).all(axis=(1, 2)))
+        assert len(same) >= 1 and held.labels[same[0]] == digit
+        assert not (train.images == image).all(axis=(1, 2)).any()
+
+
+def test_the_judge_knows_digits() -> None:
+    """The classifier that pictures are judged by is right on more than 98 % of real ones that it has not seen."""
+    train, held = digits.load()
+    judge = digits.classifier(train)
+    assert (judge.predict(digits.cells_of(held.images)) == held.labels).mean() > 0.98
+
+
+# ---- CLIP -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("compute", ["auto", "float32"])
+def test_clip_tells_digits_apart(compute: str) -> None:
+    """Zero-shot, at least 95 %; prompts in the wrong order are as bad as guessing."""
+    assert measure.zero_shot("digits-clip", compute=compute) >= 0.95
+    assert measure.zero_shot("digits-clip", digits.PROMPTS[1:] + digits.PROMPTS[:1], compute=compute) < 0.1
+
+
+def test_clip_is_that_of_transformers() -> None:
+    """Vectors of images and texts, from the files as they are shipped."""
+    import torch
+    import transformers
+
+    folder = resolve("digits-clip").path
+    model = transformers.CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
+    processor = transformers.CLIPProcessor.from_pretrained(folder)
+    _, held = digits.load()
+    images = [np.repeat(image[:, :, None], 3, axis=2) for image in held.images[:20]]
+    with torch.no_grad():
+        expected = model(**processor(text=list(digits.PROMPTS), images=images, return_tensors="pt", padding=True))
+    for got, wanted in ((mpool.embed_image(images, "digits-clip", compute="float32"), expected.image_embeds),
+                        (mpool.embed(list(digits.PROMPTS), "digits-clip", compute="float32"), expected.text_embeds)):
+        got = got / np.linalg.norm(got, axis=1, keepdims=True)
+        assert np.abs(got - wanted.numpy()).max() <= 1e-4

@@ -1,0 +1,64 @@
+"""``python -m training [NAME ...]``: trains the models that come with mpool, and measures them with mpool.
+
+One thread, fixed seeds: the same machine and the same versions give the same files. Needs torch, transformers,
+diffusers and scikit-learn (``pip install ".[test]"``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+from . import MODELS
+
+
+def main() -> int:
+    """Runs the command."""
+    names = ["digits-clip"]
+    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to train (default: {' '.join(names)})")
+    parser.add_argument("--out", type=Path, default=MODELS, help="where to write to (default: %(default)s; "
+                        "that also updates mpool's catalogue)")
+    parser.add_argument("--measure", action="store_true", help="measure what is there, train nothing")
+    arguments = parser.parse_args()
+    wanted = arguments.names or names
+    if unknown := set(wanted) - set(names):
+        parser.error(f"no model is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    for name in wanted:
+        folder = arguments.out / name
+        if not arguments.measure:
+            _train(name, folder)
+        from . import measure
+
+        found = getattr(measure, name.removeprefix("digits-"))(str(folder))
+        print(f"{name}: {json.dumps(found)}", flush=True)
+    if arguments.out == MODELS and not arguments.measure:
+        from . import shipping
+
+        shipping.write_images(MODELS / "images")
+        for name in wanted:
+            shipping.write_row(name)
+    return 0
+
+
+def _train(name: str, folder: Path) -> None:
+    # one thread: threads that wait for each other would take most of the time of networks this small
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    from . import clip, shipping
+
+    print(f"{name}:", flush=True)
+    start, used = time.monotonic(), time.process_time()
+    clip.train(folder)
+    shipping.readable(folder)
+    print(f"  trained in {time.monotonic() - start:.0f} s, {time.process_time() - used:.0f} s of one CPU", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
