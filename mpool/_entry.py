@@ -149,11 +149,15 @@ class Entry:
 
     def token_text(self, token: int) -> str:
         """Text that a token adds; bytes that are part of a character only show as U+FFFD."""
+        return self.token_bytes(token).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes that a token adds, which may be part of a character."""
         if self._table is None:
             table = self.tokenizer().token_table()
             self._table = (table.data, table.offsets)
         data, offsets = self._table
-        return data[offsets[token]:offsets[token + 1]].decode(errors="replace")
+        return bytes(data[offsets[token]:offsets[token + 1]])
 
     def template(self) -> ChatTemplate:
         """The model's chat template.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 
+#: Bytes that the system holds of an answer that its client does not read; by itself it would hold megabytes.
+_UNSENT = 128 << 10
 #: Seconds between two looks at what takes too long; files that the process needs beside connections.
 _LOOK, _FILES = 1.0, 256
 #: Seconds that connections get to take their last bytes after the pool was closed.
@@ -147,6 +149,7 @@ def _listen(settings: Settings) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)  # connections have it from here
         made.bind((settings.host, settings.port))
         made.setblocking(False)
     except OSError as error:

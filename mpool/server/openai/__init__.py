@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..operations import Operation
-from . import vectors
+from . import chat, completions, vectors
 
-OPERATIONS: tuple[Operation, ...] = (*vectors.OPERATIONS,)
+OPERATIONS: tuple[Operation, ...] = (*vectors.OPERATIONS, *completions.OPERATIONS, *chat.OPERATIONS)
 
 __all__ = ["OPERATIONS"]

@@ -6,9 +6,9 @@ them, and do nothing, say so.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=128)]
@@ -110,6 +110,219 @@ class RerankAnswer(Struct):
     model: str
     results: list[RankedResult]
     usage: dict[str, int]
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+
+class StreamOptions(Struct):
+    """``include_usage``: a last piece with the counts of tokens; ``include_obfuscation`` does nothing."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Usage(Struct):
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class TextRequest(Request, kw_only=True):
+    """What both ways to generate text take: OpenAI's names, and of those beyond them the library's.
+
+    ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier`` and ``prompt_cache_key`` do nothing.
+    """
+
+    model: Name
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=4096)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Text | Annotated[list[Text], Meta(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=4096)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    n: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompletionRequest(TextRequest, kw_only=True):
+    """A text to go on with, its token ids, or a list of either. ``suffix`` and ``best_of`` other than ``n`` are
+    refused."""
+
+    prompt: Inputs
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Count | None = None
+    suffix: str | None = None
+
+
+class CompletionLogprobs(Struct):
+    """Of each token: its text, log probability, the likeliest others, and where its text begins, in characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    """An answer, or a piece of it."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class CompletionAnswer(Struct):
+    """Answers to all prompts: ``n`` of the first, then ``n`` of the next."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None | UnsetType = UNSET
+    object: str = "text_completion"
+
+
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Text in a message."""
+
+    text: str
+
+
+class ImageURL(Struct, forbid_unknown_fields=True):
+    """An image as ``data:image/png;base64,...``; ``detail`` does nothing."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+    """An image in a message."""
+
+    image_url: ImageURL
+
+
+class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+
+class ChatRequest(TextRequest, kw_only=True):
+    """A conversation to be answered. ``tools`` and a ``response_format`` other than text are refused for now."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class TopToken(Struct):
+    """A token, its log probability and its bytes, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Struct):
+    """A token of the answer, and the likeliest ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(Struct):
+    """Of each token."""
+
+    content: list[ChatToken]
+    refusal: None = None
+
+
+class AnswerMessage(Struct):
+    """The answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One of the answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatAnswer(Struct):
+    """All answers."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+
+
+class Delta(Struct, omit_defaults=True):
+    """What a piece adds."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatPieceChoice(Struct):
+    """Which answer a piece belongs to."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ChatPiece(Struct):
+    """A piece of a streamed answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatPieceChoice]
+    usage: Usage | None | UnsetType = UNSET
+    object: str = "chat.completion.chunk"
 
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Struct)]

@@ -46,22 +46,22 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     return json_answer(EmbeddingsAnswer(data, body.model, InputUsage(tokens, tokens)))
 
 
-def texts_or_ids(context: Context, given: str | list[Any]) -> str | list[Any]:
-    """What is to be embedded: a text, or a list of texts or of lists of ids.
+def texts_or_ids(context: Context, given: str | list[Any], name: str = "input") -> str | list[Any]:
+    """A text, or a list of texts or of lists of ids; ``name`` is what the request calls it.
 
     Raises:
         Refusal: texts and ids beside each other, or a text that is too long.
     """
     if isinstance(given, str):
-        return context.check_text(given, "input")
+        return context.check_text(given, name)
     kinds = {type(part) for part in given}
     if len(kinds) > 1:
-        raise Refusal("invalid_value", "input: allowed are texts, or token ids, not both.", "input")
+        raise Refusal("invalid_value", f"{name}: allowed are texts, or token ids, not both.", name)
     if kinds == {int}:
         return [given]
     if kinds == {str}:
         for at, text in enumerate(given):
-            context.check_text(text, f"input[{at}]")
+            context.check_text(text, f"{name}[{at}]")
     return given
 
 

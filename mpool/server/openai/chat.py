@@ -1,0 +1,122 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+from starlette.responses import Response
+
+from ... import aio
+from ..errors import Refusal
+from ..operations import Context, Operation, json_answer
+from ..streaming import EVENTS
+from .structs import (
+    AnswerMessage,
+    ChatAnswer,
+    ChatChoice,
+    ChatLogprobs,
+    ChatPiece,
+    ChatPieceChoice,
+    ChatRequest,
+    ChatToken,
+    Delta,
+    ImagePart,
+    Message,
+    TopToken,
+    Usage,
+)
+from .text import LOWEST, encode, finish, sampling, streamed, usage_of
+
+if TYPE_CHECKING:
+    from ...results import Chunk, TokenLogprob
+    from ..models import Served
+
+
+async def chat(context: Context, body: ChatRequest) -> Response:
+    """An answer to a conversation."""
+    served = await context.model(body.model)
+    _check(body)
+    messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
+    options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
+    if body.logprobs:
+        options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())
+    if body.stream:
+        counts = body.stream_options is not None and body.stream_options.include_usage
+        unsaid = None if counts else UNSET
+
+        def choice(index: int, delta: Delta, logprobs: Any = None, reason: str | None = None) -> bytes:
+            return encode(ChatPiece(name, created, body.model, [
+                ChatPieceChoice(index, delta, _logprobs(served, logprobs), finish(reason))], unsaid))
+
+        def piece(at: int, chunk: Chunk) -> bytes:
+            # the last piece of many adds no text; it says so by leaving it out
+            delta = Delta(content=chunk.text) if chunk.text or chunk.finish_reason is None else Delta()
+            return choice(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
+
+        def last(usage: Usage) -> bytes:
+            return encode(ChatPiece(name, created, body.model, [], usage))
+
+        first = [choice(index, Delta("assistant", "")) for index in range(body.n or 1)]
+        stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
+        return await streamed(context, [stream], first, piece, last if counts else None)
+    done = await aio.chat(messages, served.model, pool=pool, **options)
+    choices = [ChatChoice(one.index, AnswerMessage(one.text), _logprobs(served, one.logprobs),
+                          finish(one.finish_reason) or "stop") for one in done.choices]
+    return json_answer(ChatAnswer(name, created, body.model, choices, usage_of([done])))
+
+
+def _check(body: ChatRequest) -> None:
+    if body.tools:
+        raise Refusal("unsupported_parameter", "tools are not supported yet.", "tools")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise Refusal("unsupported_parameter", "tool_choice is given without tools.", "tool_choice")
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        raise Refusal("unsupported_parameter", "response_format: allowed is text, for now.", "response_format")
+    if body.top_logprobs and not body.logprobs:
+        raise Refusal("invalid_value", "top_logprobs: allowed with logprobs.", "top_logprobs")
+
+
+def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
+    """A message as the library takes it."""
+    content: Any = message.content
+    if isinstance(content, str):
+        context.check_text(content, where)
+    elif content is not None:
+        content = [_part(context, part, f"{where}.content[{at}]") for at, part in enumerate(content)]
+    elif message.role != "assistant":
+        raise Refusal("invalid_value", f"{where}: content is missing.", where)
+    found: dict[str, Any] = {"role": message.role, "content": content}
+    for name in ("name", "tool_calls", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            found[name] = value
+    return found
+
+
+def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
+    if isinstance(part, ImagePart):
+        if not part.image_url.url.startswith("data:"):
+            raise Refusal("invalid_value", f"{where}: the server fetches nothing, allowed: data:image/...;base64,...",
+                          where)
+        return {"type": "image_url", "image_url": {"url": part.image_url.url}}
+    return {"type": "text", "text": context.check_text(part.text, where)}
+
+
+def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> ChatLogprobs | None:
+    if found is None:
+        return None
+    bytes_of = served.model._entry.token_bytes
+    return ChatLogprobs([
+        ChatToken(token.token, max(token.logprob, LOWEST), list(bytes_of(token.token_id)),
+                  [TopToken(other.token, max(other.logprob, LOWEST), list(bytes_of(other.token_id)))
+                   for other in token.top]) for token in found])
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/chat/completions", chat, ChatRequest, ChatAnswer, "Answer a conversation", EVENTS,
+              "chat_completions"),
+)
+
+__all__ = ["OPERATIONS"]

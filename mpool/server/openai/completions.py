@@ -1,0 +1,91 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+from starlette.responses import Response
+
+from ... import aio
+from ..errors import Refusal
+from ..operations import Context, Operation, json_answer
+from ..streaming import EVENTS
+from .structs import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from .text import LOWEST, check_count, encode, finish, sampling, streamed, together, usage_of
+from .vectors import texts_or_ids
+
+if TYPE_CHECKING:
+    from ...results import Chunk, TokenLogprob
+
+#: Tokens of an answer if nothing is said, as OpenAI has it.
+_TOKENS = 16
+
+
+async def completions(context: Context, body: CompletionRequest) -> Response:
+    """Texts that are gone on with."""
+    served = await context.model(body.model)
+    given = texts_or_ids(context, body.prompt, "prompt")
+    prompts: list[Any] = [given] if isinstance(given, str) else given
+    n = body.n or 1
+    check_count(len(prompts) * n, context.state.settings.max_n)
+    _check(body, prompts)
+    options = sampling(context, body, _TOKENS if body.max_tokens is None else body.max_tokens)
+    if body.logprobs is not None:
+        options |= {"logprobs": True, "top_logprobs": body.logprobs}
+    pool, name, created = context.state.pool, f"cmpl-{context.id}", int(time.time())
+    offsets = [0] * (len(prompts) * n)
+
+    def choice(at: int, index: int, text: str, reason: str | None, logprobs: Any) -> CompletionChoice:
+        number = at * n + index
+        if body.echo and offsets[number] == 0:
+            text, offsets[number] = prompts[at] + text, len(prompts[at])
+        return CompletionChoice(text, number, _logprobs(logprobs, offsets, number), finish(reason))
+
+    if body.stream:
+        def piece(at: int, chunk: Chunk) -> bytes:
+            return encode(CompletionAnswer(name, created, body.model, [
+                choice(at, chunk.index, chunk.text, chunk.finish_reason, chunk.logprobs)], unsaid))
+
+        def last(usage: Usage) -> bytes:
+            return encode(CompletionAnswer(name, created, body.model, [], usage))
+
+        counts = body.stream_options is not None and body.stream_options.include_usage
+        unsaid = None if counts else UNSET
+        streams = [aio.generate(prompt, served.model, stream=True, pool=pool, **options) for prompt in prompts]
+        return await streamed(context, streams, [], piece, last if counts else None)
+    done = await together([aio.generate(prompt, served.model, pool=pool, **options)  # type: ignore[misc]
+                           for prompt in prompts])
+    choices = [choice(at, one.index, one.text, one.finish_reason, one.logprobs)
+               for at, result in enumerate(done) for one in result.choices]
+    return json_answer(CompletionAnswer(name, created, body.model, choices, usage_of(done)))
+
+
+def _check(body: CompletionRequest, prompts: list[Any]) -> None:
+    if body.suffix:
+        raise Refusal("unsupported_parameter", "There is no parameter suffix.", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise Refusal("unsupported_parameter", "best_of: allowed is n.", "best_of")
+    if body.echo and (body.logprobs is not None or not isinstance(prompts[0], str)):
+        raise Refusal("unsupported_parameter", "echo: allowed with texts, without logprobs.", "echo")
+
+
+def _logprobs(found: tuple[TokenLogprob, ...] | None, offsets: list[int], number: int) -> CompletionLogprobs | None:
+    if found is None:
+        return None
+    where = []
+    for token in found:
+        where.append(offsets[number])
+        offsets[number] += len(token.token)
+    top = [{other.token: max(other.logprob, LOWEST) for other in token.top} for token in found]
+    return CompletionLogprobs([token.token for token in found], [max(token.logprob, LOWEST) for token in found],
+                              top if any(top) else None, where)
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/completions", completions, CompletionRequest, CompletionAnswer, "Go on with a text",
+              EVENTS, "completions"),
+)
+
+__all__ = ["OPERATIONS"]
