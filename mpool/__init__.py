@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ._runtime import chat as chat
     from ._runtime import check as check
     from ._runtime import count_tokens as count_tokens
+    from ._runtime import describe_image as describe_image
+    from ._runtime import describe_url as describe_url
     from ._runtime import detokenize as detokenize
     from ._runtime import embed as embed
     from ._runtime import embed_image as embed_image
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from ._runtime import submit as submit
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
+    from ._runtime import vision as vision
     from ._similarity import similarity as similarity
     from .config import PoolConfig as PoolConfig
     from .drawing import PictureStream as PictureStream
@@ -110,9 +113,10 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "detokenize", "embed", "embed_image", "embed_iter",
-                 "generate", "generate_image", "get", "health", "init_maintenance", "load", "metrics", "ping", "pools",
-                 "ps", "register", "rerank", "submit", "tokenize", "unload"),
+    "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "describe_image", "describe_url", "detokenize",
+                 "embed", "embed_image", "embed_iter", "generate", "generate_image", "get", "health",
+                 "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit",
+                 "tokenize", "unload", "vision"),
     "_events": ("PoolEvent",),
     "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "_options": ("CallOptions",),

@@ -147,6 +147,8 @@ class Ticket:
         """prompt tokens, generated tokens of all choices, cached tokens; seconds: queued, prompt, generation."""
     def prompt_logits(self) -> NDArray[np.float32]:
         """(n_prompt, vocab) when asked for."""
+    def image_rows(self) -> NDArray[np.float32]:
+        """(rows of all images, hidden) of a call with prompt_logits and images, as far as they were computed."""
     # text_to_image
     def drawn(self) -> tuple[int, int, int, int]:
         """Steps, previews and pictures finished so far, of all pictures together; previews that a picture gets."""
@@ -218,9 +220,12 @@ class Registry:
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
                     stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
-                    prompt_logits: bool = False, timeout: float | None = None, patience: float = -1.0,
-                    keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
-                    fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket: ...
+                    prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
+                    timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
+                    lane: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                    policy: str = "default") -> Ticket:
+        """vision: a call to a model that reads images, which ``images`` may have: pixels, sizes, tile_keys, runs,
+        run_keys, sources, as of ``mpool.seeing.Images``."""
     def submit_draw(self, key: str, width: int, height: int, ids: Sequence[Sequence[NDArray[np.int32] | None]],
                     counts: tuple[int, int, int], noise: NDArray[np.float32], times: NDArray[np.float32],
                     sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0, preview_every: int = 0,

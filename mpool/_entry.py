@@ -100,6 +100,8 @@ class Entry:
         """
         if self._capability == capability or self.capability == capability:
             return self
+        if self.capability == "vision" and capability == "text_to_text":
+            return self  # a conversation need not have images
         if self.capability != "image_embedding":
             return None  # no others have towers: nothing is fetched to say so
         found = self._towers.get(capability)
@@ -257,7 +259,7 @@ class Entry:
             spec.set(name, value)
         for tensor in description.spec.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
-        if description.capability == "text_to_text":
+        if description.generation is not None:
             self._set_tokens(spec, description)
         registry = self.pool.registry
         if self.runs_in == "process":
@@ -316,7 +318,7 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
     settings = {name: value for name, value in settings.items() if value is not None}
     if "chat_template" in settings:
         if found.generation is None or not isinstance(settings["chat_template"], str):
-            raise _refused(found, "chat_template", settings, "the text of a template, for a text_to_text model")
+            raise _refused(found, "chat_template", settings, "the text of a template, for a model that writes text")
         found = replace(found, chat_template=settings.pop("chat_template"))
     if not settings:
         return found
@@ -324,7 +326,7 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
         return _override_image(found, settings)
     embedding = found.embedding
     if embedding is None:
-        raise _refused(found, next(iter(settings)), settings, "chat_template, for a text_to_text model")
+        raise _refused(found, next(iter(settings)), settings, "chat_template, for a model that writes text")
     kv: dict[str, Any] = dict(found.spec.kv)
     if "prompts" in settings:
         prompts = settings["prompts"]

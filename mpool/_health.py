@@ -198,7 +198,7 @@ def check(pool: Pool, key: Any, timeout: float | None) -> float:
     if entry.capability == "text_embedding":
         # a text of its own each time: equal ones are computed once
         pool.embed(f"check {next(_asked)}", key, priority="critical", timeout=timeout)
-    elif entry.capability == "text_to_text":
+    elif entry.capability in ("text_to_text", "vision"):
         pool.generate("check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
     elif entry.capability == "image_embedding":
         import numpy as np

@@ -346,6 +346,7 @@ class TextOptions(CallKeywords, total=False):
     parse_special: bool
     tools: Sequence[Mapping[str, Any]] | None
     template_options: Mapping[str, Any] | None
+    allow_urls: bool
     compute: Compute
 
 

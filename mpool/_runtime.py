@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from . import _options
 from ._health import CapabilityPools, Health, Pong
 from .config import PoolConfig
-from .pool import Pool, all_pools
+from .pool import DESCRIBE, Pool, all_pools
 
 if TYPE_CHECKING:
     import numpy as np
@@ -321,11 +321,14 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
 
     Args:
         messages: dicts ``{"role": ..., "content": ...}``; roles are system, developer, user, assistant, tool; content
-            is a text, or a list of ``{"type": "text", "text": ...}``.
+            is a text, or a list of ``{"type": "text", "text": ...}``. For a model that reads images a part may be one,
+            ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`` or ``{"type": "image",
+            "image": ...}`` with what :func:`embed_image` takes; or a message has ``"images": [...]``.
         model: as for :func:`generate`.
         stream: as for :func:`generate`.
         **sampling: as for :func:`generate`, without ``parse_special``; and
             template_options: dict of what else the model's template reads, such as ``{"enable_thinking": False}``.
+            allow_urls (False): fetch images at http and https URLs.
 
     Returns:
         as :func:`generate`; ``message`` of the result is ready to be appended to ``messages``. What a model thinks
@@ -334,7 +337,8 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
 
     Raises:
         InvalidArgument: the messages are not as described.
-        Unsupported: the model has no chat template, a message has images, or tools are given.
+        Unsupported: the model has no chat template, tools are given, or a message has images and the model reads text
+            only.
         TemplateError: the template refuses the conversation.
         others as for :func:`generate`.
 
@@ -349,6 +353,78 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
         Shape of messages: https://platform.openai.com/docs/api-reference/chat
     """
     return default_pool().chat(messages, model, stream=stream, **sampling)  # type: ignore[call-overload]
+
+
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: ModelLike = None, *,
+           stream: Literal[False] = False, **sampling: Unpack[TextOptions]) -> Completion: ...
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: ModelLike = None, *,
+           stream: Literal[True], **sampling: Unpack[TextOptions]) -> Stream: ...
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: ModelLike = None, *, stream: bool = False,
+           **sampling: Any) -> Completion | Stream:
+    """Answers a question about images.
+
+    One turn of :func:`chat` whose message is the images, then the text. What the model makes of an image is kept by the
+    image's content: another question about it, also together with other images, does not look at it again.
+
+    Args:
+        images: an image, or a list of them; each a path, a URL if allowed, bytes of a PNG, JPEG or WebP file, base64
+            text, a Pillow image, or an array ``[height, width, 3]`` of uint8 or of floats from 0 to 1.
+        prompt: what is asked.
+        model: a key, reference, path or :class:`mpool.Model` of a model that reads images.
+        stream: as for :func:`generate`.
+        **sampling: as for :func:`chat`; ``allow_urls=True`` fetches http and https URLs.
+
+    Returns:
+        as :func:`generate`. ``usage.prompt_tokens`` counts a token for each row of an image.
+
+    Raises:
+        InvalidArgument: an image is none, broken or beyond a limit, the prompt is empty, or an option is wrong.
+        FileError, DownloadError: an image that cannot be read.
+        ContextOverflow: the images are more tokens than the model takes; carries both lengths.
+        WrongCapability: the model reads text only.
+        Unsupported: the model has no chat template, or its workers are to be processes.
+        others as for :func:`generate`.
+
+    Example:
+        >>> def ask(photo):  # the model is a folder, as transformers saves LLaVA
+        ...     return mpool.vision(photo, "What is on the table?", "models/llava-1.5-7b", max_tokens=100).text
+
+    Source:
+        Visual instruction tuning, https://arxiv.org/abs/2310.03744
+    """
+    return default_pool().vision(images, prompt, model, stream=stream, **sampling)  # type: ignore[call-overload]
+
+
+def describe_image(path: str | os.PathLike[str], query: str = DESCRIBE, model: ModelLike = None,
+                   **sampling: Unpack[TextOptions]) -> str:
+    """What a model says about an image file; the text of :func:`vision`.
+
+    Args:
+        path: of a PNG, JPEG or WebP file; never a URL.
+        query: what is asked.
+        model, **sampling: as for :func:`vision`.
+
+    Raises:
+        as :func:`vision`.
+    """
+    return default_pool().describe_image(path, query, model, **sampling)
+
+
+def describe_url(url: str, query: str = DESCRIBE, model: ModelLike = None, **sampling: Unpack[TextOptions]) -> str:
+    """What a model says about an image at an http or https URL, which is fetched; the text of :func:`vision`.
+
+    Args:
+        url: of a PNG, JPEG or WebP file.
+        query: what is asked.
+        model, **sampling: as for :func:`vision`; ``allow_urls`` is on.
+
+    Raises:
+        InvalidArgument: no such URL.
+        others as :func:`vision`.
+    """
+    return default_pool().describe_url(url, query, model, **sampling)
 
 
 @overload
@@ -414,10 +490,11 @@ def submit(capability: str, **request: Any) -> Job:
     computing are not waited for, nor is a full queue.
 
     Args:
-        capability: ``"text_embedding"``, ``"text_to_text"`` or ``"image_embedding"``.
+        capability: ``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or
+            ``"text_to_image"``.
         **request: the arguments of :func:`embed` (``inputs=...``) or :func:`embed_image` (``images=...``) without
-            ``progress``, or of :func:`generate` or :func:`chat` (``prompt=...`` or ``messages=...``) without
-            ``stream``, by name.
+            ``progress``, or of :func:`generate`, :func:`chat` (``prompt=...`` or ``messages=...``), :func:`vision`
+            (``images=..., prompt=...``, or ``messages=...``) or :func:`generate_image` without ``stream``, by name.
 
     Returns:
         a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that

@@ -37,6 +37,7 @@ from ._async_streams import AsyncPictureStream, AsyncStream
 from ._runtime import default_pool
 from ._watching import watcher
 from .errors import InvalidArgument, NumericError
+from .pool import DESCRIBE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -327,8 +328,8 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
 
 # ---- text -----------------------------------------------------------------------------------------------------------
 
-def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: bool, make: Callable[[], Request],
-          chat: bool = False) -> Any:
+def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: bool,
+          make: Callable[[Call], Request], chat: bool = False, capability: str = "text_to_text") -> Any:
     if not isinstance(stream, bool):
         raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
     begun = _options.begin(pool.config, options)
@@ -337,7 +338,7 @@ def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: b
         compute = model._compute
 
     async def request() -> Request:
-        return await _prepared(pool, model, "text_to_text", compute, make, chars >= _threads.LONG // 4, chat)
+        return await _prepared(pool, model, capability, compute, lambda: make(begun), chars >= _threads.LONG // 4, chat)
 
     call = AsyncStream(request, begun)
     return call if stream else _collect(call)
@@ -368,7 +369,7 @@ def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bo
     """
     use = pool or default_pool()
     chars = len(prompt) if isinstance(prompt, str) else 0
-    return _text(use, model, sampling, chars, stream, lambda: use._prompt_request(prompt, model, dict(sampling)))
+    return _text(use, model, sampling, chars, stream, lambda _: use._prompt_request(prompt, model, dict(sampling)))
 
 
 @overload
@@ -382,19 +383,55 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
     """As :func:`mpool.chat`, for asyncio: to be awaited, or with ``stream=True`` iterated over."""
     use = pool or default_pool()
     return _text(use, model, sampling, _chars(messages), stream,
-                 lambda: use._chat_request(messages, model, dict(sampling)), chat=True)
+                 lambda call: use._chat_request(messages, model, dict(sampling), call), chat=True)
+
+
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: ModelLike = None, *,
+           stream: Literal[False] = False, pool: Pool | None = None,
+           **sampling: Unpack[TextOptions]) -> Awaitable[Completion]: ...
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: ModelLike = None, *,
+           stream: Literal[True], pool: Pool | None = None, **sampling: Unpack[TextOptions]) -> AsyncStream: ...
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: ModelLike = None, *, stream: bool = False,
+           pool: Pool | None = None, **sampling: Any) -> Awaitable[Completion] | AsyncStream:
+    """As :func:`mpool.vision`, for asyncio: to be awaited, or with ``stream=True`` iterated over. Images are read and
+    prepared in a thread."""
+    use = pool or default_pool()
+    return _text(use, model, sampling, _threads.LONG, stream,
+                 lambda call: use._vision_request(images, prompt, model, dict(sampling), call), chat=True,
+                 capability="vision")
+
+
+async def describe_image(path: str | os.PathLike[str], query: str = DESCRIBE, model: ModelLike = None, *,
+                         pool: Pool | None = None, **sampling: Unpack[TextOptions]) -> str:
+    """As :func:`mpool.describe_image`, for asyncio."""
+    use = pool or default_pool()
+    return (await vision(use._described_path(path), query, model, pool=use, **sampling)).text
+
+
+async def describe_url(url: str, query: str = DESCRIBE, model: ModelLike = None, *, pool: Pool | None = None,
+                       **sampling: Unpack[TextOptions]) -> str:
+    """As :func:`mpool.describe_url`, for asyncio."""
+    use = pool or default_pool()
+    sampling.setdefault("allow_urls", True)
+    return (await vision(use._described_url(url), query, model, pool=use, **sampling)).text
 
 
 def _chars(messages: Any) -> int:
-    """Characters of a conversation, as far as it is one; what is wrong in it is said later."""
-    return sum(_length(message.get("content")) for message in messages if isinstance(message, Mapping)) \
+    """Characters of a conversation, as far as it is one; what is wrong in it is said later. An image is many."""
+    return sum(_length(message.get("content")) + (_threads.LONG if message.get("images") is not None else 0)
+               for message in messages if isinstance(message, Mapping)) \
         if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)) else 0
 
 
 def _length(content: Any) -> int:
     parts = content if isinstance(content, (list, tuple)) else (content,)
-    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
-    return sum(len(text) for text in texts if isinstance(text, str))
+    found = 0
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        found += len(text) if isinstance(text, str) else _threads.LONG if isinstance(part, Mapping) else 0
+    return found
 
 
 @overload
@@ -443,5 +480,5 @@ async def _job_result(job: Any) -> Any:
     return job._finish()
 
 
-__all__ = ["AsyncPictureStream", "AsyncStream", "chat", "embed", "embed_image", "embed_iter", "generate",
-           "generate_image", "load", "rerank", "unload"]
+__all__ = ["AsyncPictureStream", "AsyncStream", "chat", "describe_image", "describe_url", "embed", "embed_image",
+           "embed_iter", "generate", "generate_image", "load", "rerank", "unload", "vision"]

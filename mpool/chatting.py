@@ -11,6 +11,8 @@ from .sampling import _short
 
 if TYPE_CHECKING:
     from ._entry import Entry
+    from ._options import Call
+    from .seeing import Images
     from .text import ChatPrompt, ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -24,12 +26,13 @@ def template_of(entry: Entry) -> ChatTemplate:
     return ChatTemplate.for_model(entry.describe().chat_template, entry.tokenizer(), key=entry.key)
 
 
-def prompt_of(entry: Entry, messages: Any, options: dict[str, Any]) -> ChatPrompt:
-    """A conversation, up to where the answer begins. Takes its own options out of ``options``.
+def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
+              call: Call | None = None) -> tuple[ChatPrompt, Images | None]:
+    """A conversation, up to where the answer begins, and its images. Takes its own options out of ``options``.
 
     Raises:
         InvalidArgument: the messages are not of the shape described in :func:`mpool.chat`.
-        Unsupported: they hold images, tools are given, or the model has no template.
+        Unsupported: they hold images and the model reads text only, tools are given, or the model has no template.
         TemplateError: the template refuses the conversation.
     """
     if _given(options.pop("tools", None)):
@@ -43,9 +46,14 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any]) -> ChatPromp
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise InvalidArgument(f"template_options is {_short(variables)}, allowed: a dict, name -> plain value",
                               key=entry.key)
+    allow_urls = options.pop("allow_urls", False)
+    sees = entry.capability == "vision"
     try:
-        checked = check_messages(messages)
-        return entry.template().prompt(checked, entry.tokenizer(), **variables)
+        images: list[Any] | None = [] if sees else None
+        checked = check_messages(messages, images)
+        if images is not None:
+            return _with_images(entry, checked, images, variables, allow_urls, call)
+        return entry.template().prompt(checked, entry.tokenizer(), **variables), None
     except TypeError as error:
         # a variable by the name of one of prompt's own arguments
         raise InvalidArgument(f"template_options cannot hold these names: {error}", key=entry.key) from None
@@ -54,12 +62,42 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any]) -> ChatPromp
         raise
 
 
-def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages as plain dicts, the parts of a message's text joined.
+def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any], variables: Mapping[str, Any],
+                 allow_urls: Any, call: Call | None) -> tuple[ChatPrompt, Images | None]:
+    import numpy as np
+
+    from . import seeing
+
+    settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
+    assert settings is not None
+    token = tokenizer.token_text(settings.image_token_id)
+    stand_in = None
+    if not template.places_images(token, tokenizer):
+        # a template for texts: the images stand in them, as lines of their own
+        stand_in = seeing.STAND_IN, token
+        messages = [{**message, "content": _joined(message["content"], seeing.STAND_IN + "\n")} for message in messages]
+    cuts = seeing.read_images(entry, images, allow_urls, None if call is None else call.deadline)
+    made = template.prompt(messages, tokenizer, stand_in=stand_in, **variables)
+    ids, first = made.ids, tokenizer.prefix_ids
+    if first and ids[:len(first)].tolist() != list(first):  # as processors do, whose templates may leave it out
+        ids = np.concatenate([np.array(first, dtype=np.int32), ids])
+    ids, found = seeing.expand(entry, ids, cuts)
+    return made._replace(ids=ids), found
+
+
+def _joined(content: Any, image: str) -> Any:
+    if not isinstance(content, list):
+        return content
+    return "".join(image if part["type"] == "image" else part["text"] for part in content)
+
+
+def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[str, Any]]:
+    """Messages as plain dicts: the parts of a message's text joined; or, with ``images``, to which those of the
+    messages are added, a list of ``{"type": "image"}`` and ``{"type": "text", "text": ...}``.
 
     Raises:
         InvalidArgument: see :func:`prompt_ids`.
-        Unsupported: a part of a message is not text.
+        Unsupported: a part of a message is not what the model reads.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidArgument(f"messages is {_short(messages)}, allowed: a list of messages", hint=_SHAPE)
@@ -73,11 +111,13 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise InvalidArgument(f"{where} has the role {_short(role)}, allowed: " + ", ".join(ROLES), hint=_SHAPE)
-        if _given(message.get("images")):
+        if _given(message.get("images")) and images is None:
             raise Unsupported(f"{where} has images; this model reads text only")
-        content = _content(where, message, role)
-        chars += len(content or "")
-        checked.append({**message, "content": content})
+        content = _content(where, message, role, images)
+        chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
+            else len(content or "")
+        checked.append({**{name: value for name, value in message.items() if name != "images" or images is None},
+                        "content": content})
     if chars > MAX_CHARS:
         raise InvalidArgument(f"messages have {chars:,} characters together, allowed: {MAX_CHARS:,}",
                               hint="Leave out the oldest")
@@ -89,8 +129,11 @@ def _given(value: Any) -> bool:
     return value is not None and not (isinstance(value, (list, tuple)) and not value)
 
 
-def _content(where: str, message: Mapping[str, Any], role: str) -> str | None:
+def _content(where: str, message: Mapping[str, Any], role: str,
+             images: list[Any] | None) -> str | list[dict[str, Any]] | None:
     content = message.get("content")
+    if images is not None:
+        return _parts(where, message, role, images)
     if isinstance(content, (list, tuple)):
         parts = []
         for at, part in enumerate(content):
@@ -110,3 +153,39 @@ def _content(where: str, message: Mapping[str, Any], role: str) -> str | None:
     if not content and role == "user":
         raise InvalidArgument(f"{where}.content is empty, allowed: 1 to {MAX_CHARS:,} characters")
     return content
+
+
+def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any]) -> list[dict[str, Any]]:
+    """Parts of a message to a model that reads images; Ollama's ``images`` come first."""
+    from . import seeing
+
+    content, own = message.get("content"), message.get("images")
+    parts: list[dict[str, Any]] = []
+    if _given(own):
+        if isinstance(own, (str, bytes, Mapping)) or not isinstance(own, Sequence):
+            raise InvalidArgument(f"{where}.images is {_short(own)}, allowed: a list of images")
+        images += own
+        parts += [{"type": "image"} for _ in own]
+    if isinstance(content, str):
+        content = [content] if content else []
+    if content is None and (parts or role == "assistant"):
+        content = []
+    if not isinstance(content, (list, tuple)):
+        raise InvalidArgument(f"{where}.content is {_short(content)}, allowed: text, or a list of parts of text and "
+                              "images")
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in seeing.IMAGE_PARTS:
+            images.append(seeing.image_of(part, f"{where}.content[{at}]"))
+            parts.append({"type": "image"})
+            continue
+        if kind in ("input_audio", "audio", "video", "file"):
+            raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text and images only")
+        text = part.get("text") if kind in ("text", "input_text") else part
+        if not isinstance(text, str):
+            raise InvalidArgument(f"{where}.content[{at}] is {_short(part)}, allowed: a text, "
+                                  '{"type": "text", "text": ...} or {"type": "image", "image": ...}')
+        parts.append({"type": "text", "text": text})
+    if not parts and role == "user":
+        raise InvalidArgument(f"{where}.content is empty, allowed: 1 to {MAX_CHARS:,} characters, or images")
+    return parts

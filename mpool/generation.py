@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._entry import Entry
     from ._options import Call
+    from .seeing import Images
     from .text import Tokenizer
     from .text.reasoning import Splitter
 
@@ -43,6 +44,8 @@ class Request:
     sampling: Sampling
     max_tokens: int
     splitter: Callable[[], Splitter] | None = None
+    images: Images | None = None
+    vision: bool = False
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
@@ -54,7 +57,8 @@ class Request:
                 frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
                 min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
                 stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
-                bias=[bias for _, bias in s.bias], **keywords)
+                bias=[bias for _, bias in s.bias], vision=self.vision,
+                images=None if self.images is None else self.images.arrays(), **keywords)
         except MemoryExhausted as error:
             self.entry.pool._name_idle(error, self.core_key)
             raise
@@ -75,8 +79,8 @@ def keyed(entry: Entry) -> Iterator[None]:
 
 
 def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
-            splitter: Callable[[], Splitter] | None = None) -> Request:
-    """A call for a prompt that is tokens already. ``splitter``: as of :class:`Request`.
+            splitter: Callable[[], Splitter] | None = None, images: Images | None = None) -> Request:
+    """A call for a prompt that is tokens already, and the images in it. ``splitter``: as of :class:`Request`.
 
     Raises:
         InvalidArgument: an option of sampling is unknown or out of range.
@@ -93,7 +97,8 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                               "least one to answer", tokens=len(ids), limit=settings.context_length - 1,
                               hint="Shorten the prompt", key=entry.key)
     most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
-    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter)
+    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter, images,
+                   entry.capability == "vision")
 
 
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:

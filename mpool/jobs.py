@@ -212,8 +212,8 @@ class TextJob(_StreamJob):
 
     _stream: Stream
 
-    def __init__(self, stream: Stream) -> None:
-        super().__init__("text_to_text", stream._key)
+    def __init__(self, stream: Stream, capability: str = "text_to_text") -> None:
+        super().__init__(capability, stream._key)
         self._stream = stream
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -244,7 +244,7 @@ def submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     except Overloaded as error:
         single = isinstance(request.get("inputs"), str)
         field = {"text_embedding": "embed_queue_capacity" if single else "batch_queue_capacity",
-                 "image_embedding": "image_embed_queue_capacity",
+                 "image_embedding": "image_embed_queue_capacity", "vision": "vision_queue_capacity",
                  "text_to_image": "image_gen_queue_capacity"}.get(capability, "prompt_queue_capacity")
         error.hint = error.hint or f"Take a job's result first; PoolConfig.{field} makes the queue longer"
         raise
@@ -292,7 +292,9 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
                                   "prompt and messages")
         if given[0] == "prompt":
             return TextJob(Stream(pool._prompt_request(request.pop("prompt"), model, request), call, True))
-        return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request), call, True))
+        return TextJob(Stream(pool._chat_request(request.pop("messages"), model, request, call), call, True))
+    if isinstance(capability, str) and capability == "vision":
+        return _submit_vision(pool, model, request, call)
     if isinstance(capability, str) and capability == "text_to_image":
         from .drawing import PictureStream
 
@@ -304,9 +306,25 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
     from .catalog.catalogue import nearest
     from .sampling import _short
 
-    allowed = ("text_embedding", "text_to_text", "image_embedding", "text_to_image")
+    allowed = _options.CAPABILITIES
     near = nearest(str(capability), list(allowed), 1)
-    known = isinstance(capability, str) and capability in _options.CAPABILITIES
     raise InvalidArgument(f"capability is {_short(capability)}" + (f"; the nearest is {near[0]}" if near else "")
-                          + ", allowed: " + ", ".join(allowed),
-                          hint="Models for the others are not there yet" if known else None)
+                          + ", allowed: " + ", ".join(allowed))
+
+
+def _submit_vision(pool: Pool, model: Any, request: dict[str, Any], call: Call) -> TextJob:
+    from .streams import Stream
+
+    if "stream" in request:
+        raise InvalidArgument("stream is not an option of submit", hint="A job can be iterated over")
+    if "messages" in request:
+        for name in ("images", "prompt"):
+            if name in request:
+                raise InvalidArgument(f"messages and {name} given, allowed: messages, or images and prompt")
+        made = pool._chat_request(request.pop("messages"), model, request, call, "vision")
+    else:
+        for name in ("images", "prompt"):
+            if name not in request:
+                raise InvalidArgument(f"{name} is missing, allowed: images and prompt, or messages")
+        made = pool._vision_request(request.pop("images"), request.pop("prompt"), model, request, call)
+    return TextJob(Stream(made, call, True), "vision")

@@ -60,13 +60,15 @@ class Model:
 
     @property
     def capability(self) -> str:
-        """``"text_embedding"``, ``"text_to_text"`` or ``"image_embedding"``; the first of several."""
+        """``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or ``"text_to_image"``; the
+        first of several."""
         return self._entry.capability
 
     @property
     def capabilities(self) -> tuple[str, ...]:
         """All that it is for: a model of images and texts in one space is for two. Reads its files."""
-        return tuple(part.capability for part in self._entry.parts())
+        also = ("text_to_text",) if self._entry.capability == "vision" else ()
+        return (*(part.capability for part in self._entry.parts()), *also)
 
     @property
     def description(self) -> ModelDescription:
@@ -108,6 +110,17 @@ class Model:
     def embed_image(self, images: ImageInput | Sequence[ImageInput], **options: Unpack[ImageOptions]) -> NDArray[Any]:
         """Vectors of an image or of images; see :func:`mpool.embed_image`."""
         return self.pool.embed_image(images, self, **options)
+
+    @overload
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[False] = False,
+               **sampling: Unpack[TextOptions]) -> Completion: ...
+    @overload
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[True],
+               **sampling: Unpack[TextOptions]) -> Stream: ...
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: bool = False,
+               **sampling: Any) -> Completion | Stream:
+        """An answer to a question about images; see :func:`mpool.vision`."""
+        return self.pool.vision(images, prompt, self, stream=stream, **sampling)  # type: ignore[call-overload]
 
     @overload
     def generate_image(self, prompt: str, *, stream: Literal[False] = False,

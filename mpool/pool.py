@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _logging, _options, _threads, show
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from .results import Completion
     from .streams import Stream
 
+#: What is asked of an image when nothing is.
+DESCRIBE = "Describe the image."
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 #: Pools that exist, for fork, exit and unpickling; by identity.
 _pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
@@ -196,7 +199,48 @@ class Pool:
              stream: bool = False, **sampling: Any) -> Completion | Stream:
         """See :func:`mpool.chat`."""
         call = _options.begin(self.config, sampling)
-        return self._text(self._chat_request(messages, model, sampling), stream, call)
+        return self._text(self._chat_request(messages, model, sampling, call), stream, call)
+
+    @overload
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
+               model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
+               **sampling: Unpack[TextOptions]) -> Completion: ...
+    @overload
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
+               model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
+               **sampling: Unpack[TextOptions]) -> Stream: ...
+    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
+               model: str | os.PathLike[str] | Model | None = None, *, stream: bool = False,
+               **sampling: Any) -> Completion | Stream:
+        """See :func:`mpool.vision`."""
+        call = _options.begin(self.config, sampling)
+        return self._text(self._vision_request(images, prompt, model, sampling, call), stream, call)
+
+    def describe_image(self, path: str | os.PathLike[str], query: str = DESCRIBE,
+                       model: str | os.PathLike[str] | Model | None = None, **sampling: Unpack[TextOptions]) -> str:
+        """See :func:`mpool.describe_image`."""
+        return self.vision(self._described_path(path), query, model, **sampling).text
+
+    def describe_url(self, url: str, query: str = DESCRIBE, model: str | os.PathLike[str] | Model | None = None,
+                     **sampling: Unpack[TextOptions]) -> str:
+        """See :func:`mpool.describe_url`."""
+        sampling.setdefault("allow_urls", True)
+        return self.vision(self._described_url(url), query, model, **sampling).text
+
+    @staticmethod
+    def _described_path(path: Any) -> Path:
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidArgument(f"path is {type(path).__name__}, allowed: a path", hint="vision takes other images")
+        return Path(path)
+
+    @staticmethod
+    def _described_url(url: Any) -> str:
+        from .sampling import _short
+
+        if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
+            raise InvalidArgument(f"url is {_short(url)}, allowed: an http or https URL",
+                                  hint="describe_image takes a path")
+        return url
 
     def _text(self, request: Request, stream: bool, call: Call) -> Completion | Stream:
         from .streams import Stream
@@ -210,23 +254,31 @@ class Pool:
         from . import generation
 
         entry, compute = self._text_entry(model, options)
-        for name in ("tools", "template_options"):
+        for name in ("tools", "template_options", "allow_urls"):
             if options.pop(name, None) is not None:
                 raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
         parse_special = options.pop("parse_special", False)
         return generation.prepare(entry, generation.prompt_ids(entry, prompt, parse_special), compute, options)
 
-    def _chat_request(self, messages: Any, model: Any, options: dict[str, Any]) -> Request:
+    def _chat_request(self, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
+                      capability: str = "text_to_text") -> Request:
         from . import chatting, generation
         from .text import reasoning
 
-        entry, compute = self._text_entry(model, options)
-        prompt = chatting.prompt_of(entry, messages, options)
+        entry, compute = self._text_entry(model, options, capability)
+        prompt, images = chatting.prompt_of(entry, messages, options, call)
         return generation.prepare(entry, prompt.ids, compute, options,
-                                  reasoning.of_template(entry.template().source, prompt.text))
+                                  reasoning.of_template(entry.template().source, prompt.text), images)
 
-    def _text_entry(self, model: Any, options: dict[str, Any]) -> tuple[Entry, str]:
-        entry = self._find(model, "text_to_text")
+    def _vision_request(self, images: Any, prompt: Any, model: Any, options: dict[str, Any],
+                        call: Call | None = None) -> Request:
+        from . import seeing
+
+        return self._chat_request(seeing.messages_of(images, prompt), model, options, call, "vision")
+
+    def _text_entry(self, model: Any, options: dict[str, Any],
+                    capability: str = "text_to_text") -> tuple[Entry, str]:
+        entry = self._find(model, capability)
         compute = options.pop("compute", "auto")
         if isinstance(model, Model) and _is_auto(compute):
             compute = model._compute

@@ -55,7 +55,14 @@ typedef struct mp_arch {
     uint32_t flags;
 } mp_arch;
 
+const mp_arch *mp_arch_find(const char *name); /* a row of archs.def; NULL: there is none */
+/* The flags of a row for a model's files: GGUF files hold some families' query and key rows permuted for adjacent
+ * pairs; folders hold them as trained. */
+mp_status mp_arch_flags(const mp_arch *arch, const mp_spec *spec, uint32_t *flags, mp_error *error);
+
 /* The families. */
+mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *error);
+void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_vit_load(const mp_load_args *args, mp_model **model, mp_error *error);
 void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **model, mp_error *error);

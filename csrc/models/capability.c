@@ -240,6 +240,16 @@ mp_status mp_image_call_output(mp_image_call *call, int64_t n_rows, int32_t widt
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
 
+static void free_images(mp_text_images *images) {
+    mp_free(images->sizes);
+    mp_free(images->offsets);
+    mp_free(images->pixels);
+    mp_free(images->tile_keys);
+    mp_free(images->runs);
+    mp_free(images->run_keys);
+    mp_free(images->sources);
+}
+
 static void free_output(mp_text_call *call) {
     for (int c = 0; c < call->n_choices; c++) {
         mp_choice *choice = &call->choices[c];
@@ -253,7 +263,8 @@ static void free_output(mp_text_call *call) {
         choice->text = NULL;
     }
     mp_free(call->prompt_logits);
-    call->prompt_logits = NULL;
+    mp_free(call->image_rows);
+    call->prompt_logits = call->image_rows = NULL;
     call->base.bytes -= call->output_bytes;
     call->output_bytes = 0;
 }
@@ -264,6 +275,7 @@ static void text_destroy(mp_call *base) {
         mp_free(call->stop[i]);
     if (call->choices)
         free_output(call);
+    free_images(&call->images);
     mp_free(call->prompt);
     mp_free(call->stop);
     mp_free(call->stop_bytes);
@@ -276,7 +288,9 @@ static void text_destroy(mp_call *base) {
 
 static uint64_t text_fingerprint(const mp_call *base) {
     const mp_text_call *call = (const mp_text_call *)base;
-    return finish_mix(mix(MIX_START, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt));
+    const mp_text_images *images = &call->images;
+    uint64_t hash = mix(MIX_START, images->run_keys, (size_t)images->n_runs * MP_IMAGE_KEY);
+    return finish_mix(mix(hash, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt));
 }
 
 static void text_usage(const mp_call *base, uint64_t *in, uint64_t *out) {
@@ -326,15 +340,73 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     return MP_OK;
 }
 
+/* Runs one after the other within the prompt, which share all tiles out. */
+static mp_status check_runs(const mp_text_args *args, mp_error *error) {
+    const mp_text_image_args *images = &args->images;
+    int64_t end = 0, tiles = 0, rows = 0;
+    MP_TRY(check_range("the number of tiles", images->n_tiles, 0, MP_TEXT_MOST_TILES, error));
+    MP_TRY(check_range("the number of runs", images->n_runs, 0, images->n_tiles, error));
+    for (int32_t r = 0; r < images->n_runs; r++) {
+        const int32_t *run = images->runs + 3 * (ptrdiff_t)r;
+        MP_TRY(check_range("the start of a run", run[0], end, args->n_prompt - 1, error));
+        MP_TRY(check_range("the rows of a run", run[1], 1, args->n_prompt - run[0], error));
+        MP_TRY(check_range("the tiles of a run", run[2], 1, images->n_tiles - tiles, error));
+        end = (int64_t)run[0] + run[1];
+        rows += run[1];
+        tiles += run[2];
+    }
+    MP_TRY(check_range("the tiles of all runs", tiles, images->n_tiles, images->n_tiles, error));
+    if (images->n_sources)
+        MP_TRY(check_range("the number of sources", images->n_sources, rows, rows, error));
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < 2 * images->n_tiles; i += 2) {
+        MP_TRY(check_range("the height of a tile", images->sizes[i], 1, MP_IMAGE_MOST_SIDE, error));
+        MP_TRY(check_range("the width of a tile", images->sizes[i + 1], 1, MP_IMAGE_MOST_SIDE, error));
+        bytes += (int64_t)images->sizes[i] * images->sizes[i + 1] * MP_IMAGE_CHANNELS;
+    }
+    return check_range("the bytes of pixels", images->n_bytes, bytes, bytes, error);
+}
+
+static bool copy_images(const mp_text_image_args *from, mp_text_images *to, uint64_t *bytes) {
+    const size_t tiles = (size_t)from->n_tiles, runs = (size_t)from->n_runs;
+    bool ok = true;
+    if (runs == 0)
+        return true;
+    to->sizes = copy(from->sizes, 2 * tiles, sizeof *from->sizes, bytes, &ok);
+    to->pixels = copy(from->pixels, (size_t)from->n_bytes, 1, bytes, &ok);
+    to->tile_keys = copy(from->tile_keys, tiles, MP_IMAGE_KEY, bytes, &ok);
+    to->run_keys = copy(from->run_keys, runs, MP_IMAGE_KEY, bytes, &ok);
+    to->sources = copy(from->sources, (size_t)from->n_sources, sizeof *from->sources, bytes, &ok);
+    to->offsets = mp_alloc_array(tiles + 1, sizeof *to->offsets, MP_TAG_REQUEST);
+    to->runs = mp_alloc_array(runs, sizeof *to->runs, MP_TAG_REQUEST);
+    if (!ok || !to->offsets || !to->runs)
+        return false;
+    *bytes += (tiles + 1) * sizeof *to->offsets + runs * sizeof *to->runs;
+    to->n_tiles = from->n_tiles;
+    to->n_runs = from->n_runs;
+    to->offsets[0] = 0;
+    for (size_t t = 0; t < tiles; t++)
+        to->offsets[t + 1] = to->offsets[t] + (int64_t)to->sizes[2 * t] * to->sizes[2 * t + 1] * MP_IMAGE_CHANNELS;
+    mp_image_run next = {0};
+    for (size_t r = 0; r < runs; r++) {
+        const int32_t *run = from->runs + 3 * r;
+        to->runs[r] = (mp_image_run){run[0], run[1], next.tile, run[2], next.source};
+        next.tile += run[2];
+        next.source += run[1];
+    }
+    return true;
+}
+
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_error *error) {
     *out = NULL;
     MP_TRY(check_text(args, error));
+    MP_TRY(check_runs(args, error));
     mp_text_call *call = mp_alloc_zeroed(sizeof *call, MP_TAG_REQUEST);
     if (!call)
         return mp_fail_memory(error, sizeof *call, "a call");
     bool ok = true;
     uint64_t *bytes = &call->base.bytes;
-    call->base = (mp_call){.capability = MP_TEXT_TO_TEXT,
+    call->base = (mp_call){.capability = args->vision ? MP_VISION : MP_TEXT_TO_TEXT,
                            .destroy = text_destroy,
                            .fingerprint = text_fingerprint,
                            .usage = text_usage,
@@ -354,7 +426,7 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
     call->bias = copy(args->bias, (size_t)args->n_bias, sizeof *args->bias, bytes, &ok);
     call->stop = mp_alloc_array((size_t)args->n_stop + 1, sizeof *call->stop, MP_TAG_REQUEST);
     call->choices = mp_alloc_array((size_t)args->n_choices, sizeof *call->choices, MP_TAG_REQUEST);
-    ok = ok && call->stop && call->choices;
+    ok = ok && copy_images(&args->images, &call->images, bytes) && call->stop && call->choices;
     for (int i = 0; ok && i < args->n_stop; i++)
         call->stop[i] = copy(args->stop[i], (size_t)args->stop_bytes[i], 1, bytes, &ok);
     for (int i = 0; ok && i < args->n_choices; i++)
@@ -386,7 +458,8 @@ mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_e
     size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
     if (call->output_bytes > 0) {
         bool fits = call->output_token_bytes >= max_token_bytes;
-        if (fits && (!call->want_prompt_logits || call->output_vocab == call->vocab))
+        if (fits && (!call->want_prompt_logits ||
+                     (call->output_vocab == call->vocab && call->output_hidden == call->hidden)))
             return MP_OK;
         free_output(call);
     }
@@ -405,10 +478,16 @@ mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_e
     }
     if (call->want_prompt_logits)
         call->prompt_logits = output((size_t)call->n_prompt * (size_t)call->vocab, sizeof(float), &bytes, &ok);
+    if (call->want_prompt_logits && call->images.n_runs > 0) {
+        const mp_image_run *last = &call->images.runs[call->images.n_runs - 1];
+        call->image_rows = output((size_t)(last->source + last->rows) * (size_t)call->hidden, sizeof(float), &bytes,
+                                  &ok);
+    }
     call->base.bytes += bytes;
     call->output_bytes = bytes;
     call->output_token_bytes = max_token_bytes;
     call->output_vocab = call->vocab;
+    call->output_hidden = call->hidden;
     if (ok)
         return MP_OK;
     free_output(call);

@@ -152,6 +152,29 @@ typedef struct mp_choice { /* one of n answers; written by the engine, read by t
     int32_t stop_index;     /* which stop string or id ended it, or -1 */
 } mp_choice;
 
+/* The images of a prompt, for models that read them (models/vision.h): tiles, each a piece of an image that goes
+ * through the network alone, and runs of placeholders that rows of consecutive tiles stand for. */
+enum { MP_IMAGE_KEY = 16, /* bytes of a hash that nobody can find two inputs for */
+       MP_TEXT_MOST_TILES = 4096 };
+
+typedef struct mp_image_run {
+    int32_t start, rows; /* of the prompt's tokens */
+    int32_t tile, tiles; /* its image's */
+    int64_t source;      /* of its first row, in `sources` */
+} mp_image_run;
+
+typedef struct mp_text_images {
+    int32_t n_tiles, n_runs;
+    int32_t *sizes;     /* [n_tiles, 2] height and width in pixels */
+    int64_t *offsets;   /* [n_tiles + 1] of a tile's bytes in pixels */
+    uint8_t *pixels;    /* as of mp_image_call */
+    uint8_t *tile_keys; /* [n_tiles, MP_IMAGE_KEY] hashes of size and pixels */
+    mp_image_run *runs; /* [n_runs] in the prompt's order, each with tiles of its own */
+    uint8_t *run_keys;  /* [n_runs, MP_IMAGE_KEY] hashes of its tiles and its sources */
+    int32_t *sources;   /* [rows of all runs] which row of its image's tiles stands there, -1 = the newline; NULL: one
+                         * after the other */
+} mp_text_images;
+
 typedef struct mp_text_call {
     mp_call base;
     /* request */
@@ -167,18 +190,32 @@ typedef struct mp_text_call {
     int32_t n_bias;
     int32_t *bias_ids; /* [n_bias] */
     float *bias;       /* [n_bias] added to the logits first */
+    mp_text_images images;
     /* result */
     mp_choice *choices;                               /* [n_choices] */
     int32_t cached_tokens;                            /* prompt tokens that a prefix hit saved */
     uint64_t started_ns, prompt_done_ns, finished_ns; /* of the monotonic clock; 0 = not yet */
     float *prompt_logits; /* [n_prompt, vocab] when want_prompt_logits, for tests and scoring; else NULL */
+    float *image_rows;    /* [rows of all runs, hidden] when want_prompt_logits, as they were computed; else NULL */
+    int32_t hidden;       /* columns of image_rows; the check's */
     bool want_prompt_logits;
     int32_t vocab;         /* columns of prompt_logits; the engine's check fills it in, and this: */
     int32_t sampled_vocab; /* ids from here on are never drawn */
     uint64_t output_bytes; /* what mp_text_call_output allocated, and for what: */
     uint32_t output_token_bytes;
-    int32_t output_vocab;
+    int32_t output_vocab, output_hidden;
 } mp_text_call;
+
+typedef struct mp_text_image_args {
+    int32_t n_tiles, n_runs;
+    const int32_t *sizes;
+    const uint8_t *pixels;
+    int64_t n_bytes;
+    const uint8_t *tile_keys, *run_keys;
+    const int32_t *runs; /* [n_runs, 3] start, rows, tiles */
+    const int32_t *sources;
+    int64_t n_sources; /* 0: none */
+} mp_text_image_args;
 
 /* Copies everything. INVALID_ARGUMENT beyond the bounds above. */
 typedef struct mp_text_args {
@@ -194,6 +231,8 @@ typedef struct mp_text_args {
     const int32_t *bias_ids;
     const float *bias;
     bool want_prompt_logits;
+    bool vision; /* a call to a model that reads images, of which there may be none */
+    mp_text_image_args images;
 } mp_text_args;
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_error *error);
 /* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,

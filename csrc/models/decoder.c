@@ -368,13 +368,17 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
         const mp_row_seq *seq = &pass->rows.seq[s];
         float *x = pass->x + r * model->hidden;
         int32_t id = pass->rows.id[r];
-        if (model->tied && model->head.stored[0])
+        const float *vector = pass->rows.vector ? pass->rows.vector[r] : NULL;
+        if (vector)
+            memcpy(x, vector, (size_t)model->hidden * sizeof *x);
+        else if (model->tied && model->head.stored[0])
             mp_stored_row(model->head.stored[0], &model->head.w[0], id, x);
         else if (model->tied)
             mp_wmat_row(&model->head.w[0], id, x);
         else
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
-        scale_row(model->embedding_scale, x, model->hidden);
+        if (!vector)
+            scale_row(model->embedding_scale, x, model->hidden);
         for (int i = 0; i < model->ropes; i++)
             mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0, rotation(pass, (int)r, i));
     }

@@ -53,6 +53,7 @@ typedef struct mp_decoder {
     mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
     mp_kv_group kv; /* the windowed layers see equally far */
+    struct mp_vision *vision; /* what makes rows of images, or NULL (vision.h) */
     uint32_t max_token_bytes;
     int32_t sampled_vocab;   /* ids from here on have no token and are never drawn */
     _Atomic uint64_t row_ns;    /* running estimate of time per prompt row in a full step */
@@ -73,6 +74,7 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
 typedef struct mp_rows {
     int M;
     const int32_t *id; /* [M] */
+    const float **vector; /* [M] rows [hidden] that stand instead of the token table's, or NULL; NULL: there are none */
     int n_seq;
     mp_row_seq *seq;
     int n_output;

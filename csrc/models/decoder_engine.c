@@ -15,7 +15,8 @@
 
 enum {
     STEP_ROWS = 512, /* most rows in a pass, but for LEAST_ROWS more */
-    LEAST_ROWS = 16  /* of a prompt, however little time is left */
+    LEAST_ROWS = 16, /* of a prompt, however little time is left */
+    LOOK_LANES = 64  /* that a layer over hundreds of rows of an image is worth */
 };
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
@@ -46,12 +47,17 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     MP_TRY(check_ids(model, call->prompt, call->n_prompt, "token id", error));
     MP_TRY(check_ids(model, call->bias_ids, call->n_bias, "logit_bias id", error));
     MP_TRY(check_ids(model, call->stop_ids, call->n_stop_ids, "stop id", error));
+    if (model->vision)
+        MP_TRY(mp_vision_check(model->vision, call, error));
+    else if (call->images.n_runs > 0)
+        return mp_fail(error, MP_UNSUPPORTED, "the call has images, the model reads text only");
     uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
     *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
     /* prompt tokens, answer tokens, ends of answers */
     int64_t units = call->n_prompt + (int64_t)call->n_choices * (call->sampling.max_tokens + 1);
     *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
     call->vocab = model->vocab;
+    call->hidden = model->hidden;
     call->sampled_vocab = model->sampled_vocab;
     return mp_text_call_output(call, model->max_token_bytes, error);
 }
@@ -69,7 +75,9 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_answers *state;
     MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
-    mp_status status = mp_answers_take_up(engine, item, error);
+    mp_status status = mp_images_begin(&engine->images, (const mp_text_call *)item->call, state, error);
+    if (status == MP_OK)
+        status = mp_answers_take_up(engine, item, error);
     if (status != MP_OK) {
         mp_answers_destroy(state);
         item->state = NULL;
@@ -101,6 +109,7 @@ static void engine_preempt(mp_engine *base, mp_item *item) {
     mp_text_engine *engine = (mp_text_engine *)base;
     mp_answers *state = item->state;
     mp_answers_drop(state, &engine->cache);
+    mp_images_release(&engine->images, (const mp_text_call *)item->call, state);
     item->abandon = abandon;
     engine->admitted--;
 }
@@ -112,6 +121,7 @@ static void engine_retire(mp_engine *base, mp_item *item) {
         return;
     if (!item->abandon) { /* else it was preempted and holds no blocks */
         mp_answers_drop(state, &engine->cache);
+        mp_images_release(&engine->images, (const mp_text_call *)item->call, state);
         engine->admitted--;
     }
     abandon(item);
@@ -120,19 +130,50 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
-/* Rows that an item could compute now, and whether all its sequences only decode. */
-static int wanted_rows(const mp_item *item, bool *decoding) {
-    const mp_answers *state = item->state;
+/* Rows that an item could compute now, whether all its sequences only decode, and the first tile of an image that is
+ * missing for a row, or -1. */
+static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing) {
+    mp_answers *state = item->state;
     int64_t rows = 0;
     *decoding = true;
+    *missing = -1;
     for (int i = 0; i < state->n; i++) {
         const mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
-        rows += seq->count - seq->cached;
-        *decoding &= seq->count - seq->cached == 1;
+        int left = seq->count - seq->cached, tile;
+        rows += mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+                                left < STEP_ROWS ? left : STEP_ROWS, &tile);
+        *missing = *missing < 0 ? tile : *missing;
+        *decoding &= left == 1;
     }
     return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
+}
+
+/* An item whose next row is one of an image that has not been looked at: the one whose tile is being computed goes on,
+ * else the first. */
+static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    if (engine->look.item && !mp_images_computing(&engine->images, call, tile))
+        return;
+    if (engine->look.item &&
+        mp_images_computing(&engine->images, (const mp_text_call *)engine->look.item->call, engine->look.tile))
+        return;
+    engine->look.item = item;
+    engine->look.tile = tile;
+}
+
+/* The look into the plan, with the time that is left; layers of the network take part of a step like rows. */
+static void plan_look(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
+    const mp_vision *vision = engine->model->vision;
+    const mp_text_call *call = (const mp_text_call *)engine->look.item->call;
+    uint64_t layer_ns = mp_images_layer_ns(&engine->images, call, engine->look.tile);
+    uint64_t all = layer_ns * (uint64_t)vision->tower.layer_count;
+    uint64_t left = budget_ns > plan->cost_ns + layer_ns ? budget_ns - plan->cost_ns : layer_ns;
+    engine->look.budget_ns = left < all ? left : all;
+    plan->cost_ns += engine->look.budget_ns;
+    plan->items[plan->count] = engine->look.item;
+    plan->amount[plan->count++] = 0;
 }
 
 /* Whoever decodes goes on; prompts share the rows for which time is left, first come first. The first of them always
@@ -144,6 +185,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     bool first = true;
     plan->count = 0;
     plan->cost_ns = 0;
+    engine->look.item = NULL;
     for (int i = 0; i < n; i++)
         mp_answers_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
@@ -155,7 +197,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;
-            int rows = wanted_rows(items[i], &decoding), room = STEP_ROWS - planned;
+            int missing, rows = wanted_rows(engine, items[i], &decoding, &missing), room = STEP_ROWS - planned;
+            if (prompts && rows == 0 && missing >= 0)
+                want_look(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
             if (prompts) {
@@ -173,6 +217,12 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         }
     }
     plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
+    if (engine->look.item && plan->count == MP_PLAN_MAX)
+        engine->look.item = NULL;
+    if (engine->look.item) {
+        plan_look(engine, budget_ns, plan);
+        plan->lanes = plan->lanes > LOOK_LANES ? plan->lanes : LOOK_LANES;
+    }
     plan->together = true;
 }
 
@@ -207,8 +257,11 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             mp_sequence *seq = &state->seqs[c];
             if (!seq->active || seq->done)
                 continue;
-            int want = seq->count - seq->cached;
-            want = want < left ? want : left;
+            int missing, want = seq->count - seq->cached;
+            want = mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+                                   want < left ? want : left, &missing);
+            if (want == 0)
+                continue;
             mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
             if (add_step(engine, &step, &item->error) != MP_OK) {
                 outcomes[p] = MP_OUTCOME_FAILED;
@@ -272,7 +325,12 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             mp_step_seq step = engine->steps[s];
             if (outcomes[p] != MP_OUTCOME_MORE)
                 continue;
+            int wanted = step.rows;
             mp_status extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+            if (extended != MP_OK && mp_images_shrink(&engine->images, engine->cache.kv.block_bytes) > 0) {
+                step.rows = wanted;
+                extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+            }
             status = status == MP_OK ? extended : status;
             if (step.rows > 0)
                 engine->steps[kept++] = step;
@@ -292,6 +350,7 @@ static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) 
     bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
     size_t more = bytes - engine->arena.size;
     if (!mp_budget_take(engine->budget, more) &&
+        (mp_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
         (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
         return mp_fail_memory(error, bytes, "the scratch of a step");
     mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
@@ -309,6 +368,24 @@ static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) 
     return MP_OK;
 }
 
+/* The rows of a sequence's step that are those of images, which are kept for the caller who asked for logits. */
+static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
+                         const mp_rows *rows, int32_t *id) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    const size_t bytes = (size_t)engine->model->hidden * sizeof(float);
+    for (int i = 0; i < step->rows + step->guesses; i++) {
+        rows->vector[row0 + i] = NULL;
+        if (id[row0 + i] >= 0)
+            continue;
+        int64_t source;
+        const float *row = mp_images_row(&engine->images, call, item->state, step->seq->cached + i, &source);
+        rows->vector[row0 + i] = row;
+        id[row0 + i] = 0;
+        if (call->image_rows)
+            memcpy(call->image_rows + source * engine->model->hidden, row, bytes);
+    }
+}
+
 /* Lay the rows out. id, seq and output_row hold as many as collect counted. */
 static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
     rows->M = 0;
@@ -320,6 +397,8 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->guess.tokens, (size_t)step->guesses * sizeof *id);
+        if (rows->vector)
+            fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
         bool last = seq->cached + step->rows == seq->count;
         int unread = call->n_prompt - seq->cached; /* below 0 once it decodes */
         bool all = call->want_prompt_logits && step->choice == 0 && unread > 0;
@@ -426,7 +505,7 @@ static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns,
 }
 
 typedef struct step_lists { /* of the rows of a step, in the arena */
-    size_t id_bytes, seq_bytes, output_bytes;
+    size_t id_bytes, seq_bytes, output_bytes, vector_bytes;
 } step_lists;
 
 static void lay_out(mp_text_engine *engine, const mp_plan *plan, const step_lists *lists, mp_rows *rows) {
@@ -434,6 +513,7 @@ static void lay_out(mp_text_engine *engine, const mp_plan *plan, const step_list
     int32_t *id = mp_arena_take(&engine->arena, lists->id_bytes);
     rows->seq = mp_arena_take(&engine->arena, lists->seq_bytes);
     rows->output_row = mp_arena_take(&engine->arena, lists->output_bytes);
+    rows->vector = lists->vector_bytes ? mp_arena_take(&engine->arena, lists->vector_bytes) : NULL;
     fill_rows(engine, plan, rows, id);
 }
 
@@ -452,8 +532,9 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int 
         .id_bytes = mp_arena_cost((size_t)(M + guesses) * sizeof(int32_t)),
         .seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq)),
         .output_bytes = mp_arena_cost((seqs + (size_t)guesses) * sizeof(int)),
+        .vector_bytes = engine->model->vision ? mp_arena_cost((size_t)(M + guesses) * sizeof(float *)) : 0,
     };
-    size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes;
+    size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes + lists.vector_bytes;
     mp_status status = reserve(engine, bytes, &error);
     if (status == MP_OK) {
         lay_out(engine, plan, &lists, rows);
@@ -479,6 +560,22 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int 
     return true;
 }
 
+/* Layers of the image network for the item that was planned for it. */
+static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    mp_item *item = engine->look.item;
+    int p = 0;
+    engine->look.item = NULL;
+    while (p < plan->count && plan->items[p] != item)
+        p++;
+    if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
+        atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        return;
+    mp_status status = mp_images_compute(&engine->images, lease, (const mp_text_call *)item->call, item->state,
+                                         engine->look.tile, engine->look.budget_ns, &item->error);
+    if (status != MP_OK)
+        outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
+}
+
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
@@ -489,6 +586,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     mp_rows rows = {0};
     int M = select_rows(engine, plan, outcomes), guesses = add_guesses(engine, plan, M);
+    look(engine, lease, plan, outcomes);
+    start = mp_sys_now_ns(); /* of the pass: what rows take */
+    thread_ns = mp_sys_thread_ns();
     if (M > 0 && prepare(engine, plan, lease->lanes, M, guesses, &rows, outcomes)) {
         void *sampling = mp_arena_take(&engine->arena, mp_draw_bytes(engine->model));
         mp_decoder_pass pass;
@@ -511,10 +611,10 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    uint64_t bytes = mp_prefix_trim(&engine->cache);
+    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_images_shrink(&engine->images, UINT64_MAX);
     if (engine->admitted > 0)
         return bytes; /* the next step wants its scratch again */
-    bytes += engine->charged;
+    bytes += engine->charged + mp_images_trim(&engine->images);
     mp_arena_deinit(&engine->arena);
     mp_budget_give(engine->budget, engine->charged);
     engine->charged = 0;
@@ -524,6 +624,7 @@ static uint64_t engine_trim(mp_engine *base) {
 static void engine_destroy(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
     engine_trim(base);
+    mp_images_deinit(&engine->images);
     mp_prefix_deinit(&engine->cache);
     mp_free(engine->steps);
     mp_free(engine);
@@ -532,7 +633,7 @@ static void engine_destroy(mp_engine *base) {
 /* But for the drafts of running answers. */
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
-    return engine->charged + engine->cache.kv.bytes;
+    return engine->charged + engine->cache.kv.bytes + mp_images_bytes(&engine->images);
 }
 
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
@@ -566,6 +667,7 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     mp_prefix_init(&engine->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent);
     mp_speculation_init(&engine->speculation, (mp_speculate)mp_options_get()->speculation);
     seed_prefixes(engine);
+    mp_images_init(&engine->images, model->vision, budget, &engine->cache);
     engine->base.prefix = &engine->cache.counters;
     *out = &engine->base;
     return MP_OK;

@@ -4,6 +4,7 @@
 #define MP_MODELS_DECODER_ENGINE_H
 
 #include "models/decoder_sequence.h"
+#include "models/vision.h"
 
 typedef struct mp_step_seq { /* a sequence that takes part in this step */
     mp_sequence *seq;
@@ -24,6 +25,12 @@ typedef struct mp_text_engine {
     mp_speculation speculation;
     mp_step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
+    mp_image_store images; /* of a model that reads images */
+    struct {               /* the tile that the next step computes, or goes on with; as planned */
+        mp_item *item;     /* NULL: none */
+        int tile;
+        uint64_t budget_ns;
+    } look;
 } mp_text_engine;
 
 /* A call whose answers were begun by an engine that is gone, or in another process, goes on where they stand: the same

@@ -5,6 +5,7 @@
 
 #include "base/options.h"
 #include "models/decoder_load.h"
+#include "models/vision.h"
 
 enum { MAX_VOCAB = 1 << 24 };
 
@@ -12,6 +13,7 @@ static void decoder_destroy(mp_model *base) {
     mp_decoder *model = (mp_decoder *)base;
     if (!model)
         return;
+    mp_vision_destroy(model->vision);
     for (int i = 0; i < MP_ROPES; i++)
         mp_rope_deinit(&model->rope[i]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
@@ -187,6 +189,9 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
+    const int64_t parameters = builder.parameters;
+    if (mp_spec_find(args->spec, "mpool.vision.decoder"))
+        MP_TRY_GOTO(mp_vision_read(args, &builder, model->hidden, &model->vision, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
     model->charged = builder.charged;
@@ -203,7 +208,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     uint64_t mapped = 0;
     for (int i = 0; i < model->layer_count; i++)
         count_experts(&model->layers[i].experts, &idle, &mapped);
-    atomic_init(&model->row_ns, (uint64_t)(builder.parameters - idle) / 256 + 1000);
+    atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
     static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
@@ -239,7 +244,9 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
         mp_wkind kind;
-        if (entry->ndim != 2 || table || is_expert(entry->name) || !mp_wmat_kind_for(entry->dtype, compute, &kind))
+        if (entry->ndim != 2 || table || mp_vit_owns(entry->name) || is_expert(entry->name))
+            continue;
+        if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;
         if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX)
             continue; /* refused when it is loaded */

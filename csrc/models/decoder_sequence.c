@@ -96,6 +96,7 @@ void mp_answers_destroy(mp_answers *answers) {
         mp_history_deinit(&answers->seqs[i].history);
     }
     mp_free(answers->barred);
+    mp_free(answers->images);
     if (answers->budget)
         mp_budget_give(answers->budget, answers->charged);
     mp_free(answers);
@@ -287,7 +288,7 @@ void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculatio
     }
     for (int i = 0; i < guess->count; i++) {
         int32_t id = guess->tokens[i];
-        if (id >= model->sampled_vocab || is_among(tokens->eog, tokens->eog_count, id) ||
+        if (id < 0 || id >= model->sampled_vocab || is_among(tokens->eog, tokens->eog_count, id) ||
             is_among(call->stop_ids, call->n_stop_ids, id))
             guess->count = i;
     }

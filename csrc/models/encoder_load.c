@@ -86,7 +86,7 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     model->context = (int32_t)context;
     model->eps = (float)eps;
     model->embedding_scale = (float)embedding_scale;
-    MP_TRY(mp_model_activation(spec, &model->act, error));
+    MP_TRY(mp_model_activation(spec, "mpool.activation", &model->act, error));
     return read_heads(model, spec, error);
 }
 

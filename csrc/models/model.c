@@ -26,7 +26,7 @@ const mp_arch_info *mp_arch_at(int index) {
     return index >= 0 && index < ARCH_COUNT ? &infos[index] : NULL;
 }
 
-static const mp_arch *arch_find(const char *name) {
+const mp_arch *mp_arch_find(const char *name) {
     for (int i = 0; i < ARCH_COUNT; i++)
         if (strcmp(archs[i].name, name) == 0)
             return &archs[i];
@@ -65,12 +65,15 @@ typedef struct spec_loader {
     mp_compute compute;
 } spec_loader;
 
+mp_status mp_arch_flags(const mp_arch *arch, const mp_spec *spec, uint32_t *flags, mp_error *error) {
+    bool neox, neox_default = (arch->flags & MP_ARCH_ROPE_NEOX) != 0;
+    MP_TRY(mp_spec_bool(spec, "mpool.rope_neox", &neox_default, &neox, error));
+    *flags = neox ? arch->flags | MP_ARCH_ROPE_NEOX : arch->flags & ~(uint32_t)MP_ARCH_ROPE_NEOX;
+    return MP_OK;
+}
+
 static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
-    bool neox;
-    bool neox_default = (arch->flags & MP_ARCH_ROPE_NEOX) != 0;
-    /* GGUF files hold some families' query and key rows permuted for adjacent pairs; folders hold them as trained. */
-    MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
-    args->flags = neox ? arch->flags | MP_ARCH_ROPE_NEOX : arch->flags & ~(uint32_t)MP_ARCH_ROPE_NEOX;
+    MP_TRY(mp_arch_flags(arch, args->spec, &args->flags, error));
     MP_TRY(arch->load(args, model, error));
     ((mp_model_base *)*model)->facts.architecture = arch->name;
     return MP_OK;
@@ -78,7 +81,7 @@ static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model,
 
 mp_status mp_model_load_shared(mp_spec *spec, mp_compute compute, mp_shm *shared, mp_lease *lease, mp_budget *budget,
                                mp_progress *progress, mp_model **model, mp_error *error) {
-    const mp_arch *arch = arch_find(mp_spec_architecture(spec));
+    const mp_arch *arch = mp_arch_find(mp_spec_architecture(spec));
     if (!arch)
         return fail_unknown_arch(mp_spec_architecture(spec), error);
     mp_load_args args = {spec, arch->flags, compute, lease, budget, progress, shared};
@@ -108,7 +111,7 @@ static void spec_destroy(void *self) {
 static const mp_loader_ops spec_loader_ops = {spec_load, spec_footprint, spec_destroy};
 
 mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *out, mp_error *error) {
-    const mp_arch *arch = arch_find(mp_spec_architecture(spec));
+    const mp_arch *arch = mp_arch_find(mp_spec_architecture(spec));
     if (!arch)
         return fail_unknown_arch(mp_spec_architecture(spec), error);
     spec_loader *loader = mp_alloc_zeroed(sizeof *loader, MP_TAG_SPEC);
@@ -149,7 +152,7 @@ int mp_lanes_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
     return lanes < 1 ? 1 : lanes > 256 ? 256 : (int)lanes;
 }
 
-mp_status mp_model_activation(const mp_spec *spec, mp_act *act, mp_error *error) {
+mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error) {
     static const struct {
         const char *name;
         mp_act act;
@@ -159,13 +162,13 @@ mp_status mp_model_activation(const mp_spec *spec, mp_act *act, mp_error *error)
                 {"relu", MP_ACT_RELU},
                 {"silu", MP_ACT_SILU}};
     const char *name;
-    MP_TRY(mp_spec_string(spec, "mpool.activation", "gelu", &name, error));
+    MP_TRY(mp_spec_string(spec, key, "gelu", &name, error));
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
         if (strcmp(acts[i].name, name) == 0) {
             *act = acts[i].act;
             return MP_OK;
         }
-    return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1, "mpool.activation",
+    return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1, key,
                         "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
 }
 

@@ -38,8 +38,9 @@ typedef struct mp_model_facts {
 } mp_model_facts;
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);
 
-/* For families: mpool.activation of a spec, one of those between the linear layers of encoders; GELU if absent. */
-mp_status mp_model_activation(const mp_spec *spec, mp_act *act, mp_error *error);
+/* For families: the activation that a spec has under a key, one of those between the linear layers of encoders; GELU
+ * if absent. */
+mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error);
 
 /* For engines: scratch that is charged to the budget, sized by the step and kept for the next; *charged grows by what
  * was taken. And every item of a plan fails alike. */

@@ -286,20 +286,38 @@ static void copy_tokens(const mp_vit *model, const mp_lane *lane, mp_vit_image *
     }
 }
 
-void mp_vit_forward(const mp_vit *model, const mp_lane *lane, mp_vit_image *images, int count, int M, int P,
-                    mp_vit_stop *stop, void *group_scratch, void *lane_scratch) {
+int mp_vit_run(const mp_vit *model, const mp_lane *lane, const mp_vit_image *images, int count, int M, int P, int from,
+               int end, mp_vit_stop *stop, void *group_scratch, void *lane_scratch) {
     buffers b;
     lay_out(model, M, P, group_scratch, &b);
-    embed(model, lane, images, count, M, P, &b, lane_scratch);
-    for (int l = 0; l < model->layer_count; l++) {
+    if (from == 0)
+        embed(model, lane, images, count, M, P, &b, lane_scratch);
+    for (int l = from; l < end; l++) {
         run_layer(model, lane, &model->layers[l], images, count, M, &b, lane_scratch);
         /* the others read it after this barrier, before the next: it is not written again until they did */
         if (lane->index == 0 && mp_lease_poll(stop->lease))
             atomic_store_explicit(&stop->stop, true, memory_order_relaxed);
         mp_lane_sync(lane);
         if (atomic_load_explicit(&stop->stop, memory_order_relaxed))
-            return;
+            return l + 1;
     }
+    return end;
+}
+
+float *mp_vit_states(const mp_vit *model, int M, int P, void *group_scratch, float **spare) {
+    buffers b;
+    lay_out(model, M, P, group_scratch, &b);
+    *spare = b.wide;
+    return b.x;
+}
+
+void mp_vit_forward(const mp_vit *model, const mp_lane *lane, mp_vit_image *images, int count, int M, int P,
+                    mp_vit_stop *stop, void *group_scratch, void *lane_scratch) {
+    buffers b;
+    lay_out(model, M, P, group_scratch, &b);
+    mp_vit_run(model, lane, images, count, M, P, 0, model->layer_count, stop, group_scratch, lane_scratch);
+    if (atomic_load_explicit(&stop->stop, memory_order_relaxed))
+        return;
     copy_tokens(model, lane, images, count, b.x);
     mp_lane_sync(lane);
     if (model->attention_pool)

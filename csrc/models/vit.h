@@ -6,9 +6,14 @@
 #ifndef MP_MODELS_VIT_H
 #define MP_MODELS_VIT_H
 
+#include <string.h>
+
 #include "models/arch.h"
 #include "models/layers/linear.h"
 #include "models/layers/pooling.h"
+
+enum { MP_VIT_MOST_PATCHES = 8192 }; /* of an image, so that a layer of it takes seconds at worst: signs of life come
+                                      * after each */
 
 typedef struct mp_vit_layer {
     mp_linear qkv, out, up, down;                /* up: gate and up side by side when gated */
@@ -65,6 +70,18 @@ static inline int32_t mp_vit_rows(const mp_vit *model, int32_t down, int32_t acr
     return model->classes + model->registers + down * across;
 }
 
+/* ---- loading (vit_load.c) ---------------------------------------------------------------------------------------- */
+
+/* The class that its matrices are computed in, when `asked` is what the caller wants. */
+mp_compute mp_vit_class(mp_compute asked);
+/* Hyper-parameters, and jobs of the builder for embeddings and layers; the last norm too unless it is not used. */
+mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
+                      mp_error *error);
+/* Whether a tensor of a spec belongs to an image network, or to what stands between it and a decoder. */
+static inline bool mp_vit_owns(const char *name) { return strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0; }
+/* Bytes that such a tensor takes once it is loaded. */
+uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);
+
 /* ---- positions (vit_positions.c) --------------------------------------------------------------------------------- */
 
 /* Adds to x [hidden] the position of patch (y, x0) of down * across: bicubic between the model's own, as torch has it.
@@ -84,6 +101,12 @@ typedef struct mp_vit_stop {
 /* Scratch of a group of M rows with P patches and `count` images, the longest of T rows. */
 size_t mp_vit_group_scratch(const mp_vit *model, int M, int P, int count);
 size_t mp_vit_lane_scratch(const mp_vit *model, int T);
+/* Layers [from, end) of a group, after the embeddings when from is 0; the state stays in group_scratch between calls.
+ * Returns the next layer to compute: before `end` when stop->stop was set. All lanes as below. */
+int mp_vit_run(const mp_vit *model, const mp_lane *lane, const mp_vit_image *images, int count, int M, int P, int from,
+               int end, mp_vit_stop *stop, void *group_scratch, void *lane_scratch);
+/* Where the rows of a group stand after mp_vit_run, [M, hidden]; *spare: floats [M, 3 hidden] that are free then. */
+float *mp_vit_states(const mp_vit *model, int M, int P, void *group_scratch, float **spare);
 /* Compute a group. All lanes of the region call it with the same group, shared scratch and stop, each with lane scratch
  * of its own. Sets finite of every image. Bits do not depend on the grouping or the lanes. Leaves without results when
  * stop->stop was set. */

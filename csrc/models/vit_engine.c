@@ -7,8 +7,7 @@
 enum {
     GROUP_ROWS = 512,   /* rows that one lane takes through the layers at once, at least an image: wide layers want more
                          rows to a pass over their weights than those of small text encoders */
-    STEP_ROWS = 16384,  /* most rows in a step, whatever the budget */
-    MOST_PATCHES = 8192 /* of an image, so that a layer of it takes seconds at worst: signs of life come after each */
+    STEP_ROWS = 16384  /* most rows in a step, whatever the budget */
 };
 
 typedef struct group { /* images that are computed together */
@@ -45,9 +44,9 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
         return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d and more a side", image,
                        width, height, model->patch);
     int64_t rows = (int64_t)(height / model->patch) * (width / model->patch);
-    if (rows > MOST_PATCHES)
+    if (rows > MP_VIT_MOST_PATCHES)
         return mp_fail(error, MP_LIMIT, "image %d has %lld patches, allowed: %d", image, (long long)rows,
-                       (int)MOST_PATCHES);
+                       (int)MP_VIT_MOST_PATCHES);
     return MP_OK;
 }
 

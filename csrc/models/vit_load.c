@@ -79,7 +79,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     MP_TRY(mp_spec_int(spec, "{arch}.vision.image_size", patch, MAX_GRID * patch, NULL, &image, error));
     MP_TRY(mp_spec_float(spec, "{arch}.vision.attention.layer_norm_epsilon", 1e-30, 1, NULL, &eps, error));
     MP_TRY(mp_spec_int_capped(spec, "mpool.image.registers", 0, MAX_REGISTERS, &none, &registers, error));
-    MP_TRY(mp_spec_bool(spec, "mpool.gated", &no, &model->gated, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
     if (hidden % heads || hidden / heads % 8)
         return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "attention.head_count",
                             "a divisor of the width that leaves a head size divisible by 8", "%lld of width %lld",
@@ -97,7 +97,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     model->smooth = (flags & MP_ARCH_SMOOTH_SIZE) != 0;
     model->attention_pool = (flags & MP_ARCH_ATTENTION_POOL) != 0;
     model->eps = (float)eps;
-    MP_TRY(mp_model_activation(spec, &model->act, error));
+    MP_TRY(mp_model_activation(spec, "mpool.image.activation", &model->act, error));
     return read_pixels(model, spec, error);
 }
 
@@ -149,15 +149,15 @@ static mp_status add_vectors(mp_builder *builder, int index, const named_vector 
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, mp_error *error) {
+static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
     const bool classes = model->classes > 0, input_norm = (flags & MP_ARCH_INPUT_NORM) != 0;
     const int32_t inputs = MP_IMAGE_CHANNELS * model->patch * model->patch;
     const named_linear linears[] = {{"patch_embd", &model->patches, model->hidden, inputs}};
     const named_vector vectors[] = {{classes ? "class_embd" : NULL, &model->class_token},
                                     {input_norm ? "pre_ln.weight" : NULL, &model->input_norm},
                                     {input_norm ? "pre_ln.bias" : NULL, &model->input_norm_bias},
-                                    {"post_ln.weight", &model->norm},
-                                    {"post_ln.bias", &model->norm_bias}};
+                                    {norm ? "post_ln.weight" : NULL, &model->norm},
+                                    {norm ? "post_ln.bias" : NULL, &model->norm_bias}};
     MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
     MP_TRY(add_vectors(builder, -1, vectors, COUNT(vectors), model->hidden, error));
     if (model->registers)
@@ -204,10 +204,22 @@ static mp_status read_pool(mp_vit *model, mp_builder *builder, mp_error *error) 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
 /* As for text encoders: bf16 keeps a cosine of 0.9999 where the CPU multiplies it, int8 0.995 only. */
-static mp_compute class_of(mp_compute asked) {
+mp_compute mp_vit_class(mp_compute asked) {
     if (asked != MP_COMPUTE_AUTO)
         return asked;
     return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16) ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+}
+
+mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
+                      mp_error *error) {
+    MP_TRY(read_hyper(model, spec, flags, error));
+    MP_TRY(read_embeddings(model, builder, flags, norm, error));
+    model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
+    if (!model->layers)
+        return mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
+    for (int i = 0; i < model->layer_count; i++)
+        MP_TRY(read_layer(model, builder, i, flags, error));
+    return MP_OK;
 }
 
 mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error) {
@@ -219,18 +231,10 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
     model->base.base.ops = &vit_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
-    MP_TRY_GOTO(read_hyper(model, args->spec, args->flags, error));
-    mp_compute compute = class_of(args->compute);
+    mp_compute compute = mp_vit_class(args->compute);
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
-    MP_TRY_GOTO(read_embeddings(model, &builder, args->flags, error));
-    model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
-    if (!model->layers) {
-        status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
-        goto cleanup;
-    }
-    for (int i = 0; i < model->layer_count; i++)
-        MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, error));
+    MP_TRY_GOTO(mp_vit_read(model, &builder, args->spec, args->flags, true, error));
     if (model->attention_pool)
         MP_TRY_GOTO(read_pool(model, &builder, error));
     MP_TRY_GOTO(mp_head_init(&model->head, &builder, model->hidden, error));
@@ -264,27 +268,26 @@ cleanup:
 }
 
 /* Matrices in their class, all else as floats: the same rounding to panels as the builder's, so that it is exact. */
+uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
+    uint64_t items = 1;
+    for (int d = 0; d < entry->ndim; d++)
+        if (__builtin_mul_overflow(items, (uint64_t)entry->shape[d], &items))
+            items = UINT64_MAX / 64;
+    mp_wkind kind;
+    bool matrix = entry->ndim == 2 && strncmp(entry->name, "dense.", 6) != 0 &&
+                  strncmp(entry->name, "v.position_embd", 15) != 0 && strncmp(entry->name, "v.register", 10) != 0;
+    if (!matrix || entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX || entry->shape[0] <= 0 ||
+        entry->shape[1] <= 0 || !mp_wmat_kind_for(entry->dtype, mp_vit_class(compute), &kind))
+        return mp_arena_cost(items * sizeof(float));
+    mp_wmat w;
+    mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
+    return mp_arena_cost(mp_wmat_bytes(&w));
+}
+
 void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t bytes = MP_WMAT_SLACK;
-    compute = class_of(compute);
-    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
-        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
-        uint64_t items = 1;
-        for (int d = 0; d < entry->ndim; d++)
-            if (__builtin_mul_overflow(items, (uint64_t)entry->shape[d], &items))
-                items = UINT64_MAX / 64;
-        mp_wkind kind;
-        bool matrix = entry->ndim == 2 && strncmp(entry->name, "dense.", 6) != 0 &&
-                      strncmp(entry->name, "v.position_embd", 15) != 0 && strncmp(entry->name, "v.register", 10) != 0;
-        if (matrix && entry->shape[0] <= INT32_MAX && entry->shape[1] <= INT32_MAX && entry->shape[0] > 0 &&
-            entry->shape[1] > 0 && mp_wmat_kind_for(entry->dtype, compute, &kind)) {
-            mp_wmat w;
-            mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
-            bytes += mp_arena_cost(mp_wmat_bytes(&w));
-        } else {
-            bytes += mp_arena_cost(items * sizeof(float));
-        }
-    }
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++)
+        bytes += mp_vit_tensor_bytes(mp_spec_tensor_at(spec, i), compute);
     *model_bytes = bytes;
     *engine_bytes = 16 << 20;
 }

@@ -88,6 +88,50 @@ static bool stops_from(mp_state *state, PyObject *object, stops_in *out) {
     return true;
 }
 
+/* Images: None, or a tuple of arrays: pixels, sizes, tile_keys, runs, run_keys, sources (capability.h). The caller
+ * gives up `parts`. */
+enum { IMAGE_PARTS = 6 };
+
+static bool images_in(mp_state *state, PyObject *object, PyArrayObject **parts, mp_text_image_args *out) {
+    static const struct {
+        const char *name;
+        int type, width; /* of an entry */
+    } part[IMAGE_PARTS] = {{"pixels", NPY_UINT8, 1},  {"sizes", NPY_INT32, 2},
+                           {"tile_keys", NPY_UINT8, MP_IMAGE_KEY}, {"runs", NPY_INT32, 3},
+                           {"run_keys", NPY_UINT8, MP_IMAGE_KEY},  {"sources", NPY_INT32, 1}};
+    npy_intp count[IMAGE_PARTS];
+    if (object == Py_None)
+        return true;
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != IMAGE_PARTS) {
+        PyErr_SetString(PyExc_TypeError, "images is a tuple of six arrays");
+        return false;
+    }
+    for (int i = 0; i < IMAGE_PARTS; i++) {
+        parts[i] = mp_array_in(state, PyTuple_GET_ITEM(object, i), part[i].type, part[i].name);
+        if (!parts[i])
+            return false;
+        count[i] = PyArray_DIM(parts[i], 0) / part[i].width;
+    }
+    if (count[1] > MP_TEXT_MOST_TILES || count[2] != count[1] || count[3] > count[1] || count[4] != count[3]) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "images has %zd tiles and %zd runs, allowed: at most %d tiles, with "
+                     "keys each", count[1], count[3], (int)MP_TEXT_MOST_TILES);
+        return false;
+    }
+    *out = (mp_text_image_args){
+        .n_tiles = (int32_t)count[1],
+        .n_runs = (int32_t)count[3],
+        .sizes = PyArray_DATA(parts[1]),
+        .pixels = PyArray_DATA(parts[0]),
+        .n_bytes = count[0],
+        .tile_keys = PyArray_DATA(parts[2]),
+        .run_keys = PyArray_DATA(parts[4]),
+        .runs = PyArray_DATA(parts[3]),
+        .sources = PyArray_DATA(parts[5]),
+        .n_sources = count[5],
+    };
+    return true;
+}
+
 mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit) {
     static char *names[] = {"key",
                             "prompt",
@@ -109,20 +153,22 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
                             "bias_ids",
                             "bias",
                             "prompt_logits",
+                            "vision",
+                            "images",
                             MP_SUBMIT_NAMES,
                             NULL};
-    PyObject *prompt_in, *stop = NULL, *stop_ids = NULL, *bias_ids = NULL, *bias = NULL;
+    PyObject *prompt_in, *stop = NULL, *stop_ids = NULL, *bias_ids = NULL, *bias = NULL, *images = Py_None;
     mp_text_args text = {.n_choices = 0};
     mp_sampling *s = &text.sampling;
     unsigned long long seed = 0;
-    int ignore_eos = 0, prompt_logits = 0;
+    int ignore_eos = 0, prompt_logits = 0, vision = 0;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOp" MP_SUBMIT_FORMAT, names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOppO" MP_SUBMIT_FORMAT, names,
                                      &submit->key, &prompt_in,
                                      &s->temperature, &s->top_k, &s->top_p, &s->min_p, &s->repetition_penalty,
                                      &s->presence_penalty, &s->frequency_penalty, &seed, &s->max_tokens, &s->min_tokens,
                                      &s->logprobs, &ignore_eos, &text.n_choices, &stop, &stop_ids, &bias_ids, &bias,
-                                     &prompt_logits, MP_SUBMIT_TARGETS(submit)) ||
+                                     &prompt_logits, &vision, &images, MP_SUBMIT_TARGETS(submit)) ||
         !mp_submit_options_in(state, submit))
         return NULL;
     if (!bias) { /* the last that is needed: the format cannot ask for keywords */
@@ -135,9 +181,11 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
     mp_text_call *call = NULL;
     list_in stop_list = {0}, bias_list = {0}, values = {0};
     stops_in stops = {.list = NULL};
+    PyArrayObject *parts[IMAGE_PARTS] = {NULL};
     PyArrayObject *prompt = mp_array_in(state, prompt_in, NPY_INT32, "prompt");
     if (!prompt || !stops_from(state, stop, &stops) || !ints_in(state, stop_ids, "stop_ids", &stop_list) ||
-        !ints_in(state, bias_ids, "bias_ids", &bias_list) || !floats_in(state, bias, "bias", &values))
+        !ints_in(state, bias_ids, "bias_ids", &bias_list) || !floats_in(state, bias, "bias", &values) ||
+        !images_in(state, images, parts, &text.images))
         goto cleanup;
     if (bias_list.count != values.count) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "there are %d bias_ids and %d values in bias", bias_list.count,
@@ -157,8 +205,17 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
         text.bias_ids = bias_list.items;
         text.bias = values.items;
         text.want_prompt_logits = prompt_logits;
+        text.vision = vision;
         mp_error error;
-        if (mp_text_call_create(&text, &call, &error) != MP_OK)
+        mp_status status;
+        if (text.images.n_bytes > 0) {
+            Py_BEGIN_ALLOW_THREADS /* copies megabytes */
+                status = mp_text_call_create(&text, &call, &error);
+            Py_END_ALLOW_THREADS
+        } else {
+            status = mp_text_call_create(&text, &call, &error);
+        }
+        if (status != MP_OK)
             mp_raise(state, &error, submit->key);
     }
 cleanup:
@@ -167,13 +224,16 @@ cleanup:
     PyMem_Free(values.items);
     Py_XDECREF(stops.list);
     Py_XDECREF(prompt);
+    for (int i = 0; i < IMAGE_PARTS; i++)
+        Py_XDECREF(parts[i]);
     return call;
 }
 
 /* --- results; also while the call runs: what the counts cover is complete --- */
 
 static mp_text_call *text_call(mp_state *state, mp_ticket *ticket) {
-    return (mp_text_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_TEXT);
+    bool vision = mp_ticket_call(ticket)->capability == MP_VISION;
+    return (mp_text_call *)mp_ticket_call_of(state, ticket, vision ? MP_VISION : MP_TEXT_TO_TEXT);
 }
 
 /* The choice that is the first of args; NULL with an exception. */
@@ -283,4 +343,15 @@ PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket) {
     if (!call->prompt_logits)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without prompt_logits");
     return mp_borrowed_array(ticket, 2, (npy_intp[]){call->n_prompt, call->vocab}, NPY_FLOAT32, call->prompt_logits);
+}
+
+PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket) {
+    mp_text_call *call = text_call(state, ticket);
+    if (!call)
+        return NULL;
+    if (!call->image_rows)
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without prompt_logits, or without images");
+    const mp_image_run *last = &call->images.runs[call->images.n_runs - 1];
+    return mp_borrowed_array(ticket, 2, (npy_intp[]){(npy_intp)(last->source + last->rows), call->hidden}, NPY_FLOAT32,
+                             call->image_rows);
 }

@@ -169,6 +169,13 @@ static PyObject *ticket_prompt_logits(PyObject *self, PyObject *none) {
     return mp_text_prompt_logits(mp_state_of(self), ticket_of(self));
 }
 
+static PyObject *ticket_image_rows(PyObject *self, PyObject *none) {
+    (void)none;
+    if (!mp_ticket_check(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key))
+        return NULL;
+    return mp_text_image_rows(mp_state_of(self), ticket_of(self));
+}
+
 static PyObject *ticket_drawn(PyObject *self, PyObject *none) {
     (void)none;
     return mp_draw_progress(mp_state_of(self), ticket_of(self));
@@ -203,6 +210,8 @@ static PyMethodDef methods[] = {
     {"top_logprobs", ticket_top_logprobs, METH_VARARGS, "(choice): (tokens, k) ids and logprobs, or None."},
     {"usage", ticket_usage, METH_NOARGS, "Prompt, generated and cached tokens; seconds queued, prompt, generation."},
     {"prompt_logits", ticket_prompt_logits, METH_NOARGS, "float32 (n_prompt, vocab) when asked for, not copied."},
+    {"image_rows", ticket_image_rows, METH_NOARGS,
+     "float32 (rows of all images, hidden), with prompt_logits, as they were computed; not copied."},
     {"drawn", ticket_drawn, METH_NOARGS, "Steps, previews and pictures finished so far; previews a picture."},
     {"preview", ticket_preview, METH_VARARGS, "(index): uint8 (height, width, 3) of a finished preview, not copied."},
     {"pictures", ticket_pictures, METH_NOARGS, "A dict of arrays, not copied: pixels, latents, and what was kept."},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .spec import TensorEntry as TensorEntry
     from .spec import TokenizerSource as TokenizerSource
     from .spec import TokenTable as TokenTable
+    from .spec import VisionSettings as VisionSettings
     from .store import cache_dir as cache_dir
 
     def load_catalogue() -> Catalogue: ...
@@ -48,7 +49,7 @@ _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names i
     "references": ("BundledRef", "HubRef", "KeyRef", "LocalRef", "PipRef"),
     "sources": ("Resolved",),
     "spec": ("EmbeddingSettings", "GenerationSettings", "ImageSettings", "ModelDescription", "ModelSpec", "TensorEntry",
-             "TokenizerSource", "TokenTable"),
+             "TokenizerSource", "TokenTable", "VisionSettings"),
     "store": ("cache_dir",),
 }.items() for name in names}
 _EXPORTS |= {"load_catalogue": ("catalogue", "load"), "parse_reference": ("references", "parse")}

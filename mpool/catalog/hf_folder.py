@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import FormatError, Unsupported
 from . import architectures, hf_config, safetensors_header, scoring, sentence_folder
@@ -46,7 +46,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         UnsafeFormat: only pickled weights, or a configuration that asks for code of its own to be run.
         Unsupported: the model computes something that mpool does not.
     """
-    from . import image_folder
+    from . import image_folder, vision_folder
 
     folder = Folder(path)
     if folder.has(PIPELINE_NAME):
@@ -64,6 +64,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     config = encoder.fields(CONFIG_NAME)
     if config.get("model_type") in image_folder.MODEL_TYPES:
         return image_folder.describe_images(folder, config, key=key, ref=ref)
+    if config.get("model_type") in vision_folder.MODEL_TYPES:
+        return vision_folder.describe_vision(folder, config, key=key, ref=ref)
     row, read = hf_config.read_config(config, folder.has(sentence_folder.MODULES_NAME))
     kv = read.kv
     if row.capability != "text_embedding" and folder.has(sentence_folder.MODULES_NAME):
@@ -71,10 +73,10 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
                           "generator")
     size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types) | read.sizes
     found_in, entries = _entries(encoder)
-    paths, tensors = _weights(encoder, row, size, read.tied, found_in, entries)
+    paths, tensors = weights(encoder, row, size, read.tied, found_in, entries)
     tokenizer_config = encoder.fields(TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)
-    embedding = generation = None
+    embedding = made = None
     lower_case = False
     ends: tuple[int, ...] = ()
     head = None
@@ -103,26 +105,32 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
             truncate_dim=found.truncate_dim, sizes=found.sizes)
     else:
-        generation = _generation(encoder, config, tokenizer_config, size)
-        ends = generation.eog_token_ids
+        made = generation(encoder, config, tokenizer_config, size)
+        ends = made.eog_token_ids
     return ModelDescription(
         key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
         tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, ends, read.ended),
-        chat_template=_template(encoder, tokenizer_config), embedding=embedding, generation=generation)
+        chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=made)
 
 
 def _entries(folder: Folder) -> tuple[tuple[str, ...], dict[str, TensorEntry]]:
     found = safetensors_header.read_folder(folder)
     if found is None:
-        for name in folder.pickles():
-            refuse_pickle(folder.path, name)
-        raise FormatError(file=folder.path, field="weights", got="missing",
-                          allowed=f"{safetensors_header.SINGLE_NAME} or {safetensors_header.INDEX_NAME}")
+        refuse_weights(folder)
     return found[0], dict(found[1])
 
 
-def _weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool, paths: tuple[str, ...],
-             entries: dict[str, TensorEntry]) -> tuple[list[str], list[TensorEntry]]:
+def refuse_weights(folder: Folder) -> NoReturn:
+    """Raises what a folder without weights in safetensors deserves."""
+    for name in folder.pickles():
+        refuse_pickle(folder.path, name)
+    raise FormatError(file=folder.path, field="weights", got="missing",
+                      allowed=f"{safetensors_header.SINGLE_NAME} or {safetensors_header.INDEX_NAME}")
+
+
+def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool, paths: tuple[str, ...],
+            entries: dict[str, TensorEntry]) -> tuple[list[str], list[TensorEntry]]:
+    """The files, and the tensors of a row's network in them."""
     def same(a: TensorEntry, b: TensorEntry) -> bool:
         equal = a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b, paths)
         if not equal:
@@ -196,7 +204,8 @@ def _lowers(normalizer: Any) -> bool:
     return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
 
 
-def _template(folder: Folder, config: Fields) -> str | None:
+def chat_template(folder: Folder, config: Fields) -> str | None:
+    """A folder's chat template, if it has one."""
     if folder.has("chat_template.jinja"):
         return template(folder.text("chat_template.jinja"), file=os.path.join(folder.path, "chat_template.jinja"),
                         field="template")
@@ -218,19 +227,20 @@ def _ends_of_harmony(tokenizer: Fields, vocabulary: int) -> set[int]:
     return found
 
 
-def _generation(folder: Folder, config: Fields, tokenizer: Fields, size: dict[str, int]) -> GenerationSettings:
-    generation = folder.fields("generation_config.json", missing_ok=True)
-    ends = {*hf_config.special_ids(generation, "eos_token_id", size["V"]),
+def generation(folder: Folder, config: Fields, tokenizer: Fields, size: dict[str, int]) -> GenerationSettings:
+    """How a folder's text model wants to be used."""
+    own = folder.fields("generation_config.json", missing_ok=True)
+    ends = {*hf_config.special_ids(own, "eos_token_id", size["V"]),
             *hf_config.special_ids(config, "eos_token_id", size["V"])}
     ends |= _ends_of_harmony(tokenizer, size["V"])
-    starts = hf_config.special_ids(generation, "bos_token_id", size["V"]) \
+    starts = hf_config.special_ids(own, "bos_token_id", size["V"]) \
         or hf_config.special_ids(config, "bos_token_id", size["V"])
     if not ends:
         log.info("%s names no token that ends a generation", folder.path)
     defaults: dict[str, Value] = {}
-    if generation.bool("do_sample", False):
+    if own.bool("do_sample", False):
         for name in _SAMPLING:
-            value = generation.int(name, None, low=0) if name == "top_k" else generation.number(name, None)
+            value = own.int(name, None, low=0) if name == "top_k" else own.number(name, None)
             if value is not None:
                 defaults[name] = value
     return GenerationSettings(context_length=size["P"], eog_token_ids=tuple(sorted(ends)),

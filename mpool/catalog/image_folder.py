@@ -11,7 +11,7 @@ from ..errors import FormatError, Unsupported
 from . import hf_config, hf_folder, image_processor, image_towers, safetensors_header, sentence_folder
 from .architectures import check_shape, missing
 from .fields import Fields
-from .files import Folder, refuse_pickle
+from .files import Folder
 from .image_towers import Tower
 from .json_strict import shorten
 from .spec import EmbeddingSettings, ImageSettings, ModelDescription, ModelSpec, TensorEntry
@@ -106,10 +106,7 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     image_towers.check(tower, processor.output(), os.path.join(folder.path, image_processor.NAME))
     found = safetensors_header.read_folder(folder)
     if found is None:
-        for name in folder.pickles():
-            refuse_pickle(folder.path, name)
-        raise FormatError(file=folder.path, field="weights", got="missing",
-                          allowed=f"{safetensors_header.SINGLE_NAME} or {safetensors_header.INDEX_NAME}")
+        hf_folder.refuse_weights(folder)
     paths, entries = found
     text = image_towers.read_text(config, tower.architecture) if tower.architecture in WITH_TEXT else None
     check_surplus([tower] if text is None else [tower, text], entries, paths[0])

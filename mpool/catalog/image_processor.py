@@ -34,16 +34,17 @@ _CLASSES: dict[str, dict[str, Any]] = {
     "ViTImageProcessor": {"size": {"height": 224, "width": 224}, "crop_size": None, "do_center_crop": False,
                           "resample": 2, "mean": _HALVES, "std": _HALVES},
 }
+_CLASSES["LlavaImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "pads": True}
 _CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
 _CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
 
 _READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
-         "do_center_crop", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
+         "do_center_crop", "do_pad", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
 #: Keys that change nothing, or nothing unless they have another value than these.
 _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
     "data_format": ("channels_first",), "input_data_format": (None,), "return_tensors": None, "device": None,
-    "disable_grouping": None, "default_to_square": None, "do_pad": (False,), "pad_size": (None,),
+    "disable_grouping": None, "default_to_square": None, "pad_size": (None,),
     "size_divisor": (None,), "reducing_gap": (None,), "image_seq_length": None, "use_fast": None,
 }
 
@@ -55,6 +56,7 @@ class Processor:
     resize: tuple[str, int] | tuple[str, int, int] | None
     resample: int
     crop: tuple[int, int] | None
+    pad_square: tuple[int, int, int] | None
     kv: dict[str, Value]
 
     def output(self) -> tuple[int, int] | None:
@@ -142,4 +144,15 @@ def read(folder: Folder) -> Processor:
     if config.bool("do_normalize", True):
         kv["mpool.image.mean"] = _three(config, "image_mean", defaults["mean"])
         kv["mpool.image.std"] = _three(config, "image_std", defaults["std"])
-    return Processor(resize, config.int("resample", defaults["resample"], low=0, high=5), crop, kv)
+    return Processor(resize, config.int("resample", defaults["resample"], low=0, high=5), crop,
+                     _pad(config, bool(defaults.get("pads"))), kv)
+
+
+def _pad(config: Fields, pads: bool) -> tuple[int, int, int] | None:
+    """The colour with which images are made square before anything else, if they are."""
+    if not config.bool("do_pad", False):
+        return None
+    if not pads:
+        raise Unsupported(f"{config.file}: {config.name('do_pad')} is true; mpool prepares images without it")
+    red, green, blue = (min(max(int(value * 255), 0), 255) for value in _three(config, "image_mean", _CLIP_MEAN))
+    return red, green, blue

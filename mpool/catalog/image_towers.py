@@ -7,7 +7,7 @@ matrix there, and stacked projections are several tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from ..errors import FormatError
@@ -126,7 +126,7 @@ def _common(config: Fields, arch: str, defaults: dict[str, int | float | str]) -
                                                                      above=0.0),
         f"{arch}.vision.patch_size": patch,
         f"{arch}.vision.image_size": image,
-        "mpool.activation": activation(config, "hidden_act", str(defaults["hidden_act"]), _ACTIVATIONS),
+        "mpool.image.activation": activation(config, "hidden_act", str(defaults["hidden_act"]), _ACTIVATIONS),
         "mpool.pooling": ["cls"], "mpool.normalize": False, "mpool.dense_count": 0,
     }
     tower = Tower(arch, kv, hidden=hidden, output=hidden, patch=patch, image=image)
@@ -157,8 +157,8 @@ def read_dinov2(config: Fields) -> Tower:
     ffn = int(d * config.number("mlp_ratio", 4, above=0.0))
     if gated:
         ffn = (int(ffn * 2 / 3) + 7) // 8 * 8
-        tower.kv["mpool.activation"] = "silu"
-    tower.kv |= {f"{arch}.vision.feed_forward_length": ffn, "mpool.gated": gated}
+        tower.kv["mpool.image.activation"] = "silu"
+    tower.kv |= {f"{arch}.vision.feed_forward_length": ffn, "mpool.image.gated": gated}
     check_neutral(config, used | {"mlp_ratio", "use_swiglu_ffn", "qkv_bias", "num_register_tokens", "layerscale_value",
                                   "drop_path_rate", "use_mask_token", "out_features", "out_indices", "stage_names",
                                   "apply_layernorm", "reshape_hidden_states"})
@@ -268,6 +268,28 @@ def read_siglip(config: Fields) -> Tower:
     tower.linear(f"{head}.mlp.fc1", "v.head.ffn_up", ffn, d)
     tower.linear(f"{head}.mlp.fc2", "v.head.ffn_down", d, ffn)
     tower.harmless = (r"logit_scale", r"logit_bias", r"(text|vision)_model\.embeddings\.position_ids")
+    return tower
+
+
+def read_part(vision: Fields, arch: str, layers: int, norm: bool) -> Tower:
+    """The image network of CLIP or SigLIP as a part of a model that reads images: the first ``layers`` layers, and the
+    norm behind the last if it is used. Names are without ``vision_model``."""
+    clip = arch == "clip"
+    tower, used = _common(vision, arch, {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
+                                         "patch_size": 32 if clip else 16, "image_size": 224,
+                                         "layer_norm_eps": 1e-5 if clip else 1e-6,
+                                         "hidden_act": "quick_gelu" if clip else "gelu_pytorch_tanh"})
+    tower.kv[f"{arch}.vision.block_count"] = layers
+    tower.patches("vision_model.embeddings.patch_embedding", bias=not clip)
+    if clip:
+        tower.add("vision_model.embeddings.class_embedding", "v.class_embd", tower.hidden)
+        tower.norm("vision_model.pre_layrnorm", "v.pre_ln")
+    _pair(tower, vision, used, vision.int("intermediate_size", 3072, low=1, high=MAX_WIDTH))
+    for key in ("mpool.pooling", "mpool.normalize", "mpool.dense_count"):
+        del tower.kv[key]
+    tower.pieces = [replace(piece, hf=piece.hf.removeprefix("vision_model.")) for piece in tower.pieces
+                    if norm or not piece.name.startswith("v.post_ln")]
+    tower.harmless = (r"encoder\.layers\.\d+\..*", r"post_layernorm\..*", r"head\..*", r"embeddings\.position_ids")
     return tower
 
 

@@ -110,6 +110,7 @@ class ImageSettings:
         any_size: whether it takes other sizes.
         normalize: whether vectors get length 1 unless the caller says otherwise.
         similarity: how vectors are compared.
+        pad_square: the colour with which an image is made square before it is resized; None: it is not.
     """
 
     hidden_size: int
@@ -122,6 +123,26 @@ class ImageSettings:
     any_size: bool
     normalize: bool = False
     similarity: str = "cosine"
+    pad_square: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class VisionSettings:
+    """How a model that reads images beside text wants them.
+
+    Attributes:
+        scheme: what becomes of an image: ``"one"``, one tile that stands for the whole.
+        image: how a tile is prepared.
+        image_token_id: the placeholder that stands in the prompt for a row of an image.
+        keep_class: whether the image network's class token is a row, too.
+        merge: patches a side that become one row.
+    """
+
+    scheme: str
+    image: ImageSettings
+    image_token_id: int
+    keep_class: bool = False
+    merge: int = 1
 
 
 @dataclass(frozen=True)
@@ -199,6 +220,7 @@ class ModelDescription:
     embedding: EmbeddingSettings | None = None
     generation: GenerationSettings | None = None
     image: ImageSettings | None = None
+    vision: VisionSettings | None = None
     drawing: DrawingSettings | None = None
     #: The same model's other networks, each for a capability of its own, in one space of vectors with this one.
     towers: tuple[ModelDescription, ...] = ()

@@ -80,6 +80,8 @@ ROWS = (
              (("imagemodels.py", '"dinov2_with_registers"'),)),
     Verified("clip", "CLIP, ViT-B/32 to L/14-336", "transformers", "", (("imagemodels.py", '"clip"'),)),
     Verified("siglip", "SigLIP, SigLIP 2 of fixed sizes", "transformers", "", (("imagemodels.py", '"siglip"'),)),
+    Verified("llava", "LLaVA 1.5, with CLIP or SigLIP and Llama, Mistral or Qwen2", "transformers", "",
+             (("test_parity_vision.py", "test_rows_and_logits"), ("visionmodels.py", '"llava"'))),
     Verified("flux", "FLUX.1-schnell and dev", "diffusers", "diffusers",
              (("test_parity_pictures.py", "test_every_stage_and_step"),
               ("test_parity_pictures.py", "test_gguf_is_the_same_transformer"))),

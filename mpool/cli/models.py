@@ -179,6 +179,10 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
                   "dimensions": image.output_size, "image_size": image.image_size, "patch_size": image.patch_size,
                   "any_size": image.any_size, "resize": list(image.resize or ()), "crop": list(image.crop or ()),
                   "normalize": image.normalize, "similarity": image.similarity}
+    if model.vision is not None:
+        image = model.vision.image
+        facts |= {"image_size": image.image_size, "patch_size": image.patch_size, "images": model.vision.scheme,
+                  "resize": list(image.resize or ()), "crop": list(image.crop or ())}
     if model.generation is not None:
         facts |= {"context_length": model.generation.context_length, "chat_template": model.chat_template is not None,
                   "end_of_generation": list(model.generation.eog_token_ids),

@@ -10,7 +10,7 @@ from typing import Any
 from .. import __version__
 from ..sampling import TABLE
 
-_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "text_to_image")
+_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 #: What an option of sampling does, where its name does not say it.
 _MEANINGS = {"temperature": "0 always takes the likeliest token", "top_k": "only the likeliest so many",
              "top_p": "only the likeliest that make up this share",
@@ -44,8 +44,9 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; the chosen command's function is ``run`` of its result."""
-    parser = argparse.ArgumentParser(prog="mpool", description="Embeddings and text generation on this machine's CPU.",
-                                     epilog=_EPILOG)
+    parser = argparse.ArgumentParser(prog="mpool", epilog=_EPILOG,
+                                     description="Embeddings, text generation and questions about images on this "
+                                                 "machine's CPU.")
     parser.add_argument("--version", action="version", version=f"mpool {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
@@ -61,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
                      _lazy("embedding", "embed_image")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
     _chat(add("chat", "talk with a model", _lazy("talking", "chat")))
+    _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
     _pull(add("pull", "fetch models to this machine", _lazy("models", "pull")))
     _models(add("models", "list the known models, and which are here", _lazy("models", "models")))
     _show(add("show", "show what a model is, or what this installation runs on", _lazy("models", "show")))
@@ -199,6 +201,18 @@ def _chat(command: argparse.ArgumentParser) -> None:
     _model(command, "the catalogue's, see `mpool models`")
     command.add_argument("--system", metavar="TEXT", help="a system message")
     command.add_argument("--stats", action="store_true", help="say after each answer how fast it was")
+    _sampling(command, leave_out=("n",))
+
+
+def _vision(command: argparse.ArgumentParser) -> None:
+    command.add_argument("question", help="what to ask; -: standard input is read to its end")
+    command.add_argument("-i", "--image", action="append", required=True, metavar="FILE",
+                         help="a PNG, JPEG or WebP file, or a URL with --allow-urls; may be repeated")
+    command.add_argument("-m", "--model", metavar="REF", required=True, help="the model, such as LLaVA")
+    _pool(command)
+    command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
+    command.add_argument("--stats", action="store_true", help="say on standard error how fast it was")
+    _json(command)
     _sampling(command, leave_out=("n",))
 
 

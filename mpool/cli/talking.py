@@ -1,4 +1,4 @@
-"""``mpool generate`` and ``mpool chat``."""
+"""``mpool generate``, ``mpool vision`` and ``mpool chat``."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ def generate(arguments: argparse.Namespace) -> int:
                     + for_output(choice.text, sys.stdout))
         else:
             done = _print_stream(model.generate(prompt, stream=True, **options))
+        if arguments.stats:
+            note(stats_line(done))
+    return 0
+
+
+def vision(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool vision``."""
+    question = sys.stdin.read() if arguments.question == "-" else arguments.question
+    options = {**_sampling(arguments), "compute": arguments.compute, "allow_urls": arguments.allow_urls}
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model, compute=arguments.compute)
+        if arguments.json:
+            done = model.vision(arguments.image, question, **options)
+            print_json(asdict(done))
+        else:
+            done = _print_stream(model.vision(arguments.image, question, stream=True, **options))
         if arguments.stats:
             note(stats_line(done))
     return 0

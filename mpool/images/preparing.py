@@ -30,6 +30,8 @@ def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> N
         InvalidArgument: an image that would become too large or too small.
     """
     resize = settings.resize
+    if settings.pad_square is not None:
+        image = square(image, settings.pad_square)
     if resize is not None:
         width, height = image.size
         if len(resize) == 3:
@@ -49,6 +51,19 @@ def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> N
         raise InvalidArgument(f"{name} is {pixels.shape[1]} x {pixels.shape[0]} pixels for this model, allowed: "
                               f"{settings.patch_size} and more a side")
     return pixels
+
+
+def square(image: Image, colour: tuple[int, int, int]) -> Image:
+    """An image in the middle of a square of one colour."""
+    from PIL import Image
+
+    width, height = image.size
+    if width == height:
+        return image
+    side = max(width, height)
+    made = Image.new("RGB", (side, side), colour)
+    made.paste(image, ((side - width) // 2, (side - height) // 2))
+    return made
 
 
 def crop(pixels: NDArray[Any], height: int, width: int) -> NDArray[Any]:

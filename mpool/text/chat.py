@@ -73,6 +73,7 @@ class ChatTemplate:
         self._special = dict(special or {})
         self._file = file
         self._compiled: Any = None
+        self._places: bool | None = None
 
     @classmethod
     def for_model(cls, source: str | None, tokenizer: Tokenizer, *, key: str | None = None,
@@ -112,24 +113,38 @@ class ChatTemplate:
     def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
-               continue_final_message: bool = False, **variables: Any) -> ChatPrompt:
+               continue_final_message: bool = False, stand_in: tuple[str, str] | None = None,
+               **variables: Any) -> ChatPrompt:
         """The conversation as token ids.
 
         The text of a control token in ``messages``, ``tools``, ``documents`` or ``variables`` stays plain text; only
         the template's own are control tokens. Without such texts the ids are those of the rendered text.
 
         Args and errors are those of :meth:`render`; ``add_generation_prompt`` is on unless the last message is
-        continued.
+        continued. ``stand_in``: a character in the messages, and the text of the control token that it stands for.
         """
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         data = self._data(messages, tools, documents, variables)
         mark = _Guard.of(tokenizer).apply(data)
         text = self._render(data, add_generation_prompt, continue_final_message)
+        if stand_in is not None:
+            text = text.replace(*stand_in)
         if mark is None:
             return ChatPrompt(tokenizer.encode_marked(text, None), text)
         text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) writes it so
         return ChatPrompt(tokenizer.encode_marked(text, mark), text.replace(mark, ""))
+
+    def places_images(self, token: str, tokenizer: Tokenizer) -> bool:
+        """Whether it takes a message as a list of parts and writes ``token`` where one of them is an image."""
+        if self._places is None:
+            probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}]
+            try:
+                text = self.render(probe, add_generation_prompt=True)
+            except TemplateError:
+                text = ""
+            self._places = token in text and "probe" in text and "'type'" not in text and '"type"' not in text
+        return self._places
 
     def _data(self, messages: Any, tools: Any, documents: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Everything a caller gave, as fresh plain data."""

@@ -138,6 +138,7 @@ typedef struct tiny_kind {
                     * stands at the end of the file, on pages of its own */
     bool biased;   /* and with sinks and clamped gates; with experts only */
     size_t *rest;  /* bytes of the file before that one's, or NULL */
+    void (*more)(tiny_file *file); /* adds keys and tensors, or NULL */
 } tiny_kind;
 
 static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
@@ -285,6 +286,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     }
     if (kind->rest)
         *kind->rest = rest;
+    if (kind->more)
+        kind->more(&file);
     tiny_tokens(file.spec);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);

@@ -30,7 +30,7 @@ static mp_spec *make_spec(const char *arch, bool gated) {
     snprintf(key, sizeof key, "%s.vision.attention.layer_norm_epsilon", arch);
     tiny_float(spec, key, 1e-6);
     mp_value gate = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = gated};
-    MP_CHECK_OK(mp_spec_set(spec, "mpool.gated", &gate, &error), &error);
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.image.gated", &gate, &error), &error);
     static const char cls[] = "cls";
     static const uint64_t ends[] = {0, 3};
     mp_value pooling = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 1};

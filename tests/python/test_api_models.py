@@ -265,7 +265,7 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
 
 @pytest.mark.parametrize(("capability", "request_", "message"), [
     ("embedding", {}, "capability is 'embedding'; the nearest is text_embedding"),
-    ("vision", {}, "not there yet"), (None, {}, "capability is None"),
+    ("vision", {}, "images is missing"), (None, {}, "capability is None"),
     ("text_embedding", {}, "inputs is missing"),
     ("text_embedding", {"inputs": "x", "tusk": 1}, "tusk is not an option"),
     ("text_to_text", {}, "neither prompt nor messages"),

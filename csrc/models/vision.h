@@ -1,0 +1,116 @@
+/* vision.h: a decoder that reads images beside text. It is a decoder like any other, with an image network (vit.h) and
+ * a projector beside it, which make rows of the decoder's width of an image; where the prompt has placeholders these
+ * rows stand instead of rows of the token table.
+ *
+ *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
+ *
+ * What a call brings (mp_text_images of capability.h) is prepared: an image is one tile or several, each of which goes
+ * through the network alone; a run of placeholders in the prompt takes rows of the tiles of its image, in order or as
+ * `sources` says, and the learned newline where that says so.
+ *
+ * The store of an engine keeps the rows of tiles by the hash of their pixels, as long as somebody needs them and beyond
+ * that while there is room. It computes one tile at a time, a few layers in each step, so that answers which are being
+ * written wait no longer than for any other step.
+ *
+ * In a sequence's tokens a placeholder is minus the number of its image, which an image gets when it is first seen and
+ * keeps: so the prefix cache, which compares tokens, knows images from each other. */
+#ifndef MP_MODELS_VISION_H
+#define MP_MODELS_VISION_H
+
+#include "models/decoder_sequence.h"
+#include "models/vit.h"
+
+typedef struct mp_vision { /* the part of a decoder that is about images; immutable once loaded */
+    mp_vit tower;          /* without a head; its norm only when it is used */
+    int32_t merge;         /* patches a side that become one row */
+    bool keep_class;       /* the class token is a row, too */
+    mp_act act;
+    mp_linear first, second; /* second: none when it has no parts */
+    float *newline;          /* [width] or NULL */
+    int32_t width;           /* of the decoder */
+    int32_t image_token;     /* id of placeholders */
+    _Atomic uint64_t row_ns; /* running estimate of time per row and layer of the network */
+} mp_vision;
+
+/* Hyper-parameters, and jobs of the builder, for a decoder of so many components. *vision is made; destroy it. */
+mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
+                         mp_error *error);
+void mp_vision_destroy(mp_vision *vision);
+
+/* Rows that a tile of so many pixels becomes; 0 when the network does not take that size. */
+int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
+/* Whether a call's images fit the model and its prompt; its placeholders are those of its runs. */
+mp_status mp_vision_check(const mp_vision *vision, const mp_text_call *call, mp_error *error);
+
+/* ---- the store of an engine (vision_store.c); the worker's thread only ------------------------------------------- */
+
+typedef struct mp_tile {
+    uint8_t key[MP_IMAGE_KEY];
+    float *rows; /* [count, width] */
+    size_t bytes;
+    int32_t count;
+    int users;            /* calls that hold it */
+    struct mp_tile *next; /* less recently used */
+} mp_tile;
+
+typedef struct mp_tile_job { /* the tile that is being computed */
+    bool active;
+    uint8_t key[MP_IMAGE_KEY];
+    mp_vit_image image;
+    uint8_t *state; /* the network's, between steps */
+    int layer;      /* the next */
+} mp_tile_job;
+
+typedef struct mp_image_number {
+    uint8_t key[MP_IMAGE_KEY];
+    int32_t number;
+} mp_image_number;
+
+typedef struct mp_image_store {
+    const mp_vision *vision;
+    mp_budget *budget;
+    mp_prefix_cache *cache; /* whose idle blocks may be given up for tiles */
+    mp_tile *tiles;         /* the most recently used first */
+    uint64_t tile_bytes;    /* of all, charged */
+    mp_image_number *numbers; /* [number_count], the next to be replaced at number_next */
+    int number_count, number_next;
+    int32_t last_number;
+    mp_arena state, scratch; /* of the job; of one step of it */
+    uint64_t charged;        /* for both */
+    mp_tile_job job;
+} mp_image_store;
+
+typedef struct mp_answer_images { /* what an item's answers have of its call's images */
+    mp_tile *tiles[1];            /* [n_tiles] those that it holds, else NULL */
+} mp_answer_images;
+
+void mp_images_init(mp_image_store *store, const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
+void mp_images_deinit(mp_image_store *store);
+uint64_t mp_images_bytes(const mp_image_store *store); /* that it holds, all charged */
+/* Give back at least so many bytes of tiles that nobody holds, if there are; returns how many. */
+uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
+/* Give back all of them, and what it computes in; a tile that is being computed is forgotten. */
+uint64_t mp_images_trim(mp_image_store *store);
+
+/* For an item's new answers: numbers instead of placeholders in their tokens. */
+mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
+/* Hold no tiles any more. */
+void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers);
+
+/* How many of the next `want` rows of a sequence can be computed now: those before the first whose tile is not there.
+ * *missing: that tile, or -1. Holds the tiles of the others. */
+int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
+                    int want, int *missing);
+/* The row that stands at a placeholder, whose tile is held. *source: its number among those of all runs. */
+const float *mp_images_row(const mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+                           int32_t position, int64_t *source);
+/* Whether this is the tile that is being computed. */
+bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile);
+/* Predicted time of a layer of it. */
+uint64_t mp_images_layer_ns(const mp_image_store *store, const mp_text_call *call, int tile);
+/* Compute a missing tile, or some layers of it for about budget_ns, one at least, and hold it in the end; one that was
+ * begun and is another than this is forgotten. */
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
+                            int tile, uint64_t budget_ns, mp_error *error);
+
+#endif

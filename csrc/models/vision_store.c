@@ -1,0 +1,405 @@
+/* vision_store.c: the rows of images: computed tile by tile and a few layers a step, kept by what they were computed
+ * from. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "models/vision.h"
+
+enum {
+    MOST_TILES = 1024,  /* a look-up goes through all */
+    MOST_NUMBERS = 4096 /* images whose numbers are remembered */
+};
+
+static int32_t largest(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
+
+static void drop_tile(mp_image_store *store, mp_tile **at) {
+    mp_tile *tile = *at;
+    *at = tile->next;
+    store->tile_bytes -= tile->bytes;
+    mp_budget_give(store->budget, tile->bytes);
+    mp_free(tile->rows);
+    mp_free(tile);
+}
+
+/* Give back tiles that nobody holds, the least recently used first, until only so many bytes are left of all of them or
+ * so many have been given; returns those. */
+static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kept) {
+    uint64_t given = 0, idle = 0;
+    for (const mp_tile *tile = store->tiles; tile; tile = tile->next)
+        idle += tile->users == 0 ? tile->bytes : 0;
+    while (idle > kept && given < bytes) {
+        mp_tile **last = NULL;
+        for (mp_tile **at = &store->tiles; *at; at = &(*at)->next)
+            last = (*at)->users == 0 ? at : last;
+        if (!last)
+            break;
+        idle -= (*last)->bytes;
+        given += (*last)->bytes;
+        drop_tile(store, last);
+    }
+    return given;
+}
+
+uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
+
+/* What idle tiles may take: a quarter of what idle prefixes may. */
+static void bound_tiles(mp_image_store *store) {
+    uint64_t limit = atomic_load_explicit(&store->budget->limit, memory_order_relaxed);
+    uint64_t percent = (uint64_t)mp_options_get()->prefix_percent;
+    shrink_tiles(store, UINT64_MAX, percent == 0 ? 0 : limit == UINT64_MAX ? UINT64_MAX : limit / 400 * percent);
+    int count = 0;
+    for (mp_tile **at = &store->tiles; *at;) {
+        if (++count > MOST_TILES && (*at)->users == 0)
+            drop_tile(store, at);
+        else
+            at = &(*at)->next;
+    }
+}
+
+static mp_tile *find_tile(mp_image_store *store, const uint8_t *key) {
+    for (mp_tile **at = &store->tiles; *at; at = &(*at)->next) {
+        mp_tile *tile = *at;
+        if (memcmp(tile->key, key, MP_IMAGE_KEY) != 0)
+            continue;
+        *at = tile->next;
+        tile->next = store->tiles;
+        store->tiles = tile;
+        return tile;
+    }
+    return NULL;
+}
+
+/* Memory that is charged, for which idle tiles and prefixes go. */
+static bool take_budget(mp_image_store *store, uint64_t bytes) {
+    while (!mp_budget_take(store->budget, bytes))
+        if (mp_images_shrink(store, bytes) == 0 && mp_prefix_shrink(store->cache, bytes) == 0)
+            return false;
+    return true;
+}
+
+static mp_status make_tile(mp_image_store *store, const uint8_t *key, int32_t count, mp_tile **out, mp_error *error) {
+    size_t bytes = sizeof(mp_tile) + (size_t)count * (size_t)store->vision->width * sizeof(float);
+    if (!take_budget(store, bytes))
+        return mp_fail_memory(error, bytes, "the rows of an image");
+    mp_tile *tile = mp_alloc_zeroed(sizeof *tile, MP_TAG_SCRATCH);
+    float *rows = tile ? mp_alloc(bytes - sizeof *tile, MP_TAG_SCRATCH) : NULL;
+    if (!rows) {
+        mp_free(tile);
+        mp_budget_give(store->budget, bytes);
+        return mp_fail_memory(error, bytes, "the rows of an image");
+    }
+    *tile = (mp_tile){.rows = rows, .bytes = bytes, .count = count};
+    memcpy(tile->key, key, MP_IMAGE_KEY);
+    *out = tile;
+    return MP_OK;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+void mp_images_init(mp_image_store *store, const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache) {
+    *store = (mp_image_store){.vision = vision, .budget = budget, .cache = cache};
+}
+
+static void end_job(mp_image_store *store) { store->job.active = false; }
+
+uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes + store->charged; }
+
+uint64_t mp_images_trim(mp_image_store *store) {
+    uint64_t bytes = mp_images_shrink(store, UINT64_MAX) + store->charged;
+    end_job(store);
+    mp_arena_deinit(&store->state);
+    mp_arena_deinit(&store->scratch);
+    mp_budget_give(store->budget, store->charged);
+    store->charged = 0;
+    return bytes;
+}
+
+void mp_images_deinit(mp_image_store *store) {
+    mp_images_trim(store);
+    mp_free(store->numbers);
+    *store = (mp_image_store){0};
+}
+
+/* ---- the images of a call ---------------------------------------------------------------------------------------- */
+
+static int32_t number_of(mp_image_store *store, const uint8_t *key) {
+    for (int i = 0; i < store->number_count; i++)
+        if (memcmp(store->numbers[i].key, key, MP_IMAGE_KEY) == 0)
+            return store->numbers[i].number;
+    int at = store->number_count;
+    if (at < MOST_NUMBERS)
+        store->number_count++;
+    else
+        at = store->number_next++ % MOST_NUMBERS;
+    /* the prefixes of the first are long gone when numbers begin again */
+    store->last_number = store->last_number < INT32_MAX ? store->last_number + 1 : 1;
+    memcpy(store->numbers[at].key, key, MP_IMAGE_KEY);
+    store->numbers[at].number = store->last_number;
+    return store->last_number;
+}
+
+mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+    const mp_text_images *images = &call->images;
+    if (images->n_runs == 0)
+        return MP_OK;
+    if (!store->numbers)
+        store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
+    size_t bytes = sizeof(mp_answer_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
+    answers->images = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!store->numbers || !answers->images)
+        return mp_fail_memory(error, bytes, "the images of a call");
+    for (int32_t r = 0; r < images->n_runs; r++) {
+        int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
+        for (int c = 0; c < answers->n; c++)
+            for (int32_t i = 0; i < images->runs[r].rows; i++)
+                answers->seqs[c].tokens[images->runs[r].start + i] = -number;
+    }
+    return MP_OK;
+}
+
+void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers) {
+    for (int32_t t = 0; answers->images && t < call->images.n_tiles; t++)
+        if (answers->images->tiles[t]) {
+            answers->images->tiles[t]->users--;
+            answers->images->tiles[t] = NULL;
+        }
+    bound_tiles(store);
+}
+
+static const mp_image_run *run_at(const mp_text_images *images, int32_t position) {
+    int32_t low = 0, high = images->n_runs - 1;
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+        if (images->runs[middle].start <= position)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return &images->runs[low];
+}
+
+/* The tile whose row *row stands at a placeholder; -1: it is the newline. */
+static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, int32_t position, int32_t *row) {
+    const mp_image_run *run = run_at(images, position);
+    int32_t at = position - run->start, tile = run->tile, rows;
+    *row = images->sources ? images->sources[run->source + at] : at;
+    if (*row < 0)
+        return -1;
+    while (*row >= (rows = mp_vision_rows(vision, images->sizes[2 * tile], images->sizes[2 * tile + 1]))) {
+        *row -= rows;
+        tile++;
+    }
+    return tile;
+}
+
+static bool hold(mp_image_store *store, const mp_text_images *images, mp_answers *answers, int32_t tile) {
+    mp_tile **held = &answers->images->tiles[tile];
+    if (*held)
+        return true;
+    *held = find_tile(store, images->tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY);
+    if (*held)
+        (*held)->users++;
+    return *held != NULL;
+}
+
+int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
+                    int want, int *missing) {
+    *missing = -1;
+    for (int i = 0; answers->images && i < want; i++) {
+        int32_t position = seq->cached + i, row;
+        if (position >= call->n_prompt)
+            break;
+        if (seq->tokens[position] >= 0)
+            continue;
+        int32_t tile = tile_at(store->vision, &call->images, position, &row);
+        if (tile >= 0 && !hold(store, &call->images, answers, tile)) {
+            *missing = tile;
+            return i;
+        }
+    }
+    return want;
+}
+
+const float *mp_images_row(const mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+                           int32_t position, int64_t *source) {
+    const mp_image_run *run = run_at(&call->images, position);
+    int32_t row, tile = tile_at(store->vision, &call->images, position, &row);
+    *source = run->source + (position - run->start);
+    if (tile < 0)
+        return store->vision->newline;
+    return answers->images->tiles[tile]->rows + (int64_t)row * store->vision->width;
+}
+
+/* ---- computing --------------------------------------------------------------------------------------------------- */
+
+static mp_vit_image describe(const mp_vision *vision, const mp_text_images *images, int tile) {
+    const mp_vit *tower = &vision->tower;
+    int32_t down = images->sizes[2 * tile] / tower->patch, across = images->sizes[2 * tile + 1] / tower->patch;
+    return (mp_vit_image){
+        .pixels = images->pixels + images->offsets[tile],
+        .width = images->sizes[2 * tile + 1],
+        .down = down,
+        .across = across,
+        .n = mp_vit_rows(tower, down, across),
+    };
+}
+
+bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile) {
+    return store->job.active &&
+           memcmp(store->job.key, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, MP_IMAGE_KEY) == 0;
+}
+
+uint64_t mp_images_layer_ns(const mp_image_store *store, const mp_text_call *call, int tile) {
+    mp_vit_image image = describe(store->vision, &call->images, tile);
+    return (uint64_t)image.n * atomic_load_explicit(&store->vision->row_ns, memory_order_relaxed) + 1;
+}
+
+/* Charged memory for an arena; what is in it is lost. */
+static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, mp_error *error) {
+    bytes = mp_arena_cost(bytes);
+    mp_arena_reset(arena);
+    if (bytes <= arena->size)
+        return MP_OK;
+    size_t before = arena->size;
+    if (!take_budget(store, bytes - before))
+        return mp_fail_memory(error, bytes, "the scratch of an image network");
+    mp_status status = mp_arena_reserve(arena, bytes, error);
+    store->charged = store->charged - before + arena->size;
+    if (status != MP_OK) /* what it had is gone, too */
+        mp_budget_give(store->budget, bytes);
+    return status;
+}
+
+typedef struct job_run {
+    mp_image_store *store;
+    mp_vit_stop stop;
+    int end, patches;
+    _Atomic int reached;
+    uint8_t *state, *lane_scratch, *acts;
+    size_t lane_bytes;
+    float *inner, *out; /* of the projector */
+    int32_t count;
+} job_run;
+
+static void layers_body(const mp_lane *lane, void *arg) {
+    job_run *run = arg;
+    const mp_tile_job *job = &run->store->job;
+    int next = mp_vit_run(&run->store->vision->tower, lane, &job->image, 1, job->image.n, run->patches, job->layer,
+                          run->end, &run->stop, run->state, run->lane_scratch + (size_t)lane->index * run->lane_bytes);
+    if (lane->index == 0)
+        atomic_store_explicit(&run->reached, next, memory_order_relaxed);
+}
+
+/* Row `index` of the tile, as the projector takes it: the patches that it merges, line by line, normed. */
+static void gather(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, float *out) {
+    const mp_kernels *call = mp_kernels_get();
+    const mp_vit *tower = &vision->tower;
+    const int32_t hidden = tower->hidden, merge = vision->merge, across = image->across / merge;
+    const int32_t cell = index - vision->keep_class, before = tower->classes + tower->registers;
+    for (int32_t i = 0; i < merge * merge; i++, out += hidden) {
+        int32_t y = cell / across * merge + i / merge, column = cell % across * merge + i % merge;
+        const float *row = x + (int64_t)(cell < 0 ? 0 : before + y * image->across + column) * hidden;
+        if (tower->norm)
+            call->layer_norm(row, tower->norm, tower->norm_bias, tower->eps, hidden, out);
+        else
+            memcpy(out, row, (size_t)hidden * sizeof *out);
+    }
+}
+
+static void project_body(const mp_lane *lane, void *arg) {
+    const job_run *run = arg;
+    const mp_vision *vision = run->store->vision;
+    const mp_tile_job *job = &run->store->job;
+    const mp_linear *first = &vision->first, *second = &vision->second;
+    float *gathered;
+    const float *x = mp_vit_states(&vision->tower, job->image.n, run->patches, run->state, &gathered);
+    mp_epilogue plain = {0}, activate = {.act = vision->act};
+    int64_t row0, row1;
+    mp_lane_split(lane, run->count, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++)
+        gather(vision, &job->image, x, (int32_t)r, gathered + r * first->K);
+    mp_lane_sync(lane);
+    const bool two = second->parts > 0;
+    mp_linear_forward(first, lane, gathered, first->K, run->count, run->acts, NULL, NULL, two ? &activate : &plain,
+                      two ? run->inner : run->out, first->N);
+    mp_lane_sync(lane);
+    if (two)
+        mp_linear_forward(second, lane, run->inner, first->N, run->count, run->acts, NULL, NULL, &plain, run->out,
+                          second->N);
+    mp_lane_sync(lane);
+}
+
+static mp_status start_job(mp_image_store *store, const mp_text_call *call, int tile, mp_error *error) {
+    mp_tile_job *job = &store->job;
+    mp_vit_image image = describe(store->vision, &call->images, tile);
+    int patches = image.down * image.across;
+    job->active = false;
+    MP_TRY(reserve(store, &store->state, mp_vit_group_scratch(&store->vision->tower, image.n, patches, 1), error));
+    *job = (mp_tile_job){.active = true, .image = image};
+    job->state = mp_arena_take(&store->state, store->state.size);
+    memcpy(job->key, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, MP_IMAGE_KEY);
+    return MP_OK;
+}
+
+/* The rows of the job's tile, whose last layer has been computed. */
+static mp_status finish_job(mp_image_store *store, mp_lease *lease, job_run *run, mp_error *error) {
+    const mp_vision *vision = store->vision;
+    mp_tile *tile = NULL;
+    run->count = run->patches / (vision->merge * vision->merge) + vision->keep_class;
+    MP_TRY(make_tile(store, store->job.key, run->count, &tile, error));
+    store->tile_bytes += tile->bytes;
+    tile->next = store->tiles;
+    store->tiles = tile;
+    run->out = tile->rows;
+    mp_lease_run(lease, project_body, run);
+    end_job(store);
+    if (mp_kernels_get()->all_finite(tile->rows, (int64_t)tile->count * vision->width))
+        return MP_OK;
+    drop_tile(store, &store->tiles);
+    return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity of an image");
+}
+
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
+                            int tile, uint64_t budget_ns, mp_error *error) {
+    mp_vision *vision = (mp_vision *)store->vision; /* its estimate of time changes */
+    mp_tile_job *job = &store->job;
+    if (!mp_images_computing(store, call, tile))
+        MP_TRY(start_job(store, call, tile, error));
+    job_run run = {.store = store, .stop = {.lease = lease}, .patches = job->image.down * job->image.across};
+    const int32_t count = run.patches; /* at least as many rows as there will be, but for a class token */
+    size_t acts = mp_linear_scratch(&vision->first, count + 1), inner = 0;
+    if (vision->second.parts) {
+        size_t second = mp_linear_scratch(&vision->second, count + 1);
+        acts = acts > second ? acts : second;
+        inner = mp_arena_cost((size_t)(count + 1) * (size_t)largest(vision->first.N, 1) * sizeof(float));
+    }
+    run.lane_bytes = mp_vit_lane_scratch(&vision->tower, job->image.n);
+    size_t lanes = mp_arena_cost(run.lane_bytes * (size_t)lease->lanes);
+    MP_TRY(reserve(store, &store->scratch, lanes + mp_arena_cost(acts) + inner, error));
+    run.lane_scratch = mp_arena_take(&store->scratch, lanes);
+    run.acts = mp_arena_take(&store->scratch, mp_arena_cost(acts));
+    run.inner = inner ? mp_arena_take(&store->scratch, inner) : NULL;
+    run.state = job->state;
+    const int layers = vision->tower.layer_count, from = job->layer;
+    const uint64_t layer_ns = mp_images_layer_ns(store, call, tile), fits = budget_ns / layer_ns;
+    run.end = fits < (uint64_t)(layers - from) ? from + (fits > 0 ? (int)fits : 1) : layers;
+    run.end = run.end < layers ? run.end : layers;
+    if (from < layers) {
+        uint64_t start = mp_sys_now_ns();
+        /* its pixels are this call's, which may be another than the one it was begun for */
+        job->image.pixels = call->images.pixels + call->images.offsets[tile];
+        mp_lease_run(lease, layers_body, &run);
+        job->layer = atomic_load_explicit(&run.reached, memory_order_relaxed);
+        uint64_t spent = (mp_sys_now_ns() - start) / (uint64_t)(job->layer - from) / (uint64_t)job->image.n;
+        uint64_t old = atomic_load_explicit(&vision->row_ns, memory_order_relaxed);
+        atomic_store_explicit(&vision->row_ns, (3 * old + spent) / 4 + 1, memory_order_relaxed);
+    }
+    if (job->layer < layers || mp_lease_poll(lease))
+        return MP_OK;
+    MP_TRY(finish_job(store, lease, &run, error));
+    hold(store, &call->images, answers, tile); /* nobody may take it for idle before the next step */
+    return MP_OK;
+}

@@ -1,0 +1,229 @@
+"""A folder of transformers whose model reads images beside text: a decoder, an image network, and what joins them.
+
+The decoder is one of the rows of text models, read from ``text_config``; the image network is one of those of
+:mod:`.image_towers`, read from ``vision_config``. In the spec both have the name of the joint model before their keys,
+and ``mpool.vision.decoder`` and ``mpool.vision.tower`` name their rows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ..errors import FormatError, Unsupported
+from . import architectures, hf_config, hf_folder, image_processor, image_towers, safetensors_header
+from .families.reading import MAX_WIDTH, activation, check_neutral
+from .fields import Fields, describe
+from .files import Folder
+from .gguf_model import template
+from .image_towers import Tower
+from .json_strict import shorten
+from .spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
+
+#: What a ``text_config`` leaves out of what transformers' configuration class has by itself.
+_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+              "num_attention_heads": 32, "max_position_embeddings": 2048},
+    "mistral": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+    "qwen2": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+              "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768},
+}
+_PROJECTOR_ACTS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
+#: Name of a tensor -> (part of the model, name within it), as transformers saved such models at different times.
+_NAMES = (
+    (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\..+)"), "text", r"\1"),
+    (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.+)"), "text", r"model.\1"),
+    (re.compile(r"(lm_head\..+)"), "text", r"\1"),
+    (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "tower", r"\1"),
+    (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector", r"\1"),
+    (re.compile(r"(?:model\.)?(image_newline)"), "projector", r"\1"),
+)
+
+
+@dataclass
+class Joint:
+    """What a family's reader finds.
+
+    Attributes:
+        name: row in archs.def.
+        text: the decoder's configuration.
+        tower: the image network, up to the layer whose states are used.
+        projector: as a network of its own, whose pieces are its tensors.
+        kv: keys of the joint model.
+        make: the settings, from the processor's configuration and the decoder's context.
+    """
+
+    name: str
+    text: Fields
+    tower: Tower
+    projector: Tower
+    kv: dict[str, Value]
+    make: Callable[[Folder], tuple[VisionSettings, dict[str, Value]]]
+
+
+# ---- LLaVA -----------------------------------------------------------------------------------------------------------
+
+def _text_of(config: Fields) -> Fields:
+    """The decoder's configuration, with the defaults of its class and what the joint one says for it."""
+    section = config.section("text_config")
+    kind = section.str("model_type", "llama")
+    if kind not in _TEXT_DEFAULTS:
+        section.fail("model_type", describe(kind), ", ".join(sorted(_TEXT_DEFAULTS)))
+    values = {**_TEXT_DEFAULTS[kind], "model_type": kind, **section.values}
+    values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
+        or config.bool("tie_word_embeddings", False)
+    for name in ("eos_token_id", "bos_token_id"):
+        if values.get(name) is None and config.get(name) is not None:
+            values[name] = config.get(name)
+    return Fields(values, file=config.file, at=section.at)
+
+
+def _used_layers(config: Fields, layers: int) -> int:
+    """How many layers of the image network are computed for ``vision_feature_layer``, an index of its states."""
+    value = config.get("vision_feature_layer")
+    if isinstance(value, list):
+        raise Unsupported(f"{config.file}: vision_feature_layer is {describe(value)}; mpool uses the states of one "
+                          "layer")
+    index = config.int("vision_feature_layer", -2)
+    used = index if index >= 0 else layers + 1 + index
+    if not 1 <= used <= layers:
+        config.fail("vision_feature_layer", index, f"1 to {layers}, or -{layers} to -1")
+    return used
+
+
+def _image_token(config: Fields, default: int) -> int:
+    return config.int("image_token_id" if "image_token_id" in config else "image_token_index", default, low=0)
+
+
+def read_llava(config: Fields) -> Joint:
+    """LLaVA 1.5 (https://arxiv.org/abs/2310.03744) as transformers has it."""
+    text, vision = _text_of(config), config.section("vision_config")
+    kind = vision.str("model_type", "clip_vision_model")
+    if kind not in ("clip_vision_model", "siglip_vision_model"):
+        vision.fail("model_type", describe(kind), "clip_vision_model, siglip_vision_model")
+    clip = kind == "clip_vision_model"
+    layers = vision.int("num_hidden_layers", 24 if clip else 12, low=1, high=1024)
+    tower = image_towers.read_part(vision, "clip" if clip else "siglip", _used_layers(config, layers), norm=False)
+    select = config.str("vision_feature_select_strategy", "default", choices=("default", "full"))
+    if select == "default" and not clip:
+        raise Unsupported(f"{config.file}: vision_feature_select_strategy is default, which drops a patch of an image "
+                          "network without class token; mpool computes only full with it")
+    width = text.int("hidden_size", low=1, high=MAX_WIDTH)
+    check_neutral(config, {"text_config", "vision_config", "vision_feature_layer", "vision_feature_select_strategy",
+                           "image_token_index", "image_token_id", "projector_hidden_act", "multimodal_projector_bias",
+                           "tie_word_embeddings", "image_seq_length", "ignore_index", "vocab_size"})
+    projector = Tower("projector", {})
+    bias = config.bool("multimodal_projector_bias", True)
+    projector.linear("linear_1", "mm.0", width, tower.hidden, bias)
+    projector.linear("linear_2", "mm.2", width, width, bias)
+    keep = clip and select == "full"
+    token = _image_token(config, 32000)
+
+    def make(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor = image_processor.read(folder)
+        image_towers.check(tower, processor.output(), os.path.join(folder.path, image_processor.NAME))
+        image = ImageSettings(hidden_size=tower.hidden, output_size=width, resize=processor.resize,
+                              resample=processor.resample, crop=processor.crop, patch_size=tower.patch,
+                              image_size=tower.image, any_size=False, pad_square=processor.pad_square)
+        return VisionSettings(scheme="one", image=image, image_token_id=token, keep_class=keep), processor.kv
+
+    return Joint("llava", text, tower, projector, {
+        "mpool.vision.tower": tower.architecture, "mpool.vision.image_token_id": token,
+        "mpool.vision.keep_class": keep,
+        "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", _PROJECTOR_ACTS)}, make)
+
+
+READERS: dict[str, Callable[[Fields], Joint]] = {"llava": read_llava}
+#: Names in ``architectures`` of config.json.
+CLASSES = {"llava": ("LlavaForConditionalGeneration",)}
+#: Values of ``model_type`` that this module reads.
+MODEL_TYPES = tuple(READERS)
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str, TensorEntry]]:
+    """Tensors by the part of the model that they belong to, under its own names."""
+    found: dict[str, dict[str, TensorEntry]] = {"text": {}, "tower": {}, "projector": {}}
+    for name, entry in entries.items():
+        for pattern, part, plain in _NAMES:
+            match = pattern.fullmatch(name)
+            if match is None:
+                continue
+            own = match.expand(plain)
+            if own in found[part]:
+                raise FormatError(file=file, field="tensors", got=f"{shorten(name)} beside another of its name",
+                                  allowed="each tensor once")
+            found[part][own] = entry
+            break
+        else:
+            raise FormatError(file=file, field="tensors", got=f"{shorten(name)}, which the model does not have",
+                              allowed="the tensors of the architecture")
+    return found
+
+
+def _take(tower: Tower, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
+    from . import image_folder
+
+    image_folder.check_surplus([tower], tensors, paths[0])
+    return image_folder.take(tower, tensors, paths)
+
+
+def _chat_template(folder: Folder, config: Fields) -> str | None:
+    """A processor's template goes before its tokenizer's."""
+    if not folder.has("chat_template.jinja"):
+        for name in ("chat_template.json", image_processor.JOINT_NAME):
+            if folder.has(name):
+                value = folder.fields(name).get("chat_template")
+                if value is not None:
+                    return template(value, file=os.path.join(folder.path, name), field="chat_template")
+    return hf_folder.chat_template(folder, config)
+
+
+def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:
+    """A model from a folder whose config.json has one of MODEL_TYPES.
+
+    Raises:
+        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.catalog.hf_folder.describe_folder`.
+    """
+    hf_config.refuse_remote_code(config)
+    kind = config.str("model_type")
+    for name in config.list("architectures", [], of=str, limit=16):
+        if name not in CLASSES[kind]:
+            config.fail("architectures", describe(name), ", ".join(CLASSES[kind]))
+    joint = READERS[kind](config)
+    row, read = hf_config.read_config(joint.text)
+    if row.capability != "text_to_text":
+        raise Unsupported(f"{config.file}: text_config is of {row.name}, which gives no text")
+    size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
+    if not 0 <= cast(int, joint.kv["mpool.vision.image_token_id"]) < size["V"]:
+        config.fail("image_token_index", joint.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
+    found = safetensors_header.read_folder(folder)
+    if found is None:
+        hf_folder.refuse_weights(folder)
+    paths, entries = found
+    parts = _parts(entries, paths[0])
+    _, tensors = hf_folder.weights(folder, row, size, read.tied, paths, parts["text"])
+    tensors += _take(joint.tower, parts["tower"], paths) + _take(joint.projector, parts["projector"], paths)
+    settings, processor = joint.make(folder)
+    tokenizer_config = folder.fields(hf_folder.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
+    hf_config.refuse_remote_code(tokenizer_config, row)
+    generation = hf_folder.generation(folder, joint.text, tokenizer_config, size)
+    kv = {**named(read.kv, row.name, joint.name), **named(joint.tower.kv, joint.tower.architecture, joint.name),
+          **joint.kv, **processor, "mpool.vision.decoder": row.name}
+    tensors.sort(key=lambda entry: (entry.file, entry.offset))
+    return ModelDescription(
+        key=key, ref=ref, capability="vision", generation=generation, vision=settings,
+        spec=ModelSpec(joint.name, tuple(paths), kv, tuple(tensors)),
+        tokenizer=hf_folder.tokenizer_of(folder, tokenizer_config, False, generation.eog_token_ids, read.ended),
+        chat_template=_chat_template(folder, tokenizer_config))
+
+
+def named(kv: Mapping[str, Value], row: str, joint: str) -> dict[str, Value]:
+    """Keys of a part under the name of the joint model."""
+    return {joint + key[len(row):] if key.startswith(row + ".") else key: value for key, value in kv.items()}
+

@@ -1,0 +1,346 @@
+/* Decoders that read images: however prompts and the layers of the image network are cut into steps, whoever shares
+ * them, whatever is preempted, given back or found again, the tokens and every logit are the same bits; an image is
+ * computed once while it is kept, another image is never taken for it; memory is counted. */
+#include "model_fixture.h"
+#include "models/vision.h"
+
+enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDEN = 24, FFN = 40, TOWER = 3, MOST = 3,
+       ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
+
+static void set_string(mp_spec *spec, const char *key, const char *text) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(text), .as.string = text};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
+static void add_tower(tiny_file *file) {
+    char name[64];
+    mp_spec *spec = file->spec;
+    set_string(spec, "mpool.vision.decoder", "llama");
+    set_string(spec, "mpool.vision.tower", "clip");
+    tiny_int(spec, "mpool.vision.image_token_id", MARK);
+    const struct {
+        const char *key;
+        int value;
+    } numbers[] = {{"block_count", TOWER},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
+                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", SIDE}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        snprintf(name, sizeof name, "llava.vision.%s", numbers[i].key);
+        tiny_int(spec, name, numbers[i].value);
+    }
+    tiny_float(spec, "llava.vision.attention.layer_norm_epsilon", 1e-5);
+    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
+    tiny_tensor(file, "v.class_embd", MP_F32, 1, HIDDEN, 1, 0);
+    tiny_tensor(file, "v.position_embd.weight", MP_F32, ROWS + 1, HIDDEN, 1, 0);
+    tiny_tensor(file, "v.pre_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
+    tiny_tensor(file, "v.pre_ln.bias", MP_F32, 1, HIDDEN, 0.3f, 0);
+    const struct {
+        const char *name;
+        int rows, columns;
+    } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
+                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_up", FFN, HIDDEN},    {"ffn_down", HIDDEN, FFN}};
+    for (int l = 0; l < TOWER; l++) {
+        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+            snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
+            tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
+            snprintf(name, sizeof name, "v.blk.%d.%s.bias", l, matrices[m].name);
+            tiny_tensor(file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
+        }
+        for (int n = 1; n <= 2; n++) {
+            snprintf(name, sizeof name, "v.blk.%d.ln%d.weight", l, n);
+            tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 1);
+            snprintf(name, sizeof name, "v.blk.%d.ln%d.bias", l, n);
+            tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 0);
+        }
+    }
+    tiny_tensor(file, "mm.0.weight", MP_F32, TINY_HIDDEN, HIDDEN, 0.3f, 0);
+    tiny_tensor(file, "mm.0.bias", MP_F32, 1, TINY_HIDDEN, 0.3f, 0);
+    tiny_tensor(file, "mm.2.weight", MP_F32, TINY_HIDDEN, TINY_HIDDEN, 0.2f, 0);
+    tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
+}
+
+/* Texts around images by number; some turn the rows of theirs around and end them with the newline. */
+static const struct {
+    int before, n, images[MOST], between, after, choices;
+    bool logits, turned;
+    uint32_t tenant;
+} rows[ITEMS] = {
+    {3, 1, {1}, 0, 5, 1, true, false, 0},      {3, 2, {1, 2}, 4, 30, 2, false, false, 0},
+    {3, 2, {2, 1}, 4, 30, 1, true, false, 0},  {70, 3, {1, 1, 3}, 0, 9, 1, false, false, 0},
+    {70, 3, {1, 1, 4}, 0, 9, 1, false, true, 0}, {0, 1, {5}, 0, 100, 3, false, true, 0},
+    {20, 0, {0}, 0, 0, 1, true, false, 0},     {70, 3, {1, 1, 3}, 0, 9, 1, false, false, 1},
+};
+
+static void make_call(int index, mp_text_call **call, mp_error *error) {
+    static uint8_t pixels[MOST * PIXELS], keys[MOST * MP_IMAGE_KEY], run_keys[MOST * MP_IMAGE_KEY];
+    int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 1)], at = 0, used = 0;
+    mp_test_random text = {77};
+    memset(keys, 0, sizeof keys);
+    memset(run_keys, 0, sizeof run_keys);
+    const int count = ROWS + rows[index].turned;
+    for (int i = 0; i < rows[index].before; i++)
+        prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
+    for (int i = 0; i < rows[index].n; i++) {
+        mp_test_random own = {1000 + (uint64_t)rows[index].images[i]};
+        for (int p = 0; p < PIXELS; p++)
+            pixels[i * PIXELS + p] = (uint8_t)mp_test_random_u64(&own);
+        keys[i * MP_IMAGE_KEY] = run_keys[i * MP_IMAGE_KEY] = (uint8_t)rows[index].images[i];
+        run_keys[i * MP_IMAGE_KEY + 1] = rows[index].turned;
+        sizes[2 * i] = sizes[2 * i + 1] = SIDE;
+        runs[3 * i] = at;
+        runs[3 * i + 1] = count;
+        runs[3 * i + 2] = 1;
+        for (int r = 0; r < count; r++) {
+            prompt[at++] = MARK;
+            sources[used++] = r < ROWS ? ROWS - 1 - r : -1;
+        }
+        for (int t = 0; t < rows[index].between; t++)
+            prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
+    }
+    for (int i = 0; i < rows[index].after; i++)
+        prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
+    mp_text_args args = {
+        .n_prompt = at,
+        .prompt = prompt,
+        .n_choices = rows[index].choices,
+        .want_prompt_logits = rows[index].logits,
+        .sampling = {.temperature = index % 2 ? 0.9f : 0, .top_p = 1, .repetition_penalty = index == 1 ? 1.2f : 1,
+                     .seed = 7, .max_tokens = ANSWER, .logprobs = 3, .ignore_eos = true},
+        .vision = true,
+        .images = {.n_tiles = rows[index].n, .n_runs = rows[index].n, .sizes = sizes, .pixels = pixels,
+                   .n_bytes = rows[index].n * PIXELS, .tile_keys = keys, .run_keys = run_keys, .runs = runs,
+                   .sources = sources, .n_sources = rows[index].turned ? used : 0},
+    };
+    if (mp_text_call_create(&args, call, error) != MP_OK)
+        *call = NULL;
+}
+
+static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
+    mp_error error;
+    uint64_t cost;
+    *job = (tiny_job){0};
+    mp_error_clear(&error);
+    make_call(index, &job->call, &error);
+    MP_CHECK_OK(error.code, &error);
+    MP_CHECK_INT(job->call->base.capability, MP_VISION);
+    job->item.call = &job->call->base;
+    job->item.tenant = rows[index].tenant;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
+}
+
+/* Items of the plan take their step; who is done is retired. Returns how many were. */
+static int step(tiny_model *tiny, const mp_plan *plan, tiny_job *jobs, bool patient) {
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int done = 0;
+    tiny->engine->ops->step(tiny->engine, &tiny->lease, plan, outcomes);
+    for (int p = 0; p < plan->count; p++) {
+        tiny_job *job = (tiny_job *)((uint8_t *)plan->items[p] - offsetof(tiny_job, item));
+        MP_CHECK(job >= jobs && job < jobs + ITEMS);
+        if (outcomes[p] == MP_OUTCOME_DONE) {
+            job->done = true;
+            tiny->engine->ops->retire(tiny->engine, &job->item);
+            done++;
+        } else if (outcomes[p] == MP_OUTCOME_WAIT_MEMORY && patient) {
+            tiny->engine->ops->preempt(tiny->engine, &job->item);
+            job->admitted = false;
+        } else {
+            MP_CHECK_INT(outcomes[p], MP_OUTCOME_MORE);
+        }
+    }
+    return done;
+}
+
+static void run_alone(tiny_model *tiny, uint64_t *hashes) {
+    for (int i = 0; i < ITEMS; i++) {
+        tiny_job jobs[ITEMS] = {{0}};
+        tiny->engine->ops->trim(tiny->engine);
+        make_job(tiny, &jobs[0], i);
+        tiny_job_admit(tiny, &jobs[0]);
+        while (!jobs[0].done) {
+            mp_item *items[1] = {&jobs[0].item};
+            mp_plan plan;
+            tiny->engine->ops->plan(tiny->engine, items, 1, UINT64_MAX, &plan);
+            MP_CHECK_INT(plan.count, 1);
+            step(tiny, &plan, jobs, false);
+        }
+        MP_CHECK_INT(jobs[0].call->cached_tokens, 0);
+        hashes[i] = tiny_job_hash(&jobs[0]);
+        mp_call_destroy(&jobs[0].call->base);
+    }
+}
+
+/* All together: random budgets of time (a layer and some rows, or more), absences, preemptions, empty caches. limit: of
+ * the budget beyond what is taken now; 0 = none. */
+static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, uint64_t limit) {
+    mp_test_random random = {seed};
+    tiny_job jobs[ITEMS];
+    mp_error error;
+    tiny->budget.limit = limit ? tiny->budget.used + limit : UINT64_MAX;
+    for (int i = 0; i < ITEMS; i++)
+        make_job(tiny, &jobs[i], i);
+    for (int open = ITEMS, rounds = 0; open > 0; rounds++) {
+        mp_item *items[ITEMS];
+        mp_plan plan;
+        int n = 0, first = (int)(mp_test_random_u64(&random) % ITEMS);
+        MP_CHECK(rounds < 100000);
+        for (int k = 0; k < ITEMS; k++) {
+            tiny_job *job = &jobs[(first + k) % ITEMS];
+            if (job->done || mp_test_random_u64(&random) % 3 == 0)
+                continue;
+            if (job->admitted && mp_test_random_u64(&random) % 29 == 0) {
+                tiny->engine->ops->preempt(tiny->engine, &job->item);
+                job->admitted = false;
+            }
+            if (!job->admitted && tiny->engine->ops->admit(tiny->engine, &job->item, &error) != MP_OK) {
+                MP_CHECK(limit > 0);
+                continue;
+            }
+            job->admitted = true;
+            items[n++] = &job->item;
+        }
+        if (mp_test_random_u64(&random) % 23 == 0)
+            tiny->engine->ops->trim(tiny->engine);
+        if (n == 0)
+            continue;
+        uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
+        tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
+        MP_CHECK(plan.count > 0);
+        open -= step(tiny, &plan, jobs, limit > 0);
+        MP_CHECK(tiny->budget.used <= tiny->budget.limit);
+    }
+    for (int i = 0; i < ITEMS; i++) {
+        if (tiny_job_hash(&jobs[i]) != expected[i])
+            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
+        mp_call_destroy(&jobs[i].call->base);
+    }
+    tiny->budget.limit = UINT64_MAX;
+}
+
+static const tiny_kind kind = {.arch = "llava", .more = add_tower};
+
+static void check_contract(const mp_dtype *types, int count, mp_compute compute) {
+    uint64_t expected[ITEMS], again[ITEMS];
+    for (int lanes = 1; lanes <= 3; lanes++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_decoder_spec_as(&kind, types, count, 42, -1), compute, lanes);
+        run_alone(&tiny, lanes == 1 ? expected : again);
+        MP_CHECK(lanes == 1 || memcmp(expected, again, sizeof expected) == 0);
+        for (uint64_t seed = 1; seed <= 4; seed++)
+            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected, 0);
+        MP_CHECK(tiny.engine->prefix->hits > 0);
+        tiny.engine->ops->trim(tiny.engine);
+        uint64_t least = tiny.budget.used;
+        run_mixed(&tiny, 99, expected, 3 << 20);
+        tiny.engine->ops->trim(tiny.engine);
+        MP_CHECK_INT(tiny.budget.used, least);
+        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
+        tiny_unload(&tiny);
+    }
+    for (int i = 1; i < ITEMS; i++) /* but for the one of another tenant */
+        MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
+}
+
+MP_TEST_SECONDS(models_vision_contract_float32, 300) {
+    static const mp_dtype floats[] = {MP_F32};
+    check_contract(floats, 1, MP_COMPUTE_F32);
+}
+MP_TEST_SECONDS(models_vision_contract_quantised, 300) {
+    static const mp_dtype types[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
+    check_contract(types, 3, MP_COMPUTE_AUTO);
+}
+
+/* Runs one job to its end, a step at a time; returns how many passes over the prompt and steps that took. */
+static int run_one(tiny_model *tiny, int index, int32_t *cached) {
+    tiny_job jobs[ITEMS] = {{0}};
+    int steps = 0;
+    make_job(tiny, &jobs[0], index);
+    tiny_job_admit(tiny, &jobs[0]);
+    for (; !jobs[0].done; steps++) {
+        mp_item *items[1] = {&jobs[0].item};
+        mp_plan plan;
+        tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan); /* a layer a step */
+        step(tiny, &plan, jobs, false);
+    }
+    *cached = jobs[0].call->cached_tokens;
+    mp_call_destroy(&jobs[0].call->base);
+    return steps;
+}
+
+/* An image that was looked at is not looked at again, also in another prompt; a layer is a step of its own. */
+MP_TEST(models_vision_looks_once) {
+    static const mp_dtype floats[] = {MP_F32};
+    int32_t cached;
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
+    MP_CHECK_INT(first - again, TOWER + 1); /* and the rows before the image did not wait for it */
+    int both = run_one(&tiny, 1, &cached), turned = run_one(&tiny, 2, &cached);
+    MP_CHECK(both > turned); /* image 2 was new to the first alone */
+    MP_CHECK_INT(cached, 0);
+    run_one(&tiny, 3, &cached);
+    MP_CHECK_INT(cached, 0);
+    run_one(&tiny, 3, &cached);
+    MP_CHECK_INT(cached, 64);
+    run_one(&tiny, 7, &cached); /* another tenant's */
+    MP_CHECK_INT(cached, 0);
+    tiny_unload(&tiny);
+}
+
+/* What does not fit is refused before it is queued. */
+MP_TEST(models_vision_refuses_what_does_not_fit) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    for (int fault = 0; fault < 6; fault++) {
+        mp_error error;
+        mp_text_call *call;
+        uint64_t cost;
+        uint32_t total;
+        mp_error_clear(&error);
+        make_call(fault == 5 ? 4 : 1, &call, &error);
+        MP_CHECK_OK(error.code, &error);
+        if (fault == 0)
+            call->prompt[0] = MARK;
+        if (fault == 1)
+            call->prompt[call->images.runs[0].start] = 1;
+        if (fault == 2)
+            call->images.runs[1].rows--;
+        if (fault == 3)
+            call->images.sizes[0] = SIDE + PATCH;
+        if (fault == 4)
+            call->images.n_runs = 0;
+        if (fault == 5)
+            call->images.sources[3] = ROWS;
+        MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT);
+        if (fault == 4)
+            call->images.n_runs = 2;
+        mp_call_destroy(&call->base);
+    }
+    tiny_unload(&tiny);
+}
+
+static mp_status make_one(mp_call **call, mp_error *error) {
+    mp_text_call *made;
+    mp_error_clear(error);
+    make_call(1, &made, error);
+    *call = made ? &made->base : NULL;
+    return made ? MP_OK : error->code;
+}
+
+static void compare(const mp_call *first, const mp_call *second) {
+    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+    for (int c = 0; c < a->n_choices; c++)
+        for (int t = 0; t < ANSWER; t++)
+            MP_CHECK_INT(a->choices[c].tokens[t].id, b->choices[c].tokens[t].id);
+}
+
+MP_TEST_SECONDS(models_vision_survives_each_refused_allocation, 300) {
+    static const mp_dtype floats[] = {MP_F32};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    tiny_life life = {.spec = tiny_decoder_spec_as(&kind, floats, 1, 42, -1), .compute = MP_COMPUTE_F32,
+                      .make = make_one, .compare = compare};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
+}

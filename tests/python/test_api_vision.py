@@ -1,0 +1,248 @@
+"""vision, describe_image and chat with images: shapes of messages, streams, asyncio, jobs, what is looked at again and
+what is not, what is refused, and what several callers see."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+
+import visionmodels
+from visionmodels import image, text
+
+GREEDY = {"temperature": 0, "max_tokens": 6, "compute": "float32", "ignore_eos": True}
+PHOTO, OTHER = image(1, 50, 70), image(2, 40, 40)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path_factory.mktemp("llava")))
+
+
+@pytest.fixture
+def pool() -> Any:
+    with mpool.Pool() as pool:
+        yield pool
+
+
+def png(picture: np.ndarray) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(picture).save(out, "PNG")
+    return out.getvalue()
+
+
+# ---- shapes --------------------------------------------------------------------------------------------------------
+
+def test_all_shapes_of_a_message_are_one_prompt(pool: mpool.Pool, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(png(PHOTO))
+    encoded = base64.b64encode(png(PHOTO)).decode()
+    question = text(1, 9)
+    wanted = pool.vision(PHOTO, question, model, **GREEDY)
+    assert wanted.usage.prompt_tokens == 2 + 25 + 9 + 2 and len(wanted.token_ids) == 6
+    says = {"type": "text", "text": question}
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
+    shapes: list[dict[str, Any]] = [
+        {"content": [url, says]}, {"content": [says, url]},
+        {"content": [{"type": "input_image", "image_url": url["image_url"]["url"]}, says]},  # type: ignore[index]
+        {"content": [{"type": "image", "image": PHOTO}, says]}, {"content": [{"type": "image", "path": path}, says]},
+        {"content": [{"type": "image", "base64": encoded}, question]},
+        {"content": [{"type": "image", "source": {"type": "base64", "data": encoded}}, says]},
+        {"content": question, "images": [str(path)]}, {"content": question, "images": [encoded]},
+        {"content": question, "images": [png(PHOTO)]},
+    ]
+    for shape in shapes:
+        done = pool.chat([{"role": "user", **shape}], model, **GREEDY)
+        assert done.token_ids == wanted.token_ids, shape
+    assert pool.describe_image(path, question, model, **GREEDY) == wanted.text
+    assert pool.get(model).vision(path, question, **GREEDY).token_ids == wanted.token_ids
+
+
+def test_several_images_and_turns(pool: mpool.Pool, model: str) -> None:
+    both = pool.vision([PHOTO, OTHER], text(1, 9), model, **GREEDY)
+    turned = pool.vision([OTHER, PHOTO], text(1, 9), model, **GREEDY)
+    one = pool.vision(PHOTO, text(1, 9), model, **GREEDY)
+    assert both.usage.prompt_tokens == one.usage.prompt_tokens + 25
+    assert len({both.token_ids, turned.token_ids, one.token_ids}) == 3
+    messages: list[dict[str, Any]] = [{"role": "user", "content": text(1, 9), "images": [PHOTO]}]
+    first = pool.chat(messages, model, **GREEDY)
+    messages += [first.message, {"role": "user", "content": [{"type": "image", "image": OTHER}, text(2, 5)]}]
+    second = pool.chat(messages, model, **GREEDY)
+    assert first.token_ids == one.token_ids and second.usage.prompt_tokens > 50 + 14
+
+
+def test_without_images(pool: mpool.Pool, model: str) -> None:
+    """A conversation, and a text that is continued."""
+    assert pool.chat([{"role": "user", "content": text(1, 9)}], model, **GREEDY).usage.prompt_tokens == 2 + 9 + 2
+    assert pool.generate(text(1, 9), model, **GREEDY).usage.prompt_tokens == 9
+    assert pool.get(model).capabilities == ("vision", "text_to_text") and pool.get(model).capability == "vision"
+
+
+def test_a_template_for_texts(tmp_path: Path, pool: mpool.Pool) -> None:
+    """It gets its images as lines in the text."""
+    folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
+    plain = "{% for message in messages %}{{ message.role + ' : ' + message.content + ' ' }}{% endfor %}assistant : "
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": plain}))
+    done = pool.vision([PHOTO, OTHER], text(1, 9), folder, **GREEDY)
+    assert done.usage.prompt_tokens == 2 + 50 + 9 + 2
+
+
+# ---- streams, asyncio, jobs ----------------------------------------------------------------------------------------
+
+def test_streams_and_jobs_give_the_same(pool: mpool.Pool, model: str) -> None:
+    question = text(4, 12)
+    whole = pool.vision(PHOTO, question, model, **GREEDY)
+    stream = pool.vision(PHOTO, question, model, stream=True, **GREEDY)
+    assert "".join(chunk.text for chunk in stream) == whole.text == stream.result().text
+    job = pool.submit("vision", images=PHOTO, prompt=question, model=model, **GREEDY)
+    assert job.capability == "vision" and job.result(timeout=60).text == whole.text
+    messages = [{"role": "user", "content": question, "images": [PHOTO]}]
+    job = pool.submit("vision", messages=messages, model=model, **GREEDY)
+    assert "".join(chunk.text for chunk in job) == whole.text
+
+    async def both() -> tuple[str, str, str]:
+        pieces = []
+        async for chunk in mpool.aio.vision(PHOTO, question, model, stream=True, pool=pool, **GREEDY):
+            pieces.append(chunk.text)
+        done = await mpool.aio.vision(PHOTO, question, model, pool=pool, **GREEDY)
+        chatted = await mpool.aio.chat(messages, model, pool=pool, **GREEDY)
+        return "".join(pieces), done.text, chatted.text
+
+    assert asyncio.run(both()) == (whole.text,) * 3
+
+
+def test_a_stream_that_is_left_early_frees_its_place(pool: mpool.Pool, model: str) -> None:
+    with pool.vision(PHOTO, text(4, 12), model, stream=True, **{**GREEDY, "max_tokens": 900}) as stream:
+        next(iter(stream))
+    assert stream.result().finish_reason == "cancelled"
+    assert pool.vision(PHOTO, text(4, 12), model, **GREEDY).finish_reason == "length"
+
+
+# ---- what is looked at again ---------------------------------------------------------------------------------------
+
+def test_the_same_image_is_found_again(pool: mpool.Pool, model: str) -> None:
+    """By what it shows, wherever it comes from; another image with the same text is not."""
+    images = [image(seed, 40, 40) for seed in range(6)]
+    first = pool.vision(images[:4], text(1, 9), model, **GREEDY)
+    again = pool.vision([png(one) for one in images[:4]], text(2, 30), model, **GREEDY)
+    assert first.usage.cached_tokens == 0 and again.usage.cached_tokens == 64  # of 102: a whole block
+    other = pool.vision([images[5], *images[1:4]], text(1, 9), model, **GREEDY)
+    assert other.usage.cached_tokens == 0 and other.token_ids != first.token_ids
+    last = pool.vision([*images[:3], images[5]], text(1, 9), model, **GREEDY)
+    assert last.usage.cached_tokens == 64 and last.token_ids != first.token_ids
+    with mpool.Pool() as fresh:
+        for given, found in ((images[:4], first), ([*images[:3], images[5]], last)):
+            assert fresh.vision(given, text(1, 9), model, **GREEDY).token_ids == found.token_ids
+
+
+def test_callers_at_once_get_what_they_get_alone(model: str) -> None:
+    """Unequal calls, some of which share images: bits do not depend on batch mates, on chunks or on prefixes."""
+    images = [image(seed, 40, 40 + seed) for seed in range(5)]
+    asked = [(images[i % 5:i % 5 + 1 + i % 3], text(i % 7, 5 + 40 * (i % 4))) for i in range(24)]
+    with mpool.Pool() as pool:
+        wanted = [pool.vision(given, question, model, **GREEDY).token_ids for given, question in asked]
+    got: list[Any] = [None] * len(asked)
+    with mpool.Pool() as pool:
+
+        def work(start: int) -> None:
+            for i in range(start, len(asked), 6):
+                got[i] = pool.vision(*asked[i], model, **GREEDY).token_ids
+
+        threads = [threading.Thread(target=work, args=(start,)) for start in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert got == wanted
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("given, words", [
+    (b"no image", "no PNG, JPEG or WebP image"), (np.zeros((1, 1, 3), np.uint8), "1 x 1 pixels"),
+    (np.zeros((4, 2000, 3), np.uint8), "one side at most 200 times"), (png(PHOTO)[:200], "cut short"),
+    ("data:image/png;base64,!!!", "base64"), ("https://example.org/a.png", "fetching is not allowed"),
+    (np.zeros((3, 40, 40), np.float64) - 1, "an array of shape"), ([], "images is empty"), (17, "images is int")])
+def test_bad_images(pool: mpool.Pool, model: str, given: Any, words: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=words):
+        pool.vision(given, "w10", model, **GREEDY)
+    assert pool.vision(PHOTO, "w10", model, **GREEDY).finish_reason == "length"
+
+
+@pytest.mark.parametrize("part, words", [
+    ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "a data: URL"),
+    ({"type": "image_url"}, "a data: URL"), ({"type": "image"}, "0 images"),
+    ({"type": "image", "image": PHOTO, "path": "a"}, "2 images"), ({"type": "word"}, "allowed: a text"),
+    ({"type": "image", "path": "/nowhere.png"}, "nowhere")])
+def test_bad_parts(pool: mpool.Pool, model: str, part: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.MpoolError, match=words):
+        pool.chat([{"role": "user", "content": [part, "w10"]}], model, **GREEDY)
+
+
+def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.WrongCapability, match="text_to_text model, not vision"):
+        pool.vision(PHOTO, "Hello", llama)
+    with pytest.raises(errors.Unsupported, match="reads text only"):
+        pool.chat([{"role": "user", "content": "Hello", "images": [PHOTO]}], llama)
+    with pytest.raises(errors.InvalidArgument, match="the prompt is"):
+        pool.vision(PHOTO, "", model)
+    with pytest.raises(errors.UnknownModel, match="default for vision"):
+        pool.vision(PHOTO, "Hello")
+    with pytest.raises(errors.ContextOverflow, match="1000 of them for 40 images") as caught:
+        pool.vision([PHOTO] * 40, text(1, 100), model)
+    assert caught.value.limit == 1023
+    with pytest.raises(errors.InvalidArgument, match="placeholders for images"):
+        pool.generate([5, visionmodels.IMAGE, 9], model)
+    with pytest.raises(errors.InvalidArgument, match="prompt is missing"):
+        pool.submit("vision", images=PHOTO, model=model)
+    with pytest.raises(errors.InvalidArgument, match="an http or https URL"):
+        pool.describe_url("file:///etc/passwd", model=model)
+    folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "assistant : "}))
+    with pytest.raises(errors.InvalidArgument, match="0 places for images and there are 1"):
+        pool.vision(PHOTO, "w10", folder)
+
+
+def test_the_text_of_a_placeholder_stays_text(pool: mpool.Pool, model: str) -> None:
+    """What a user writes is no image."""
+    done = pool.vision(PHOTO, "w10 <image> w11", model, **GREEDY)
+    assert done.usage.prompt_tokens == 2 + 25 + 4 + 2  # in two words
+
+
+def test_files_that_are_not_what_they_say(tmp_path: Path, pool: mpool.Pool) -> None:
+    folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+
+    def refuse(error: type[Exception], words: str, **change: Any) -> None:
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(error, match=words):
+            pool.load(str(folder))
+
+    refuse(errors.Unsupported, "one layer", vision_feature_layer=[-2, -3])
+    refuse(errors.FormatError, "vision_feature_layer", vision_feature_layer=7)
+    refuse(errors.FormatError, "image_token_index", image_token_index=5000)
+    refuse(errors.FormatError, "model_type", text_config={**config["text_config"], "model_type": "bert"})
+    refuse(errors.FormatError, "shape of", text_config={**config["text_config"], "hidden_size": 128, "head_dim": 16})
+    refuse(errors.FormatError, "architectures", architectures=["VipLlavaForConditionalGeneration"])
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(
+        {**visionmodels.PROCESSORS["llava"], "crop_size": {"height": 48, "width": 48}}))
+    with pytest.raises(errors.FormatError, match="40 x 40"):
+        pool.load(str(folder))
+
+
+def test_workers_in_processes_are_not_there_yet(model: str) -> None:
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool, pytest.raises(errors.Unsupported):
+        pool.vision(PHOTO, "w10", model)

@@ -1,0 +1,140 @@
+"""Models that read images against transformers, in float32, on seeded checkpoints: what the processor prepares, rows of
+the image network after every layer and the projector, the decoder after every layer, greedy tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+import visionmodels
+from corelib import SAMPLING
+from paritymodels import torch
+from visionmodels import FAMILIES
+
+TOLERANCE = 1e-4
+LAYERS, TOWER = 2, 3
+#: Images of a prompt: one, two, odd sizes, the model's own size, long and narrow.
+CASES = {"one": [(63, 90)], "two": [(40, 40), (57, 41)], "long": [(24, 120)], "three": [(120, 44), (40, 80), (41, 39)]}
+
+
+def relative(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Largest difference, as a share of the activations' scale."""
+    assert got.shape == wanted.shape
+    return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
+
+
+def pictures(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
+    return [visionmodels.image(seed, *size) for seed, size in enumerate(sizes)]
+
+
+def request(pool: mpool.Pool, folder: Path, images: list[np.ndarray], words: int = 20) -> Any:
+    return pool._vision_request(images, visionmodels.text(3, words), str(folder), {"compute": "float32"})
+
+
+def run(pool: mpool.Pool, made: Any, **options: Any) -> Any:
+    ticket = pool.registry.submit_text(made.core_key, made.prompt, vision=True, images=made.images.arrays(),
+                                       **{**SAMPLING, **options})
+    ticket.wait()
+    ticket.check()
+    return ticket
+
+
+def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the images, and logits of the prompt."""
+    with torch.no_grad():
+        given = visionmodels.inputs(model, made.prompt.tolist(), images)
+        logits = model(**given).logits[0].numpy()
+        given = {name: value for name, value in given.items() if name not in ("input_ids", "mm_token_type_ids")}
+        rows = model.get_image_features(**given).pooler_output
+    return torch.cat([row.reshape(-1, row.shape[-1]) for row in rows]).numpy(), logits
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    model = visionmodels.randomised(request.param, LAYERS, TOWER)
+    folder = visionmodels.save(model, request.param, tmp_path_factory.mktemp(request.param))
+    with mpool.Pool() as pool:
+        yield request.param, model, folder, pool
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_and_logits(family, case: str) -> None:
+    """The processor, the image network, the projector and the decoder together."""
+    _, model, folder, pool = family
+    images = pictures(CASES[case])
+    made = request(pool, folder, images)
+    ticket = run(pool, made, prompt_logits=True)
+    rows, logits = reference(model, made, images)
+    assert relative(ticket.image_rows(), rows) <= TOLERANCE
+    assert relative(ticket.prompt_logits(), logits) <= TOLERANCE
+
+
+def test_greedy_tokens(family) -> None:
+    _, model, folder, pool = family
+    images = pictures(CASES["two"])
+    made = request(pool, folder, images)
+    answer = run(pool, made, max_tokens=16).tokens(0)[0].tolist()
+    prompt = made.prompt.tolist()
+    with torch.no_grad():
+        for at, token in enumerate(answer):
+            given = visionmodels.inputs(model, prompt + answer[:at], images)
+            row = model(**given).logits[0, -1].clone()
+            row[visionmodels.EOS] = -torch.inf  # barred
+            assert int(row.argmax()) == token
+    assert len(answer) == 16
+
+
+@pytest.mark.parametrize("layers", range(1, TOWER + 1))
+def test_every_layer_of_the_image_network(family, tmp_path: Path, layers: int) -> None:
+    name, _, _, pool = family
+    model = visionmodels.cut(visionmodels.randomised(name, 1, TOWER), name, layers)
+    folder = visionmodels.save(model, name, tmp_path)
+    images = pictures(CASES["one"])
+    made = request(pool, folder, images)
+    rows, _ = reference(model, made, images)
+    assert relative(run(pool, made, prompt_logits=True).image_rows(), rows) <= TOLERANCE
+
+
+@pytest.mark.parametrize("layers", range(1, LAYERS + 1))
+def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None:
+    """With the identity as its output matrix, so that logits are its normed states."""
+    name, _, _, pool = family
+    model = visionmodels.randomised(name, layers, 2)
+    model.lm_head.weight.data = torch.eye(visionmodels.VOCAB, 64)
+    folder = visionmodels.save(model, name, tmp_path)
+    images = pictures(CASES["two"])
+    made = request(pool, folder, images)
+    _, states = reference(model, made, images)
+    assert relative(run(pool, made, prompt_logits=True).prompt_logits(), states) <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(63, 90), (40, 40), (120, 44), (17, 300)])
+def test_prepared_as_transformers_does(family, size: tuple[int, int]) -> None:
+    """Every tile, within 1/255 before it is normalised."""
+    name, _, folder, pool = family
+    picture = pictures([size])[0]
+    made = request(pool, folder, [picture])
+    found, at = [], 0
+    for height, width in made.images.sizes.reshape(-1, 2).tolist():
+        found.append(made.images.pixels[at:at + height * width * 3].reshape(height, width, 3))
+        at += height * width * 3
+    wanted = visionmodels.tiles(name, picture)
+    assert len(found) == len(wanted)
+    for tile, other in zip(found, wanted):
+        assert tile.shape == other.shape and np.abs(tile.astype(float) - other).max() <= 1.0
+
+
+def test_bfloat16_is_near(family) -> None:
+    _, _, folder, pool = family
+    images = pictures(CASES["one"])
+    exact = run(pool, request(pool, folder, images), prompt_logits=True)
+    made = pool._vision_request(images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
+    near = run(pool, made, prompt_logits=True)
+    a, b = exact.prompt_logits(), near.prompt_logits()
+    cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    assert np.median(cosine) >= 0.99 and not np.array_equal(a, b)

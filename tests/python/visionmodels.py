@@ -1,0 +1,125 @@
+"""Tiny models that read images beside text, as transformers makes and saves them, and what transformers gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagemodels import image
+from paritymodels import torch, transformers
+
+VOCAB, IMAGE, EOS = 160, 159, 2
+_VISION = {"hidden_size": 48, "intermediate_size": 88, "num_attention_heads": 3, "image_size": 40, "patch_size": 8}
+_TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "vocab_size": VOCAB, "max_position_embeddings": 1024, "bos_token_id": 1, "eos_token_id": EOS,
+         "pad_token_id": 0, "rms_norm_eps": 1e-5}
+#: Family -> its configuration and class in transformers, its towers' and decoder's model_type, and more of its own.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llava": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "tower": "clip_vision_model",
+              "text": "llama", "more": {}},
+    "llava_full": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "tower": "clip_vision_model",
+                   "text": "qwen2", "more": {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}},
+    "llava_siglip": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "tower": "siglip_vision_model",
+                     "text": "mistral", "more": {"vision_feature_select_strategy": "full",
+                                                 "projector_hidden_act": "relu"}},
+}
+TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
+            "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
+            "selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
+            "{% if add_generation_prompt %}assistant : {% endif %}")
+#: preprocessor_config.json of a family; the size of a tile is 40.
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 40},
+              "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "resample": 3},
+    "llava_full": {"image_processor_type": "LlavaImageProcessor", "size": {"shortest_edge": 40}, "do_pad": True,
+                   "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "resample": 3},
+    "llava_siglip": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 40, "width": 40},
+                     "resample": 2},
+}
+
+
+def make(family: str, layers: int = 2, tower_layers: int = 3, **more: Any) -> Any:
+    """A model with so many layers of decoder and image network."""
+    row = FAMILIES[family]
+    vision = {**_VISION, "model_type": row["tower"], "num_hidden_layers": tower_layers}
+    text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
+    if row["text"] == "mistral":
+        text["sliding_window"] = 100
+    config = getattr(transformers, row["config"])(vision_config=vision, text_config=text, image_token_id=IMAGE,
+                                                  **{**row["more"], **more})
+    model = getattr(transformers, row["model"])(config).eval()
+    model.mpool_family = family
+    return model
+
+
+def randomised(family: str, layers: int = 2, tower_layers: int = 3, seed: int = 5, **more: Any) -> Any:
+    """With random norms, biases and positions."""
+    model = make(family, layers, tower_layers, **more)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if any(word in name for word in ("position", "class_embedding", "newline")):
+            parameter.data = noise
+        elif parameter.dim() < 2:
+            parameter.data = 1 + 0.3 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise
+        else:
+            parameter.data = noise * (0.5 if "embed_tokens" in name else 1.5 / parameter[0].numel() ** 0.5)
+    return model
+
+
+def cut(model: Any, family: str, layers: int) -> Any:
+    """The model with the states after so many layers of the image network as what it sees."""
+    model.config.vision_feature_layer = layers
+    return model
+
+
+def save(model: Any, family: str, folder: Path) -> Path:
+    """The model's folder, with its processor, a tokenizer of words and a chat template."""
+    pytest.importorskip("tokenizers")
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    model.save_pretrained(folder)
+    special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
+    words = {f"w{i}": i for i in range(VOCAB) if i not in special.values()} | special | {"user": 3, "assistant": 4,
+                                                                                        ":": 5, "system": 6}
+    words = {word: i for word, i in words.items() if word not in ("w3", "w4", "w5", "w6")}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", "eos_token": "</s>"}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
+def processed(family: str, picture: np.ndarray, **more: Any) -> Any:
+    """What transformers' processor on Pillow makes of an image."""
+    config = {**PROCESSORS[family], **more}
+    name = config.pop("image_processor_type")
+    cls = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
+    return cls(**config)(picture, return_tensors="pt", input_data_format="channels_last")
+
+
+def tiles(family: str, picture: np.ndarray) -> list[np.ndarray]:
+    """Pixels that a model sees of an image before they are normalised, ``[height, width, 3]`` from 0 to 255 each."""
+    values = processed(family, picture, do_rescale=False, do_normalize=False)["pixel_values"].numpy()
+    return [tile.transpose(1, 2, 0) for tile in values.reshape(-1, *values.shape[-3:])]
+
+
+def inputs(model: Any, ids: list[int], pictures: list[np.ndarray]) -> dict[str, Any]:
+    """Arguments of transformers' model for expanded ids and images."""
+    family = model.mpool_family
+    found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+    made = [processed(family, picture) for picture in pictures]
+    found["pixel_values"] = torch.cat([one["pixel_values"] for one in made])
+    return found
+
+
+def text(seed: int, words: int) -> str:
+    """Words of the tokenizer that mean nothing."""
+    return " ".join(f"w{i}" for i in np.random.default_rng(seed).integers(10, IMAGE, words))
