@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import operational
+from . import ollama, operational
 from .errors import Refusal, refusal_of
 from .guard import Door, Lock, answer
 from .openai import OPERATIONS as OPENAI
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .state import State
 
 #: Everything that the server does, in the order of the OpenAPI document.
-OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *OPENAI)
+OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *OPENAI, *ollama.OPERATIONS)
 
 
 def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS) -> Starlette:

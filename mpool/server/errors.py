@@ -125,7 +125,7 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         log.info("%s: %s: %s", request, code, error)
     detail = ""
     if code in _SAYS_WHAT and isinstance(error, pool_errors.MpoolError):
-        detail = error.message[:1].upper() + error.message[1:_MAX_DETAIL] + "."
+        detail = error.message[:_MAX_DETAIL] + "."
     return Refusal(code, detail)
 
 

@@ -52,8 +52,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
                 ChatPieceChoice(index, delta, _logprobs(served, logprobs), finish(reason))], unsaid))
 
         def piece(at: int, chunk: Chunk) -> bytes:
-            # the last piece of many adds no text; it says so by leaving it out
-            delta = Delta(content=chunk.text) if chunk.text or chunk.finish_reason is None else Delta()
+            delta = Delta(content=chunk.text or None, reasoning_content=chunk.reasoning or None)
             return choice(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
 
         def last(usage: Usage) -> bytes:
@@ -63,7 +62,8 @@ async def chat(context: Context, body: ChatRequest) -> Response:
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
         return await streamed(context, [stream], first, piece, last if counts else None)
     done = await aio.chat(messages, served.model, pool=pool, **options)
-    choices = [ChatChoice(one.index, AnswerMessage(one.text), _logprobs(served, one.logprobs),
+    choices = [ChatChoice(one.index, AnswerMessage(
+        one.text, reasoning_content=UNSET if one.reasoning is None else one.reasoning), _logprobs(served, one.logprobs),
                           finish(one.finish_reason) or "stop") for one in done.choices]
     return json_answer(ChatAnswer(name, created, body.model, choices, usage_of([done])))
 
@@ -89,7 +89,7 @@ def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
     elif message.role != "assistant":
         raise Refusal("invalid_value", f"{where}: content is missing.", where)
     found: dict[str, Any] = {"role": message.role, "content": content}
-    for name in ("name", "tool_calls", "tool_call_id"):
+    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
     return found

@@ -230,6 +230,7 @@ class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatRequest(TextRequest, kw_only=True):
@@ -271,11 +272,12 @@ class ChatLogprobs(Struct):
 
 
 class AnswerMessage(Struct):
-    """The answer."""
+    """The answer; ``reasoning_content``: what the model thought before it, where the two are told apart."""
 
     content: str
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -303,6 +305,7 @@ class Delta(Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatPieceChoice(Struct):

@@ -1,0 +1,343 @@
+"""Ollama's protocol: text, vectors and models as its clients ask for them, spoken by the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from .. import __version__, aio
+from .._durations import seconds_of
+from . import ollama_models as facts
+from .errors import Refusal, plain_error
+from .ollama_structs import (
+    AnswerMessage,
+    ChatAnswer,
+    ChatRequest,
+    Details,
+    EmbedAnswer,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateAnswer,
+    GenerateRequest,
+    Logprob,
+    Message,
+    ModelRow,
+    ModelRows,
+    NameRequest,
+    Options,
+    Progress,
+    PullRequest,
+    Request,
+    ShowAnswer,
+    TextRequest,
+    TopLogprob,
+    Version,
+)
+from .operations import Context, Operation, json_answer
+from .streaming import LINES, Pieces, Streamed, line
+
+if TYPE_CHECKING:
+    from ..aio import AsyncStream
+    from ..results import Chunk, Completion, TokenLogprob
+    from .models import Served
+
+_encode = msgspec.json.Encoder().encode
+_LOWEST = -9999.0
+#: Samplers that the library does not have -> the value that turns each off.
+_OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
+#: Options of a request that the library has, by the same name or one that it knows too.
+_TAKEN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
+
+
+def now() -> str:
+    """The time, as Ollama writes it."""
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    """Seconds as a whole number of nanoseconds."""
+    return max(0, round(seconds * 1e9))
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+def call_options(body: Request) -> dict[str, Any]:
+    """What concerns the pool: ``keep_alive``, in Ollama's grammar. A number without a unit is seconds."""
+    return {} if body.keep_alive is None else {"keep_alive": _keep_alive(body.keep_alive)}
+
+
+def _keep_alive(value: float | str) -> float | str:
+    seconds_of(value, "keep_alive")
+    return value
+
+
+def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
+    """Options of the library.
+
+    Raises:
+        Refusal: something is asked for that there is not.
+    """
+    if body.format not in (None, ""):
+        raise Refusal("unsupported_parameter", "format is not supported yet.", "format")
+    given = body.options or Options()
+    for name, off in _OFF.items():
+        if getattr(given, name) not in (None, off):
+            raise Refusal("unsupported_parameter", f"options.{name}: allowed is {off}, which is off.", name)
+    found = {name: value for name in _TAKEN if (value := getattr(given, name)) is not None}
+    most = context.state.settings.max_tokens
+    predict = given.num_predict
+    if predict == 0:
+        raise Refusal("invalid_value", "options.num_predict is 0, allowed: 1 or more, -1 or -2.", "num_predict")
+    found["max_tokens"] = most if predict is None or predict < 0 else min(predict, most)
+    if given.seed is not None:
+        found["seed"] = given.seed % 2**64
+    if body.logprobs:
+        found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    return found
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+
+#: Makes an answer of its text, what was thought before it, and the fields of Counts.
+Shape = Callable[[str, "str | None", dict[str, Any]], msgspec.Struct]
+
+
+def _generated(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspec.Struct:
+    return GenerateAnswer(response=text, thinking=thinking, **fields)
+
+
+def _answered(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspec.Struct:
+    return ChatAnswer(message=AnswerMessage("assistant", text, thinking), **fields)
+
+
+async def generate(context: Context, body: GenerateRequest) -> Response:
+    """A prompt, as a conversation of one message, or as it is."""
+    served = await context.model(body.model)
+    for name in ("suffix", "template", "context", "images"):
+        if getattr(body, name):
+            raise Refusal("unsupported_parameter", f"{name} is not supported.", name)
+    if not body.prompt:
+        return await _only_load(context, served, body, _generated)
+    prompt = context.check_text(body.prompt, "prompt")
+    options = {**sampling(context, body), **call_options(body)}
+    pool = context.state.pool
+    if body.raw:
+        if body.system:
+            raise Refusal("invalid_value", "system: allowed without raw.", "system")
+        stream = aio.generate(prompt, served.model, stream=True, pool=pool, **options)
+    else:
+        messages = [{"role": "user", "content": prompt}]
+        if body.system:
+            messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
+        stream = aio.chat(messages, served.model, stream=True, pool=pool, **_thought(options, body))
+    return await _answer(context, served, body, stream, _generated)
+
+
+async def chat(context: Context, body: ChatRequest) -> Response:
+    """An answer to a conversation."""
+    served = await context.model(body.model)
+    if body.tools:
+        raise Refusal("unsupported_parameter", "tools are not supported yet.", "tools")
+    if not body.messages:
+        return await _only_load(context, served, body, _answered)
+    messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
+    options = {**sampling(context, body), **call_options(body)}
+    stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **_thought(options, body))
+    return await _answer(context, served, body, stream, _answered)
+
+
+def _thought(options: dict[str, Any], body: TextRequest) -> dict[str, Any]:
+    """``think``, as most templates read it."""
+    if body.think is not None:
+        options["template_options"] = {"enable_thinking": body.think is not False}
+    return options
+
+
+def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": context.check_text(message.content, where)}
+    for name in ("thinking", "images", "tool_calls"):
+        if value := getattr(message, name):
+            found[name] = value
+    if message.tool_name:
+        found["name"] = message.tool_name
+    return found
+
+
+async def _answer(context: Context, served: Served, body: TextRequest, stream: AsyncStream, shape: Shape) -> Response:
+    """Streamed, unless the request says not to."""
+    if body.stream is False:
+        try:
+            done = await stream.result()
+        finally:
+            await stream.aclose()
+        fields = {**_last(context, body.model, done), "logprobs": _logprobs(served, done.logprobs)}
+        return json_answer(shape(done.text, done.reasoning or None, fields))
+    pieces = Pieces(context.state, [stream])
+    await pieces.begin()
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for _, chunk in pieces:
+            if chunk.text or chunk.reasoning or chunk.logprobs:
+                yield line(_encode(_piece(served, body.model, chunk, shape)))
+        yield line(_encode(shape("", None, _last(context, body.model, await stream.result()))))
+
+    return Streamed(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES, pieces.close)
+
+
+def _piece(served: Served, name: str, chunk: Chunk, shape: Shape) -> msgspec.Struct:
+    return shape(chunk.text, chunk.reasoning or None, {"model": name, "created_at": now(), "done": False,
+                                                       "logprobs": _logprobs(served, chunk.logprobs)})
+
+
+def _last(context: Context, name: str, done: Completion) -> dict[str, Any]:
+    """Fields of the last piece."""
+    timings, usage = done.timings, done.usage
+    return {"model": name, "created_at": now(), "done": True,
+            "done_reason": "length" if done.finish_reason == "length" else "stop",
+            "total_duration": nanoseconds(time.monotonic() - context.begun),
+            "load_duration": nanoseconds(timings.queued), "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(timings.prompt), "eval_count": usage.completion_tokens,
+            "eval_duration": nanoseconds(timings.generation)}
+
+
+def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> list[Logprob] | None:
+    if not found:
+        return None
+    bytes_of = served.model._entry.token_bytes
+    return [Logprob(token.token, max(token.logprob, _LOWEST), list(bytes_of(token.token_id)),
+                    [TopLogprob(other.token, max(other.logprob, _LOWEST), list(bytes_of(other.token_id)))
+                     for other in token.top] or None) for token in found]
+
+
+async def _only_load(context: Context, served: Served, body: TextRequest, shape: Shape) -> Response:
+    """What a request without a prompt is for: the model is loaded, or unloaded by a ``keep_alive`` of 0."""
+    pool, kept = context.state.pool, call_options(body).get("keep_alive")
+    unloads = kept is not None and seconds_of(kept, "keep_alive") == 0
+    context.state.pool.get(served.model, "text_to_text")
+    if unloads:
+        await aio.unload(served.model, pool=pool)
+    else:
+        await aio.load(served.model, keep_alive=kept, pool=pool, progress=False)
+    fields = {"model": body.model, "created_at": now(), "done": True, "done_reason": "unload" if unloads else "load"}
+    return json_answer(shape("", None, fields))
+
+
+# ---- vectors -------------------------------------------------------------------------------------------------------
+
+async def embed(context: Context, body: EmbedRequest) -> Response:
+    """Vectors of texts."""
+    served = await context.model(body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts) if text]
+    options = call_options(body)
+    if body.truncate is not None:
+        options["truncate"] = body.truncate
+    if body.dimensions is not None:
+        options["dimensions"] = body.dimensions
+    rows, tokens = await aio._embed(texts, served.model, context.state.pool, None, None, options)
+    return json_answer(EmbedAnswer(body.model, rows.tolist(), nanoseconds(time.monotonic() - context.begun), 0, tokens))
+
+
+async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
+    """A vector of a text, as it was once asked for."""
+    served = await context.model(body.model)
+    if not body.prompt:
+        return json_answer(EmbeddingsAnswer([]))
+    row, _ = await aio._embed(context.check_text(body.prompt, "prompt"), served.model, context.state.pool, None, None,
+                              call_options(body))
+    return json_answer(EmbeddingsAnswer(row.tolist()))
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+async def tags(context: Context, body: None) -> Response:
+    """The models that can be named."""
+    listed = await context.state.models.listed()
+    return json_answer(ModelRows(await asyncio.to_thread(lambda: [_row(served) for served in listed])))
+
+
+def _row(served: Served) -> ModelRow:
+    found = facts.of(served)
+    return ModelRow(served.name, served.name, found.size, found.digest, Details(**found.details),
+                    modified_at=found.modified_at)
+
+
+async def ps(context: Context, body: None) -> Response:
+    """The models that are in memory."""
+    rows, seen = [], {row.key: row for row in context.state.pool.ps()}
+    for served in context.state.models.all():
+        found = seen.get(served.model.key)
+        if found is None or found.state not in ("ready", "busy", "loading"):
+            continue
+        left = min(max(0.0, found.keep_alive - found.idle_seconds), 100 * 365 * 86400.0)
+        known = await asyncio.to_thread(facts.of, served)
+        rows.append(ModelRow(
+            served.name, served.name, found.model_bytes + found.engine_bytes, known.digest, Details(**known.details),
+            expires_at=(datetime.now(timezone.utc) + timedelta(seconds=left)).isoformat().replace("+00:00", "Z"),
+            size_vram=0, context_length=known.context_length))
+    return json_answer(ModelRows(rows))
+
+
+def _named(body: NameRequest | PullRequest) -> str:
+    name = body.model or body.name
+    if not name:
+        raise Refusal("invalid_value", "model: it is missing.", "model")
+    return name
+
+
+async def show(context: Context, body: NameRequest) -> Response:
+    """What is known of a model."""
+    served = await context.model(_named(body))
+    found = await asyncio.to_thread(facts.of, served)
+    return json_answer(ShowAnswer(Details(**found.details), found.info, found.capabilities, found.modified_at,
+                                  found.license, found.parameters))
+
+
+async def pull(context: Context, body: PullRequest) -> Response:
+    """Fetches a model of the catalogue; there is nothing else that a client could have fetched."""
+    name = _named(body).removesuffix(":latest")
+    models, pool = context.state.models, context.state.pool
+    if name not in models.names() and not models.is_in_catalogue(name):
+        raise Refusal("model_not_found", param="model")
+    if body.stream is False:
+        await facts.fetch(name, models, pool)
+        return json_answer(Progress("success"))
+    context.state.begin_stream()
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield line(_encode(Progress("pulling manifest")))
+        await facts.fetch(name, models, pool)
+        yield line(_encode(Progress("success")))
+
+    return Streamed(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES,
+                    context.state.end_stream)
+
+
+async def version(context: Context, body: None) -> Response:
+    """mpool's own."""
+    return json_answer(Version(__version__))
+
+
+OPERATIONS = (
+    Operation("POST", "/api/generate", generate, GenerateRequest, GenerateAnswer, "Go on from a prompt", LINES,
+              "ollama_generate"),
+    Operation("POST", "/api/chat", chat, ChatRequest, ChatAnswer, "Answer a conversation", LINES, "ollama_chat"),
+    Operation("POST", "/api/embed", embed, EmbedRequest, EmbedAnswer, "Vectors of texts", name="ollama_embed"),
+    Operation("POST", "/api/embeddings", embeddings, EmbeddingsRequest, EmbeddingsAnswer, "A vector of a text",
+              name="ollama_embeddings"),
+    Operation("GET", "/api/tags", tags, None, ModelRows, "The models that can be named", name="ollama_tags"),
+    Operation("GET", "/api/ps", ps, None, ModelRows, "The models that are in memory", name="ollama_ps"),
+    Operation("POST", "/api/show", show, NameRequest, ShowAnswer, "What is known of a model", name="ollama_show"),
+    Operation("POST", "/api/pull", pull, PullRequest, Progress, "Fetch a model of the catalogue", LINES,
+              "ollama_pull"),
+    Operation("GET", "/api/version", version, None, Version, "The version of mpool", name="ollama_version"),
+)
+
+__all__ = ["OPERATIONS"]

@@ -1,0 +1,114 @@
+"""Models as Ollama describes them, and fetching one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+    from .models import Models, Served
+
+#: Capability here -> there.
+_CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",
+                 "image_embedding": "embedding", "text_to_image": "image"}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What Ollama tells about a model; ``digest`` is of what its files are called, hold and weigh, not of each byte."""
+
+    size: int
+    digest: str
+    modified_at: str
+    details: dict[str, Any]
+    info: dict[str, Any]
+    capabilities: list[str]
+    license: str
+    parameters: str
+    context_length: int | None
+
+
+def of(served: Served) -> Facts:
+    """Of a model whose files are here; reads them unless they were read."""
+    model = served.model
+    description = model.description
+    parts = (description, *description.towers)
+    tensors = [tensor for part in parts for tensor in part.spec.tensors]
+    count = sum(math.prod(tensor.shape) for tensor in tensors)
+    weights: Counter[str] = Counter()
+    for tensor in tensors:
+        weights[tensor.dtype] += tensor.nbytes
+    paths = sorted({path for part in parts for path in part.spec.files})
+    stats = [os.stat(path) for path in paths]
+    digest = hashlib.sha256(repr([(os.path.basename(path), stat.st_size, stat.st_mtime_ns)
+                                  for path, stat in zip(paths, stats)]).encode()).hexdigest()
+    architecture = description.spec.architecture
+    generation, embedding = description.generation, description.embedding
+    context = generation.context_length if generation is not None \
+        else embedding.max_tokens if embedding is not None else None
+    info: dict[str, Any] = {"general.architecture": architecture, "general.parameter_count": count}
+    if context is not None:
+        info[f"{architecture}.context_length"] = context
+    if embedding is not None:
+        info[f"{architecture}.embedding_length"] = embedding.output_size
+    defaults = generation.defaults if generation is not None else {}
+    return Facts(
+        size=sum(stat.st_size for stat in stats), digest=digest,
+        modified_at=datetime.fromtimestamp(max((stat.st_mtime for stat in stats), default=0.0), timezone.utc)
+        .isoformat().replace("+00:00", "Z"),
+        details={"format": "gguf" if paths and paths[0].lower().endswith(".gguf") else "safetensors",
+                 "family": architecture, "families": [architecture],
+                 "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
+                 "quantization_level": weights.most_common(1)[0][0] if weights else "unknown"},
+        info=info, capabilities=sorted({_CAPABILITIES[name] for name in served.capabilities}),
+        license=description.license or "", context_length=context,
+        parameters="\n".join(f"{name} {value}" for name, value in sorted(defaults.items())))
+
+
+async def fetch(name: str, models: Models, pool: Pool) -> None:
+    """Fetches a model of the catalogue, on a thread that ends with the process: a download must not keep a server that
+    is being stopped.
+
+    Raises:
+        MpoolError: it could not be fetched.
+        Refusal: it is still not here.
+    """
+    if name in models.names():
+        return
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if not done.done():
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+    def work() -> None:
+        from ..catalog import resolve
+
+        error: BaseException | None = None
+        try:
+            resolve(name, offline=pool.config.offline, progress=False)
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(tell, error)
+        except RuntimeError:
+            pass  # the server has ended
+
+    threading.Thread(target=work, name="mpool-server-pull", daemon=True).start()
+    await done
+    await models.find(name)
+
+
+__all__ = ["Facts", "fetch", "of"]

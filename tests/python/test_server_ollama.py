@@ -1,0 +1,197 @@
+"""Ollama's protocol, by the real client of Ollama and by hand, held against the library on the same models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from servers import Raw, ask, idle, serving
+
+ollama = pytest.importorskip("ollama")
+
+CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld! 😀"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+OPTIONS: dict[str, Any] = {"temperature": 0, "num_predict": 24, "num_ctx": 4096, "num_thread": 2, "mirostat": 0}
+TEXTS = ["A cat sat on the mat.", "The dog barked."]
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, bert: Path) -> Iterator[Any]:
+    with serving([f"llama={llama}", f"bert={bert}"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Any:
+    return ollama.Client(host=server.url)
+
+
+def lines(server: Any, path: str, body: dict[str, Any]) -> tuple[int, list[Any]]:
+    with Raw(server, 60) as raw:
+        status, headers, data = raw.request(path, json.dumps(body).encode()).answer()
+    if status == 200:
+        assert headers["content-type"].startswith("application/x-ndjson") and data.endswith(b"\n")
+    return status, [json.loads(line) for line in data.splitlines()]
+
+
+def test_a_chat_is_that_of_the_library(server: Any, client: Any) -> None:
+    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
+    for name in ("llama", "llama:latest"):
+        done = client.chat(model=name, messages=CHAT, options=OPTIONS)
+        assert done.message.content == wanted.text and done.message.role == "assistant" and done.done
+        assert done.done_reason == ("length" if wanted.finish_reason == "length" else "stop") and done.model == name
+        assert (done.prompt_eval_count, done.eval_count) == (wanted.usage.prompt_tokens, wanted.usage.completion_tokens)
+        assert done.total_duration >= done.eval_duration >= 0 and done.total_duration > 1000
+    pieces = list(client.chat(model="llama", messages=CHAT, options=OPTIONS, stream=True))
+    assert "".join(piece.message.content for piece in pieces) == wanted.text
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].eval_count == wanted.usage.completion_tokens and pieces[0].eval_count is None
+
+
+def test_generate_by_the_template_and_raw(server: Any, client: Any) -> None:
+    pool = server.state.pool
+    chat = pool.chat([{"role": "system", "content": "S"}, {"role": "user", "content": "The cat"}], "llama", **GREEDY)
+    assert client.generate("llama", "The cat", system="S", options=OPTIONS).response == chat.text
+    raw = pool.generate("The cat", "llama", **GREEDY)
+    assert client.generate("llama", "The cat", raw=True, options=OPTIONS).response == raw.text
+    pieces = list(client.generate("llama", "The cat", raw=True, stream=True, options=OPTIONS))
+    assert "".join(piece.response for piece in pieces) == raw.text and pieces[-1].done
+    seeded = client.generate("llama", "The cat", raw=True, options={"seed": -1, "num_predict": 10, "stop": ["zzz"]})
+    assert seeded.response == pool.generate("The cat", "llama", seed=2**64 - 1, max_tokens=10, stop=["zzz"]).text
+
+
+def test_logprobs(server: Any, client: Any) -> None:
+    wanted = server.state.pool.chat(CHAT, "llama", logprobs=True, top_logprobs=2, **GREEDY)
+    done = client.chat(model="llama", messages=CHAT, options=OPTIONS, logprobs=True, top_logprobs=2)
+    assert [token.logprob for token in done.logprobs] == [token.logprob for token in wanted.logprobs]
+    assert len(done.logprobs[0].top_logprobs) == 2
+    pieces = list(client.chat(model="llama", messages=CHAT, options=OPTIONS, logprobs=True, stream=True))
+    assert sum(len(piece.logprobs or ()) for piece in pieces) == len(wanted.logprobs)
+
+
+def test_embeddings(server: Any, client: Any) -> None:
+    pool = server.state.pool
+    found = client.embed(model="bert", input=TEXTS)
+    assert np.array_equal(np.array(found.embeddings, dtype=np.float32), pool.embed(TEXTS, "bert"))
+    assert found.prompt_eval_count == sum(pool.count_tokens(text, "bert") for text in TEXTS)
+    one = client.embed(model="bert", input=TEXTS[0], dimensions=4, keep_alive="10m")
+    assert np.array_equal(np.array(one.embeddings, dtype=np.float32), pool.embed(TEXTS[:1], "bert", dimensions=4))
+    old = client.embeddings(model="bert", prompt=TEXTS[1])
+    assert np.array_equal(np.array(old.embedding, dtype=np.float32), pool.embed(TEXTS[1], "bert"))
+    assert client.embed(model="bert", input=[]).embeddings == []
+    with pytest.raises(ollama.ResponseError) as raised:
+        client.embed(model="bert", input="word " * 5000, truncate=False)
+    assert raised.value.status_code == 400 and "tokens" in raised.value.error
+
+
+def test_models_are_described(server: Any, client: Any, llama: Path) -> None:
+    assert [model.model for model in client.list().models] == ["llama", "bert"]
+    assert all(model.size > 1000 and len(model.digest) == 64 for model in client.list().models)
+    shown = client.show("llama")
+    assert shown.capabilities == ["completion"] and shown.details.family == "llama" and shown.modified_at
+    assert shown.modelinfo["llama.context_length"] == server.state.pool.get("llama").context_length
+    assert client.show("bert").capabilities == ["embedding"]
+    assert ask(server, "/api/version") == (200, {"version": mpool.__version__})
+    assert str(llama) not in json.dumps([ask(server, "/api/tags"), ask(server, "/api/show", {"name": "llama"})])
+
+
+def test_loading_unloading_and_keep_alive(server: Any, client: Any) -> None:
+    assert client.generate("llama", keep_alive="2h").done_reason == "load"
+    row = next(model for model in client.ps().models if model.model == "llama")
+    assert row.size > 1000 and row.context_length and 7000 < row.expires_at.timestamp() - time.time() < 7300
+    assert client.generate("llama", "x", keep_alive=-1, options=OPTIONS).done
+    row = next(model for model in client.ps().models if model.model == "llama")
+    assert row.expires_at.timestamp() - time.time() > 86400 * 365
+    assert client.chat("llama", [], keep_alive=0).done_reason == "unload"
+    assert not any(model.model == "llama" for model in client.ps().models)
+    for wrong in ("soon", "5 minutes", "", True, "1d"):
+        status, found = ask(server, "/api/generate", {"model": "llama", "prompt": "x", "keep_alive": wrong})
+        assert status == 400 and "keep_alive" in found["error"]
+
+
+def test_what_can_be_pulled(server: Any, client: Any) -> None:
+    for status in (client.pull("llama"), *client.pull("llama", stream=True)):
+        assert status.status in ("success", "pulling manifest")
+    for name in ("no-such-model", "../llama", "hf.co/org/name", "https://evil.example/m", "registry/x:7b",
+                 "all-MiniLM-L6-v2"):  # the last one is in the catalogue, which this server does not offer
+        with pytest.raises(ollama.ResponseError) as raised:
+            client.pull(name)
+        assert raised.value.status_code == 404
+
+
+def test_a_pull_that_fails_says_so_at_the_end_of_its_stream(bert: Path, tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
+    with serving([f"bert={bert}"], catalogue=True) as made:  # offline
+        status, found = lines(made, "/api/pull", {"model": "Qwen2.5-Coder-0.5B-Instruct"})
+        assert status == 200 and found[0] == {"status": "pulling manifest"} and "error" in found[-1] and len(found) == 2
+        assert ask(made, "/api/pull", {"model": "Qwen2.5-Coder-0.5B-Instruct", "stream": False})[0] == 404
+        assert made.state.streams == 0
+
+
+@pytest.mark.parametrize("field", [
+    {"options": {"temperature": -1}}, {"options": {"num_predict": 0}}, {"options": {"stop": ["x"] * 10_000}},
+    {"options": {"top_k": 1.5}}, {"options": {"seed": "x"}}, {"messages": [{"role": "god", "content": "x"}]},
+    {"messages": "x"}, {"messages": [{"role": "user", "content": ""}]}, {"stream": "no"}, {"options": []},
+], ids=str)
+def test_values_out_of_range_are_refused(server: Any, field: dict[str, Any]) -> None:
+    status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})
+    assert status == 400 and isinstance(found["error"], str)
+
+
+@pytest.mark.parametrize("field", [
+    {"options": {"mirostat": 1}}, {"options": {"tfs_z": 0.5}}, {"options": {"foo": 1}}, {"format": "json"},
+    {"format": {"type": "object"}}, {"tools": [{"type": "function"}]}, {"template": "{{ .Prompt }}"}, {"lora": "x"},
+    {"messages": [{"role": "user", "content": "x", "images": ["aGVsbG8="]}]},
+], ids=str)
+def test_what_is_not_offered_is_refused(server: Any, field: dict[str, Any]) -> None:
+    status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})
+    assert status == 400 and isinstance(found["error"], str)
+    for more in ({"context": [1, 2]}, {"suffix": "x"}, {"template": "x"}, {"images": ["aGVsbG8="]}):
+        assert ask(server, "/api/generate", {"model": "llama", "prompt": "x", **more})[0] == 400
+
+
+def test_names_are_never_paths(server: Any) -> None:
+    for path in ("chat", "generate", "embed", "embeddings", "show", "pull"):
+        body: dict[str, Any] = {"model": "../llama"}
+        body |= {"chat": {"messages": CHAT}, "generate": {"prompt": "x"}, "embed": {"input": "x"},
+                 "embeddings": {"prompt": "x"}}.get(path, {})
+        status, found = ask(server, f"/api/{path}", body)
+        assert status == 404 and "no such model" in found["error"]
+    for path in ("/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:abc", "/api/delete"):
+        assert ask(server, path, {"model": "llama", "path": "/etc/passwd"})[0] == 404
+
+
+@pytest.mark.parametrize("chaos", ["seed=3,fail=0.02", "seed=1,fail=1.0"])
+def test_every_stream_has_one_end(llama: Path, chaos: str) -> None:
+    config = mpool.PoolConfig(chaos=chaos, shutdown_grace=1.0, breaker_threshold=0)
+    with serving([f"llama={llama}"], config) as made:
+        for seed in range(12):
+            status, found = lines(made, "/api/chat", {"model": "llama", "messages": CHAT, "options": {
+                "seed": seed, "num_predict": 200}})
+            ends = [at for at, one in enumerate(found) if one.get("done") or "error" in one]
+            assert ends == [len(found) - 1] and (status == 200 or "error" in found[0])
+        idle(made)
+
+
+def test_the_asynchronous_client(server: Any) -> None:
+    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY).text
+
+    async def one(client: Any) -> str:
+        return "".join([piece.message.content async for piece in
+                        await client.chat(model="llama", messages=CHAT, options=OPTIONS, stream=True)])
+
+    async def work() -> list[str]:
+        client = ollama.AsyncClient(host=server.url)
+        return await asyncio.gather(*(one(client) for _ in range(20)))
+
+    assert set(asyncio.run(work())) == {wanted}
+    idle(server)
