@@ -35,11 +35,14 @@ _CLASSES: dict[str, dict[str, Any]] = {
                           "resample": 2, "mean": _HALVES, "std": _HALVES},
 }
 _CLASSES["LlavaImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "pads": True}
+#: Tiles of an image beside the whole; ``do_pad`` fills batches up there.
+_CLASSES["LlavaNextImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "grid": [
+    [336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
 _CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
 _CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
 
 _READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
-         "do_center_crop", "do_pad", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
+         "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
 #: Keys that change nothing, or nothing unless they have another value than these.
 _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
@@ -58,6 +61,7 @@ class Processor:
     crop: tuple[int, int] | None
     pad_square: tuple[int, int, int] | None
     kv: dict[str, Value]
+    grid: tuple[tuple[int, int], ...] = ()
 
     def output(self) -> tuple[int, int] | None:
         """(height, width) that every image comes to; None: it depends on the image."""
@@ -144,8 +148,23 @@ def read(folder: Folder) -> Processor:
     if config.bool("do_normalize", True):
         kv["mpool.image.mean"] = _three(config, "image_mean", defaults["mean"])
         kv["mpool.image.std"] = _three(config, "image_std", defaults["std"])
+    grid = () if "grid" not in defaults else pinpoints(config, defaults["grid"])
+    if "image_grid_pinpoints" in config and not grid:
+        config.fail("image_grid_pinpoints", "given", "none for this processor")
     return Processor(resize, config.int("resample", defaults["resample"], low=0, high=5), crop,
-                     _pad(config, bool(defaults.get("pads"))), kv)
+                     None if grid else _pad(config, bool(defaults.get("pads"))), kv, grid)
+
+
+def pinpoints(config: Fields, default: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    """``image_grid_pinpoints``: heights and widths that an image may be cut into tiles at."""
+    value = config.get("image_grid_pinpoints")
+    value = default if value is None else value
+    ok = isinstance(value, list) and 1 <= len(value) <= 64 and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in pair)
+        for pair in value)
+    if not ok:
+        config.fail("image_grid_pinpoints", describe(value), "1 to 64 pairs of height and width")
+    return tuple((high, wide) for high, wide in value)
 
 
 def _pad(config: Fields, pads: bool) -> tuple[int, int, int] | None:

@@ -131,11 +131,13 @@ class VisionSettings:
     """How a model that reads images beside text wants them.
 
     Attributes:
-        scheme: what becomes of an image: ``"one"``, one tile that stands for the whole.
+        scheme: what becomes of an image: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
+            image at one of the sizes of ``grid`` cut into tiles.
         image: how a tile is prepared.
         image_token_id: the placeholder that stands in the prompt for a row of an image.
         keep_class: whether the image network's class token is a row, too.
         merge: patches a side that become one row.
+        grid: (height, width) in pixels, of whole tiles.
     """
 
     scheme: str
@@ -143,6 +145,7 @@ class VisionSettings:
     image_token_id: int
     keep_class: bool = False
     merge: int = 1
+    grid: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
               "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768},
 }
+#: Of one image.
+MOST_TILES = 64
 _PROJECTOR_ACTS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 #: Name of a tensor -> (part of the model, name within it), as transformers saved such models at different times.
 _NAMES = (
@@ -100,7 +102,9 @@ def _image_token(config: Fields, default: int) -> int:
 
 
 def read_llava(config: Fields) -> Joint:
-    """LLaVA 1.5 (https://arxiv.org/abs/2310.03744) as transformers has it."""
+    """LLaVA 1.5 (https://arxiv.org/abs/2310.03744), and 1.6, which looks at tiles of an image too
+    (https://llava-vl.github.io/blog/2024-01-30-llava-next), as transformers has them."""
+    tiled = config.str("model_type") == "llava_next"
     text, vision = _text_of(config), config.section("vision_config")
     kind = vision.str("model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model"):
@@ -115,21 +119,32 @@ def read_llava(config: Fields) -> Joint:
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "vision_feature_layer", "vision_feature_select_strategy",
                            "image_token_index", "image_token_id", "projector_hidden_act", "multimodal_projector_bias",
-                           "tie_word_embeddings", "image_seq_length", "ignore_index", "vocab_size"})
+                           "tie_word_embeddings", "image_seq_length", "ignore_index", "vocab_size",
+                           "image_grid_pinpoints", "use_image_newline_parameter"})
     projector = Tower("projector", {})
     bias = config.bool("multimodal_projector_bias", True)
     projector.linear("linear_1", "mm.0", width, tower.hidden, bias)
     projector.linear("linear_2", "mm.2", width, width, bias)
     keep = clip and select == "full"
+    if tiled:
+        if keep:
+            raise Unsupported(f"{config.file}: vision_feature_select_strategy is full; mpool puts tiles together without "
+                              "their class tokens")
+        projector.add("image_newline", "mm.image_newline", width)
     token = _image_token(config, 32000)
 
     def make(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
         processor = image_processor.read(folder)
         image_towers.check(tower, processor.output(), os.path.join(folder.path, image_processor.NAME))
+        if tiled:
+            _check_grid(config, tower, processor, folder)
+        elif processor.grid:
+            config.fail("model_type", "llava", "llava_next for a processor of tiles")
         image = ImageSettings(hidden_size=tower.hidden, output_size=width, resize=processor.resize,
                               resample=processor.resample, crop=processor.crop, patch_size=tower.patch,
                               image_size=tower.image, any_size=False, pad_square=processor.pad_square)
-        return VisionSettings(scheme="one", image=image, image_token_id=token, keep_class=keep), processor.kv
+        return VisionSettings(scheme="tiles" if tiled else "one", image=image, image_token_id=token, keep_class=keep,
+                              grid=processor.grid), processor.kv
 
     return Joint("llava", text, tower, projector, {
         "mpool.vision.tower": tower.architecture, "mpool.vision.image_token_id": token,
@@ -137,9 +152,21 @@ def read_llava(config: Fields) -> Joint:
         "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", _PROJECTOR_ACTS)}, make)
 
 
-READERS: dict[str, Callable[[Fields], Joint]] = {"llava": read_llava}
+def _check_grid(config: Fields, tower: Tower, processor: image_processor.Processor, folder: Folder) -> None:
+    """The processor cuts images where the model puts their tiles together, into whole tiles."""
+    default = [list(pair) for pair in processor.grid]
+    if not processor.grid or image_processor.pinpoints(config, default) != processor.grid:
+        raise FormatError(file=os.path.join(folder.path, image_processor.NAME), field="image_grid_pinpoints",
+                          got=describe(default), allowed="those of config.json")
+    for pair in processor.grid:
+        if any(n % tower.image for n in pair) or pair[0] * pair[1] > MOST_TILES * tower.image ** 2:
+            config.fail("image_grid_pinpoints", describe(list(pair)),
+                        f"multiples of image_size, {tower.image}, of at most {MOST_TILES} tiles")
+
+
+READERS: dict[str, Callable[[Fields], Joint]] = {"llava": read_llava, "llava_next": read_llava}
 #: Names in ``architectures`` of config.json.
-CLASSES = {"llava": ("LlavaForConditionalGeneration",)}
+CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",)}
 #: Values of ``model_type`` that this module reads.
 MODEL_TYPES = tuple(READERS)
 

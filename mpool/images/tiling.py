@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,5 +53,57 @@ def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
     Raises:
         InvalidArgument: an image that would become too large or too small.
     """
+    if settings.scheme == "tiles":
+        return _with_tiles(image, settings)
     tile = prepare(image, settings.image, name)
     return Cut([tile], [Run(1, rows_of(settings, *tile.shape[:2]))])
+
+
+# ---- LLaVA 1.6: the whole, and tiles of it -----------------------------------------------------------------------------
+
+def best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The size of a list at which most of an image's pixels are kept, and of those the one with the least border."""
+
+    def rank(size: tuple[int, int]) -> tuple[int, int]:
+        high, wide = size
+        scale = min(wide / width, high / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - high * wide
+
+    return max(sizes, key=rank)  # the first of equals
+
+
+def _with_tiles(image: Image, settings: VisionSettings) -> Cut:
+    side, resample = settings.image.image_size, settings.image.resample
+    width, height = image.size
+    high, wide = best_size(height, width, settings.grid)
+    whole = np.asarray(image.resize((side, side), resample=resample))  # type: ignore[arg-type]
+    by_width, by_height = wide / width, high / height
+    if by_width < by_height:
+        new_width, new_height = wide, min(ceil(height * by_width), high)
+    else:
+        new_width, new_height = min(ceil(width * by_height), wide), high
+    canvas = np.zeros((high, wide, 3), dtype=np.uint8)
+    top, left = (high - new_height) // 2, (wide - new_width) // 2
+    canvas[top:top + new_height, left:left + new_width] = np.asarray(
+        image.resize((new_width, new_height), resample=resample))  # type: ignore[arg-type]
+    tiles = [canvas[y:y + side, x:x + side] for y in range(0, high, side) for x in range(0, wide, side)]
+    grid = side // settings.image.patch_size
+    sources = _laid_out(grid, high // side, wide // side, height, width)
+    return Cut([whole, *tiles], [Run(1 + len(tiles), len(sources), sources)])
+
+
+def _laid_out(grid: int, down: int, across: int, height: int, width: int) -> NDArray[np.int32]:
+    """Rows of the whole; then those of the tiles line by line, without those that are border, each line with the
+    newline behind it."""
+    y, x = np.mgrid[:down * grid, :across * grid]
+    rows = (1 + y // grid * across + x // grid) * grid * grid + y % grid * grid + x % grid
+    high, wide = rows.shape
+    if width / height > wide / high:
+        border = (high - int(round(height * (wide / width), 7))) // 2
+        rows = rows[border:high - border]
+    else:
+        border = (wide - int(round(width * (high / height), 7))) // 2
+        rows = rows[:, border:wide - border]
+    lines = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1)
+    return np.concatenate([np.arange(grid * grid), lines.reshape(-1)]).astype(np.int32)

@@ -26,6 +26,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llava_siglip": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "tower": "siglip_vision_model",
                      "text": "mistral", "more": {"vision_feature_select_strategy": "full",
                                                  "projector_hidden_act": "relu"}},
+    "llava_next": {"config": "LlavaNextConfig", "model": "LlavaNextForConditionalGeneration",
+                   "tower": "clip_vision_model", "text": "mistral",
+                   "more": {"image_grid_pinpoints": [[40, 80], [80, 40], [80, 80], [120, 40]]}},
 }
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
@@ -39,6 +42,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
                    "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "resample": 3},
     "llava_siglip": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 40, "width": 40},
                      "resample": 2},
+    "llava_next": {"image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 40}, "resample": 3,
+                   "crop_size": {"height": 40, "width": 40},
+                   "image_grid_pinpoints": [[40, 80], [80, 40], [80, 80], [120, 40]]},
 }
 
 
@@ -116,7 +122,9 @@ def inputs(model: Any, ids: list[int], pictures: list[np.ndarray]) -> dict[str, 
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
     made = [processed(family, picture) for picture in pictures]
-    found["pixel_values"] = torch.cat([one["pixel_values"] for one in made])
+    found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
+    if family == "llava_next":
+        found["image_sizes"] = torch.tensor([picture.shape[:2] for picture in pictures])
     return found
 
 
