@@ -8,7 +8,7 @@ and a client that leaves its answer unread for too long is cut off by the connec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sse_starlette.event import ServerSentEvent
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from .errors import Refusal, refusal_of
 
 if TYPE_CHECKING:
-    from ..aio import AsyncStream
+    from .._async_streams import AsyncFlow
     from .state import State
 
 #: Seconds for which the head of an answer waits for its first piece: what fails until then has a status of its own.
@@ -95,7 +95,7 @@ class Pieces:
     Counts as a stream of the server from :meth:`begin` on until :meth:`close`.
     """
 
-    def __init__(self, state: State, streams: list[AsyncStream]) -> None:
+    def __init__(self, state: State, streams: Sequence[AsyncFlow[Any]]) -> None:
         self._state, self._streams = state, streams
         self._steps: dict[asyncio.Task[Any], int] = {}
         self._counted = False
@@ -148,14 +148,14 @@ class Pieces:
             self._state.end_stream()
 
 
-async def _step(stream: AsyncStream) -> Any:
+async def _step(stream: AsyncFlow[Any]) -> Any:
     try:
         return await stream.__anext__()
     except StopAsyncIteration:
         return None
 
 
-async def _rest(stream: AsyncStream) -> AsyncIterator[Any]:
+async def _rest(stream: AsyncFlow[Any]) -> AsyncIterator[Any]:
     while True:
         try:
             piece = await stream.__anext__()

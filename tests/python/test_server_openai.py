@@ -108,3 +108,24 @@ def test_health_metrics_and_the_document(server: Any) -> None:
     status, document = ask(server, "/openapi.json")
     assert status == 200 and document["openapi"].startswith("3.1") and "/v1/embeddings" in document["paths"]
     assert ask(server, "/v1/embeddings/")[0] == 404 and ask(server, "/V1/embeddings", {})[0] == 404
+
+
+def test_reranking_is_that_of_the_library(tmp_path: Path, bert: Path) -> None:
+    from test_rerank import _make
+
+    documents = ["The dog barked.", "A cat sat.", "Numbers 1 2 3.", "Cats sleep."]
+    with serving([f"ranker={_make(tmp_path / 'ranker', 'bert')}", f"bert={bert}"]) as made:
+        wanted = made.state.pool.rerank("cats", documents, "ranker")
+        body: dict[str, Any] = {"model": "ranker", "query": "cats", "documents": documents}
+        status, found = ask(made, "/v1/rerank", body)
+        assert status == 200
+        assert [(row["index"], row["relevance_score"]) for row in found["results"]] == [(row.index, row.score)
+                                                                                      for row in wanted]
+        assert found["usage"]["total_tokens"] > 4 and "document" not in found["results"][0]
+        objects = [{"text": text} for text in documents]
+        status, found = ask(made, "/v1/rerank", {**body, "documents": objects, "top_n": 2, "return_documents": True})
+        assert [row["document"]["text"] for row in found["results"]] == [row.text for row in wanted.results[:2]]
+        assert ask(made, "/v1/rerank", {**body, "model": "bert"})[1]["error"]["code"] == "wrong_capability"
+        assert ask(made, "/v1/embeddings", {"model": "ranker", "input": "x"})[1]["error"]["code"] == "wrong_capability"
+        for wrong in ({"documents": []}, {"top_n": 0}, {"query": ""}, {"documents": ["x", ""]}, {"documents": [3]}):
+            assert ask(made, "/v1/rerank", {**body, **wrong})[0] == 400

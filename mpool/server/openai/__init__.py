@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..operations import Operation
-from . import chat, completions, vectors
+from . import chat, completions, pictures, vectors
 
-OPERATIONS: tuple[Operation, ...] = (*vectors.OPERATIONS, *completions.OPERATIONS, *chat.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (*vectors.OPERATIONS, *completions.OPERATIONS, *chat.OPERATIONS,
+                                     *pictures.OPERATIONS)
 
 __all__ = ["OPERATIONS"]

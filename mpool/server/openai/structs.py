@@ -328,4 +328,62 @@ class ChatPiece(Struct):
     object: str = "chat.completion.chunk"
 
 
+# ---- pictures ------------------------------------------------------------------------------------------------------
+
+class ImagesRequest(Request, kw_only=True):
+    """A picture to be made; ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are beyond
+    OpenAI's. ``quality``, ``style``, ``moderation`` and ``user`` do nothing."""
+
+    prompt: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
+    model: Name
+    n: Count | None = None
+    size: Annotated[str, Meta(pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")] | None = None
+    response_format: Literal["b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, Meta(ge=0, le=3)] | None = None
+    background: Literal["auto", "opaque"] | None = None
+    negative_prompt: str | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    num_inference_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    guidance_scale: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    quality: str | None = None
+    style: str | None = None
+    moderation: str | None = None
+    user: str | None = None
+
+
+class ImageData(Struct):
+    """A picture, as base64 of its file."""
+
+    b64_json: str
+
+
+class ImagesAnswer(Struct):
+    """All pictures; ``seed`` is the one in use."""
+
+    created: int
+    data: list[ImageData]
+    size: str
+    output_format: str
+    seed: int
+    quality: str = "auto"
+    background: str = "opaque"
+
+
+class ImagePiece(Struct, omit_defaults=True):
+    """A picture so far (``image_generation.partial_image``), or when it is done (``image_generation.completed``)."""
+
+    type: str
+    b64_json: str
+    created_at: int
+    size: str
+    output_format: str
+    quality: str
+    background: str
+    partial_image_index: int | None = None
+    seed: int | None = None
+
+
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Struct)]

@@ -1,0 +1,106 @@
+"""``/v1/images/generations``."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from ... import _threads, aio
+from ..errors import Refusal, openai_error
+from ..operations import Context, Operation, json_answer
+from ..streaming import EVENTS, Pieces, Streamed, event
+from .structs import ImageData, ImagePiece, ImagesAnswer, ImagesRequest
+from .text import check_count, encode
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ...aio import AsyncPictureStream
+    from ..models import Served
+
+_PARTIAL, _COMPLETED = "image_generation.partial_image", "image_generation.completed"
+#: Fields of a request -> options of the library.
+_OPTIONS = ("n", "negative_prompt", "num_inference_steps", "guidance_scale")
+
+
+async def generations(context: Context, body: ImagesRequest) -> Response:
+    """Pictures of what a text says, whole or with previews on the way."""
+    served = await context.model(body.model)
+    context.check_text(body.prompt, "prompt")
+    check_count(body.n or 1, context.state.settings.max_n)
+    options = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
+    if body.seed is not None:
+        options["seed"] = body.seed % 2**64
+    if body.size not in (None, "auto"):
+        options["width"], options["height"] = map(int, body.size.split("x"))  # type: ignore[union-attr]
+    if body.stream:
+        if (body.n or 1) != 1:
+            raise Refusal("invalid_value", "n: allowed is 1 with stream.", "n")
+        return await _streamed(context, served, body, options)
+    if body.partial_images:
+        raise Refusal("invalid_value", "partial_images: allowed with stream.", "partial_images")
+    made = await aio.generate_image(body.prompt, served.model, pool=context.state.pool, **options)
+    data = [ImageData(await _file(picture.image, body)) for picture in made.pictures]
+    return json_answer(ImagesAnswer(int(time.time()), data, _size(made.image), body.output_format or "png", made.seed))
+
+
+def _size(image: Image) -> str:
+    return f"{image.width}x{image.height}"
+
+
+async def _file(image: Image, body: ImagesRequest) -> str:
+    """Base64 of a picture's file; written on a thread that tokenises."""
+    kind = body.output_format or "png"
+    quality: dict[str, Any] = {} if kind == "png" or body.output_compression is None \
+        else {"quality": body.output_compression}
+
+    def write() -> str:
+        out = io.BytesIO()
+        image.save(out, format=kind.upper(), **quality)
+        return base64.b64encode(out.getvalue()).decode()
+
+    return await asyncio.get_running_loop().run_in_executor(_threads.executor(), write)
+
+
+async def _streamed(context: Context, served: Served, body: ImagesRequest, options: dict[str, Any]) -> Response:
+    previews = body.partial_images or 0
+    if previews:
+        context.state.pool.get(served.model, "text_to_image")
+        drawing = served.model.description.drawing
+        steps = body.num_inference_steps or (drawing.steps if drawing is not None else 1)
+        options["preview_every"] = max(1, steps // (previews + 1))
+    created = int(time.time())
+    stream: AsyncPictureStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
+                                                    **options)
+    pieces = Pieces(context.state, [stream])
+    await pieces.begin()
+
+    async def piece(kind: str, image: Image, index: int | None = None, seed: int | None = None) -> bytes:
+        return event(encode(ImagePiece(kind, await _file(image, body), created, _size(image),
+                                       body.output_format or "png", "auto", "opaque", index, seed)), kind)
+
+    async def events() -> AsyncIterator[bytes]:
+        shown = 0
+        async for _, step in pieces:
+            if step.preview is not None and shown < previews:
+                yield await piece(_PARTIAL, step.preview, shown)
+                shown += 1
+        made = await stream.result()
+        yield await piece(_COMPLETED, made.image, seed=made.seed)
+
+    return Streamed(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
+                    pieces.close)
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/images/generations", generations, ImagesRequest, ImagesAnswer,
+              "Pictures of what a text says", EVENTS, "images_generations"),
+)
+
+__all__ = ["OPERATIONS"]
