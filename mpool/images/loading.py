@@ -32,6 +32,8 @@ FORMAT_WORDS = "PNG, JPEG or WebP"
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
 MIN_SIDE, MAX_SIDE = 2, 1 << 15
+#: Numbers of an array that are converted at once.
+_AT_ONCE = 1 << 18
 #: Of the longer side to the shorter.
 MAX_RATIO = 200
 #: What the base64 text of an image in one of FORMATS begins with.
@@ -231,7 +233,7 @@ def _rgb(image: Image, name: str) -> Image:
         # 16 bits: the upper eight
         values = np.asarray(image)
         shift = 8 if image.mode != "I" or values.max(initial=0) > 255 else 0
-        grey = np.clip(values.astype(np.int64) >> shift, 0, 255).astype(np.uint8)
+        grey = np.clip(values >> shift, 0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if image.mode == "F":
         raise InvalidArgument(f"{name} is a Pillow image of floats, allowed: modes of 8 and 16 bits",
@@ -248,6 +250,18 @@ def _on_white(image: Image) -> Image:
     return Image.alpha_composite(Image.new("RGBA", layer.size, _WHITE), layer).convert("RGB")
 
 
+def _of_floats(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bytes of floats from 0 to 1, some rows at a time: the whole in float64 would be several times the array."""
+    found = np.empty(array.shape, dtype=np.uint8)
+    rows = max(1, _AT_ONCE // array[0].size)
+    for top in range(0, len(array), rows):
+        part = array[top:top + rows].astype(np.float64)
+        part *= 255
+        np.rint(part, out=part)
+        found[top:top + rows] = part
+    return found
+
+
 def _of_array(array: NDArray[Any], name: str) -> Image:
     from PIL import Image
 
@@ -262,7 +276,7 @@ def _of_array(array: NDArray[Any], name: str) -> Image:
         if not (low >= 0 and high <= 1):  # NaN is in no range
             raise InvalidArgument(f"{name} is an array of {array.dtype.name} from {low:g} to {high:g}, allowed: floats "
                                   "from 0 to 1, or uint8")
-        array = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+        array = _of_floats(array)
     elif array.dtype != np.uint8:
         raise InvalidArgument(f"{name} is an array of {array.dtype.name}, allowed: uint8, or floats from 0 to 1")
     if array.ndim == 3 and array.shape[2] == 1:

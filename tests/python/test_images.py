@@ -9,6 +9,7 @@ import io
 import socket
 import struct
 import threading
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,21 @@ def test_base64_of_jpeg_is_no_path() -> None:
     text = base64.b64encode(data).decode()
     assert text.startswith("/9j/")
     assert np.array_equal(pixels_of(text), pixels_of(data))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_arrays_of_floats(dtype: str) -> None:
+    """Byte by byte as numpy rounds them, in little more memory than the bytes."""
+    given = np.random.default_rng(1).random((700, 900, 3)).astype(dtype)
+    expected = np.rint(given.astype(np.float64) * 255).astype(np.uint8)
+    tracemalloc.start()
+    try:
+        found = pixels_of(given)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(found, expected)
+    assert most < 4 * expected.nbytes + (8 << 20), "the whole in float64 is 8 times the bytes, and was there twice"
 
 
 def test_grey_arrays_and_views() -> None:
