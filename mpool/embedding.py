@@ -289,12 +289,12 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         InvalidArgument: a text is not a str, empty, too long or not Unicode, unless the plan says null.
         ContextOverflow: a text has more tokens than the model takes and is not to be cut, unless the plan says null.
     """
+    if plan.query is not None:
+        return _pack_pairs(plan, texts, start)
     faults = [(at, fault) for at, text in enumerate(texts)
               if (fault := fault_of(text, _name(start + at, single))) is not None]
     if faults and not plan.null:
         raise _keyed(faults[0][1], plan)
-    if plan.query is not None:
-        return _pack_pairs(plan, texts)
     bad = {at for at, _ in faults}
     good = [text for at, text in enumerate(texts) if at not in bad] if bad else texts
     prompted = [plan.prompt + text for text in good] if plan.prompt else good
@@ -341,13 +341,18 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
     return Pack(np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64), None, len(sequences))
 
 
-def _pack_pairs(plan: Plan, documents: list[str]) -> Pack:
+def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
     assert plan.query is not None
+    for at, text in enumerate(documents, start):
+        fault = fault_of(text, f"documents[{at}]")
+        if fault is not None:
+            fault.hint = "Leave it out: there is nothing in it to score" if text == "" else None
+            raise _keyed(fault, plan)
     try:
         found = plan.tokenizer.encode_pairs(plan.query, documents, max_tokens=plan.max_tokens, truncate=plan.truncate)
     except (InvalidArgument, ContextOverflow) as error:
-        for at, text in enumerate(documents):
-            fault = surrogate_of(text, _name(at, False))
+        for at, text in enumerate(documents, start):
+            fault = surrogate_of(text, f"documents[{at}]")
             if fault is not None:
                 raise _keyed(fault, plan) from None
         raise _keyed(error, plan) from None

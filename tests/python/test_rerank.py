@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.cli import main
 
 import tinymodels
 from paritymodels import randomise, torch, transformers
@@ -194,9 +195,9 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
     (QUERY, "one", {}, mpool.InvalidArgument, "documents is one str"),
     (QUERY, {"a": 1}, {}, mpool.InvalidArgument, "documents is dict"),
     (QUERY, None, {}, mpool.InvalidArgument, "documents is NoneType"),
-    (QUERY, ["good", ""], {}, mpool.InvalidArgument, "text 1 is empty"),
-    (QUERY, ["good", 3], {}, mpool.InvalidArgument, "text 1 is int"),
-    (QUERY, ["good", "b\udc00"], {}, mpool.InvalidArgument, "text 1 has half of a surrogate pair"),
+    (QUERY, ["good", ""], {}, mpool.InvalidArgument, r"documents\[1\] is empty(?!.*on_error)"),
+    (QUERY, ["good", 3], {}, mpool.InvalidArgument, r"documents\[1\] is int"),
+    (QUERY, ["good", "b\udc00"], {}, mpool.InvalidArgument, r"documents\[1\] has half of a surrogate pair"),
     (QUERY, ["x" * 1_000_001], {}, mpool.InvalidArgument, "1,000,001 characters"),
     (QUERY, ["x"] * 10_001, {}, mpool.LimitError, "documents has 10,001 texts"),
     (QUERY, DOCUMENTS, {"top_k": 0}, mpool.InvalidArgument, "top_k is 0, allowed: 1 or more"),
@@ -274,3 +275,11 @@ def test_gguf(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> Non
     documents = DOCUMENTS[:3]
     found = pool.rerank(QUERY, documents, str(path), compute="float32")
     assert np.abs(np.array(found.scores) - _expected(folders["xlm_roberta"], documents)).max() <= 1e-4
+
+
+def test_show(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """A reranker has labels, not dimensions and prompts."""
+    assert main(["show", str(folders["bert"]), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert "rerank" in facts["gives"] and facts["labels"] == 1 and facts["max_tokens"] == 64
+    assert not {"dimensions", "pooling", "prompts", "normalize"} & set(facts)
