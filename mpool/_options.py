@@ -353,16 +353,19 @@ class TextOptions(CallKeywords, total=False):
 # ---- of pictures ---------------------------------------------------------------------------------------------------
 
 class PictureOptions(CallKeywords, total=False):
-    """Options of :func:`mpool.generate_image`; see :mod:`mpool.drawing`."""
+    """Options of :func:`mpool.generate_image`, the aliases included; see :mod:`mpool.drawing`."""
 
     negative_prompt: str | None
     width: int | None
     height: int | None
     num_inference_steps: int | None
+    steps: int | None
     guidance_scale: float | None
+    cfg_scale: float | None
     seed: int | None
     latents: Any
     n: int
+    num_images_per_prompt: int
     preview_every: int
     max_sequence_length: int | None
     compute: Compute

@@ -451,12 +451,12 @@ def generate_image(prompt: str, model: ModelLike = None, *, stream: bool = False
             negative_prompt: what not to draw; for models that are guided (Stable Diffusion 3), with a guidance_scale
                 above 1.
             width, height: pixels; None: as the model was trained.
-            num_inference_steps: None: 28; 4 for FLUX.1-schnell. Stable Diffusion 3.5 large turbo wants 4.
-            guidance_scale: None: 7 for Stable Diffusion 3 (turbo wants 0), 3.5 for FLUX.1-dev.
+            num_inference_steps (or steps): None: 28; 4 for FLUX.1-schnell. Stable Diffusion 3.5 large turbo wants 4.
+            guidance_scale (or cfg_scale): None: 7 for Stable Diffusion 3 (turbo wants 0), 3.5 for FLUX.1-dev.
             seed: 0 to 2**64 - 1; None: a random one, which the result tells.
             latents: what to start from instead of noise of the seed: an array (n, channels, height / 8, width / 8), as
-                diffusers takes it.
-            n (1): so many pictures.
+                diffusers takes it, of numpy or torch.
+            n (1), or num_images_per_prompt: so many pictures.
             preview_every (0): steps between previews of a stream or job; each takes a pass of the decoder.
             max_sequence_length: tokens for T5; None: 256, or 512 for FLUX.1-dev.
             compute ("auto"): as for :func:`embed`; "auto" keeps quantised weights as they are stored.

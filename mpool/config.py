@@ -62,8 +62,10 @@ class PoolConfig:
         max_workers_per_model: a model starts with two, if there is memory for two, and gets more while all are busy
             and calls wait, as far as there are CPUs.
         policy: which worker takes a call, for all capabilities or by capability: ``"shared"`` (whoever has no work;
-            default for images), ``"pack"`` (the first that has room, so that one pass over the weights serves many
-            streams; default for text), ``"p2c"`` (the less loaded of two at random; default for embeddings),
+            default for embeddings of images), ``"pack"`` (the first that has room, so that one pass over the weights
+            serves many streams; default for text, and for pictures, of which one worker draws one after the other:
+            with several each would load the networks of the others), ``"p2c"`` (the less loaded of two at random;
+            default for embeddings of texts),
             ``"sequential"`` (one call at a time a worker). None: the defaults.
         batch_wait: seconds, at most 0.002, that a worker without work waits for more calls to batch.
         embed_queue_capacity: embedding calls of one text that may wait, a model; further callers wait outside, save

@@ -17,7 +17,7 @@ from .embedding import MAX_CHARS, surrogate_of
 from .errors import Cancelled, InvalidArgument, MemoryExhausted
 from .generation import keyed
 from .pictures import Picture, Pictures, PictureStep, to_image
-from .sampling import _short, integer
+from .sampling import _short, integer, real
 from .streams import Flow
 
 if TYPE_CHECKING:
@@ -50,14 +50,23 @@ class Drawing:
     compute: str = "auto"
 
 
+#: Name elsewhere -> name here.
+ALIASES = {"steps": "num_inference_steps", "num_images_per_prompt": "n", "cfg_scale": "guidance_scale"}
+
+
 def options_of(given: Mapping[str, Any]) -> Drawing:
     """The rest of a call's keywords.
 
     Raises:
-        InvalidArgument: there is no such option; the nearest is named.
+        InvalidArgument: there is no such option (the nearest is named), or one is given under two names.
     """
-    names = list(Drawing.__dataclass_fields__)
-    for name in given:
+    names, found = list(Drawing.__dataclass_fields__), dict(given)
+    for other, name in ALIASES.items():
+        if other in found:
+            if name in found:
+                raise InvalidArgument(f"{other} and {name} are both given", hint="They are the same: give one of them")
+            found[name] = found.pop(other)
+    for name in found:
         if name not in names:
             from .catalog.catalogue import nearest
 
@@ -65,7 +74,7 @@ def options_of(given: Mapping[str, Any]) -> Drawing:
             raise InvalidArgument(f"{name} is not an option of generate_image"
                                   + (f"; the nearest is {near[0]}" if near else ""),
                                   hint="Options: " + ", ".join(names))
-    return Drawing(**given)
+    return Drawing(**found)
 
 
 def _whole(name: str, value: Any, low: int, high: int, key: str) -> int:
@@ -76,10 +85,10 @@ def _whole(name: str, value: Any, low: int, high: int, key: str) -> int:
 
 
 def _scale(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or \
-            not 0 <= float(value) <= 1000:
+    number = real(value)
+    if number is None or not 0 <= number <= 1000:
         raise InvalidArgument(f"guidance_scale is {_short(value)}, allowed: 0 to 1000", key=key)
-    return float(value)
+    return number
 
 
 def _size(name: str, value: Any, grain: int, most: int, key: str) -> int:
@@ -94,7 +103,7 @@ def _size(name: str, value: Any, grain: int, most: int, key: str) -> int:
 # ---- schedule ------------------------------------------------------------------------------------------------------
 
 def _shifted(t: NDArray[Any], mu: float, kind: str) -> NDArray[Any]:
-    bend = math.exp(mu) if kind == "exponential" else mu
+    bend = math.exp(min(mu, 700.0)) if kind == "exponential" else mu
     return bend / (bend + (1 / t - 1) ** 1.0)
 
 
@@ -106,10 +115,24 @@ def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[
         steps: how many.
         rows: of the transformer that the picture takes: on them a dynamic shift depends.
 
+    Raises:
+        InvalidArgument: what the model's files say gives no schedule for so many steps of such a picture.
+
     Source:
         "Scaling Rectified Flow Transformers" (arXiv:2403.03206), section 5.3.2; the numbers and their order of rounding
         are those of diffusers' FlowMatchEulerDiscreteScheduler and its pipelines.
     """
+    with np.errstate(all="ignore"):
+        times, sigmas = _schedule(settings, steps, rows)
+    low, high = float(sigmas.min()), float(sigmas.max())
+    if not (np.isfinite(times).all() and -1e-3 <= low and high <= 1 + 1e-3):  # NaN is in no range
+        raise InvalidArgument(f"the model's schedule of noise gives shares from {low:g} to {high:g} for {steps} steps "
+                              f"of a picture of {rows:,} rows, allowed: 0 to 1",
+                              hint="Another width, height or num_inference_steps; scheduler_config.json says the shift")
+    return times, sigmas
+
+
+def _schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     s = settings.scheduler
     train, shift, dynamic = s["num_train_timesteps"], s["shift"], s["use_dynamic_shifting"]
     if settings.architecture == "flux":
@@ -140,6 +163,15 @@ def noise(seed: int, picture: int, shape: tuple[int, int, int]) -> NDArray[np.fl
     """Latents to start from: normal, a function of the seed and the picture's number."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, picture], dtype=np.uint64)))
     return generator.standard_normal(shape, dtype=np.float32)
+
+
+def _check_memory(entry: Entry, core_key: str, n: int, pixels: int, latents: int) -> None:
+    """What the core would say once it has the noise, before that is drawn: it may be gigabytes."""
+    limit, needed = int(entry.pool.registry.stats()["memory_limit"]), 4 * n * (2 * latents + 3 * pixels)
+    if needed > limit:
+        raise MemoryExhausted(f"{core_key.splitlines()[0]}: the call needs {needed / 1e6:,.1f} MB, "
+                              f"{limit / 1e6:,.1f} MB are the limit", key=entry.key,
+                              hint="Ask for fewer or smaller pictures at once")
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------------
@@ -251,24 +283,31 @@ def prepare(entry: Entry, prompt: Any, options: Drawing, watched: bool = True, k
     if options.negative_prompt is not None and not settings.guided:
         raise InvalidArgument("negative_prompt is given, but this model is not guided away from a text", key=key,
                               hint="Leave it out")
+    away = "" if options.negative_prompt is None else _check_text("negative_prompt", options.negative_prompt, key)
     if settings.guided and scale > 1:
-        texts.append(_check_text("negative_prompt", options.negative_prompt or "", key))
+        texts.append(away)
     longest = settings.inputs[2].length if settings.inputs[2] is not None else 0
     tokens = _whole("max_sequence_length", min(settings.text_tokens, longest) if options.max_sequence_length is None
                     else options.max_sequence_length, 1, longest, key)
     counts = [0 if take is None else take.length for take in settings.inputs]
     counts[2] = tokens
+    shape = (settings.channels, height // settings.scale, width // settings.scale)
+    _check_memory(entry, core_key, n, width * height, math.prod(shape))
     with keyed(entry):
+        times, sigmas = schedule(settings, steps, shape[1] * shape[2] // 4)
         ids = [_threads.interruptible(_tokens, settings.inputs, text, counts,
                                       "negative_prompt" if i else "prompt", chars=len(text))
                for i, text in enumerate(texts)]
-    shape = (settings.channels, height // settings.scale, width // settings.scale)
-    start = np.stack([noise(seed, i, shape) for i in range(n)]) if options.latents is None else \
-        _latents(options.latents, settings, n, shape, key)
-    times, sigmas = schedule(settings, steps, shape[1] * shape[2] // 4)
+    if options.latents is None:
+        start = np.empty((n, *shape), dtype=np.float32)
+        for i in range(n):
+            start[i] = noise(seed, i, shape)
+    else:
+        start = _latents(options.latents, settings, n, shape, key)
     parameters = {"model": key, "prompt": prompt, "negative_prompt": options.negative_prompt, "width": width,
                   "height": height, "num_inference_steps": steps, "guidance_scale": scale, "seed": seed,
-                  "max_sequence_length": tokens}
+                  "max_sequence_length": tokens, "n": n, "compute": options.compute,
+                  "latents": "of the seed" if options.latents is None else "given"}
     return Request(entry, core_key, width, height, ids, (counts[0], counts[1], counts[2]), start, times, sigmas, scale,
                    every if watched else 0, seed, parameters, keep)
 
@@ -278,11 +317,9 @@ def _latents(given: Any, settings: DrawingSettings, n: int, shape: tuple[int, in
     """(n, channels, high, wide); FLUX's also as diffusers packs them, (n, high / 2 * wide / 2, 4 channels)."""
     channels, high, wide = shape
     packed = (n, high * wide // 4, 4 * channels)
-    try:
-        array = np.asarray(given, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"latents is {_short(given)}, allowed: an array of floats, {(n, *shape)}",
-                              key=key) from None
+    array = _array_of(given)
+    if array is None:
+        raise InvalidArgument(f"latents is {_short(given)}, allowed: an array of floats, {(n, *shape)}", key=key)
     if settings.architecture == "flux" and array.shape == packed:
         array = array.reshape(n, high // 2, wide // 2, channels, 2, 2).transpose(0, 3, 1, 4, 2, 5).reshape(n, *shape)
     if array.shape == shape and n == 1:
@@ -290,7 +327,21 @@ def _latents(given: Any, settings: DrawingSettings, n: int, shape: tuple[int, in
     if array.shape != (n, *shape):
         more = f" or {packed}" if settings.architecture == "flux" else ""
         raise InvalidArgument(f"latents is an array of shape {array.shape}, allowed: {(n, *shape)}{more}", key=key)
-    return np.ascontiguousarray(array)
+    with np.errstate(over="ignore"):  # what is infinite then is refused by the core
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _array_of(given: Any) -> NDArray[Any] | None:
+    """Numbers as an array: of numpy, a list, or a tensor of torch, which may be bfloat16, need gradients or be on
+    another device. None: they are none."""
+    try:
+        if all(hasattr(given, name) for name in ("detach", "cpu", "float", "is_complex")):
+            given = given.detach().cpu()
+            given = given if given.is_complex() else given.float()
+        array = np.asarray(given)
+    except Exception:  # a caller's object, which may raise anything
+        return None
+    return array if array.dtype.kind in "fiu" or array.dtype.name == "bfloat16" else None
 
 
 # ---- steps ---------------------------------------------------------------------------------------------------------

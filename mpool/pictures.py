@@ -36,15 +36,15 @@ def to_image(array: NDArray[Any]) -> Image:
     return Image.fromarray(array, "RGB")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
-    """One picture. In a notebook it shows itself.
+    """One picture. In a notebook it shows itself. Those with the same pixels, latents and parameters are equal.
 
     Attributes:
         array: float32 (height, width, 3), RGB from 0 to 1.
         latents: float32 (channels, high, wide), what the decoder was given.
-        parameters: what it was made with: model, prompt, seed, size, steps, guidance; they are written into PNG files,
-            as JSON under the key ``mpool``.
+        parameters: what it was made with: model, prompt, seed, size, steps, guidance, compute, ``n`` and which of them
+            it is, whether latents were given; they are written into PNG files, as JSON under the key ``mpool``.
     """
 
     array: NDArray[np.float32] = field(repr=False)
@@ -66,6 +66,19 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         return _png(self.image, self.parameters)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Picture):
+            return NotImplemented
+        return self is other or (dict(self.parameters) == dict(other.parameters) and _same(self.array, other.array)
+                                 and _same(self.latents, other.latents))
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(dict(self.parameters), sort_keys=True))
+
+
+def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,11 @@ class Pictures:
     def array(self) -> NDArray[np.float32]:
         """Of the first: float32 (height, width, 3), RGB from 0 to 1."""
         return self.pictures[0].array
+
+    @property
+    def latents(self) -> NDArray[np.float32]:
+        """Of the first: float32 (channels, high, wide), what the decoder was given."""
+        return self.pictures[0].latents
 
     @property
     def images(self) -> list[Image]:

@@ -72,13 +72,16 @@ class Fields:
             self.fail(key, describe(value), allowed)
         return value
 
-    def number(self, key: builtins.str, default: Any = REQUIRED, *, above: float | None = None) -> Any:
-        """A finite number greater than ``above``, as a float, or ``default``."""
-        allowed = "a finite number" if above is None else f"a finite number above {above:g}"
+    def number(self, key: builtins.str, default: Any = REQUIRED, *, above: float | None = None,
+               most: float | None = None) -> Any:
+        """A finite number greater than ``above`` and at most ``most``, as a float, or ``default``."""
+        allowed = "a finite number" + ("" if above is None else f" above {above:g}") \
+            + ("" if most is None else f"{'' if above is None else ','} at most {most:g}")
         value, absent = self._pick(key, default, allowed)
         if absent:
             return value
-        if type(value) not in (int, float) or not math.isfinite(value) or (above is not None and not value > above):
+        if type(value) not in (int, float) or not math.isfinite(value) or (above is not None and not value > above) \
+                or (most is not None and value > most):
             self.fail(key, describe(value), allowed)
         return float(value)
 

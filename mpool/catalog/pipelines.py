@@ -339,8 +339,13 @@ def _scheduler(folder: Folder) -> Mapping[str, Any]:
     kind = config.str("time_shift_type", "exponential")
     if kind not in ("exponential", "linear"):
         config.fail("time_shift_type", kind, "exponential or linear")
-    found: dict[str, Any] = {name: config.number(name, default) for name, default in (
-        ("shift", 1.0), ("base_shift", 0.5), ("max_shift", 1.15), ("shift_terminal", None))}
-    found |= {name: config.int(name, default, low=1) for name, default in (
+    found: dict[str, Any] = {name: config.number(name, default, above=above, most=most)
+                             for name, default, above, most in (
+        ("shift", 1.0, 0.0, 1e4), ("base_shift", 0.5, -1e2, 1e2), ("max_shift", 1.15, -1e2, 1e2),
+        ("shift_terminal", None, -1e-9, 0.999))}
+    found |= {name: config.int(name, default, low=1, high=10**6) for name, default in (
         ("num_train_timesteps", 1000), ("base_image_seq_len", 256), ("max_image_seq_len", 4096))}
+    if found["max_image_seq_len"] <= found["base_image_seq_len"]:
+        config.fail("max_image_seq_len", found["max_image_seq_len"], "more than base_image_seq_len, "
+                    f"{found['base_image_seq_len']}")
     return found | {"use_dynamic_shifting": config.bool("use_dynamic_shifting", False), "time_shift_type": kind}

@@ -158,16 +158,32 @@ def _facts(name: str) -> dict[str, Any]:
     return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
 
 
+def _gives(model: ModelDescription) -> str:
+    """What it is for, in words, with the function that asks it."""
+    if model.drawing is not None:
+        return "pictures of what a text says (generate_image)"
+    if model.vision is not None:
+        return "texts about images (vision, chat)"
+    if model.image is not None:
+        return "vectors of images (embed_image)" + (", and of texts among them (embed)" if model.towers else "")
+    if model.embedding is not None:
+        return "scores of documents for a query (rerank)" if model.embedding.scores else "vectors of texts (embed)"
+    return "texts (generate, chat)"
+
+
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """What a model's files say."""
     tensors = [tensor for part in (model, *model.towers) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
-        "capability": model.capability, "architecture": model.spec.architecture, "license": model.license,
+        "capability": model.capability, "gives": _gives(model), "architecture": model.spec.architecture,
+        "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
-    if model.embedding is not None:
+    if model.embedding is not None and model.embedding.scores:
+        facts |= {"max_tokens": model.embedding.max_tokens, "labels": model.embedding.output_size}
+    elif model.embedding is not None:
         settings = model.embedding
         facts |= {"max_tokens": settings.max_tokens, "dimensions": settings.truncate_dim or settings.output_size,
                   "matryoshka": list(settings.dimensions), "pooling": list(settings.pooling),
@@ -178,11 +194,20 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         facts |= {"capabilities": [model.capability, *(tower.capability for tower in model.towers)],
                   "dimensions": image.output_size, "image_size": image.image_size, "patch_size": image.patch_size,
                   "any_size": image.any_size, "resize": list(image.resize or ()), "crop": list(image.crop or ()),
-                  "normalize": image.normalize, "similarity": image.similarity}
+                  "normalize": image.normalize, "similarity": image.similarity,
+                  "max_tokens": next((tower.embedding.max_tokens for tower in model.towers if tower.embedding), None)}
     if model.vision is not None:
         image = model.vision.image
         facts |= {"image_size": image.image_size, "patch_size": image.patch_size, "images": model.vision.scheme,
                   "resize": list(image.resize or ()), "crop": list(image.crop or ())}
+    if model.drawing is not None:
+        drawing = model.drawing
+        encoders = [name for name, take in zip(("CLIP-L", "CLIP-G", "T5"), drawing.inputs)
+                    if take is not None and take.folder is not None]
+        facts |= {"width_and_height": drawing.side, "sizes": f"multiples of {2 * drawing.scale}",
+                  "num_inference_steps": drawing.steps, "guidance_scale": drawing.guidance_scale,
+                  "negative_prompt": drawing.guided, "text_encoders": encoders, "text_tokens": drawing.text_tokens,
+                  "latent_channels": drawing.channels, "scheduler": dict(drawing.scheduler)}
     if model.generation is not None:
         facts |= {"context_length": model.generation.context_length, "chat_template": model.chat_template is not None,
                   "end_of_generation": list(model.generation.eog_token_ids),

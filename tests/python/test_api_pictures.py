@@ -14,6 +14,8 @@ import pytest
 
 import mpool
 from mpool import drawing, errors
+from mpool._options import PictureOptions
+from mpool.cli import main
 
 import pipelinemodels
 
@@ -55,6 +57,7 @@ def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
             kept = json.loads(image.text["mpool"])  # type: ignore[attr-defined]
             assert np.array_equal(np.asarray(image), np.asarray(made.image))
         assert kept["prompt"] == "a cat" and kept["seed"] == 5 and kept["num_inference_steps"] == 3
+        assert (kept["n"], kept["picture"], kept["compute"], kept["latents"]) == (1, 0, "auto", "of the seed")
         assert (kept["width"], kept["height"]) == (32, 24)
     made.save(tmp_path / "cat.webp")
     with Image.open(tmp_path / "cat.webp") as image:
@@ -94,6 +97,50 @@ def test_packed_latents_of_flux(pool: mpool.Pool, flux: str) -> None:
     packed = latents.reshape(1, 4, 3, 2, 4, 2).transpose(0, 2, 4, 1, 3, 5).reshape(1, 12, 16)
     first, second = (pool.generate_image("a cat", flux, latents=given, **SMALL) for given in (latents, packed))
     assert np.array_equal(first.array, second.array)
+
+
+def test_latents_of_torch(pool: mpool.Pool, flux: str) -> None:
+    """As diffusers has them: of half precision, and part of what gradients are wanted of."""
+    torch = pytest.importorskip("torch")
+    given = torch.randn((1, 4, 6, 8), generator=torch.Generator().manual_seed(1))
+    expected = pool.generate_image("a cat", flux, latents=given.numpy(), **SMALL)
+    assert expected.parameters["latents"] == "given"
+    for made in (given, given.clone().requires_grad_(True), given.double(), given.tolist()):
+        assert np.array_equal(pool.generate_image("a cat", flux, latents=made, **SMALL).array, expected.array)
+    rounded = given.bfloat16()
+    assert np.array_equal(pool.generate_image("a cat", flux, latents=rounded, **SMALL).array,
+                          pool.generate_image("a cat", flux, latents=rounded.float().numpy(), **SMALL).array)
+    for wrong in (given.to("meta"), given.to(torch.complex64), np.array([["1"]]), np.full((1, 4, 6, 8), 1e300)):
+        with pytest.raises(errors.InvalidArgument, match="latents"):
+            pool.generate_image("a cat", flux, latents=wrong, **SMALL)
+
+
+def test_names_that_others_have(pool: mpool.Pool, sd3: str) -> None:
+    plain = {**SMALL, "num_inference_steps": 2, "n": 2, "guidance_scale": 3}
+    theirs = {**SMALL, "steps": 2, "num_images_per_prompt": 2, "cfg_scale": 3}
+    del theirs["num_inference_steps"]
+    assert pool.generate_image("a cat", sd3, **plain) == pool.generate_image("a cat", sd3, **theirs)
+    for name, other in (("num_inference_steps", "steps"), ("n", "num_images_per_prompt"),
+                        ("guidance_scale", "cfg_scale")):
+        with pytest.raises(errors.InvalidArgument, match=f"{other} and {name} are both given"):
+            pool.generate_image("a cat", sd3, **{**SMALL, name: 2, other: 2})
+    assert set(drawing.ALIASES) <= set(PictureOptions.__annotations__)
+
+
+def test_equality(pool: mpool.Pool, flux: str) -> None:
+    first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
+    assert first == again and hash(first) == hash(again) and first != other and first != 3
+    assert first.latents is first.pictures[0].latents
+    assert first != pool.generate_image("a cat", flux, n=2, **SMALL)
+
+
+def test_much_is_refused_before_noise_is_drawn(flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 pictures of 8192 x 8192 start from gigabytes of it."""
+    monkeypatch.setattr(drawing, "noise", lambda *args: pytest.fail("noise was drawn"))
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 30)) as pool:
+        for options in ({"width": 8192, "height": 8192, "n": 64}, {"width": 8192, "height": 8192, "n": 2}):
+            with pytest.raises(errors.MemoryExhausted, match="MB are the limit"):
+                pool.generate_image("a cat", flux, **{**SMALL, **options})
 
 
 def test_guidance(pool: mpool.Pool, sd3: str) -> None:
@@ -220,6 +267,8 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, "seed is -1", seed=-1)
     refused(flux, "negative_prompt is given, but this model is not guided", negative_prompt="a dog")
     refused(sd3, "negative_prompt is 3, allowed: a text", negative_prompt=3)
+    refused(sd3, "negative_prompt is 3, allowed: a text", negative_prompt=3, guidance_scale=0)
+    refused(sd3, "guidance_scale is", guidance_scale=10**400)
     refused(flux, r"latents is an array of shape \(1, 2\), allowed: \(1, 4, 6, 8\) or \(1, 12, 16\)", latents=[[1, 2]])
     refused(flux, "latents is .*allowed: an array of floats", latents="x")
     refused(flux, r"latents\[\d+\] is nan", latents=np.full((1, 4, 6, 8), np.nan))
@@ -276,6 +325,11 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
             with_key(_class_name="DDIMScheduler"))
     refused(errors.Unsupported, "use_karras_sigmas is true", "scheduler/scheduler_config.json",
             with_key(use_karras_sigmas=True))
+    for name, value in (("shift", 0), ("shift", -1), ("shift_terminal", 1.0), ("max_image_seq_len", 256),
+                        ("num_train_timesteps", 2**40), ("max_shift", 1e9)):
+        refused(errors.FormatError, name, "scheduler/scheduler_config.json", with_key(**{name: value}))
+    refused(errors.InvalidArgument, "schedule of noise gives shares", "scheduler/scheduler_config.json",
+            with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
     refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
     refused(errors.Unsupported, "gated-gelu", "text_encoder_2/config.json", with_key(feed_forward_proj="relu"))
     refused(errors.FormatError, "hidden_act", "text_encoder/config.json", with_key(hidden_act="mish"))
@@ -297,3 +351,11 @@ def test_memory_is_given_back(sd3: str) -> None:
 def test_too_little_memory(sd3: str) -> None:
     with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 20)) as pool, pytest.raises(errors.MemoryExhausted):
         pool.generate_image("a cat", sd3, **SMALL)
+
+
+def test_show(sd3: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", sd3, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert "generate_image" in facts["gives"] and facts["sizes"] == "multiples of 8"
+    assert facts["text_encoders"] == ["CLIP-L", "CLIP-G", "T5"] and facts["negative_prompt"] is True
+    assert facts["scheduler"]["shift"] > 0 and facts["num_inference_steps"] == 28
