@@ -1,6 +1,6 @@
-"""Configurations of pipelines and image processors that are not what they should be: a value replaced, a key left out or
-added, a file cut short. Each is refused by one of mpool's named errors, or the model works; nothing else comes out, not
-even a warning of numpy. Seeded: the number in a failure's message repeats it."""
+"""Configurations of pipelines and image processors that are not what they should be: a value replaced, a key left out
+or added, a file cut short. Each is refused by one of mpool's named errors, or the model works; nothing else comes out,
+not even a warning of numpy. Seeded: the number in a failure's message repeats it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from mpool.images import prepare, read_image
 import imagemodels
 import pipelinemodels
 
-VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 255, 10**6, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -2**63, 0.0, -0.0,
-                     1e-300, 5e-324, 1e300, -1e300, 0.5, 0.999999, 1.0, "", "x", "silu", "linear", "0", "a" * 5000,
+VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 255, 10**6, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -2**63, 0.0,
+                     -0.0, 1e-300, 5e-324, 1e300, -1e300, 0.5, 0.999999, 1.0, "", "x", "silu", "linear", "0", "a" * 5000,
                      "../..", "\ud83d\ude00", [], [0], [None], [1, 2, 3], [2**62] * 3, ["diffusers", None], [[]], {},
                      {"height": 0, "width": 1}, {"shortest_edge": 2**62}, {"a": {}}]
 TRIALS = int(os.environ.get("MPOOL_FUZZ_TRIALS", "60"))  # a file
