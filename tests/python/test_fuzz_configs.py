@@ -25,7 +25,8 @@ import pipelinemodels
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 255, 10**6, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -2**63, 0.0,
                      -0.0, 1e-300, 5e-324, 1e300, -1e300, 0.5, 0.999999, 1.0, "", "x", "silu", "linear", "0",
-                     "a" * 5000, "../..", "\ud83d\ude00", [], [0], [None], [1, 2, 3], [2**62] * 3, ["diffusers", None], [[]], {},
+                     "a" * 5000, "../..", "\ud83d\ude00", [], [0], [None], [1, 2, 3], [2**62] * 3,
+                     ["diffusers", None], [[]], {},
                      {"height": 0, "width": 1}, {"shortest_edge": 2**62}, {"a": {}}]
 TRIALS = int(os.environ.get("MPOOL_FUZZ_TRIALS", "60"))  # a file
 
