@@ -17,11 +17,11 @@ from . import MODELS
 
 def main() -> int:
     """Runs the command."""
-    names = ["digits-clip"]
+    names = ["digits-clip", "digits-sd3"]
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to train (default: {' '.join(names)})")
-    parser.add_argument("--out", type=Path, default=MODELS, help="where to write to (default: %(default)s; "
-                        "that also updates mpool's catalogue)")
+    parser.add_argument("--out", type=Path, default=MODELS, help="where to write to, and where digits-clip is, "
+                        "which the others need (default: %(default)s; that also updates mpool's catalogue)")
     parser.add_argument("--measure", action="store_true", help="measure what is there, train nothing")
     arguments = parser.parse_args()
     wanted = arguments.names or names
@@ -51,12 +51,18 @@ def _train(name: str, folder: Path) -> None:
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    from . import clip, shipping
+    from importlib import import_module
+
+    from . import shipping
 
     print(f"{name}:", flush=True)
     start, used = time.monotonic(), time.process_time()
-    clip.train(folder)
-    shipping.readable(folder)
+    script = import_module(f".{name.removeprefix('digits-')}", __package__)
+    if name == "digits-clip":
+        script.train(folder)
+    else:
+        script.train(folder, folder.parent / "digits-clip")
+    shipping.tidy(folder)
     print(f"  trained in {time.monotonic() - start:.0f} s, {time.process_time() - used:.0f} s of one CPU", flush=True)
 
 

@@ -27,10 +27,16 @@ def write_images(folder: Path) -> None:
         Image.fromarray(held.images[held.labels == digit][0]).save(folder / f"{digit}.png", optimize=True)
 
 
-def readable(folder: Path) -> None:
-    """safetensors writes files for their owner alone."""
+def tidy(folder: Path) -> None:
+    """Files for everybody to read, which safetensors writes for their owner alone, without the paths that they came
+    from."""
     for path in folder.rglob("*"):
         os.chmod(path, 0o755 if path.is_dir() else 0o644)
+        if path.name in ("config.json", "model_index.json"):
+            config = json.loads(path.read_text(encoding="utf-8"))
+            for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+                part.pop("_name_or_path", None)
+            path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def tensors(folder: Path) -> tuple[int, int]:

@@ -38,3 +38,22 @@ def t5_tokenizer(texts: Iterable[str]) -> Any:
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0)]
     pieces += [(word, -3.0) for word in words] + [(letter, -6.0) for letter in letters if letter not in words]
     return transformers.T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+
+
+IMAGE, STOP, PAD = "<image>", "</s>", "<pad>"
+
+
+def chat_tokenizer(texts: Iterable[str]) -> Any:
+    """Byte-level byte-pair encoding with a token for each word of the texts, as decoders of text have it; it adds
+    nothing around a text."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    learnt = Tokenizer(models.BPE())
+    learnt.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learnt.decoder = decoders.ByteLevel()
+    learnt.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=4096, min_frequency=1, show_progress=False, special_tokens=[PAD, STOP, IMAGE],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=learnt, eos_token=STOP, pad_token=PAD,
+                                                extra_special_tokens={"image_token": IMAGE}, model_max_length=512)

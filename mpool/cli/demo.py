@@ -1,5 +1,5 @@
-"""``mpool demo``: from nothing to a ranking of sentences, an answer and the nearest texts of images, saying what was
-done and how fast. What works on texts is fetched; what works on images comes with mpool."""
+"""``mpool demo``: from nothing to a ranking of sentences, an answer, the nearest texts of images, and pictures, saying
+what was done and how fast. What works on texts is fetched; what works on images comes with mpool."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ SENTENCES = (
 #: Texts, and words in each, with which the speed of embedding is measured.
 TEXTS, WORDS = 256, 20
 MAX_TOKENS = 96
+#: Digits that are drawn, and the characters that they are shown with, from paper to ink.
+DRAWN = (2, 5, 8, 9)
+SHADES = " .:-=+*#%@"
 #: What the images of digits are compared with.
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -47,6 +50,7 @@ def demo(arguments: argparse.Namespace) -> int:
         ("embedding", _embedding, arguments.embedding_model or catalogue.default("text_embedding").key),
         ("text", _text, arguments.text_model or catalogue.default("text_to_text").key),
         ("image_embedding", _image_embedding, "digits-clip"),
+        ("text_to_image", _text_to_image, "digits-sd3"),
     ]
     missing = False
     with make_pool(arguments) as pool:
@@ -188,3 +192,26 @@ def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell:
     facts["right"] = right
     tell(f"\n  {right} of {len(images)} are right, in {facts['seconds'] * 1e3:.0f} ms\n")
     return facts
+
+
+def _text_to_image(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+    facts = _fetch(name, arguments, tell)
+    model = _load(pool, name, arguments.compute, facts, tell)
+    prompts = [f"a handwritten {DIGITS[digit]}" for digit in DRAWN]
+    start = time.monotonic()
+    made = [model.generate_image(prompt, seed=1, guidance_scale=2) for prompt in prompts]
+    facts["seconds"] = round(time.monotonic() - start, 3)
+    tell("\n  a small model that draws handwritten digits only: " + ", ".join(prompts))
+    for line in zip(*(_drawn(pictures.array) for pictures in made)):
+        tell("  " + "  ".join(line))
+    facts["pictures"] = [dict(pictures.parameters) for pictures in made]
+    steps = sum(parameters["num_inference_steps"] for parameters in facts["pictures"])
+    tell(f"\n  speed   {facts['seconds'] / len(made):.2f} s for each, {steps / facts['seconds']:,.0f} steps/s\n")
+    return facts
+
+
+def _drawn(pixels: Any) -> list[str]:
+    """A picture (high, wide, 3), from 0 to 1, as lines of characters, each of 4 pixels down and 2 across."""
+    high, wide, _ = pixels.shape
+    cells = pixels.mean(axis=2).reshape(high // 4, 4, wide // 2, 2).mean(axis=(1, 3))
+    return ["".join(SHADES[min(int((1 - value) * len(SHADES)), len(SHADES) - 1)] for value in row) for row in cells]

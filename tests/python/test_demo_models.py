@@ -134,3 +134,42 @@ def test_clip_is_that_of_transformers() -> None:
                         (mpool.embed(list(digits.PROMPTS), "digits-clip", compute="float32"), expected.text_embeds)):
         got = got / np.linalg.norm(got, axis=1, keepdims=True)
         assert np.abs(got - wanted.numpy()).max() <= 1e-4
+
+
+# ---- Stable Diffusion 3 ---------------------------------------------------------------------------------------------
+
+def test_pictures_are_recognised() -> None:
+    """Two of each digit, as by default; in float32, which gives the same pictures on all of x86-64."""
+    found = measure.drawn("digits-sd3", 2, compute="float32")
+    assert sum(found) >= 19, found
+
+
+def test_pictures_are_of_their_prompts() -> None:
+    """Another prompt from the same noise is another digit."""
+    pictures = [mpool.generate_image(digits.PROMPTS[digit], "digits-sd3", seed=3, num_inference_steps=8,
+                                     guidance_scale=4, compute="float32").array for digit in (1, 8)]
+    judge = digits.classifier(digits.load()[0])
+    assert list(judge.predict(digits.cells_of(np.stack(pictures) * 255))) == [1, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compute", ["auto", "float32"])
+def test_a_hundred_pictures_are_recognised(compute: str) -> None:
+    """Ten of each digit: at least 95."""
+    found = measure.drawn("digits-sd3", 10, compute=compute)
+    assert sum(found) >= 95, found
+
+
+def test_pictures_are_those_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts, each of four steps, and the picture, from the files as they are shipped."""
+    import diffusers
+    import torch
+
+    import test_parity_pictures as parity
+
+    monkeypatch.setattr(parity, "PROMPT", "a handwritten seven")
+    folder = resolve("digits-sd3").path
+    pipeline = diffusers.StableDiffusion3Pipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    for asked in ({"guidance_scale": 7.0}, {"guidance_scale": 1.0}):
+        parity.compare(parity.ours(folder, 32, 32, **asked), parity.reference(pipeline, 32, 32, **asked))
