@@ -7,6 +7,7 @@ key, and every value that asks for something else, is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,8 @@ _CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
 _CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
 
 _READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
-         "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
+         "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor",
+         "do_normalize", "image_mean", "image_std"}
 #: Keys that change nothing, or nothing unless they have another value than these.
 _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
@@ -112,6 +114,68 @@ def _three(config: Fields, key: str, default: list[float]) -> list[float]:
     return [numbers.number(str(i), above=0.0 if key == "image_std" else None) for i in range(3)]
 
 
+def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any, ...] | None]) -> None:
+    """Raises FormatError for a key that is not known, Unsupported for a value that asks for something."""
+    for key in config:
+        if key in known:
+            continue
+        if key not in neutral:
+            config.fail(key, describe(config.get(key)), "no such key; known: " + ", ".join(sorted({*known, *neutral})))
+        allowed, value = neutral[key], config.get(key)
+        if allowed is not None and value is not None and value not in allowed:
+            raise Unsupported(f"{config.file}: {config.name(key)} is {describe(value)}; mpool prepares images "
+                              "without it")
+
+
+def _scaling(config: Fields, mean: list[float], std: list[float]) -> dict[str, Value]:
+    """What the core applies to pixels."""
+    kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
+    if config.bool("do_rescale", True):
+        kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)
+    if config.bool("do_normalize", True):
+        kv["mpool.image.mean"] = _three(config, "image_mean", mean)
+        kv["mpool.image.std"] = _three(config, "image_std", std)
+    return kv
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """The processor of Idefics3 and SmolVLM: see :class:`~mpool.catalog.spec.VisionSettings`; ``side``: of a tile."""
+
+    side: int
+    longest: int | None
+    split: bool
+    resample: int
+    kv: dict[str, Value]
+
+
+def read_splitter(folder: Folder) -> Splitter:
+    """The processor of a folder that cuts images into tiles of one size.
+
+    Raises:
+        FormatError, Unsupported: as :func:`read`.
+    """
+    config = _config(folder)
+    name = config.str("image_processor_type", "Idefics3ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+    if name not in ("Idefics3ImageProcessor", "SmolVLMImageProcessor"):
+        config.fail("image_processor_type", describe(name), "Idefics3ImageProcessor, SmolVLMImageProcessor")
+    check_keys(config, (_READ - {"crop_size", "do_center_crop", "image_grid_pinpoints"})
+               | {"max_image_size", "do_image_splitting"},
+               {**_NEUTRAL, "return_row_col_info": None, "video_sampling": None, "crop_size": (None,),
+                "do_center_crop": (False,)})
+
+    def edge(key: str, default: int) -> int:
+        section = config.section(key, None)
+        if section is None:
+            return default
+        section.only({"longest_edge"})
+        return section.int("longest_edge", low=1, high=MAX_SIDE)
+
+    return Splitter(edge("max_image_size", 364), edge("size", 4 * 364) if config.bool("do_resize", True) else None,
+                    config.bool("do_image_splitting", True), config.int("resample", 1, low=0, high=5),
+                    _scaling(config, _HALVES, _HALVES))
+
+
 def read(folder: Folder) -> Processor:
     """The processor of a folder.
 
@@ -124,15 +188,7 @@ def read(folder: Folder) -> Processor:
     plain = name.removesuffix("Fast").removesuffix("Pil")
     if plain not in _CLASSES:
         config.fail("image_processor_type", describe(name), ", ".join(sorted(_CLASSES)))
-    for key in config:
-        if key in _READ:
-            continue
-        if key not in _NEUTRAL:
-            config.fail(key, describe(config.get(key)), "no such key; known: " + ", ".join(sorted({*_READ, *_NEUTRAL})))
-        allowed, value = _NEUTRAL[key], config.get(key)
-        if allowed is not None and value is not None and value not in allowed:
-            raise Unsupported(f"{config.file}: {config.name(key)} is {describe(value)}; mpool prepares images "
-                              "without it")
+    check_keys(config, _READ, _NEUTRAL)
     defaults = _CLASSES[plain]
     resize: tuple[str, int] | tuple[str, int, int] | None = None
     crop: tuple[int, int] | None = None
@@ -142,12 +198,7 @@ def read(folder: Folder) -> Processor:
     if config.bool("do_center_crop", defaults["do_center_crop"]):
         box = _size(config, "crop_size", defaults["crop_size"])
         crop = box["height"], box["width"]
-    kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
-    if config.bool("do_rescale", True):
-        kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)
-    if config.bool("do_normalize", True):
-        kv["mpool.image.mean"] = _three(config, "image_mean", defaults["mean"])
-        kv["mpool.image.std"] = _three(config, "image_std", defaults["std"])
+    kv = _scaling(config, defaults["mean"], defaults["std"])
     grid = () if "grid" not in defaults else pinpoints(config, defaults["grid"])
     if "image_grid_pinpoints" in config and not grid:
         config.fail("image_grid_pinpoints", "given", "none for this processor")

@@ -271,14 +271,17 @@ def read_siglip(config: Fields) -> Tower:
     return tower
 
 
-def read_part(vision: Fields, arch: str, layers: int, norm: bool) -> Tower:
+def read_part(vision: Fields, arch: str, layers: int, norm: bool,
+              defaults: dict[str, int | float | str] | None = None) -> Tower:
     """The image network of CLIP or SigLIP as a part of a model that reads images: the first ``layers`` layers, and the
-    norm behind the last if it is used. Names are without ``vision_model``."""
+    norm behind the last if it is used. Names are without ``vision_model``; ``defaults`` are those of the joint model's
+    class, where they differ."""
     clip = arch == "clip"
     tower, used = _common(vision, arch, {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
                                          "patch_size": 32 if clip else 16, "image_size": 224,
                                          "layer_norm_eps": 1e-5 if clip else 1e-6,
-                                         "hidden_act": "quick_gelu" if clip else "gelu_pytorch_tanh"})
+                                         "hidden_act": "quick_gelu" if clip else "gelu_pytorch_tanh",
+                                         **(defaults or {})})
     tower.kv[f"{arch}.vision.block_count"] = layers
     tower.patches("vision_model.embeddings.patch_embedding", bias=not clip)
     if clip:

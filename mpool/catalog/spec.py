@@ -132,12 +132,15 @@ class VisionSettings:
 
     Attributes:
         scheme: what becomes of an image: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
-            image at one of the sizes of ``grid`` cut into tiles.
+            image at one of the sizes of ``grid`` cut into tiles; ``"split"``, tiles with a text before each, then the
+            whole.
         image: how a tile is prepared.
         image_token_id: the placeholder that stands in the prompt for a row of an image.
         keep_class: whether the image network's class token is a row, too.
         merge: patches a side that become one row.
         grid: (height, width) in pixels, of whole tiles.
+        longest, split: for ``"split"``: pixels of the longer side before an image is cut, None: as it is; whether it is
+            cut at all.
     """
 
     scheme: str
@@ -146,6 +149,8 @@ class VisionSettings:
     keep_class: bool = False
     merge: int = 1
     grid: tuple[tuple[int, int], ...] = ()
+    longest: int | None = None
+    split: bool = False
 
 
 @dataclass(frozen=True)

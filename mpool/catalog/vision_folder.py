@@ -40,6 +40,9 @@ _NAMES = (
     (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\..+)"), "text", r"\1"),
     (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.+)"), "text", r"model.\1"),
     (re.compile(r"(lm_head\..+)"), "text", r"\1"),
+    (re.compile(r"(?:model\.)?text_model\.(.+)"), "text", r"model.\1"),
+    (re.compile(r"(?:model\.)?vision_model\.(.+)"), "tower", r"\1"),
+    (re.compile(r"(?:model\.)?connector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "tower", r"\1"),
     (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?(image_newline)"), "projector", r"\1"),
@@ -69,13 +72,14 @@ class Joint:
 
 # ---- LLaVA -----------------------------------------------------------------------------------------------------------
 
-def _text_of(config: Fields) -> Fields:
-    """The decoder's configuration, with the defaults of its class and what the joint one says for it."""
+def _text_of(config: Fields, **defaults: Any) -> Fields:
+    """The decoder's configuration, with the defaults of its class and what the joint one says for it. ``defaults``: of
+    the joint model's class."""
     section = config.section("text_config")
     kind = section.str("model_type", "llama")
     if kind not in _TEXT_DEFAULTS:
         section.fail("model_type", describe(kind), ", ".join(sorted(_TEXT_DEFAULTS)))
-    values = {**_TEXT_DEFAULTS[kind], "model_type": kind, **section.values}
+    values = {**_TEXT_DEFAULTS[kind], **defaults, "model_type": kind, **section.values}
     values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
         or config.bool("tie_word_embeddings", False)
     for name in ("eos_token_id", "bos_token_id"):
@@ -128,8 +132,8 @@ def read_llava(config: Fields) -> Joint:
     keep = clip and select == "full"
     if tiled:
         if keep:
-            raise Unsupported(f"{config.file}: vision_feature_select_strategy is full; mpool puts tiles together without "
-                              "their class tokens")
+            raise Unsupported(f"{config.file}: vision_feature_select_strategy is full; mpool puts tiles together "
+                              "without their class tokens")
         projector.add("image_newline", "mm.image_newline", width)
     token = _image_token(config, 32000)
 
@@ -164,9 +168,56 @@ def _check_grid(config: Fields, tower: Tower, processor: image_processor.Process
                         f"multiples of image_size, {tower.image}, of at most {MOST_TILES} tiles")
 
 
-READERS: dict[str, Callable[[Fields], Joint]] = {"llava": read_llava, "llava_next": read_llava}
+# ---- Idefics3 and SmolVLM --------------------------------------------------------------------------------------------
+
+#: Patches a side for which transformers does not take each patch's own position, by rounding (``bucketize`` in float32
+#: of its ``...VisionEmbeddings``).
+_ROUNDED = frozenset((19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59, 61, 62, 67, 68, 71, 72, 73, 74, 76,
+                      77))
+
+
+def read_idefics3(config: Fields) -> Joint:
+    """Idefics3 (https://arxiv.org/abs/2408.12637) and SmolVLM (https://arxiv.org/abs/2504.05299)."""
+    text, vision = _text_of(config, rms_norm_eps=1e-5), config.section("vision_config")
+    layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
+    tower = image_towers.read_part(vision, "siglip", layers, True, {
+        "hidden_size": 1152, "num_attention_heads": 16, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224})
+    merge = config.int("scale_factor", 2, low=1, high=16)
+    grid = tower.image // tower.patch
+    if grid % merge:
+        config.fail("scale_factor", merge, f"a divisor of the {grid} patches a side")
+    if grid in _ROUNDED or grid >= 80:
+        raise Unsupported(f"{config.file}: images have {grid} patches a side, for which positions are rounded in a way "
+                          "that mpool does not follow")
+    token = _image_token(config, 128257)
+    check_neutral(config, {"text_config", "vision_config", "image_token_id", "scale_factor", "tie_word_embeddings",
+                           "vocab_size"})
+    projector = Tower("projector", {})
+    projector.linear("modality_projection.proj", "mm.0", text.int("hidden_size", low=1, high=MAX_WIDTH),
+                     tower.hidden * merge * merge, False)
+
+    def make(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor = image_processor.read_splitter(folder)
+        if processor.side != tower.image:
+            config.fail("vision_config.image_size", tower.image,
+                        f"max_image_size of {image_processor.NAME}, {processor.side}")
+        image = ImageSettings(hidden_size=tower.hidden, output_size=tower.hidden,
+                              resize=("exact", tower.image, tower.image), resample=processor.resample, crop=None,
+                              patch_size=tower.patch, image_size=tower.image, any_size=False)
+        return VisionSettings(scheme="split", image=image, image_token_id=token, merge=merge,
+                              longest=processor.longest, split=processor.split), processor.kv
+
+    return Joint("idefics3", text, tower, projector, {
+        "mpool.vision.tower": tower.architecture, "mpool.vision.image_token_id": token, "mpool.vision.merge": merge,
+        "mpool.vision.norm": True}, make)
+
+
+READERS: dict[str, Callable[[Fields], Joint]] = {
+    "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3}
 #: Names in ``architectures`` of config.json.
-CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",)}
+CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
+           "idefics3": ("Idefics3ForConditionalGeneration",),
+           "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")}
 #: Values of ``model_type`` that this module reads.
 MODEL_TYPES = tuple(READERS)
 

@@ -55,11 +55,13 @@ def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
     """
     if settings.scheme == "tiles":
         return _with_tiles(image, settings)
+    if settings.scheme == "split":
+        return _split(image, settings)
     tile = prepare(image, settings.image, name)
     return Cut([tile], [Run(1, rows_of(settings, *tile.shape[:2]))])
 
 
-# ---- LLaVA 1.6: the whole, and tiles of it -----------------------------------------------------------------------------
+# ---- LLaVA 1.6: the whole, and tiles of it ---------------------------------------------------------------------------
 
 def best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """The size of a list at which most of an image's pixels are kept, and of those the one with the least border."""
@@ -107,3 +109,68 @@ def _laid_out(grid: int, down: int, across: int, height: int, width: int) -> NDA
         rows = rows[:, border:wide - border]
     lines = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1)
     return np.concatenate([np.arange(grid * grid), lines.reshape(-1)]).astype(np.int32)
+
+
+# ---- Idefics3 and SmolVLM: tiles, each a row of the prompt by its place, and the whole -------------------------------
+
+#: Sides that a resize may come to before it is cut.
+_MOST_SIDE = 4096
+_AROUND = "<fake_token_around_image>"
+
+
+def _longest(height: int, width: int, side: int) -> tuple[int, int]:
+    """Height and width with the longer one ``side``, the other rounded up to an even number."""
+    if width >= height:
+        width, height = side, int(side / (width / height))
+        height += height % 2
+    else:
+        height, width = side, int(side * (width / height))
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    if max(height, width) > _MOST_SIDE:
+        ratio = width / height
+        height, width = (int(_MOST_SIDE / ratio), _MOST_SIDE) if width >= height else \
+            (_MOST_SIDE, int(_MOST_SIDE * ratio))
+    return max(height, 1), max(width, 1)
+
+
+def _whole_tiles(height: int, width: int, side: int) -> tuple[int, int]:
+    """Height and width as multiples of a tile's."""
+    ratio = width / height
+    if width >= height:
+        width = ceil(width / side) * side
+        height = ceil(int(width / ratio) / side) * side
+    else:
+        height = ceil(height / side) * side
+        width = ceil(int(height * ratio) / side) * side
+    return max(height, side), max(width, side)
+
+
+def _split(image: Image, settings: VisionSettings) -> Cut:
+    side, resample = settings.image.image_size, settings.image.resample
+
+    def resized(picture: Image, size: tuple[int, int]) -> Image:
+        return picture.resize(size[::-1], resample=resample)  # type: ignore[arg-type]
+
+    rows = rows_of(settings, side, side)
+    if settings.longest is not None:
+        image = resized(image, _longest(image.size[1], image.size[0], settings.longest))
+    tiles: list[NDArray[np.uint8]] = []
+    pieces: list[str | Run] = []
+    if settings.split:
+        image = resized(image, _whole_tiles(image.size[1], image.size[0], side))
+        pixels = np.asarray(image)
+        down, across = pixels.shape[0] // side, pixels.shape[1] // side
+        before = ""
+        for y in range(down if down * across > 1 else 0):
+            for x in range(across):
+                tiles.append(pixels[y * side:(y + 1) * side, x * side:(x + 1) * side])
+                pieces += [f"{before}{_AROUND}<row_{y + 1}_col_{x + 1}>", Run(1, rows)]
+                before = ""
+            before = "\n"
+        before += "\n" if tiles else ""
+    else:
+        before = ""
+    tiles.append(np.asarray(resized(image, (side, side))))
+    pieces += [f"{before}{_AROUND}<global-img>", Run(1, rows), _AROUND]
+    return Cut(tiles, pieces)

@@ -138,3 +138,23 @@ def test_bfloat16_is_near(family) -> None:
     a, b = exact.prompt_logits(), near.prompt_logits()
     cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
     assert np.median(cosine) >= 0.99 and not np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("size", [(30, 64), (96, 96), (50, 33), (90, 10)])
+@pytest.mark.parametrize("name", ["smolvlm", "idefics3"])
+def test_the_prompt_of_tiles(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    """The text around the tiles of an image is the one that transformers' processor writes."""
+    from tokenizers import Tokenizer
+    from transformers.models.smolvlm import processing_smolvlm
+
+    folder = visionmodels.save(visionmodels.make(name, 1, 1), name, tmp_path)
+    picture = pictures([size])[0]
+    with mpool.Pool() as pool:
+        made = request(pool, folder, [picture], 4)
+    done = visionmodels.processed(name, picture, return_row_col_info=True)
+    expanded = processing_smolvlm.get_image_prompt_string(
+        done["rows"][0][0], done["cols"][0][0], 4 if name == "smolvlm" else 1,
+        fake_token_around_image="<fake_token_around_image>", image_token="<image>", global_image_token="<global-img>")
+    text = f"user : {expanded} {visionmodels.text(3, 4)} assistant : "
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert made.prompt.tolist() == tokenizer.encode(text, add_special_tokens=False).ids

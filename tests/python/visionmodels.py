@@ -29,6 +29,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llava_next": {"config": "LlavaNextConfig", "model": "LlavaNextForConditionalGeneration",
                    "tower": "clip_vision_model", "text": "mistral",
                    "more": {"image_grid_pinpoints": [[40, 80], [80, 40], [80, 80], [120, 40]]}},
+    "smolvlm": {"config": "SmolVLMConfig", "model": "SmolVLMForConditionalGeneration", "tower": "smolvlm_vision",
+                "text": "llama", "more": {"scale_factor": 2}, "vision": {"image_size": 32}},
+    "idefics3": {"config": "Idefics3Config", "model": "Idefics3ForConditionalGeneration", "tower": "idefics3_vision",
+                 "text": "llama", "more": {"scale_factor": 4}, "vision": {"image_size": 32}},
 }
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
@@ -45,13 +49,17 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "llava_next": {"image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 40}, "resample": 3,
                    "crop_size": {"height": 40, "width": 40},
                    "image_grid_pinpoints": [[40, 80], [80, 40], [80, 80], [120, 40]]},
+    "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 96}, "resample": 1,
+                "max_image_size": {"longest_edge": 32}, "do_image_splitting": True, "do_pad": True},
+    "idefics3": {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 96}, "resample": 1,
+                 "max_image_size": {"longest_edge": 32}, "do_image_splitting": False, "do_pad": True},
 }
 
 
 def make(family: str, layers: int = 2, tower_layers: int = 3, **more: Any) -> Any:
     """A model with so many layers of decoder and image network."""
     row = FAMILIES[family]
-    vision = {**_VISION, "model_type": row["tower"], "num_hidden_layers": tower_layers}
+    vision = {**_VISION, **row.get("vision", {}), "model_type": row["tower"], "num_hidden_layers": tower_layers}
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
         text["sliding_window"] = 100
@@ -79,8 +87,12 @@ def randomised(family: str, layers: int = 2, tower_layers: int = 3, seed: int = 
 
 def cut(model: Any, family: str, layers: int) -> Any:
     """The model with the states after so many layers of the image network as what it sees."""
-    model.config.vision_feature_layer = layers
-    return model
+    if hasattr(model.config, "vision_feature_layer"):
+        model.config.vision_feature_layer = layers
+        return model
+    part = make(family, model.config.text_config.num_hidden_layers, layers)
+    part.load_state_dict({name: value for name, value in model.state_dict().items() if name in part.state_dict()})
+    return part
 
 
 def save(model: Any, family: str, folder: Path) -> Path:
@@ -90,6 +102,10 @@ def save(model: Any, family: str, folder: Path) -> Path:
 
     model.save_pretrained(folder)
     special = {"<unk>": 0, "<s>": 1, "</s>": EOS, "<image>": IMAGE}
+    if family in ("smolvlm", "idefics3"):
+        names = ["<fake_token_around_image>", "<global-img>",
+                 *(f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3))]
+        special |= {name: IMAGE - 1 - at for at, name in enumerate(names)}
     words = {f"w{i}": i for i in range(VOCAB) if i not in special.values()} | special | {"user": 3, "assistant": 4,
                                                                                         ":": 5, "system": 6}
     words = {word: i for word, i in words.items() if word not in ("w3", "w4", "w5", "w6")}
@@ -123,6 +139,8 @@ def inputs(model: Any, ids: list[int], pictures: list[np.ndarray]) -> dict[str, 
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
     made = [processed(family, picture) for picture in pictures]
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
+    if family in ("smolvlm", "idefics3"):
+        found["pixel_values"] = found["pixel_values"][None]
     if family == "llava_next":
         found["image_sizes"] = torch.tensor([picture.shape[:2] for picture in pictures])
     return found
