@@ -4,7 +4,7 @@
  *                 [--pool MB] [--act] [--attention]
  *
  * One thread. A line a kind, shape and M: per cent of the peak of that kind's instruction (vfmadd231ps, vdpbf16ps,
- * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2), measured by a probe just before and just after; the time is
+ * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2; tiles where there is AMX), measured by a probe just before and just after; the time is
  * the best of many short rounds, in CPU time. Weights rotate through --pool MB (default 0: one matrix, cache-resident
  * as in an encoder), activations are prepared outside of the time, --act puts bias and GELU into it. `pack` is the time
  * of packing one matrix. --attention measures attn_kv and attn_kv_i16 instead, one token and a tile of a prompt over
@@ -20,6 +20,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "base/alloc.h"
 #include "base/cpu.h"
@@ -70,7 +74,37 @@ static double probe_rate(void (*run)(long), double operations) {
     return best;
 }
 
+#if defined(MP_TARGET_AMX_BEGIN)
+MP_TARGET_AMX_BEGIN
+/* Four tiles of sums, as the kernels have them; a turn is 4 x 4 instructions. */
+#define TILES(dot) { dot(0, 4, 6); dot(1, 4, 7); dot(2, 5, 6); dot(3, 5, 7); }
+#define PROBE_TILES(name, dot)                                                                                      \
+    static void name(long rounds) {                                                                                 \
+        _Alignas(64) const uint8_t config[64] = {[0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64,  \
+                                                 [26] = 64, [28] = 64, [30] = 64, [48] = 16, [49] = 16, [50] = 16,  \
+                                                 [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16};            \
+        static uint8_t bytes[1024]; /* as numbers come: of zeros the CPU's clock is higher */                       \
+        for (int i = 0; i < 1024; i++)                                                                              \
+            bytes[i] = (uint8_t)(i % 2 ? 0x3f : i * 2654435761u >> 24);                                             \
+        _tile_loadconfig(config);                                                                                   \
+        _tile_loadd(4, bytes, 64); _tile_loadd(5, bytes, 64); _tile_loadd(6, bytes, 64); _tile_loadd(7, bytes, 64); \
+        for (long i = 0; i < rounds; i++) {                                                                         \
+            TILES(dot) TILES(dot) TILES(dot) TILES(dot)                                                             \
+        }                                                                                                           \
+        _tile_release();                                                                                            \
+    }
+PROBE_TILES(probe_tiles_bf16, _tile_dpbf16ps)
+PROBE_TILES(probe_tiles_i8, _tile_dpbsud)
+MP_TARGET_END
+#else
+#define probe_tiles_bf16 NULL
+#define probe_tiles_i8   NULL
+#endif
+
 static double probe(mp_wkind kind) {
+    const bool tiles = mp_cpu_features() & MP_CPU_AMX;
+    if (tiles && (kind == MP_W_BF16 || kind == MP_W_I8))
+        return kind == MP_W_BF16 ? probe_rate(probe_tiles_bf16, 16384) : probe_rate(probe_tiles_i8, 32768);
     const bool wide = mp_cpu_features() & MP_CPU_AVX512;
     const bool dot8 = kind == MP_W_I8 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
     const bool dot16 = kind == MP_W_BF16 && mp_cpu_features() & MP_CPU_AVX512_BF16;

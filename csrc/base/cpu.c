@@ -18,6 +18,9 @@
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -35,6 +38,7 @@ static const struct level {
     {"avx512", MP_CPU_AVX2 | MP_CPU_AVX512},
     {"avx512vnni", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI},
     {"avx512bf16", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI | MP_CPU_AVX512_BF16},
+    {"amx", MP_CPU_AVX2 | MP_CPU_AVX512 | MP_CPU_AVX512_VNNI | MP_CPU_AVX512_BF16 | MP_CPU_AMX},
 #elif defined(__aarch64__)
     {"neon", MP_CPU_NEON},
     {"dotprod", MP_CPU_NEON | MP_CPU_DOTPROD},
@@ -60,9 +64,20 @@ static uint64_t xgetbv0(void) {
     return (uint64_t)high << 32 | low;
 }
 
+/* Whether the system lets this process, its threads and its children use tiles. */
+static bool tiles_are_granted(void) {
+#if defined(__linux__)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; /* Linux, Documentation/arch/x86/xstate.rst */
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
+}
+
 static uint32_t machine_features(void) {
     enum {
         XMM_YMM = 0x06,     /* bits of XCR0: the system saves these registers */
+        TILES = 0x60000,    /* configuration and data */
         ZMM = 0xE0,         /* opmask, upper halves, upper sixteen */
         OSXSAVE = 1 << 27,  /* leaf 1 ecx */
         AVX = 1 << 28,
@@ -75,6 +90,7 @@ static uint32_t machine_features(void) {
         VNNI = 1 << 11,     /* leaf 7 ecx */
         AVX_VNNI = 1 << 4,  /* leaf 7.1 eax */
         BF16 = 1 << 5,
+        AMX = 1 << 22 | 1 << 24 | 1 << 25, /* leaf 7 edx: bf16, tiles, int8 */
     };
     const uint32_t VL = 1u << 31; /* leaf 7 ebx; no int */
     uint32_t a, b, c, d, features = 0, more = 0;
@@ -86,6 +102,7 @@ static uint32_t machine_features(void) {
         return 0;
     features |= MP_CPU_AVX2;
     uint32_t unused[3];
+    const uint32_t tiles = d;
     if (a >= 1)
         __get_cpuid_count(7, 1, &more, &unused[0], &unused[1], &unused[2]);
     if (more & AVX_VNNI)
@@ -98,6 +115,8 @@ static uint32_t machine_features(void) {
         features |= MP_CPU_AVX512_VNNI;
     if (more & BF16)
         features |= MP_CPU_AVX512_BF16;
+    if ((tiles & AMX) == AMX && (saved & TILES) == TILES && tiles_are_granted())
+        features |= MP_CPU_AMX;
     return features;
 }
 

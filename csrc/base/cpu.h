@@ -1,9 +1,11 @@
 /* cpu.h: what this CPU and its system can do, found once.
  *
- * A feature counts only when the operating system saves its registers (XGETBV) or names it (HWCAP). The option
+ * A feature counts only when the operating system saves its registers (XGETBV) or names it (HWCAP). Linux saves the
+ * tile registers of AMX for processes that asked for it, which looking here does: frames of signals then have room for
+ * them, and a stack for signals of less than the system's own least size (AT_MINSIGSTKSZ) is refused. The option
  * MPOOL_CPU lowers the level for tests and for reproducing another machine's bits: "ref"; on x86-64 "avx2", "avxvnni",
- * "avx512" (F BW VL DQ), "avx512vnni", "avx512bf16"; on 64-bit ARM "neon", "dotprod", "i8mm", "bf16". Asking for more
- * than the machine has is an error, not a wish. */
+ * "avx512" (F BW VL DQ), "avx512vnni", "avx512bf16", "amx"; on 64-bit ARM "neon", "dotprod", "i8mm", "bf16". Asking for
+ * more than the machine has is an error, not a wish. */
 #ifndef MP_BASE_CPU_H
 #define MP_BASE_CPU_H
 
@@ -19,6 +21,7 @@ enum { /* bits of mp_cpu_features */
     MP_CPU_I8MM = 1 << 6,        /* usdot, smmla, usmmla */
     MP_CPU_ARM_BF16 = 1 << 7,    /* bfdot, bfmmla */
     MP_CPU_AVX_VNNI = 1 << 8,    /* vpdpbusd of 256 bits */
+    MP_CPU_AMX = 1 << 9,         /* tiles of int8 and bf16, for which this process has the system's leave */
 };
 
 /* Features in use after MPOOL_CPU. */

@@ -6,7 +6,7 @@
 
 /* Memory of one mp_acts, each part starting on 64 bytes:
  *
- *   BF16:  bf16 [M, ldq]     pairs swapped: x[k + 1], x[k]; see pack_dense.h
+ *   BF16:  bf16 [M, ldq]     pairs swapped: x[k + 1], x[k]; see pack_dense.h; zeros up to a multiple of 32
  *   Q8:    q [M, ldq] | scale [M, K / 32] | sum [M, K / 16]
  *   I8:    q [M, ldq] | scale [M]         | sum [M] */
 typedef struct acts_layout {
@@ -78,6 +78,12 @@ static void fill_i8(mp_acts *x, const float *in, int64_t ld, int row0, int row1)
     }
 }
 
+static void fill_bf16(const mp_kernels *k, const float *in, int K, uint16_t *out) {
+    const size_t written = (size_t)(K + 1) / 2 * 2, all = align64((size_t)K * sizeof *out) / sizeof *out;
+    k->acts_bf16(in, K, out);
+    memset(out + written, 0, (all - written) * sizeof *out);
+}
+
 void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
     const mp_kernels *k = mp_kernels_get();
     const int K = x->K;
@@ -89,7 +95,7 @@ void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
         return;
     case MP_A_BF16:
         for (int m = row0; m < row1; m++)
-            k->acts_bf16(in + m * ld, K, x->bf16 + m * x->ldq);
+            fill_bf16(k, in + m * ld, K, x->bf16 + m * x->ldq);
         return;
     case MP_A_Q8:
         for (int m = row0; m < row1; m++) {

@@ -38,6 +38,10 @@ void mp_kernels_init(void) {
         mp_avx512_rows(&t, features);
         mp_avx512_attention(&t, features);
     }
+#if defined(MP_TARGET_AMX_BEGIN)
+    if (features & MP_CPU_AMX)
+        mp_amx_dense(&t);
+#endif
 #elif defined(__aarch64__)
     const uint32_t features = mp_cpu_features();
     if (features & MP_CPU_NEON) {

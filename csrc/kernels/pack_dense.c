@@ -11,7 +11,7 @@ enum { PIECE = 256 };
 typedef float piece_rows[MP_PANEL_N][PIECE];
 
 static int steps_of(mp_wkind kind, int32_t K) {
-    return kind == MP_W_F32 ? K : kind == MP_W_BF16 ? (K + 1) / 2 : (K + 3) / 4;
+    return kind == MP_W_F32 ? K : kind == MP_W_BF16 ? (K + 31) / 32 * 16 : (K + 3) / 4;
 }
 
 size_t mp_pack_dense_panel_bytes(mp_wkind kind, int32_t K) {
@@ -139,6 +139,10 @@ void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
         if (w->kind == MP_W_I8) {
             pack_i8_panel(src, n0, cols, K, panel, rows);
             continue;
+        }
+        if (w->kind == MP_W_BF16) { /* inputs beyond K */
+            const size_t used = (size_t)(K / 2) * MP_PANEL_N * 4;
+            memset(panel + used, 0, w->panel_bytes - used);
         }
         for (int k = 0; k < K; k += PIECE) {
             const int n = K - k < PIECE ? K - k : PIECE;

@@ -4,7 +4,7 @@
  * one 4-byte word of each row of activations, so that lane j of a vector is output j:
  *
  *   F32   [K][32] fp32                              step k:  w[0..31][k]
- *   BF16  [ceil(K/2)][32][2] bf16                   step s:  pairs (w[j][2s + 1], w[j][2s]), j = 0..31
+ *   BF16  [ceil(K/32)*16][32][2] bf16               step s:  pairs (w[j][2s + 1], w[j][2s]), j = 0..31
  *   I8    [ceil(K/4)][32][4] u8 = q + 128           step s:  w[j][4s .. 4s + 3], j = 0..31
  *         then scale[32] fp32
  *
@@ -12,6 +12,7 @@
  * the odd slot, in weights and activations alike. I8: vpdpbusd takes one unsigned side; the kernels start an
  * accumulator at -128 * (sum of the row's activations).
  * I8 holds the rotated weights: q is of w times the Hadamard matrix, divided by its size (mp_hadamard_size(K)).
+ * BF16 is as deep as the tiles of AMX, of 32 inputs, are.
  * Inputs beyond K weigh 0 (I8: 128), outputs beyond N weigh 0 and have scale 0. */
 #ifndef MP_KERNELS_PACK_DENSE_H
 #define MP_KERNELS_PACK_DENSE_H

@@ -41,6 +41,9 @@ void mp_avx512_dense(mp_kernel_table *table, uint32_t features);
 void mp_avx512_quant(mp_kernel_table *table, uint32_t features);
 void mp_avx512_rows(mp_kernel_table *table, uint32_t features);
 void mp_avx512_attention(mp_kernel_table *table, uint32_t features);
+#if defined(MP_TARGET_AMX_BEGIN)
+void mp_amx_dense(mp_kernel_table *table);
+#endif
 void mp_avx512vnni_attention(mp_kernel_table *table); /* called by the one above */
 #elif defined(__aarch64__)
 void mp_neon_dense(mp_kernel_table *table, uint32_t features); /* and what `features` adds */

@@ -190,6 +190,7 @@ static PyObject *cpu_features(void) {
         {MP_CPU_AVX512, "avx512"},
         {MP_CPU_AVX512_VNNI, "avx512vnni"},
         {MP_CPU_AVX512_BF16, "avx512bf16"},
+        {MP_CPU_AMX, "amx"},
         {MP_CPU_NEON, "neon"},
         {MP_CPU_DOTPROD, "dotprod"},
         {MP_CPU_I8MM, "i8mm"},

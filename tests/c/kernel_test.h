@@ -27,7 +27,7 @@ typedef struct kt_set {
     int next;
 } kt_set;
 
-static const char *const kt_masks[] = {"ref", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16",
+static const char *const kt_masks[] = {"ref", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx",
                                        "neon", "dotprod", "i8mm", "bf16"};
 enum { KT_MASKS = sizeof kt_masks / sizeof *kt_masks };
 

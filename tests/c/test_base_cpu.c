@@ -12,7 +12,7 @@
 #include "base/options.h"
 #include "mp_test.h"
 
-static const char *const level_names[] = {"ref", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16",
+static const char *const level_names[] = {"ref", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx",
                                           "neon", "dotprod", "i8mm", "bf16"};
 enum { LEVELS = sizeof(level_names) / sizeof(level_names[0]) };
 
@@ -86,11 +86,12 @@ MP_TEST(base_cpu_levels_agree_with_the_kernel) {
         {MP_CPU_AVX512, {" avx512f ", " avx512bw ", " avx512vl ", " avx512dq "}},
         {MP_CPU_AVX512_VNNI, {" avx512_vnni ", NULL, NULL, NULL}},
         {MP_CPU_AVX512_BF16, {" avx512_bf16 ", NULL, NULL, NULL}},
+        {MP_CPU_AMX, {" amx_tile ", " amx_bf16 ", " amx_int8 ", NULL}},
 #endif
     };
     MP_CHECK_INT(mp_cpu_init(NULL, NULL), MP_OK);
     bool below = true; /* levels are a chain: the first missing one ends it */
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < (int)(sizeof(rows) / sizeof(rows[0])); i++) {
         for (int k = 0; k < 4 && rows[i].words[k]; k++)
             below &= strstr(flags, rows[i].words[k]) != NULL;
         MP_CHECK_INT((mp_cpu_features() & rows[i].bit) != 0, below);

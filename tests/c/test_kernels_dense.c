@@ -129,10 +129,32 @@ static void gemm_bfdot_model(const problem *p, float *y, int64_t ldy) {
         }
 }
 
+/* ---- a tile product of AMX in words: of 32 inputs the odd slots and the even ones are a chain each, as above; their
+ * sum is added to the accumulator ---------------------------------------------------------------------------------- */
+
+static void gemm_amx_model(const problem *p, float *y, int64_t ldy) {
+    for (int m = 0; m < p->M; m++)
+        for (int n = 0; n < p->N; n++) {
+            const float *x = p->x + (int64_t)m * p->K, *w = p->w + (int64_t)n * p->K;
+            float acc = 0;
+            for (int k0 = 0; k0 < p->K; k0 += 32) {
+                float sum[2] = {0, 0};
+                for (int k = k0; k < k0 + 32; k++) {
+                    const bool in = k < p->K;
+                    sum[k % 2] = bf16_step(sum[k % 2], in ? mp_bf16_from_f32(x[k]) : 0, in ? mp_bf16_from_f32(w[k]) : 0);
+                }
+                acc = flush(acc + flush(sum[0] + sum[1]));
+            }
+            y[m * ldy + n] = acc;
+        }
+}
+
 /* What a set must give for p, without an epilogue: y [M, ldy]. */
 static void expect(const kt_set *ref, const kt_set *set, const problem *p, float *y, int64_t ldy) {
     if (p->kind == MP_W_BF16 && strcmp(set->variant, "avx512bf16") == 0)
         gemm_bf16_model(p, y, ldy);
+    else if (p->kind == MP_W_BF16 && strcmp(set->variant, "amx") == 0)
+        gemm_amx_model(p, y, ldy);
     else if (p->kind == MP_W_BF16 && strcmp(set->variant, "bf16") == 0)
         gemm_bfdot_model(p, y, ldy);
     else
@@ -689,6 +711,11 @@ MP_TEST(kernels_dense_dispatch) {
     }
     if (kt_use("avx512bf16"))
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx512bf16");
+    if (kt_use("amx")) {
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "amx");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "amx");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "avx512vnni");
+    }
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));
     for (int i = 0; i < mp_kernels_count(); i++)

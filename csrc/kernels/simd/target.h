@@ -36,6 +36,13 @@
 #define MP_TARGET_AVXVNNI_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c,avxvnni")
 #endif
 
+/* MP_CPU_AMX, and what it comes with */
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
+#define MP_TARGET_AMX_BEGIN                                                                                         \
+    MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-bf16," \
+                    "amx-int8")
+#endif
+
 /* 64-bit ARM: NEON needs no region. gcc wants the architecture that the extension came with, clang its name alone. */
 #if defined(__clang__)
 #define MP_TARGET_DOTPROD_BEGIN MP_TARGET_BEGIN("dotprod")
