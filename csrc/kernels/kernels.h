@@ -147,7 +147,8 @@ typedef struct mp_epilogue {
  *   ANY16:             per 16 inputs: f = fma((float)i16, s * sa, f);  with mins: f = fma(m, sa * (float)sum16, f)
  *   I8:                one dot over all K: y = (float)i * (sw * sa)   of rotated inputs (K up to MP_I8_MOST_INPUTS)
  *   BF16:              vdpbf16ps pairs (k, k+1), K ascending; on ARM bfdot and bfmmla, which add a pair up first and
- *                      round to odd (arm/dot.h); AMX adds up 32 inputs by themselves (x86/amx_dense.c); ref, AVX2 and NEON do fp32 FMAs on the rounded values
+ *                      round to odd (arm/dot.h); AMX adds up 32 inputs by themselves (x86/amx_dense.c); ref, AVX2 and
+ *                      NEON do fp32 FMAs on the rounded values
  */
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
              float *y, int64_t ldy);

@@ -140,8 +140,8 @@ static void gemm_amx_model(const problem *p, float *y, int64_t ldy) {
             for (int k0 = 0; k0 < p->K; k0 += 32) {
                 float sum[2] = {0, 0};
                 for (int k = k0; k < k0 + 32; k++) {
-                    const bool in = k < p->K;
-                    sum[k % 2] = bf16_step(sum[k % 2], in ? mp_bf16_from_f32(x[k]) : 0, in ? mp_bf16_from_f32(w[k]) : 0);
+                    const uint16_t a = k < p->K ? mp_bf16_from_f32(x[k]) : 0, b = k < p->K ? mp_bf16_from_f32(w[k]) : 0;
+                    sum[k % 2] = bf16_step(sum[k % 2], a, b);
                 }
                 acc = flush(acc + flush(sum[0] + sum[1]));
             }

@@ -1,12 +1,12 @@
 /* x86/amx_dense.c: products of BF16 and I8 by the tile registers of AMX.
  *
  * A tile is 16 rows of 64 bytes. The panels of pack_dense.h are as the instructions want them: 16 steps of a panel, 64
- * bytes of each, are one tile of 16 outputs; 16 rows of activations, 64 bytes of each, are the other. A step of the loops
- * takes 32 inputs of BF16, 64 of I8, and multiplies two tiles of rows by the two of a panel.
+ * bytes of each, are one tile of 16 outputs; 16 rows of activations, 64 bytes of each, are the other. A step of the
+ * loops takes 32 inputs of BF16, 64 of I8, and multiplies two tiles of rows by the two of a panel.
  *
  * BF16: an instruction adds up 32 inputs by themselves, the even slots and the odd ones each in a chain, then the two
  * sums, and adds that to the accumulator; denormals count as zero. So outputs have bits of their own, and every product
- * of the class has to come from here, one row as well as a thousand. I8 is exact, and has the bits of all other variants.
+ * of the class has to come from here, one row as well as a thousand. I8 is exact, with the bits of all other variants.
  *
  * Inputs beyond K: rows of activations are zero up to 64 bytes, the panels of BF16 too (pack_dense.c); of I8 the tile
  * then holds what lies behind the panel, times zero. */
@@ -111,7 +111,7 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
     p->next = end;
 }
 
-/* One block into `out`, while the one before is stored. The instructions name their tiles by number, so this is text. */
+/* One block into `out`, while the one before is stored. Instructions name their tiles by number, so this is text. */
 #define AMX_BLOCK(name, dot, scaled)                                                                        \
     static void name(const amx_block *b, amx_pending *before, amx_pending *out) {                           \
         const mp_kernels *k = mp_kernels_get();                                                             \
