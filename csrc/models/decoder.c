@@ -13,6 +13,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "models/decoder_latent.h"
 #include "models/decoder_pass.h"
 
 enum {
@@ -49,7 +50,7 @@ static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, co
     if (norm)
         call->rms_norm(x, norm, model->eps, model->head_dim, x);
     if (layer->rope >= 0)
-        call->rope(x, rotation(pass, row, layer->rope), model->rope[0].dim, model->rope[0].neox);
+        call->rope(x + model->rotated_from, rotation(pass, row, layer->rope), model->rope[0].dim, model->rope[0].neox);
 }
 
 /* Rotate key head `head` of a row and store it with its value. */
@@ -57,14 +58,15 @@ static void store_row(const mp_decoder_pass *pass, const lane_view *view, const 
                       const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
     float *k = query_key_value(pass, view, seq->row0 + row) + (size_t)((model->heads + head) * model->head_dim);
-    const float *v = k + model->kv_heads * model->head_dim;
+    const float *v = query_key_value(pass, view, seq->row0 + row) + (model->heads + model->kv_heads) * model->head_dim +
+                     head * model->value_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     place(pass, layer, layer->k_norm, seq->row0 + row, k);
     mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
 }
 
-/* Rotate the query heads of a row that share KV head `head`, and make them what the cache's form wants. */
+/* Rotate the query heads of group `head` of a row, and make them what the cache's form wants. */
 static void rotate_queries(const mp_decoder_pass *pass, const lane_view *view, const mp_row_seq *seq, int row,
                            const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
@@ -82,15 +84,17 @@ static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, const mp
                       const lane_view *view) {
     const mp_decoder *model = pass->model;
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)view->rows * model->kv_heads, 1, &begin, &end);
+    mp_lane_split(lane, (int64_t)view->rows * model->groups, 1, &begin, &end);
     int s = 0;
-    for (int64_t i = begin; i < end; i++) { /* by row, then head */
-        int row = view->first + (int)(i / model->kv_heads), head = (int)(i % model->kv_heads);
+    for (int64_t i = begin; i < end; i++) { /* by row, then group, the first of each KV head with its key and value */
+        int row = view->first + (int)(i / model->groups), group = (int)(i % model->groups);
+        int head = mp_decoder_kv_head(model, group);
         while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
             s++;
         const mp_row_seq *seq = &pass->rows.seq[s];
-        store_row(pass, view, seq, row - seq->row0, layer, head);
-        rotate_queries(pass, view, seq, row - seq->row0, layer, head);
+        if (group == 0 || mp_decoder_kv_head(model, group - 1) != head)
+            store_row(pass, view, seq, row - seq->row0, layer, head);
+        rotate_queries(pass, view, seq, row - seq->row0, layer, group);
     }
 }
 
@@ -111,8 +115,8 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     /* one more than it is about, where there is one: kernels fetch the next block ahead */
     int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
     for (int b = first_block(pass, unit, layer); b < blocks && b <= unit->block1; b++) {
-        k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer->kv, unit->head);
-        v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer->kv, unit->head);
+        k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer->kv, mp_decoder_kv_head(model, unit->head));
+        v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer->kv, mp_decoder_kv_head(model, unit->head));
     }
     return (mp_attn_kv){
         .q = query_key_value(pass, view, seq->row0 + unit->row0) + (size_t)(unit->head * group * model->head_dim),
@@ -120,7 +124,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         .ldq_group = model->head_dim,
         .group = group,
         .k_dim = model->head_dim,
-        .v_dim = model->head_dim,
+        .v_dim = model->value_dim,
         .scale = model->attention_scale,
         .pos0 = (int64_t)seq->past + unit->row0,
         .window = layer->window,
@@ -130,7 +134,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     };
 }
 
-/* m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, head_dim] */
+/* m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, value_dim] */
 static mp_attn_partial running_state(const lane_view *view) {
     float *at = (float *)(view->base + view->at.state);
     return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
@@ -150,7 +154,7 @@ static void finish_unit(const mp_decoder_pass *pass, const lane_view *view, cons
                         const mp_decoder_layer *layer, const mp_attn_partial *state) {
     const mp_decoder *model = pass->model;
     int row0 = pass->rows.seq[unit->seq].row0 + unit->row0 - view->first;
-    int group = mp_decoder_group(model), d = model->head_dim;
+    int group = mp_decoder_group(model), d = model->value_dim;
     for (int r = 0; r < unit->rows; r++)
         for (int g = 0; g < group; g++) {
             const float *o = state->o + (size_t)(r * group + g) * (size_t)d;
@@ -183,7 +187,7 @@ static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, const
         }
         mp_attn_kv attention = describe(pass, unit, layer, view);
         mp_attn_partial state = running_state(view);
-        mp_attn_begin(unit->rows * attention.group, model->head_dim, &state);
+        mp_attn_begin(unit->rows * attention.group, model->value_dim, &state);
         (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer),
                                                                 unit->block1, &state, view->base + view->at.attention);
         finish_unit(pass, view, unit, layer, &state);
@@ -192,7 +196,7 @@ static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, const
 
 static mp_attn_partial block_partial(const mp_decoder_pass *pass, int index) {
     float *at = pass->partials + (size_t)index * mp_decoder_partial_floats(pass->model);
-    int group = mp_decoder_group(pass->model), d = pass->model->head_dim;
+    int group = mp_decoder_group(pass->model), d = pass->model->value_dim;
     return (mp_attn_partial){.o = at, .m = at + group * d, .l = at + group * (d + 1)};
 }
 
@@ -202,10 +206,10 @@ static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *uni
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
     mp_attn_partial state = running_state(view);
-    mp_attn_begin(group, model->head_dim, &state);
+    mp_attn_begin(group, model->value_dim, &state);
     for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
         mp_attn_partial partial = block_partial(pass, unit->partial + b);
-        call->attn_merge(group, model->head_dim, &partial, &state);
+        call->attn_merge(group, model->value_dim, &partial, &state);
     }
     finish_unit(pass, view, unit, layer, &state);
 }
@@ -225,12 +229,12 @@ static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const
     }
     mp_lane_sync(lane);
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)pass->rows.n_seq * model->kv_heads, 1, &begin, &end);
+    mp_lane_split(lane, (int64_t)pass->rows.n_seq * model->groups, 1, &begin, &end);
     int first = 0; /* partial of the unit's first block */
     for (int64_t i = 0; i < end; i++) {
-        int seq = (int)(i / model->kv_heads);
+        int seq = (int)(i / model->groups);
         int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[seq].past + 1);
-        mp_attention_unit unit = {seq, (int)(i % model->kv_heads), 0, 1, 0, blocks, first};
+        mp_attention_unit unit = {seq, (int)(i % model->groups), 0, 1, 0, blocks, first};
         if (i >= begin)
             merge_unit(pass, &unit, layer, view);
         first += blocks;
@@ -275,10 +279,9 @@ static void scale_row(float by, float *x, int64_t n) {
         x[i] *= by;
 }
 
-static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, int M, float *inner,
-                              int64_t *ld) {
+static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, int64_t ffn, int M,
+                              float *inner, int64_t *ld) {
     const mp_kernels *call = mp_kernels_get();
-    int64_t ffn = model->ffn;
     int64_t row0 = 0, row1 = M;
     float *out = inner;
     *ld = 2 * ffn;
@@ -327,23 +330,35 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
     const mp_decoder *model = pass->model;
     const mp_decoder_layer *layer = &model->layers[index];
     int M = view->rows;
-    int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->head_dim, wide = 2 * (int64_t)model->ffn, ld;
+    int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->value_dim;
+    int64_t wide = 2 * (int64_t)layer->ffn, ld;
     const float *x = pass->x + view->first * hidden;
     void *own = view->base + view->at.acts;
     const mp_unpacked *raw = &view->unpacked;
     mp_epilogue plain = {0};
 
     const float *in = norm_rows(model, lane, view, x, layer->attention_norm, M, pass->normed);
-    mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
+    const float *attended = pass->mixed;
+    if (model->latent.rank > 0)
+        mp_latent_project(pass, lane, layer, M, in, own, raw, view->base + view->at.by_head);
+    else
+        mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
     mp_lane_sync(lane);
     attend(pass, lane, layer, view);
     mp_lane_sync(lane);
-    add_output(pass, lane, view, &layer->out, layer->attention_post_norm, pass->mixed, mixed);
+    if (model->latent.rank > 0) {
+        mp_latent_values(pass, lane, layer, M, view->base + view->at.by_head);
+        mp_lane_sync(lane);
+        attended = pass->per_head;
+        mixed = (int64_t)model->heads * model->latent.value;
+    }
+    add_output(pass, lane, view, &layer->out, layer->attention_post_norm, attended, mixed);
     in = norm_rows(model, lane, view, x, layer->ffn_norm, M, pass->normed);
     if (layer->experts.count > 0) {
         mp_experts_forward(&layer->experts, lane, in, M, model->residual_scale, pass->experts,
                            view->base + view->at.expert, pass->x + view->first * hidden);
-        return;
+        if (layer->ffn == 0)
+            return;
     }
     if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 && mp_linear_takes_gated(&layer->down)) {
         mp_linear_gated(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
@@ -353,7 +368,7 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
     }
     mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->inner, wide);
     mp_lane_sync(lane);
-    in = gate_rows(model, lane, view, M, pass->inner, &ld);
+    in = gate_rows(model, lane, view, layer->ffn, M, pass->inner, &ld);
     add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, in, ld);
 }
 

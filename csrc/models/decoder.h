@@ -11,13 +11,22 @@
 
 enum { MP_ROPES = 2 };
 
+typedef struct mp_latent { /* of attention to latents (decoder_latent.h); rank 0: there is none */
+    int32_t rank, q_rank;   /* components of a token's latent; of its queries', 0: they have none */
+    int32_t plain, rotated; /* of a head's query before k_b: what is not rotated, what is */
+    int32_t value;          /* of a head's output behind v_b */
+} mp_latent;
+
 typedef struct mp_decoder_layer {
     float *attention_norm, *ffn_norm; /* [hidden] */
     float *q_norm, *k_norm;           /* [head_dim], or NULL */
     float *sinks;                     /* [heads] scores without a value, or NULL */
     float *attention_post_norm, *ffn_post_norm; /* [hidden] of what is added to the residual sum, or NULL */
     mp_linear qkv, out, gate_up, down;
-    mp_experts experts; /* instead of gate_up and down; none when its count is 0 */
+    mp_linear q_b, k_b, v_b;      /* of latents: qkv has the projections to them */
+    float *q_a_norm, *kv_a_norm;  /* [q_rank], [rank] */
+    int32_t ffn;                  /* width of gate and up */
+    mp_experts experts; /* instead of gate_up and down, or beside them; none when its count is 0 */
     int rope;   /* rotary table of its queries and keys; -1: they are not rotated */
     int window; /* positions that a row sees, its own included; 0 = all */
     int kv;     /* its number in the cache, which counts windowed layers last */
@@ -30,13 +39,19 @@ typedef struct mp_decoder {
     uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
     mp_stored *stored; /* what of the slab is not filled yet, or NULL */
-    int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
-    int32_t qkv_width; /* (heads + 2 kv_heads) * head_dim */
-    float eps;
+    int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
+    int32_t value_dim;    /* of a head's value; head_dim is that of queries and keys */
+    int32_t rotated_from; /* the first component of a head that is rotated */
+    int32_t groups;       /* heads are attended to in so many groups, each of one KV head */
+    int32_t ffn;          /* of the widest layer */
+    int32_t dense_ffn, shared_ffn; /* of layers without experts; beside experts, 0: nothing stands there */
+    int32_t qkv_width;    /* (heads + kv_heads) * head_dim + kv_heads * value_dim */
+    mp_latent latent;
+    float eps, latent_eps;
     mp_act act;
     struct {
         int32_t count, used, ffn, from; /* of layers from `from` on; count 0: none */
-        bool normalise;
+        mp_routing routing;
         float clamp; /* see mp_experts */
     } experts;
     float attention_scale;   /* on products of queries and keys */
@@ -99,6 +114,7 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     int *lane_units; /* [block_count, lanes + 1] first unit of each lane in each block */
     int unit_count, most_blocks;
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
+    float *latent, *per_head; /* of latents: see decoder_latent.h */
     void *acts, *experts;
     mp_lease *lease;
     uint64_t keep_until_ns; /* see mp_stored_begin */

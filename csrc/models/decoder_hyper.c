@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "models/decoder_latent.h"
 #include "models/decoder_load.h"
 
 enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_HEAD = 1024, MAX_EXPERTS = 4096 };
@@ -33,20 +34,20 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
         return mp_fail_file(error, MP_LIMIT, spec_file(spec), -1, "attention.head_count_kv",
                             "at most 64 heads a KV head", "%lld", (long long)(heads / kv_heads));
     model->heads = (int32_t)heads;
-    model->kv_heads = (int32_t)kv_heads;
-    model->head_dim = (int32_t)key;
-    model->qkv_width = (int32_t)((heads + 2 * kv_heads) * key);
+    model->kv_heads = model->groups = (int32_t)kv_heads;
+    model->head_dim = model->value_dim = (int32_t)key;
     return MP_OK;
 }
 
 /* What some families multiply with, and what softens scores and logits. */
 static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int32_t query = model->latent.rank > 0 ? model->latent.plain + model->latent.rotated : model->head_dim;
     const struct {
         const char *key;
         float *scale;
         double low, otherwise;
     } scales[] = {
-        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)model->head_dim))},
+        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)query))},
         {"mpool.embedding_scale", &model->embedding_scale, 1e-9, 1},
         {"mpool.residual_scale", &model->residual_scale, 1e-9, 1},
         {"mpool.output_scale", &model->output_scale, 1e-9, 1},
@@ -74,16 +75,18 @@ static mp_status read_activation(mp_decoder *model, const mp_spec *spec, mp_erro
 }
 
 static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t count, used, ffn, from, none = 0;
+    int64_t count, used, ffn, shared, from, none = 0;
     double clamp, unclamped = 0;
-    bool yes = true;
     MP_TRY(mp_spec_int(spec, "{arch}.expert_count", 0, MAX_EXPERTS, &none, &count, error));
     if (count == 0)
         return MP_OK;
     MP_TRY(mp_spec_int(spec, "{arch}.expert_used_count", 1, count, NULL, &used, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.expert_feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
     MP_TRY(mp_spec_int(spec, "{arch}.leading_dense_block_count", 0, model->layer_count, &none, &from, error));
-    MP_TRY(mp_spec_bool(spec, "mpool.expert_normalise", &yes, &model->experts.normalise, error));
+    MP_TRY(mp_routing_read(&model->experts.routing, spec, (int32_t)count, (int32_t)used, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.expert_shared_feed_forward_length", 0, 16 * MAX_WIDTH, &none, &shared,
+                              error));
+    model->shared_ffn = (int32_t)shared;
     MP_TRY(mp_spec_float(spec, "mpool.expert_clamp", 1e-3, 1e6, &unclamped, &clamp, error));
     model->experts.clamp = (float)clamp;
     model->experts.count = (int32_t)count;
@@ -93,9 +96,9 @@ static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *
     return MP_OK;
 }
 
-mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
     int64_t layers, hidden, ffn, context;
-    double eps;
+    double eps, latent_eps;
     MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
@@ -103,12 +106,19 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, mp_error
     MP_TRY(mp_spec_float(spec, "{arch}.attention.layer_norm_rms_epsilon", 1e-30, 1, NULL, &eps, error));
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;
-    model->ffn = (int32_t)ffn;
+    model->dense_ffn = (int32_t)ffn;
     model->context = (int32_t)context;
     model->eps = (float)eps;
-    MP_TRY(read_heads(model, spec, error));
+    MP_TRY(mp_spec_float(spec, "mpool.latent_epsilon", 1e-30, 1, &eps, &latent_eps, error));
+    model->latent_eps = (float)latent_eps;
+    if (flags & MP_ARCH_LATENT_ATTENTION)
+        MP_TRY(mp_latent_read_sizes(model, spec, error));
+    else
+        MP_TRY(read_heads(model, spec, error));
+    model->qkv_width = (model->heads + model->kv_heads) * model->head_dim + model->kv_heads * model->value_dim;
     MP_TRY(read_scales(model, spec, error));
     MP_TRY(read_experts(model, spec, error));
+    model->ffn = model->dense_ffn > model->shared_ffn ? model->dense_ffn : model->shared_ffn;
     return read_activation(model, spec, error);
 }
 
@@ -166,7 +176,8 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     bool found;
     double local, none = 0;
     int64_t tables[MP_DECODER_LAYERS], first = 0;
-    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim, (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
+    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from,
+                        (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
     /* GGUF files of Llama 3 hold its frequency scaling as divisors */
     MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
     MP_TRY(read_long_rope(model, args->spec, error));
@@ -200,7 +211,7 @@ static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *
         .window = passing > 0 ? (int)window : 0,
         .heads = model->kv_heads,
         .k_dim = model->head_dim,
-        .v_dim = model->head_dim,
+        .v_dim = model->value_dim,
     };
     return MP_OK;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "models/decoder_latent.h"
 #include "models/decoder_load.h"
 #include "models/vision.h"
 
@@ -61,7 +62,10 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
                             mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
     bool bias = (flags & MP_ARCH_BIAS) != 0, qkv_bias = (flags & MP_ARCH_QKV_BIAS) != 0;
-    int32_t hidden = model->hidden, ffn = model->ffn;
+    bool latents = (flags & MP_ARCH_LATENT_ATTENTION) != 0;
+    bool experts = model->experts.count > 0 && index >= model->experts.from;
+    int32_t hidden = model->hidden, ffn = experts ? model->shared_ffn : model->dense_ffn;
+    int32_t mixed = model->heads * (latents ? model->latent.value : model->value_dim);
     int32_t q = model->heads * model->head_dim, kv = model->kv_heads * model->head_dim;
     const struct {
         const char *name;
@@ -70,17 +74,21 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         bool bias;
     } linears[] = {
         {"attn_q", &layer->qkv, q, hidden, qkv_bias},      {"attn_k", &layer->qkv, kv, hidden, qkv_bias},
-        {"attn_v", &layer->qkv, kv, hidden, qkv_bias},     {"attn_output", &layer->out, hidden, q, bias},
+        {"attn_v", &layer->qkv, kv, hidden, qkv_bias},     {"attn_output", &layer->out, hidden, mixed, bias},
         {"ffn_gate", &layer->gate_up, ffn, hidden, bias},  {"ffn_up", &layer->gate_up, ffn, hidden, bias},
         {"ffn_down", &layer->down, hidden, ffn, bias},
     };
     char name[64], bias_name[64];
-    bool experts = model->experts.count > 0 && index >= model->experts.from;
+    layer->ffn = ffn;
+    if (latents)
+        MP_TRY(mp_latent_read_layer(model, builder, index, qkv_bias, error));
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
-        if (experts && (linears[i].linear == &layer->gate_up || linears[i].linear == &layer->down))
+        bool of_ffn = linears[i].linear == &layer->gate_up || linears[i].linear == &layer->down;
+        if ((of_ffn && ffn == 0) || (latents && linears[i].linear == &layer->qkv))
             continue;
-        snprintf(name, sizeof name, "blk.%d.%s.weight", index, linears[i].name);
-        snprintf(bias_name, sizeof bias_name, "blk.%d.%s.bias", index, linears[i].name);
+        const char *shared = of_ffn && experts ? "_shexp" : "";
+        snprintf(name, sizeof name, "blk.%d.%s%s.weight", index, linears[i].name, shared);
+        snprintf(bias_name, sizeof bias_name, "blk.%d.%s%s.bias", index, linears[i].name, shared);
         /* a bias that the architecture does not have must not be dropped in silence */
         if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
@@ -94,7 +102,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
             .used = model->experts.used,
             .hidden = hidden,
             .ffn = model->experts.ffn,
-            .normalise = model->experts.normalise,
+            .routing = model->experts.routing,
             .biased = bias,
             .act = model->act,
             .clamp = model->experts.clamp,
@@ -153,8 +161,8 @@ static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *us
 
 /* Whether everything in a layer is computed in fp32. */
 static bool in_floats(const mp_decoder_layer *layer) {
-    const mp_linear *const linears[] = {&layer->qkv, &layer->out, &layer->gate_up, &layer->down};
-    for (int i = 0; i < 4; i++)
+    const mp_linear *const linears[] = {&layer->qkv, &layer->q_b, &layer->out, &layer->gate_up, &layer->down};
+    for (int i = 0; i < 5; i++)
         for (int part = 0; part < linears[i]->parts; part++)
             if (linears[i]->w[part].kind != MP_W_F32)
                 return false;
@@ -167,13 +175,18 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     mp_status status;
     double norm_offset = 0;
     mp_builder builder = {0};
+    static const char latents[] = "blk.0.attn_kv_a_mqa.weight";
     mp_decoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
     model->base.base.ops = &decoder_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
-    MP_TRY_GOTO(mp_decoder_read_hyper(model, args->spec, error));
+    if (!(args->flags & MP_ARCH_LATENT_ATTENTION) && mp_weights_has(model->weights, latents)) {
+        status = mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", latents);
+        goto cleanup;
+    }
+    MP_TRY_GOTO(mp_decoder_read_hyper(model, args->spec, args->flags, error));
     mp_builder_init(&builder, model->weights, args->compute);
     builder.shared = args->shared;
     builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
@@ -244,7 +257,9 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
         mp_wkind kind;
-        if (entry->ndim != 2 || table || mp_vit_owns(entry->name) || is_expert(entry->name))
+        uint64_t latents = mp_latent_footprint(entry, compute);
+        bytes += latents;
+        if (latents > 0 || entry->ndim != 2 || table || mp_vit_owns(entry->name) || is_expert(entry->name))
             continue;
         if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;

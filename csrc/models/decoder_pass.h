@@ -5,10 +5,10 @@
 #include "models/decoder.h"
 
 /* A lane's scratch: rows of its own | prepared activations of its own | attention scratch | running state | pointers to
- * KV blocks | a panel of an expert | a panel of weights, while some are not packed. Offsets in bytes; rows start at
- * 0. */
+ * KV blocks | a head's rows of latents | a panel of an expert | a panel of weights, while some are not
+ * packed. Offsets in bytes; rows start at 0. */
 typedef struct mp_lane_layout {
-    size_t acts, attention, state, pointers, expert, panel, bytes;
+    size_t acts, attention, state, pointers, by_head, expert, panel, bytes;
 } mp_lane_layout;
 
 mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks);
@@ -30,8 +30,11 @@ static inline int mp_decoder_block_rows(const mp_decoder *model, int M) {
 }
 
 static inline int mp_decoder_blocks(int64_t positions) { return (int)((positions + MP_KV_BLOCK - 1) / MP_KV_BLOCK); }
-static inline int mp_decoder_group(const mp_decoder *model) { /* query heads that share a KV head */
-    return model->heads / model->kv_heads;
+static inline int mp_decoder_group(const mp_decoder *model) { /* query heads of a group, which share a KV head */
+    return model->heads / model->groups;
+}
+static inline int mp_decoder_kv_head(const mp_decoder *model, int group) {
+    return group * model->kv_heads / model->groups;
 }
 
 #endif

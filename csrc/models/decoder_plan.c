@@ -1,8 +1,9 @@
 /* decoder_plan.c: who computes what in a pass, and the memory for it. See decoder.c for the ways to attend. */
+#include "models/decoder_latent.h"
 #include "models/decoder_pass.h"
 
 size_t mp_decoder_partial_floats(const mp_decoder *model) {
-    return ((size_t)mp_decoder_group(model) * (size_t)(model->head_dim + 2) + 15) & ~(size_t)15;
+    return ((size_t)mp_decoder_group(model) * (size_t)(model->value_dim + 2) + 15) & ~(size_t)15;
 }
 
 static int tile_rows(const mp_decoder *model) { return MP_ATTN_ROWS / mp_decoder_group(model); }
@@ -16,6 +17,7 @@ static size_t acts_scratch(const mp_decoder *model, int M) {
         const mp_decoder_layer *layer = &model->layers[l];
         bytes = most(bytes, most(mp_linear_scratch(&layer->qkv, M), mp_linear_scratch(&layer->down, M)));
         bytes = most(bytes, most(mp_linear_scratch(&layer->gate_up, M), mp_linear_scratch(&layer->out, M)));
+        bytes = most(bytes, mp_linear_scratch(&layer->q_b, M));
     }
     return bytes;
 }
@@ -33,9 +35,10 @@ mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) 
     size_t width = most((size_t)model->hidden, (size_t)model->ffn);
     at.acts = mp_arena_cost(MP_PRIVATE_ROWS * width * sizeof(float));
     at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
-    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->head_dim));
-    at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->head_dim + 2) * sizeof(float));
-    at.expert = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
+    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->value_dim));
+    at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->value_dim + 2) * sizeof(float));
+    at.by_head = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
+    at.expert = at.by_head + mp_latent_lane_scratch(model);
     at.panel = at.expert;
     for (int l = 0; l < model->layer_count; l++)
         if (model->layers[l].experts.count > 0)
@@ -59,11 +62,11 @@ static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
         const mp_row_seq *seq = &rows->seq[s];
         int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
         int tiles = (seq->rows + tile_rows(model) - 1) / tile_rows(model);
-        sizes.units += model->kv_heads * tiles;
-        sizes.blocks += model->kv_heads * blocks;
+        sizes.units += model->groups * tiles;
+        sizes.blocks += model->groups * blocks;
         sizes.most_blocks = blocks > sizes.most_blocks ? blocks : sizes.most_blocks;
     }
-    sizes.units += model->kv_heads * most_row_blocks(rows->M); /* their borders cut tiles */
+    sizes.units += model->groups * most_row_blocks(rows->M); /* their borders cut tiles */
     return sizes;
 }
 
@@ -74,7 +77,7 @@ static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
 
 static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
     return lanes > 1 && rows->M <= mp_decoder_most_rows(model, rows->M) &&
-           rows->n_seq * model->kv_heads < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
+           rows->n_seq * model->groups < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
 }
 
 /* Most blocks that a pass in split mode can have. */
@@ -94,13 +97,24 @@ static size_t unit_borders(int M, int lanes) {
 /* Floats a row of the query-key-value buffer, where the rows for the output are gathered at the end. */
 static size_t qkv_floats(const mp_decoder *model) { return most((size_t)model->qkv_width, (size_t)model->hidden); }
 
+static size_t mixed_floats(const mp_decoder *model) { return (size_t)model->heads * (size_t)model->value_dim; }
+
+static size_t latent_floats(const mp_decoder *model) {
+    return model->latent.rank > 0 ? (size_t)mp_latent_row(&model->latent, model->heads) : 0;
+}
+
+static size_t per_head_floats(const mp_decoder *model) {
+    return model->latent.rank > 0 ? (size_t)mp_latent_per_head(&model->latent, model->heads) : 0;
+}
+
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes) {
     pass_sizes sizes = measure(model, rows);
     size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
     size_t bytes = mp_arena_cost(unit_list(&sizes, lanes)) + mp_arena_cost(unit_borders(rows->M, lanes));
     bytes += mp_arena_cost(M * (size_t)model->hidden * f) + mp_arena_cost(block * (size_t)model->hidden * f);
     bytes += mp_arena_cost(block * qkv_floats(model) * f);
-    bytes += mp_arena_cost(block * (size_t)(model->heads * model->head_dim) * f);
+    bytes += mp_arena_cost(block * mixed_floats(model) * f);
+    bytes += mp_arena_cost(block * latent_floats(model) * f) + mp_arena_cost(block * per_head_floats(model) * f);
     bytes += mp_arena_cost(block * 2 * (size_t)model->ffn * f);
     bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
     bytes += mp_arena_cost(acts_scratch(model, (int)block));
@@ -140,7 +154,7 @@ static void list_units(mp_decoder_pass *pass, int lanes) {
             const mp_row_seq *seq = &pass->rows.seq[q];
             const int row0 = begin > seq->row0 ? begin - seq->row0 : 0;
             const int row1 = end - seq->row0 < seq->rows ? end - seq->row0 : seq->rows;
-            for (int head = 0; head < model->kv_heads; head++)
+            for (int head = 0; head < model->groups; head++)
                 for (int row = row0; row < row1; row += tile_rows(model)) {
                     int rows = row1 - row < tile_rows(model) ? row1 - row : tile_rows(model);
                     int blocks = mp_decoder_blocks((int64_t)seq->past + row + rows);
@@ -158,7 +172,7 @@ static void list_split_units(mp_decoder_pass *pass, int all_blocks, int lanes) {
     pass->lane_units[0] = 0;
     for (int s = 0; s < pass->rows.n_seq; s++) {
         int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[s].past + 1);
-        for (int head = 0; head < pass->model->kv_heads; head++)
+        for (int head = 0; head < pass->model->groups; head++)
             for (int block = 0; block < blocks;) {
                 int end = (int)((int64_t)all_blocks * (lane + 1) / lanes);
                 if (at >= end) {
@@ -189,12 +203,15 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
     pass->normed = mp_arena_take(arena, block * (size_t)model->hidden * f);
     pass->qkv = mp_arena_take(arena, block * qkv_floats(model) * f);
-    pass->mixed = mp_arena_take(arena, block * (size_t)(model->heads * model->head_dim) * f);
+    pass->mixed = mp_arena_take(arena, block * mixed_floats(model) * f);
+    pass->latent = mp_arena_take(arena, block * latent_floats(model) * f);
+    pass->per_head = mp_arena_take(arena, block * per_head_floats(model) * f);
     pass->inner = mp_arena_take(arena, block * 2 * (size_t)model->ffn * f);
     pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
     pass->acts = mp_arena_take(arena, acts_scratch(model, (int)block));
     pass->experts = mp_arena_take(arena, experts_scratch(model, (int)block));
-    pass->mode = one_row_each(rows) ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
+    /* where groups share a KV head none of them can store it for itself */
+    pass->mode = one_row_each(rows) && model->groups == model->kv_heads ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
     if (one_row_each(rows) && may_split(model, rows, &sizes, lanes)) {
         pass->mode = MP_ATTEND_SPLIT;
         pass->partials = mp_arena_take(arena, (size_t)sizes.blocks * mp_decoder_partial_floats(model) * f);

@@ -110,10 +110,11 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
     inner = table.int(f"{a}.expert_feed_forward_length", 0, low=0, high=MAX_WIDTH)
     if experts:
         table.int(f"{a}.expert_used_count", low=1, high=experts)
-    return {"V": vocabulary, "D": hidden, "F": feed_forward, "P": context, "T": token_types or 0, "R": rotated // 2,
+    size = {"V": vocabulary, "D": hidden, "F": feed_forward, "P": context, "T": token_types or 0, "R": rotated // 2,
             "X": experts, "N": inner, "H": heads, "Q": heads * key_length, "K": kv_heads * key_length,
             "U": kv_heads * value_length,
             "O": heads * value_length, "E": key_length, "layers": layers}
+    return size if row.more is None else size | row.more(dict(kv), size, a)
 
 
 class Expected(NamedTuple):
@@ -132,24 +133,25 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
     left out are here, too, by names with a ``#``."""
     table: dict[str, Expected] = {}
     for number, tensor in enumerate(row.tensors):
-        asks = tensor.when.partition("if ")[2].removesuffix(" above 0")
-        above = tensor.when.endswith("above 0")
+        when, _, kind = tensor.when.partition("in ") if tensor.when.endswith(("in dense", "in sparse")) else (
+            tensor.when, "", "")
+        when = when.rstrip()
+        asks = when.partition("if ")[2].removesuffix(" above 0")
+        above = when.endswith("above 0")
         if asks and not gguf and not size.get(asks, 0):
             continue
-        if (gguf and (not tensor.gguf or tensor.when.startswith("folder"))) or not (gguf or tensor.hf or tensor.when):
+        if (gguf and (not tensor.gguf or when.startswith("folder"))) or not (gguf or tensor.hf or when):
             continue
         shape = tuple(size[letter] for letter in tensor.shape)
         names = (tensor.gguf or f"#{number}", tensor.hf, tensor.stored or tensor.gguf)
         layers = range(size["layers"]) if "{}" in tensor.gguf or "{}" in tensor.hf else range(1)
         experts = range(size.get("X", 0)) if "{x}" in tensor.hf else range(1)
         for layer, expert in itertools.product(layers, experts):
-            if above and layer == 0:
+            if (above and layer == 0) or (kind and (layer < size["dense"]) != (kind == "dense")):
                 continue
             name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert)) for name in names)
-            needed = not tensor.when or tensor.when == "above 0" or (
-                not gguf and tensor.when not in ("gguf", "tied"))
-            table[name] = Expected(tuple(filter(None, hf.split("|"))), tuple(stored.split("|")), shape, needed,
-                                   tensor.when)
+            needed = not when or when == "above 0" or (not gguf and when not in ("gguf", "tied"))
+            table[name] = Expected(tuple(filter(None, hf.split("|"))), tuple(stored.split("|")), shape, needed, when)
     return table
 
 

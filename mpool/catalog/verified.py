@@ -69,6 +69,7 @@ ROWS = (
     _decoder("qwen3", "Qwen3"),
     _decoder("qwen3moe", "Qwen3 mixtures of experts, Qwen3-Coder"),
     _decoder("gpt_oss", "GPT-OSS"),
+    _decoder("deepseek2", "DeepSeek-V2, V3 and R1, Kimi K2"),
     _decoder("smollm3", "SmolLM3"),
     _decoder("granite", "Granite 3"),
     _decoder("phi3", "Phi-3, Phi-4"),

@@ -12,7 +12,7 @@
 #include "models/model.h"
 
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
-       TINY_CONTEXT = 512, TINY_EXPERT = 256 };
+       TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32 };
 
 typedef struct tiny_file { /* weights under construction */
     uint8_t *bytes;
@@ -137,6 +137,7 @@ typedef struct tiny_kind {
     int experts;   /* of which a row has two; 0 = none. The last has a router of NaN, so that it is never chosen, and
                     * stands at the end of the file, on pages of its own */
     bool biased;   /* and with sinks and clamped gates; with experts only */
+    bool latents;  /* attention to latents; with experts chosen in groups by their own scores, one of them shared */
     size_t *rest;  /* bytes of the file before that one's, or NULL */
     void (*more)(tiny_file *file); /* adds keys and tensors, or NULL */
 } tiny_kind;
@@ -161,6 +162,35 @@ static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_
         tiny_tensor(file, name, types[(p == 2 ? 1 : 0) % type_count], p == 2 ? TINY_HIDDEN : TINY_EXPERT,
                     p == 2 ? TINY_EXPERT : TINY_HIDDEN, 0.1f, 0);
     }
+}
+
+/* What attention to latents and DeepSeek's way to choose experts are told by. */
+static inline void tiny_latent_keys(mp_spec *spec, const tiny_kind *kind) {
+    mp_error error;
+    mp_value sigmoid = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 7, .as.string = "sigmoid"};
+    mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
+    tiny_arch_int(spec, kind->arch, "attention.kv_lora_rank", TINY_RANK);
+    tiny_arch_int(spec, kind->arch, "attention.q_lora_rank", TINY_RANK);
+    tiny_arch_int(spec, kind->arch, "attention.key_length_mla", 2 * TINY_PART);
+    tiny_arch_int(spec, kind->arch, "attention.value_length_mla", TINY_PART);
+    tiny_arch_int(spec, kind->arch, "rope.dimension_count", TINY_PART);
+    tiny_arch_int(spec, kind->arch, "expert_shared_feed_forward_length", TINY_EXPERT);
+    tiny_int(spec, "mpool.expert_groups", kind->experts / 2);
+    tiny_int(spec, "mpool.expert_groups_used", 2);
+    tiny_float(spec, "mpool.expert_scale", 1.5);
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.expert_gate", &sigmoid, &error), &error);
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.expert_corrected", &yes, &error), &error);
+}
+
+static inline void tiny_latent_vectors(tiny_file *file, const tiny_kind *kind, int layer) {
+    static const char *const norms[] = {"attn_q_a_norm", "attn_kv_a_norm"};
+    char name[64];
+    for (int i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", layer, norms[i]);
+        tiny_tensor(file, name, MP_F32, 1, TINY_RANK, 0.3f, 1);
+    }
+    snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", layer);
+    tiny_tensor(file, name, MP_F32, 1, kind->experts, 0.2f, 0);
 }
 
 /* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32, Q8_0) is
@@ -195,6 +225,8 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     }
     if (kind->biased)
         tiny_float(file.spec, "mpool.expert_clamp", 0.5);
+    if (kind->latents)
+        tiny_latent_keys(file.spec, kind);
     if (kind->scaled) {
         int64_t ropes[TINY_LAYERS] = {1, 0, -1};
         static const struct {
@@ -226,6 +258,14 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     } matrices[] = {{"attn_q", TINY_HIDDEN, TINY_HIDDEN}, {"attn_k", kv, TINY_HIDDEN}, {"attn_v", kv, TINY_HIDDEN},
                     {"attn_output", TINY_HIDDEN, TINY_HIDDEN}, {"ffn_gate", TINY_FFN, TINY_HIDDEN},
                     {"ffn_up", TINY_FFN, TINY_HIDDEN}, {"ffn_down", TINY_HIDDEN, TINY_FFN}};
+    const int parts = TINY_HEADS * 2 * TINY_PART;
+    const struct {
+        const char *name;
+        int rows, columns;
+    } latents[] = {{"attn_q_a", TINY_RANK, TINY_HIDDEN}, {"attn_q_b", parts, TINY_RANK},
+                   {"attn_kv_a_mqa", TINY_RANK + TINY_PART, TINY_HIDDEN}, {"attn_kv_b", parts, TINY_RANK},
+                   {"attn_output", TINY_HIDDEN, TINY_HEADS * TINY_PART}, {"ffn_gate_shexp", TINY_EXPERT, TINY_HIDDEN},
+                   {"ffn_up_shexp", TINY_EXPERT, TINY_HIDDEN}, {"ffn_down_shexp", TINY_HIDDEN, TINY_EXPERT}};
     tiny_tensor(&file, "token_embd.weight", types[0], TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
     if (infinite >= 0) {
         static const uint16_t scale = 0x7C00;
@@ -239,7 +279,13 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     }
     tiny_tensor(&file, "output_norm.weight", MP_F32, 1, TINY_HIDDEN, 0.3f, 1);
     for (int l = 0; l < TINY_LAYERS; l++) {
-        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
+        for (size_t m = 0; kind->latents && m < sizeof latents / sizeof *latents; m++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", l, latents[m].name);
+            tiny_tensor(&file, name, types[at++ % type_count], latents[m].rows, latents[m].columns, 0.1f, 0);
+        }
+        if (kind->latents)
+            tiny_latent_vectors(&file, kind, l);
+        for (size_t m = 0; !kind->latents && m < sizeof matrices / sizeof *matrices; m++) {
             if (kind->experts && strncmp(matrices[m].name, "ffn", 3) == 0)
                 continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);

@@ -185,6 +185,10 @@ MP_TEST_SECONDS(models_contract_sinks, 300) {
     check_kind(&(tiny_kind){.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true});
 }
 
+MP_TEST_SECONDS(models_contract_latents, 300) {
+    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .latents = true});
+}
+
 MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
 /* Windows shorter than a block, longer than one, and longer than two. */

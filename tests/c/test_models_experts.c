@@ -55,7 +55,8 @@ static void set_up(scene *s, bool normalise) {
     mp_team_lease(s->team, 2, &s->lease);
     MP_CHECK_OK(mp_weights_open(s->spec, &s->weights, &error), &error);
     mp_builder_init(&s->builder, s->weights, MP_COMPUTE_F32);
-    mp_experts_shape shape = {.count = COUNT, .used = USED, .hidden = HIDDEN, .ffn = FFN, .normalise = normalise,
+    mp_experts_shape shape = {.count = COUNT, .used = USED, .hidden = HIDDEN, .ffn = FFN,
+                              .routing = {.normalise = normalise, .scale = 1, .groups = 1, .groups_used = 1},
                               .act = MP_ACT_SILU};
     MP_CHECK_OK(mp_experts_init(&s->experts, &shape, &s->builder, &error), &error);
     MP_CHECK_OK(mp_builder_finish(&s->builder, &s->lease, &s->budget, NULL, &error), &error);

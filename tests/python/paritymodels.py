@@ -11,6 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+#: DeepSeek's heads and latents, odd where they may be.
+LATENT: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+                          "v_head_dim": 32, "moe_intermediate_size": 48}
 #: Decoders by name: their classes in transformers and what differs from the common sizes.
 DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
@@ -39,6 +42,29 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                  "swiglu_limit": 7.0,
                  "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
                                      "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 100}}),
+    "deepseek2": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
+                  {**LATENT, "q_lora_rank": 40, "n_routed_experts": 12, "n_group": 4, "topk_group": 2,
+                   "num_experts_per_tok": 3, "n_shared_experts": 1, "routed_scaling_factor": 1.7,
+                   "first_k_dense_replace": 1,
+                   "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
+                                       "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                       "original_max_position_embeddings": 100}}),
+    "deepseek2_kimi": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
+                       {**LATENT, "num_attention_heads": 66, "num_key_value_heads": 66,  # two groups of them
+                        "q_lora_rank": 56, "n_routed_experts": 7, "n_group": 1, "topk_group": 1,
+                        "num_experts_per_tok": 2, "n_shared_experts": 2, "first_k_dense_replace": 2,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}}),
+    "deepseek2_lite": ("DeepseekV2Config", "DeepseekV2ForCausalLM",
+                       {**LATENT, "q_lora_rank": None, "n_routed_experts": 6, "num_experts_per_tok": 2,
+                        "n_shared_experts": 2, "first_k_dense_replace": 1, "topk_method": "greedy",
+                        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707,
+                                            "mscale_all_dim": 0.707, "original_max_position_embeddings": 100}}),
+    "deepseek2_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM",
+                     {**LATENT, "q_lora_rank": 40, "n_routed_experts": 8, "num_experts_per_tok": 3,
+                      "n_shared_experts": 1, "first_k_dense_replace": 0, "topk_method": "group_limited_greedy",
+                      "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0,
+                      "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
     "smollm3_interval": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
     "granite": ("GraniteConfig", "GraniteForCausalLM",
@@ -87,6 +113,15 @@ def randomise(model: Any, seed: int) -> None:
             parameter.data = (1 + 0.3 * noise) if "norm" in name.lower() and name.endswith("weight") else 0.3 * noise
         else:
             parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)
+    correct(model)
+
+
+def correct(model: Any) -> None:
+    """Random corrections of experts' scores, which are no parameters."""
+    generator = torch.Generator().manual_seed(5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:
@@ -96,9 +131,9 @@ def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bo
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
     config = getattr(transformers, config_class)(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=160 if family == "gpt_oss" else 144,
-        num_hidden_layers=layers, num_attention_heads=6,
-        num_key_value_heads=2, max_position_embeddings=400, tie_word_embeddings=tie, bos_token_id=0, eos_token_id=1,
-        pad_token_id=0, rms_norm_eps=1e-5, **extra)
+        num_hidden_layers=layers, max_position_embeddings=400, tie_word_embeddings=tie,
+        bos_token_id=0, eos_token_id=1, pad_token_id=0, rms_norm_eps=1e-5,
+        **{"num_attention_heads": 6, "num_key_value_heads": 2, **extra})
     return getattr(transformers, model_class)(config).eval()
 
 

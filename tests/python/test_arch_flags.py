@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Flags that a family's loader reads.
 FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
                      "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI", "LATENTS"],
-         "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS", "BIAS", "SINKS"],
+         "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS", "BIAS", "SINKS",
+                     "LATENT_ATTENTION"],
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
          "diffusion": ["SINGLE_BLOCKS"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
@@ -28,7 +29,7 @@ REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.p
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes"}
 #: For any decoder: what is refused when a flag is set that was not. One that is not set any more leaves tensors over.
 DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
-                   "OUTPUT_NORMS": "post_attention_norm"}
+                   "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}
 #: For any encoder: what is refused when a flag is set that was not, because its tensors or keys are missing.
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
@@ -62,6 +63,9 @@ REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(
 REFUSED |= {(name, flag): "not part of this architecture" if f"MP_ARCH_{flag}" in flags.split(" | ") else refusal
             for name, _, family, flags in ROW.findall(TABLE) if family == "decoder"
             for flag, refusal in DECODERS_REFUSE.items() if (name, flag) in CASES}
+
+
+REFUSED["deepseek2", "QKV_BIAS"] = ".bias"  # of attn_q_a, or of attn_q in models without
 
 
 def _flip(table: str, name: str, flag: str) -> str:

@@ -48,17 +48,27 @@ def test_decoder(models: dict[str, Any], tmp_path: Path, name: str) -> None:
     assert rows.argmax(axis=1).tolist() == answer.tolist()
 
 
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek2_lite"])
+def test_latents_whole_or_in_halves(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """Older files have one tensor for keys and values, which the others split."""
+    path = str(tinygguf.write(tmp_path / "m.gguf", models[name], halves=False))
+    with mpool.Pool() as pool:
+        got = logits(pool, path, TOKENS, "float32")
+    assert np.abs(got - _expected(models[name], TOKENS)).max() <= TOLERANCE
+
+
 GOLDENS = Path(__file__).resolve().parents[1] / "parity" / "decoder" / "tiny.npz"
 
 
 #: Positions of the goldens at which llama.cpp computes something else than transformers, which the tests above compare
-#: with: it rounds the corners of YaRN's ramp also where the model says not to, and Phi-3 has no window in it.
-SHOWN, OTHERWISE = (0, 7, 40, 130), {"gpt_oss": (7, 40, 130), "phi3": (130,)}
+#: with: it rounds the corners of YaRN's ramp also where the model says not to, Phi-3 has no window in it, and
+#: DeepSeek-V2's groups of experts are as good as their two best, as V3's are.
+SHOWN, OTHERWISE = (0, 7, 40, 130), {"gpt_oss": (7, 40, 130), "phi3": (130,), "deepseek2_v2": (7, 40, 130)}
 #: Its GELU is a table of half precision.
 NEAR = {"gemma2": 1e-3, "gemma3": 1e-3}
 #: Texts that part for that reason; and since it takes LongRoPE's long factors by the size of its context, not by that
 #: of the text.
-OTHER_TEXT = ("gpt_oss", "phi3_long")
+OTHER_TEXT = ("gpt_oss", "phi3_long", "deepseek2_v2")
 
 
 @pytest.mark.parametrize("name", sorted(name.removesuffix(".hash") for name in np.load(GOLDENS) if ".hash" in name))

@@ -50,7 +50,7 @@ def _write_vocabulary(writer: Any, arch: str, size: int, eos: int) -> None:
     writer.add_token_list(tokens)
 
 
-def _write_sizes(writer: Any, arch: str, config: Any) -> None:
+def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -63,10 +63,12 @@ def _write_sizes(writer: Any, arch: str, config: Any) -> None:
         writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType.MEAN)
         return
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(1 if arch == "deepseek2" and halves else config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None)
-    if head:
+    if arch == "deepseek2":
+        _write_latents(writer, config, halves)
+    elif head:
         writer.add_key_length(head)
         writer.add_value_length(head)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -84,8 +86,8 @@ def _write_sizes(writer: Any, arch: str, config: Any) -> None:
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
     if arch in ("phi3", "gemma2", "gemma3", "gpt-oss") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
-    if getattr(config, "num_local_experts", 0):
-        writer.add_expert_count(config.num_local_experts)
+    if getattr(config, "num_local_experts", 0) or arch == "deepseek2":
+        writer.add_expert_count(getattr(config, "n_routed_experts", None) or config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     if arch == "granite":
@@ -96,6 +98,38 @@ def _write_sizes(writer: Any, arch: str, config: Any) -> None:
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _write_latents(writer: Any, config: Any, halves: bool) -> None:
+    """What DeepSeek's files say beside others. Where kv_b is in halves the one KV head is that of latents, and the
+    sizes of a model's own heads stand under _mla."""
+    third, rope = config.model_type == "deepseek_v3", config.rope_parameters
+    key = config.qk_nope_head_dim + config.qk_rope_head_dim
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim if halves else key)
+    writer.add_value_length(config.kv_lora_rank if halves else config.v_head_dim)
+    if halves:
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(third)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if third else gguf.ExpertGatingFuncType.SOFTMAX)
+    if config.n_group and config.n_group > 1:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
+def _latent_halves(data: np.ndarray, config: Any) -> dict[str, np.ndarray]:
+    """kv_b as new files have it: each head's half of keys, turned, and that of values."""
+    parts = data.reshape(config.num_attention_heads, config.qk_nope_head_dim + config.v_head_dim, config.kv_lora_rank)
+    keys, values = parts[:, :config.qk_nope_head_dim], parts[:, config.qk_nope_head_dim:]
+    return {"attn_k_b": keys.transpose(0, 2, 1), "attn_v_b": values}
 
 
 def _rope_divisors(config: Any) -> np.ndarray:
@@ -129,22 +163,23 @@ def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
 
 
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
-          experts: Any = None) -> Path:
+          experts: Any = None, halves: bool = True) -> Path:
     """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
 
     Args:
         adjacent: whether queries and keys are reordered to adjacent pairs; by default as the family's files have it.
         experts: type of the experts' matrices, by default F32.
+        halves: whether the two halves of DeepSeek's kv_b are tensors of their own, as files have them since 2025.
         pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
     """
     config = model.config
-    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(config.model_type,
-                                                                                        config.model_type)
+    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
+            "deepseek_v3": "deepseek2"}.get(config.model_type, config.model_type)
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
-    _write_sizes(writer, arch, config)
+    _write_sizes(writer, arch, config, halves)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
     _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0)
@@ -160,6 +195,13 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
             continue
         if name.endswith("self_attn.sinks"):
             writer.add_tensor(f"blk.{name.split('.')[2]}.attn_sinks.weight", data)
+            continue
+        if name.endswith("e_score_correction_bias"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", data)
+            continue
+        if halves and ".kv_b_proj." in name:
+            for part, values in _latent_halves(data, config).items():
+                writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.weight", np.ascontiguousarray(values))
             continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name

@@ -1,6 +1,5 @@
 #include "models/layers/experts.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,7 +14,7 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .used = shape->used,
         .hidden = shape->hidden,
         .ffn = shape->ffn,
-        .normalise = shape->normalise,
+        .routing = shape->routing,
         .act = shape->act,
         .clamp = shape->clamp,
     };
@@ -28,6 +27,11 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
                                          shape->hidden, error);
     builder->compute = compute;
     MP_TRY(status);
+    snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
+    if (shape->routing.corrected)
+        MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));
+    else if (mp_weights_has(builder->weights, name))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
     MP_TRY(mp_expert_matrix_init(&experts->gate, builder, shape->layer, "gate", shape->count, shape->ffn, shape->hidden,
                                  shape->biased, error));
     MP_TRY(mp_expert_matrix_init(&experts->up, builder, shape->layer, "up", shape->count, shape->ffn, shape->hidden,
@@ -51,6 +55,7 @@ void mp_experts_deinit(mp_experts *experts) {
 /* Entries are pairs (row, choice), n = M * used of them, grouped by expert, within one by row. */
 typedef struct expert_scratch {
     float *scores;   /* [M, count] of the router */
+    float *merit;    /* [M, count] by which experts are chosen */
     int32_t *chosen; /* [n] expert of each row's choices */
     float *weight;   /* [n] */
     int32_t *entry;  /* [n] where a row's choice stands in the group order */
@@ -69,7 +74,7 @@ static size_t acts_bytes(const mp_expert_matrix *matrix, int n) {
 static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
     size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
     const size_t sizes[] = {
-        (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
+        (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
         ((size_t)experts->count + 1) * f, n * (size_t)experts->hidden * f, n * 2 * (size_t)experts->ffn * f,
     };
     enum { PARTS = sizeof sizes / sizeof *sizes };
@@ -83,13 +88,14 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
     if (base)
         s = (expert_scratch){
             .scores = (float *)(base + offset[0]),
-            .chosen = (int32_t *)(base + offset[1]),
-            .weight = (float *)(base + offset[2]),
-            .entry = (int32_t *)(base + offset[3]),
-            .row = (int32_t *)(base + offset[4]),
-            .first = (int32_t *)(base + offset[5]),
-            .wide = (float *)(base + offset[6]),
-            .inner = (float *)(base + offset[7]),
+            .merit = (float *)(base + offset[1]),
+            .chosen = (int32_t *)(base + offset[2]),
+            .weight = (float *)(base + offset[3]),
+            .entry = (int32_t *)(base + offset[4]),
+            .row = (int32_t *)(base + offset[5]),
+            .first = (int32_t *)(base + offset[6]),
+            .wide = (float *)(base + offset[7]),
+            .inner = (float *)(base + offset[8]),
             .acts = base + at,
             .bytes = s.bytes,
         };
@@ -118,31 +124,6 @@ size_t mp_experts_lane_scratch(const mp_experts *experts) {
 }
 
 /* ---- routing ----------------------------------------------------------------------------------------------------- */
-
-/* The highest scores of a row, the lowest id of equal ones, and their weights. NaN is chosen last, and makes the
- * weights NaN. Overwrites the scores. */
-static void choose(const mp_experts *experts, float *scores, int32_t *chosen, float *weight) {
-    const mp_kernels *call = mp_kernels_get();
-    for (int j = 0; j < experts->used; j++) {
-        int best = -1;
-        for (int e = 0; e < experts->count; e++) {
-            bool taken = false;
-            for (int i = 0; i < j && !taken; i++)
-                taken = chosen[i] == e;
-            if (!taken && (best < 0 || scores[e] > scores[best] || (isnan(scores[best]) && !isnan(scores[e]))))
-                best = e;
-        }
-        chosen[j] = best;
-    }
-    float sum = call->softmax(scores, experts->count);
-    if (experts->normalise) {
-        sum = 0;
-        for (int j = 0; j < experts->used; j++)
-            sum += scores[chosen[j]];
-    }
-    for (int j = 0; j < experts->used; j++)
-        weight[j] = scores[chosen[j]] / sum;
-}
 
 /* Entries in the order of experts, then rows. */
 static void group(const mp_experts *experts, int M, const expert_scratch *s) {
@@ -250,7 +231,8 @@ void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const fl
     mp_lane_sync(lane);
     mp_lane_split(lane, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
-        choose(experts, s.scores + r * experts->count, s.chosen + r * used, s.weight + r * used);
+        mp_route(&experts->routing, experts->correction, experts->count, experts->used, s.scores + r * experts->count,
+                 s.merit + r * experts->count, s.chosen + r * used, s.weight + r * used);
     mp_lane_sync(lane);
     if (lane->index == 0)
         group(experts, M, &s);

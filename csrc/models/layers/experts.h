@@ -9,11 +9,13 @@
 #define MP_MODELS_LAYERS_EXPERTS_H
 
 #include "models/layers/expert_matrix.h"
+#include "models/layers/routing.h"
 
 typedef struct mp_experts {
     int32_t count, used; /* of them all, a row has so many */
     int32_t hidden, ffn;
-    bool normalise;      /* a row's weights add up to 1; else they are shares of all experts' */
+    mp_routing routing;
+    float *correction;   /* [count], or NULL */
     mp_act act;
     float clamp;         /* 0, or: gates g are cut off above it and ups u beyond it on both sides, and a gated unit is
                           * (u + 1) g sigmoid(1.702 g), whatever act says */
@@ -24,7 +26,8 @@ typedef struct mp_experts {
 typedef struct mp_experts_shape {
     int layer;
     int32_t count, used, hidden, ffn;
-    bool normalise, biased;
+    mp_routing routing;
+    bool biased;
     mp_act act;
     float clamp;
 } mp_experts_shape;

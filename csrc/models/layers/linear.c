@@ -164,6 +164,21 @@ mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_
                     error);
 }
 
+mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
+                                  mp_error *error) {
+    mp_build_job job = {.turned = matrix};
+    job.tensor = (mp_tensor){.dtype = MP_F32,
+                             .ndim = 2,
+                             .shape = {N, K},
+                             .data = (const uint8_t *)matrix,
+                             .nbytes = (uint64_t)N * (uint64_t)K * sizeof(float)};
+    int before = builder->count;
+    mp_status status = add_part(builder, linear, job, "of latents", NULL, N, K, error);
+    if (builder->count == before)
+        mp_free(matrix);
+    return status;
+}
+
 /* Small matrices are dealt out whole through one counter. */
 typedef struct pack_run {
     mp_builder *builder;

@@ -54,6 +54,9 @@ mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *na
                           int32_t channels, int32_t size, mp_error *error);
 /* The same without a bias, from a matrix in memory that stays until finish. */
 mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_tensor *tensor, mp_error *error);
+/* The same from floats [N, K] that are allocated with mp_alloc; the builder frees them, also on failure. */
+mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
+                                  mp_error *error);
 /* A vector of n floats, converted. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 /* The same, with `add` added to each. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import (
     bert,
+    deepseek,
     embedders,
     gemma,
     gpt_oss,
@@ -22,7 +23,7 @@ from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 #: Every row, in the order in which they are listed to users.
 ROWS: tuple[Architecture, ...] = (*bert.ROWS, *nomic.ROWS, *mpnet.ROWS, *modernbert.ROWS, *gte.ROWS,
-                                  *jina.ROWS, *embedders.ROWS, *llama.ROWS, *qwen_moe.ROWS, *gpt_oss.ROWS, *smollm.ROWS,
-                                  *granite.ROWS, *phi.ROWS, *gemma.ROWS)
+                                  *jina.ROWS, *embedders.ROWS, *llama.ROWS, *qwen_moe.ROWS, *gpt_oss.ROWS,
+                                  *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS, *gemma.ROWS)
 
 __all__ = ["ROWS", "Architecture", "Config", "Head", "HeadLayer", "Tensor", "layer"]

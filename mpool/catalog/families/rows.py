@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
@@ -21,7 +22,9 @@ class Tensor:
     another form; without a name in transformers and ``when`` one that all GGUF files have and folders in another form;
     ``"types"``, the table of token types, which a GGUF file may leave out; ``"above 0"``, which the first layer does
     not have; ``"if x"``, which is there if ``x`` is not 0 among the model's sizes (in a GGUF file: if it is there);
-    ``"if x above 0"`` and ``"folder if x"``, both. ``stored`` is its name in GGUF files where that is another than
+    ``"if x above 0"`` and ``"folder if x"``, both;
+    ``"in dense"`` and ``"in sparse"``, behind the others too, which the first layers have, without experts, or those
+    behind them. ``stored`` is its name in GGUF files where that is another than
     ``gguf``, the one that the core reads.
     """
 
@@ -113,6 +116,8 @@ class Architecture:
         remote: the family is published with Python code of its own, which is what is computed here; the code itself
             is never run.
         partial_rope: a part of a head's components may be rotated alone.
+        more: sizes beside those that every model has, of its hyper-parameters and sizes: letters of shapes, and what
+            the ``when`` of tensors asks for.
     """
 
     name: str
@@ -134,6 +139,7 @@ class Architecture:
     gguf_head: str | None = None
     remote: bool = False
     partial_rope: bool = False
+    more: Callable[[dict[str, Any], dict[str, int], str], dict[str, int]] | None = None
 
     @property
     def in_config(self) -> tuple[str, ...]:

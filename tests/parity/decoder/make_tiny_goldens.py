@@ -5,7 +5,8 @@
 
 For every file that llama.cpp loads: its sha256, by which a test sees that it has the same one; the logits at the
 positions SHOWN of TOKENS; and GREEDY tokens after the first of them, without the end of text. All weights are float32.
-Families that this llama.cpp refuses are named and left out.
+Families that this llama.cpp refuses are named and left out (BERT, and DeepSeek-V2 without q_lora unless it has the
+layers of DeepSeek-V2-Lite).
 """
 
 from __future__ import annotations

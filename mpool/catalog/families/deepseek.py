@@ -1,0 +1,177 @@
+"""DeepSeek-V2 and V3 (arXiv:2405.04434, arXiv:2412.19437) and Kimi K2: attention to latents, mixtures of experts with
+groups, a learned correction and shared experts behind the first layers, which are dense."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..fields import Fields
+from ..spec import Value
+from .llama import finish, read_scaling, text_row
+from .reading import MAX_WIDTH, activation, refuse, sizes, unsupported
+from .rows import Architecture, Config, Tensor, layer
+
+_BLOCK = "layers.{}"
+_ATTENTION, _MLP = f"{_BLOCK}.self_attn", f"{_BLOCK}.mlp"
+#: Of the norms of latents, whatever the configuration says of the others.
+_LATENT_EPSILON = 1e-6
+
+_TENSORS = (
+    Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
+    Tensor("norm.weight", "output_norm.weight", "D"),
+    Tensor("lm_head.weight", "output.weight", "VD", "tied"),
+    *layer(f"{_BLOCK}.input_layernorm", "attn_norm", "D"),
+    *layer(f"{_BLOCK}.post_attention_layernorm", "ffn_norm", "D"),
+    *layer(f"{_ATTENTION}.q_proj", "attn_q", "WD", when="if direct"),
+    *layer(f"{_ATTENTION}.q_a_proj", "attn_q_a", "JD", when="if J"),
+    *layer(f"{_ATTENTION}.q_a_layernorm", "attn_q_a_norm", "J", when="if J"),
+    *layer(f"{_ATTENTION}.q_b_proj", "attn_q_b", "WJ", when="if J"),
+    *layer(f"{_ATTENTION}.kv_a_proj_with_mqa", "attn_kv_a_mqa", "AD"),
+    *layer(f"{_ATTENTION}.kv_a_layernorm", "attn_kv_a_norm", "L"),
+    # a GGUF file has kv_b whole, or its halves, that of the keys turned
+    *layer(f"{_ATTENTION}.kv_b_proj", "attn_kv_b", "YL", when="if L"),
+    Tensor("", "blk.{}.attn_k_b.weight", "HLn", "gguf"),
+    Tensor("", "blk.{}.attn_v_b.weight", "HvL", "gguf"),
+    *layer(f"{_ATTENTION}.o_proj", "attn_output", "DZ"),
+    *layer(f"{_MLP}.gate_proj", "ffn_gate", "FD", when="in dense"),
+    *layer(f"{_MLP}.up_proj", "ffn_up", "FD", when="in dense"),
+    *layer(f"{_MLP}.down_proj", "ffn_down", "DF", when="in dense"),
+    *layer(f"{_MLP}.gate", "ffn_gate_inp", "XD", when="in sparse"),
+    Tensor(f"{_MLP}.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias", "X", "if corrected in sparse"),
+    *layer(f"{_MLP}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder in sparse"),
+    *layer(f"{_MLP}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder in sparse"),
+    *layer(f"{_MLP}.experts.{{x}}.down_proj", "ffn_down.{x}", "DN", when="folder in sparse"),
+    Tensor("", "blk.{}.ffn_gate_exps.weight", "XND", "in sparse"),
+    Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
+    Tensor("", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"),
+    *layer(f"{_MLP}.shared_experts.gate_proj", "ffn_gate_shexp", "SD", when="if S in sparse"),
+    *layer(f"{_MLP}.shared_experts.up_proj", "ffn_up_shexp", "SD", when="if S in sparse"),
+    *layer(f"{_MLP}.shared_experts.down_proj", "ffn_down_shexp", "DS", when="if S in sparse"),
+)
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    third = config.get("model_type") != "deepseek_v2"
+    a = row.name
+    kv, used = sizes(config, row)
+    heads, layers = config.int("num_attention_heads", low=1, high=MAX_WIDTH), config.int("num_hidden_layers", low=1)
+    if config.int("num_key_value_heads", heads, low=1) != heads:
+        unsupported(config, "num_key_value_heads", f"{heads}, as many as heads")
+    kv[f"{a}.attention.head_count_kv"] = heads
+    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-6, above=0.0)
+    kv["mpool.latent_epsilon"] = _LATENT_EPSILON
+    plain = config.int("qk_nope_head_dim", 128, low=1, high=MAX_WIDTH)
+    rotated = config.int("qk_rope_head_dim", 64, low=2, high=MAX_WIDTH)
+    _heads(kv, a, plain + rotated, config.int("v_head_dim", 128, low=1, high=MAX_WIDTH))
+    kv[f"{a}.attention.kv_lora_rank"] = config.int("kv_lora_rank", 512, low=1, high=MAX_WIDTH)
+    # null says that there is none, a missing key what the first model of the family has
+    kv[f"{a}.attention.q_lora_rank"] = config.int("q_lora_rank", 0, low=1, high=MAX_WIDTH) if "q_lora_rank" in config \
+        else 1536
+    kv[f"{a}.rope.dimension_count"] = rotated
+    _rope(config, kv, a, plain + rotated)
+    kv["mpool.rope_neox"] = not config.bool("rope_interleave", True) if third else False
+    kv["mpool.activation"] = activation(config, "hidden_act", row.activation, (row.activation,))
+    experts = config.int("n_routed_experts", 256 if third else 64, low=1, high=4096)
+    width = config.int("moe_intermediate_size", 2048 if third else 1407, low=1, high=MAX_WIDTH)
+    kv[f"{a}.expert_count"] = experts
+    kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", 8, low=1, high=experts)
+    kv[f"{a}.expert_feed_forward_length"] = width
+    kv[f"{a}.expert_shared_feed_forward_length"] = width * config.int("n_shared_experts", 1 if third else 2, low=0,
+                                                                      high=64)
+    kv[f"{a}.leading_dense_block_count"] = min(layers, config.int("first_k_dense_replace", 3 if third else 0, low=0))
+    kv["mpool.expert_gate"] = "sigmoid" if third else "softmax"
+    kv["mpool.expert_corrected"] = third
+    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", True) if third else False
+    kv["mpool.expert_scale"] = config.number("routed_scaling_factor", 2.5 if third else 1.0, above=0.0)
+    method = config.str("topk_method", "noaux_tc" if third else "greedy")
+    if method not in (("noaux_tc",) if third else ("greedy", "group_limited_greedy")):
+        unsupported(config, "topk_method", "noaux_tc" if third else "greedy and group_limited_greedy")
+    if method != "greedy":
+        _groups(config, kv, experts, config.int("n_group", 8 if third else 1, low=1, high=experts),
+                config.int("topk_group", 4 if third else 1, low=1))
+    refuse(config, {"moe_layer_freq": (None, 1), "scoring_func": (None, kv["mpool.expert_gate"]), "ep_size": (None, 1)})
+    if not third and config.bool("norm_topk_prob", False):
+        unsupported(config, "norm_topk_prob", "false in models of this kind")
+    return finish(config, kv, used | {
+        "num_key_value_heads", "rms_norm_eps", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank",
+        "q_lora_rank", "rope_theta", "rope_scaling", "rope_parameters", "rope_interleave", "hidden_act",
+        "n_routed_experts", "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
+        "n_shared_experts", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor", "topk_method",
+        "n_group", "topk_group", "moe_layer_freq", "scoring_func", "ep_size", "aux_loss_alpha", "seq_aux", "head_dim",
+        "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers", "auto_map", "output_router_logits"})
+
+
+def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:
+    """Of a head before it is absorbed into the latent, under both names."""
+    kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.key_length_mla"] = key
+    kv[f"{a}.attention.value_length"] = kv[f"{a}.attention.value_length_mla"] = value
+
+
+def _rope(config: Fields, kv: dict[str, Value], a: str, key: int) -> None:
+    new, old = config.section("rope_parameters", None), config.section("rope_scaling", None)
+    if new is not None and old is not None:
+        config.fail("rope_scaling", "given beside rope_parameters", "one of the two")
+    rope = new or old or Fields({}, file=config.file, at="rope_parameters")
+    read_scaling(config, rope, kv, a, 10000.0)
+    factor, by = rope.number("factor", 1.0, above=0.0), rope.number("mscale_all_dim", 0.0)
+    if (rope.str("rope_type", None) or rope.str("type", "default")) != "default" and by and factor > 1:
+        kv["mpool.attention_scale"] = (0.1 * by * math.log(factor) + 1) ** 2 / math.sqrt(key)
+
+
+def _groups(config: Fields, kv: dict[str, Value], experts: int, groups: int, chosen: int) -> None:
+    if experts % groups:
+        config.fail("n_group", groups, f"a divisor of the {experts} experts")
+    if chosen > groups:
+        config.fail("topk_group", chosen, f"at most {groups}, the groups")
+    kv["mpool.expert_groups"], kv["mpool.expert_groups_used"] = groups, chosen
+
+
+def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    whole = f"{name}.attention.key_length_mla" in table
+    mla = "_mla" if whole else ""
+    key = table.int(f"{name}.attention.key_length{mla}", low=2, high=MAX_WIDTH)
+    _heads(kv, name, key, table.int(f"{name}.attention.value_length{mla}", low=1, high=MAX_WIDTH))
+    table.int(f"{name}.attention.kv_lora_rank", low=1, high=MAX_WIDTH)
+    kv[f"{name}.attention.head_count_kv"] = table.int(f"{name}.attention.head_count", low=1, high=MAX_WIDTH)
+    kv[f"{name}.attention.q_lora_rank"] = table.int(f"{name}.attention.q_lora_rank", 0, low=0, high=MAX_WIDTH)
+    layers = table.int(f"{name}.block_count", low=1)
+    kv[f"{name}.leading_dense_block_count"] = min(layers, table.int(f"{name}.leading_dense_block_count", 0, low=0))
+    width = table.int(f"{name}.expert_feed_forward_length", low=1, high=MAX_WIDTH)
+    shared = table.int(f"{name}.expert_shared_count", 0, low=0, high=64)
+    kv[f"{name}.expert_shared_feed_forward_length"] = width * shared
+    gate = table.int(f"{name}.expert_gating_func", 1)
+    if gate not in (0, 1, 2):
+        table.fail(f"{name}.expert_gating_func", gate, "1 (softmax) or 2 (sigmoid)")
+    kv["mpool.expert_gate"] = "sigmoid" if gate == 2 else "softmax"
+    kv["mpool.expert_corrected"] = gate == 2
+    kv["mpool.expert_normalise"] = table.bool(f"{name}.expert_weights_norm", False)
+    kv["mpool.expert_scale"] = table.number(f"{name}.expert_weights_scale", 1.0) or 1.0
+    experts = table.int(f"{name}.expert_count", low=1, high=4096)
+    groups = table.int(f"{name}.expert_group_count", 1, low=1, high=experts)
+    _groups(table, kv, experts, groups, table.int(f"{name}.expert_group_used_count", groups, low=1))
+    if table.str(f"{name}.rope.scaling.type", "none") == "yarn":
+        # such files count on one scale for rotated queries and keys that is none, and one for all scores
+        factor = table.number(f"{name}.rope.scaling.factor", above=0.0)
+        by = table.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0)
+        kv["mpool.rope_attention_factor"] = 1.0
+        kv["mpool.attention_scale"] = (1 + by * math.log(max(factor, 1.0))) ** 2 / math.sqrt(key)
+
+
+def _more(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
+    """Sizes beside those of every model."""
+    heads, key, value = size["H"], kv[f"{a}.attention.key_length_mla"], kv[f"{a}.attention.value_length_mla"]
+    rank, q_rank, rotated = kv[f"{a}.attention.kv_lora_rank"], kv[f"{a}.attention.q_lora_rank"], 2 * size["R"]
+    return {"L": rank, "A": rank + rotated, "J": q_rank, "direct": int(not q_rank), "W": heads * key,
+            "n": key - rotated, "v": value, "Y": heads * (key - rotated + value), "Z": heads * value,
+            "S": kv[f"{a}.expert_shared_feed_forward_length"], "dense": kv[f"{a}.leading_dense_block_count"],
+            "corrected": int(kv["mpool.expert_corrected"])}
+
+
+ROWS = (
+    text_row("deepseek2", ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"), _TENSORS, read=_read, complete=_complete,
+             model_types=("deepseek_v3", "deepseek_v2", "kimi_k2"), remote=True, more=_more,
+             harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", r"model\.layers\.61\..*"),
+             handled=frozenset({"expert_count", "expert_used_count", "expert_shared_count", "expert_weights_scale",
+                                "expert_gating_func", "rope.scaling.yarn_log_multiplier"})),
+)
