@@ -23,7 +23,8 @@ FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "R
          "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS", "BIAS", "SINKS",
                      "LATENT_ATTENTION"],
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
-         "diffusion": ["SINGLE_BLOCKS"]}
+         "diffusion": ["SINGLE_BLOCKS"],
+         "vision": []}  # its networks are rows of their own
 #: Flips that make a model which cannot be loaded: what the refusal says.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes"}
