@@ -127,7 +127,7 @@ def test_catalogue_rows() -> None:
     assert coder is not None and larger is not None and (len(coder.parts), len(larger.parts)) == (6, 22)
     assert coder.fact.sha256 == "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
     assert larger.fact.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
-    kinds = ("text_embedding", "text_to_text", "image_embedding")
+    kinds = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
     for row in found.rows.values():
         bundled = any(isinstance(ref, BundledRef) for ref in row.refs)
         origin = "https://archive.ics.uci.edu/" if bundled else "https://huggingface.co/"
