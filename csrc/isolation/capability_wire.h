@@ -37,6 +37,7 @@ typedef struct mp_call_wire {
 /* NULL when there is none. */
 const mp_call_wire *mp_call_wire_of(mp_capability capability);
 
-extern const mp_call_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding;
+extern const mp_call_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding,
+    mp_wire_text_to_image;
 
 #endif

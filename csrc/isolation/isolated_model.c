@@ -11,7 +11,7 @@
 /* What a process costs before its engine holds anything: an interpreter, this library, spec and layers. */
 static const uint64_t FIXED_BYTES = 16u << 20;
 static const uint64_t DEFAULT_NS = 20ull * 1000 * 1000 * 1000;
-enum { TIMES_ENGINE = 4 };
+enum { TIMES_ENGINE = 4, CALLS_BYTES = 64 << 20 };
 
 typedef struct isolated_loader {
     const mp_isolation_kind *kind;
@@ -64,6 +64,8 @@ static uint64_t memory_of(const isolated_loader *loader) {
     if (loader->memory_bytes)
         return loader->memory_bytes;
     loader->kind->footprint(loader->self, &model, &engine);
+    if (model == 0) /* the weights are the engine's: a quarter more, for calls */
+        return engine + engine / 4 + CALLS_BYTES;
     return TIMES_ENGINE * engine;
 }
 
@@ -197,8 +199,12 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
         unpin(loader);
         return status;
     }
-    /* A pass over the weights that serves many streams (pack) would put the calls of many at one process's risk. */
-    *out = (mp_loader){.ops = &isolated_loader_ops, .self = loader, .capability = capability, .policy = "p2c"};
+    /* A pass over the weights that serves many streams (pack) would put the calls of many at one process's risk.
+     * Pictures are drawn one after the other, and a second process would load all their networks again. */
+    *out = (mp_loader){.ops = &isolated_loader_ops,
+                       .self = loader,
+                       .capability = capability,
+                       .policy = capability == MP_TEXT_TO_IMAGE ? NULL : "p2c"};
     return MP_OK;
 }
 

@@ -641,3 +641,12 @@ mp_status mp_draw_call_output(mp_draw_call *call, mp_error *error) {
     free_pictures(call);
     return mp_fail_memory(error, bytes, "the pictures of a call");
 }
+
+int32_t mp_draw_previews_due(const mp_draw_call *call, uint32_t cursor) {
+    if (!call->n_previews)
+        return 0;
+    if (cursor >= mp_draw_steps(call))
+        return call->n_pictures * call->n_previews;
+    return (int32_t)cursor / call->n_steps * call->n_previews +
+           (int32_t)cursor % call->n_steps / call->preview_every;
+}

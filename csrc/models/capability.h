@@ -297,5 +297,14 @@ typedef struct mp_draw_args {
 mp_status mp_draw_call_create(const mp_draw_args *args, mp_draw_call **call, mp_error *error);
 /* Allocates the results, once channels ... pooled_width are known; anew when a replaced model needs others. */
 mp_status mp_draw_call_output(mp_draw_call *call, mp_error *error);
+/* How far a call is, in units: steps of picture after picture, then pictures decoded. Previews are made in their order,
+ * each after the step that it is of; so many are due once `cursor` units are done. */
+int32_t mp_draw_previews_due(const mp_draw_call *call, uint32_t cursor);
+static inline uint32_t mp_draw_steps(const mp_draw_call *call) {
+    return (uint32_t)(call->n_pictures * call->n_steps);
+}
+static inline int64_t mp_draw_latents(const mp_draw_call *call) { /* floats of a picture's */
+    return (int64_t)call->channels * call->high * call->wide;
+}
 
 #endif

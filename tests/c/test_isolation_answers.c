@@ -251,7 +251,7 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
         MP_CHECK_HAS(error.message, mp_capability_get(args.capability)->name);
     }
     MP_CHECK(mp_call_wire_of(MP_TEXT_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_TEXT));
-    MP_CHECK(mp_call_wire_of(MP_IMAGE_EMBEDDING) != NULL);
+    MP_CHECK(mp_call_wire_of(MP_IMAGE_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_IMAGE));
 }
 
 /* ---- lies that are well formed ----------------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -295,9 +297,42 @@ def test_model(flux: str) -> None:
             model.context_length  # noqa: B018
         with pytest.raises(errors.WrongCapability):
             model.dimensions  # noqa: B018
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool, \
-            pytest.raises(errors.Unsupported, match="processes"):
-        pool.generate_image("a cat", flux, **SMALL)
+
+
+@pytest.mark.parametrize("family", ["flux", "sd3"])
+def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) -> None:
+    """The same bytes, previews too; one that is killed is replaced, and nobody notices who saw nothing yet."""
+    model = flux if family == "flux" else sd3
+    options = {**SMALL, "num_inference_steps": 5, "n": 2}
+    long = {**SMALL, "num_inference_steps": 200, "width": 64, "height": 64}  # seconds: more than a message
+    expected = pool.generate_image("a cat", model, **options)
+    shown = list(pool.generate_image("a cat", model, stream=True, preview_every=2, **options))
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as apart:
+        assert apart.generate_image("a cat", model, **options) == expected
+        row = apart.ps()[0]
+        assert row.isolation == "process" and row.processes and os.getpid() not in row.processes
+        stream = apart.generate_image("a cat", model, stream=True, preview_every=2, **options)
+        for step, same in zip(stream, shown, strict=True):
+            assert (step.step, step.picture, step.preview is None) == (same.step, same.picture, same.preview is None)
+            assert step.preview is None or np.array_equal(np.asarray(step.preview), np.asarray(same.preview))
+        assert stream.result() == expected
+        victim = apart.submit("text_to_image", prompt="a dog", model=model, **long)
+        waiting = apart.submit("text_to_image", prompt="a cat", model=model, **options)
+        steps, killed = [], set()  # in a step, it is tried again; between two, it goes on where it was
+        for step in victim:  # type: ignore[attr-defined]
+            steps.append(step.step)
+            if step.step == 3:
+                assert not victim.done()
+                killed = set(apart.ps()[0].processes)
+                for process in killed:
+                    os.kill(process, signal.SIGKILL)
+        assert steps == list(range(1, 201))
+        assert victim.result() == pool.generate_image("a dog", model, **long)
+        assert waiting.result(timeout=60) == expected
+        assert killed and not killed & set(apart.ps()[0].processes)
+        with pytest.raises(errors.Unsupported, match="latents of each step do not come out"):
+            entry = apart.get(model)._entry
+            drawing.prepare(entry, "a cat", drawing.Drawing(**SMALL), keep=True).submit(None).pictures()
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

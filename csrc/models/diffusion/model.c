@@ -304,10 +304,6 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
                                                 "bfloat16, float32, and quantised files as they are stored");
         goto cleanup;
     }
-    if (args->shared) {
-        status = mp_fail(error, MP_UNSUPPORTED, "pictures are not computed in worker processes; allowed: threads");
-        goto cleanup;
-    }
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     for (int i = 0; i < MP_DIFF_ENCODERS; i++)

@@ -7,19 +7,18 @@
 
 /* ---- where a call stands ----------------------------------------------------------------------------------------- */
 
-/* Number of the preview after the step that was just done, among those of all pictures. */
-static int32_t preview_number(const mp_draw_call *call, const mp_diff_position *at) {
-    return at->picture * call->n_previews + at->step / call->preview_every - 1;
+static uint32_t units_done(const mp_draw_call *call, const mp_diff_position *at) {
+    return (uint32_t)(at->picture * call->n_steps + at->step);
 }
 
-/* Previews are made in their order, so those that are done are those before. */
+/* Of the step that was just done: previews are made in their order, so that one at most is due. */
 static bool preview_due(const mp_draw_call *call, const mp_diff_position *at) {
-    return call->n_previews && at->step > 0 && at->step < call->n_steps && at->step % call->preview_every == 0 &&
-           preview_number(call, at) >= atomic_load_explicit(&call->previews_done, memory_order_relaxed);
+    return mp_draw_previews_due(call, units_done(call, at)) >
+           atomic_load_explicit(&call->previews_done, memory_order_relaxed);
 }
 
 mp_diff_position mp_diff_place(const mp_draw_call *call, uint32_t cursor) {
-    const uint32_t steps = (uint32_t)(call->n_pictures * call->n_steps);
+    const uint32_t steps = mp_draw_steps(call);
     if (cursor >= steps)
         return (mp_diff_position){.phase = MP_DIFF_DECODE, .picture = (int)(cursor - steps)};
     mp_diff_position at = {.picture = (int)cursor / call->n_steps, .step = (int)cursor % call->n_steps};
@@ -130,10 +129,6 @@ static void unpack(const mp_draw_call *call, const float *rows, float *latents) 
             }
 }
 
-static size_t latent_count(const mp_draw_call *call) {
-    return (size_t)call->channels * (size_t)call->high * (size_t)call->wide;
-}
-
 static mp_status begin_denoising(mp_drawing_engine *engine, mp_diff_state *state, const mp_draw_call *call,
                                  mp_error *error) {
     const mp_diffusion *model = engine->model;
@@ -141,7 +136,7 @@ static mp_status begin_denoising(mp_drawing_engine *engine, mp_diff_state *state
     pass->text_rows = call->text_rows;
     pass->rows_high = call->high / MP_DIFF_PATCH;
     pass->rows_wide = call->wide / MP_DIFF_PATCH;
-    const size_t latents = latent_count(call), hidden = (size_t)model->hidden;
+    const size_t latents = (size_t)mp_draw_latents(call), hidden = (size_t)model->hidden;
     const size_t rows = (size_t)call->text_rows + (size_t)pass->rows_high * (size_t)pass->rows_wide;
     float **const parts[] = {&pass->h,        &pass->condition,    &pass->angles,
                              &state->latents, &state->velocity[0], &state->velocity[1]};
@@ -157,14 +152,14 @@ static mp_status begin_denoising(mp_drawing_engine *engine, mp_diff_state *state
 
 static void begin_step(mp_diff_state *state, const mp_draw_call *call) {
     const float *from = state->at.step ? call->latents : call->noise;
-    pack(call, from + (int64_t)state->at.picture * (int64_t)latent_count(call), state->latents);
+    pack(call, from + (int64_t)state->at.picture * mp_draw_latents(call), state->latents);
 }
 
 /* After the last pass: x += (next sigma - sigma) v, with v = away + scale (v - away) when guided. */
 static mp_status end_step(mp_item *item, mp_error *error) {
     mp_diff_state *state = item->state;
     mp_draw_call *call = mp_diff_call(item);
-    const int64_t n = (int64_t)latent_count(call);
+    const int64_t n = mp_draw_latents(call);
     float *v = state->velocity[0];
     const float *away = state->velocity[1];
     for (int64_t i = 0; call->n_texts > 1 && i < n; i++)
@@ -253,7 +248,7 @@ static mp_status begin_decoding(mp_drawing_engine *engine, mp_diff_state *state,
     MP_TRY(mp_diff_hold(engine, &state->decoding, MP_DIFF_DECODER, 3, parts, sizes, error));
     run->high = call->high;
     run->wide = call->wide;
-    const int64_t n = (int64_t)latent_count(call), plane = (int64_t)call->high * call->wide;
+    const int64_t n = mp_draw_latents(call), plane = (int64_t)call->high * call->wide;
     const bool preview = state->at.phase == MP_DIFF_PREVIEW;
     const float *latents = preview ? call->preview_latents : call->latents + state->at.picture * n;
     for (int64_t i = 0; i < plane; i++)
@@ -265,7 +260,7 @@ static mp_status begin_decoding(mp_drawing_engine *engine, mp_diff_state *state,
 static float clamp(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
 
 static void end_preview(mp_diff_state *state, mp_draw_call *call, const float *x, int64_t n) {
-    const int32_t number = preview_number(call, &state->at);
+    const int32_t number = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
     uint8_t *to = call->previews + number * n;
     for (int64_t i = 0; i < n; i++)
         to[i] = (uint8_t)lrintf(clamp(x[i] * 0.5f + 0.5f) * 255);
