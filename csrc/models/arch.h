@@ -34,6 +34,9 @@ enum {                                    /* of image transformers; the bits mea
        MP_ARCH_ANY_SIZE = 1 << 23,        /* positions are interpolated for images of other sizes */
        MP_ARCH_SMOOTH_SIZE = 1 << 24,     /* and with a wider filter where they become fewer */
        MP_ARCH_ATTENTION_POOL = 1 << 25,  /* a learned query looks at all rows; else the first row counts */
+       MP_ARCH_ROOT_NORMS = 1 << 26,      /* norms are by the root mean square */
+       MP_ARCH_AXIAL = 1 << 27,           /* lines and columns are rotated into queries and keys; most layers look at
+                                           * windows, by which the patches stand */
 };
 
 typedef struct mp_load_args {

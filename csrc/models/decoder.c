@@ -394,6 +394,13 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
             mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
         if (!vector)
             scale_row(model->embedding_scale, x, model->hidden);
+        if (model->sections[0] > 0) {
+            int32_t number = seq->past + (int32_t)r - seq->row0, all = number + seq->shift, axes[3] = {all, all, all};
+            mp_rope_axes(&model->rope[0], model->sections,
+                         seq->positions && number < seq->n_positions ? seq->positions[number] : axes,
+                         rotation(pass, (int)r, 0));
+            continue;
+        }
         for (int i = 0; i < model->ropes; i++)
             mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0, rotation(pass, (int)r, i));
     }

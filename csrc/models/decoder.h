@@ -60,6 +60,7 @@ typedef struct mp_decoder {
     float embedding_scale, residual_scale, output_scale;
     mp_rope rope[MP_ROPES]; /* equally wide */
     int ropes;              /* tables that a row needs, from the first on */
+    int32_t sections[3]; /* M-RoPE: pairs of a head that turn with each of three positions; 0: all with the one */
     int32_t long_from;      /* sequences that may become longer than this are rotated by the second table instead of the
                              * first (LongRoPE, arXiv:2402.13753); 0 = none */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
@@ -82,6 +83,9 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
     int32_t past;           /* position of row0 */
     bool is_long;           /* see mp_decoder.long_from */
     const uint32_t *blocks; /* KV blocks for positions 0 .. past + rows - 1 */
+    const int32_t (*positions)[3]; /* [n_positions] of its first rows, for M-RoPE; later ones' are by `shift` more than
+                                    * their number. NULL: there are none */
+    int32_t n_positions, shift;
     float *all_outputs;     /* [all_rows, vocab]: logits of the first rows too, or NULL */
     int all_rows;
 } mp_row_seq;

@@ -75,7 +75,8 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_answers *state;
     MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
-    mp_status status = mp_images_begin(&engine->images, (const mp_text_call *)item->call, state, error);
+    mp_status status = mp_images_begin(&engine->images, (const mp_text_call *)item->call,
+                                       engine->model->sections[0] > 0, state, error);
     if (status == MP_OK)
         status = mp_answers_take_up(engine, item, error);
     if (status != MP_OK) {
@@ -395,6 +396,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;
         mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
+        const mp_answer_images *images = ((const mp_answers *)plan->items[step->plan]->state)->images;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->guess.tokens, (size_t)step->guesses * sizeof *id);
         if (rows->vector)
@@ -408,6 +410,9 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
             .past = seq->cached,
             .is_long = mp_decoder_is_long(engine->model, call),
             .blocks = seq->blocks,
+            .positions = images ? (const int32_t(*)[3])images->positions : NULL,
+            .n_positions = call->n_prompt,
+            .shift = images ? images->shift : 0,
             .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < unread ? step->rows : unread,
         };

@@ -189,6 +189,16 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
                         error));
     for (int i = 0; i < model->layer_count; i++)
         model->layers[i].rope = (int)tables[i];
+    int64_t sections[3], none_of = 0;
+    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MAX_HEAD, &none_of, sections, error));
+    if (sections[0] == 0)
+        return MP_OK;
+    if (sections[0] + sections[1] + sections[2] != rope->dim / 2 || model->ropes > 1 || model->long_from > 0)
+        return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "mpool.rope_sections",
+                            "three numbers that add up to the pairs of a head", "%lld, %lld, %lld",
+                            (long long)sections[0], (long long)sections[1], (long long)sections[2]);
+    for (int i = 0; i < 3; i++)
+        model->sections[i] = (int32_t)sections[i];
     return MP_OK;
 }
 

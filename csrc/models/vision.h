@@ -20,6 +20,8 @@
 #include "models/decoder_sequence.h"
 #include "models/vit.h"
 
+enum { MP_VISION_MOST_PATCHES = 16384 }; /* of a tile, so that a layer of it takes seconds at worst */
+
 typedef struct mp_vision { /* the part of a decoder that is about images; immutable once loaded */
     mp_vit tower;          /* without a head; its norm only when it is used */
     int32_t merge;         /* patches a side that become one row */
@@ -81,6 +83,8 @@ typedef struct mp_image_store {
 } mp_image_store;
 
 typedef struct mp_answer_images { /* what an item's answers have of its call's images */
+    int32_t (*positions)[3];      /* [n_prompt] on the three axes of M-RoPE, or NULL */
+    int32_t shift;                /* of positions after the prompt against their number */
     mp_tile *tiles[1];            /* [n_tiles] those that it holds, else NULL */
 } mp_answer_images;
 
@@ -92,8 +96,10 @@ uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
 /* Give back all of them, and what it computes in; a tile that is being computed is forgotten. */
 uint64_t mp_images_trim(mp_image_store *store);
 
-/* For an item's new answers: numbers instead of placeholders in their tokens. */
-mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
+/* For an item's new answers: numbers instead of placeholders in their tokens; with axes positions on them, where an
+ * image is as long as its longer side. */
+mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+                          mp_error *error);
 /* Hold no tiles any more. */
 void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers);
 

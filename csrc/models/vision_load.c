@@ -73,7 +73,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     builder->compute = compute;
     if (status != MP_OK)
         return status;
-    if (vision->tower.grid % vision->merge || (vision->keep_class && vision->merge > 1))
+    if ((!vision->tower.axial && vision->tower.grid % vision->merge) || (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.vision.merge",
                             "a divisor of the patches a side", "%d of %d", vision->merge, vision->tower.grid);
     int64_t own = builder->parameters - parameters;
@@ -119,9 +119,9 @@ static mp_status check_tiles(const mp_vision *vision, const mp_text_images *imag
             return mp_fail(error, MP_INVALID_ARGUMENT, "tile %d is %d x %d pixels, the model takes %s of %d", t, width,
                            height, tower->any_size ? "multiples" : "squares",
                            (tower->any_size ? vision->merge : tower->grid) * tower->patch);
-        if ((int64_t)(height / tower->patch) * (width / tower->patch) > MP_VIT_MOST_PATCHES)
+        if ((int64_t)(height / tower->patch) * (width / tower->patch) > MP_VISION_MOST_PATCHES)
             return mp_fail(error, MP_LIMIT, "tile %d has %lld patches, allowed: %d", t,
-                           (long long)(height / tower->patch) * (width / tower->patch), (int)MP_VIT_MOST_PATCHES);
+                           (long long)(height / tower->patch) * (width / tower->patch), (int)MP_VISION_MOST_PATCHES);
     }
     return MP_OK;
 }

@@ -141,16 +141,47 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
     return store->last_number;
 }
 
-mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+/* Text moves on all axes alike; the rows of an image stand by line and column. */
+static void place(const mp_vision *vision, const mp_text_call *call, mp_answer_images *own) {
+    const mp_text_images *images = &call->images;
+    const int32_t unit = vision->tower.patch * vision->merge;
+    int32_t at = 0, next = 0;
+    for (int32_t r = 0; r <= images->n_runs; r++) {
+        const mp_image_run *run = &images->runs[r];
+        for (int32_t end = r < images->n_runs ? run->start : call->n_prompt; at < end; at++, next++)
+            own->positions[at][0] = own->positions[at][1] = own->positions[at][2] = next;
+        if (r == images->n_runs)
+            break;
+        const int32_t down = images->sizes[2 * run->tile] / unit, across = images->sizes[2 * run->tile + 1] / unit;
+        for (int32_t i = 0; i < run->rows; i++, at++) {
+            own->positions[at][0] = next;
+            own->positions[at][1] = next + i / across;
+            own->positions[at][2] = next + i % across;
+        }
+        next += largest(down, across);
+    }
+    own->shift = next - call->n_prompt;
+}
+
+mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+                          mp_error *error) {
     const mp_text_images *images = &call->images;
     if (images->n_runs == 0)
         return MP_OK;
     if (!store->numbers)
         store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
-    size_t bytes = sizeof(mp_answer_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
+    size_t list = sizeof(mp_answer_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
+    size_t bytes = list + (axes ? (size_t)call->n_prompt * sizeof *answers->images->positions : 0);
+    if (!take_budget(store, bytes))
+        return mp_fail_memory(error, bytes, "the images of a call");
+    answers->charged += bytes;
     answers->images = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!store->numbers || !answers->images)
         return mp_fail_memory(error, bytes, "the images of a call");
+    if (axes) {
+        answers->images->positions = (void *)((uint8_t *)answers->images + list);
+        place(store->vision, call, answers->images);
+    }
     for (int32_t r = 0; r < images->n_runs; r++) {
         int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
         for (int c = 0; c < answers->n; c++)
@@ -295,15 +326,15 @@ static void layers_body(const mp_lane *lane, void *arg) {
 
 /* Row `index` of the tile, as the projector takes it: the patches that it merges, line by line, normed. */
 static void gather(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, float *out) {
-    const mp_kernels *call = mp_kernels_get();
     const mp_vit *tower = &vision->tower;
     const int32_t hidden = tower->hidden, merge = vision->merge, across = image->across / merge;
     const int32_t cell = index - vision->keep_class, before = tower->classes + tower->registers;
     for (int32_t i = 0; i < merge * merge; i++, out += hidden) {
         int32_t y = cell / across * merge + i / merge, column = cell % across * merge + i % merge;
-        const float *row = x + (int64_t)(cell < 0 ? 0 : before + y * image->across + column) * hidden;
+        int32_t patch = y * image->across + column;
+        const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
         if (tower->norm)
-            call->layer_norm(row, tower->norm, tower->norm_bias, tower->eps, hidden, out);
+            mp_vit_norm(tower, row, tower->norm, tower->norm_bias, out);
         else
             memcpy(out, row, (size_t)hidden * sizeof *out);
     }
@@ -337,9 +368,14 @@ static mp_status start_job(mp_image_store *store, const mp_text_call *call, int 
     mp_vit_image image = describe(store->vision, &call->images, tile);
     int patches = image.down * image.across;
     job->active = false;
-    MP_TRY(reserve(store, &store->state, mp_vit_group_scratch(&store->vision->tower, image.n, patches, 1), error));
+    const mp_vit *tower = &store->vision->tower;
+    size_t axes = tower->axial ? mp_vit_axes_bytes(tower, image.down, image.across) : 0;
+    size_t state = mp_arena_cost(mp_vit_group_scratch(tower, image.n, patches, 1));
+    MP_TRY(reserve(store, &store->state, state + axes, error));
     *job = (mp_tile_job){.active = true, .image = image};
-    job->state = mp_arena_take(&store->state, store->state.size);
+    job->state = mp_arena_take(&store->state, state);
+    if (axes)
+        mp_vit_axes(tower, &job->image, mp_arena_take(&store->state, axes));
     memcpy(job->key, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, MP_IMAGE_KEY);
     return MP_OK;
 }

@@ -61,13 +61,13 @@ size_t mp_vit_lane_scratch(const mp_vit *model, int T) {
 
 /* ---- from pixels to rows ----------------------------------------------------------------------------------------- */
 
-/* A patch as the weights of the convolution lie: channels, lines, columns. */
+/* A patch as the weights of the convolution lie: channels, frames, lines, columns. */
 static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, int x, float *out) {
     const int p = model->patch;
     for (int c = 0; c < MP_IMAGE_CHANNELS; c++)
-        for (int i = 0; i < p; i++) {
+        for (int i = 0; i < p * model->frames; i++) {
             const uint8_t *line =
-                image->pixels + (((int64_t)y * p + i) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS + c;
+                image->pixels + (((int64_t)y * p + i % p) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS + c;
             for (int k = 0; k < p; k++)
                 *out++ = model->pixel[c][line[k * MP_IMAGE_CHANNELS]];
         }
@@ -78,7 +78,7 @@ static void unfold(const mp_vit *model, const mp_lane *lane, const mp_vit_image 
     mp_lane_split(lane, P, 1, &first, &end);
     for (int i = 0; i < count; i++)
         for (int n = 0; n < images[i].down * images[i].across; n++) {
-            int64_t patch = images[i].patch + n;
+            int64_t patch = images[i].patch + (images[i].place ? images[i].place[n] : n);
             if (patch >= first && patch < end)
                 unfold_patch(model, &images[i], n / images[i].across, n % images[i].across,
                              out + patch * model->patches.K);
@@ -99,6 +99,8 @@ static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, con
     } else {
         int patch = n - before;
         memcpy(x, patches + (int64_t)(image->patch + patch) * hidden, bytes);
+        if (!model->positions)
+            return;
         if (image->positions)
             call->add(image->positions + (int64_t)patch * hidden, hidden, x);
         else
@@ -132,11 +134,10 @@ static void embed(const mp_vit *model, const mp_lane *lane, const mp_vit_image *
 
 static void norm_rows(const mp_vit *model, const mp_lane *lane, const float *weight, const float *bias, int M,
                       const float *x, float *y) {
-    const mp_kernels *call = mp_kernels_get();
     int64_t row0, row1;
     mp_lane_split(lane, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++)
-        call->layer_norm(x + r * model->hidden, weight, bias, model->eps, model->hidden, y + r * model->hidden);
+        mp_vit_norm(model, x + r * model->hidden, weight, bias, y + r * model->hidden);
     mp_lane_sync(lane);
 }
 
@@ -162,29 +163,59 @@ static void add_linear(const mp_vit *model, const mp_lane *lane, const mp_linear
         add_scaled(model, lane, scale, M, out, b->x);
 }
 
-/* One unit of work is an image and a head. */
-static void attend(const mp_vit *model, const mp_lane *lane, const mp_vit_image *images, int count, const buffers *b,
-                   void *scratch) {
-    const mp_kernels *call = mp_kernels_get();
-    int64_t begin, end;
-    mp_lane_split(lane, (int64_t)count * model->heads, 1, &begin, &end);
-    for (int64_t unit = begin; unit < end; unit++) {
-        const mp_vit_image *image = &images[unit / model->heads];
-        int64_t column = unit % model->heads * model->head_dim;
-        const float *q = b->wide + (int64_t)image->row * 3 * model->hidden + column;
-        mp_attn_full attention = {
-            .q = q,
-            .k = q + model->hidden,
-            .v = q + 2 * model->hidden,
-            .ld = 3 * model->hidden,
-            .out = b->mixed + (int64_t)image->row * model->hidden + column,
-            .ld_out = model->hidden,
-            .T = image->n,
-            .D = model->head_dim,
-            .scale = 1 / sqrtf((float)model->head_dim),
-        };
-        call->attn_full(&attention, 0, image->n, scratch);
+/* Rows [first, end) of an image, which see each other, in one head. */
+static void attend_rows(const mp_vit *model, const mp_vit_image *image, int head, int32_t first, int32_t end,
+                        const buffers *b, void *scratch) {
+    const int64_t column = (int64_t)head * model->head_dim, row = image->row + first;
+    const float *q = b->wide + row * 3 * model->hidden + column;
+    mp_attn_full attention = {
+        .q = q,
+        .k = q + model->hidden,
+        .v = q + 2 * model->hidden,
+        .ld = 3 * model->hidden,
+        .out = b->mixed + row * model->hidden + column,
+        .ld_out = model->hidden,
+        .T = end - first,
+        .D = model->head_dim,
+        .scale = 1 / sqrtf((float)model->head_dim),
+    };
+    mp_kernels_get()->attn_full(&attention, 0, end - first, scratch);
+}
+
+/* One unit of work is an image, or a window of it, and a head. */
+static void attend(const mp_vit *model, const mp_lane *lane, const mp_vit_layer *layer, const mp_vit_image *images,
+                   int count, const buffers *b, void *scratch) {
+    int64_t begin, end, unit = 0, units = 0;
+    for (int i = 0; i < count; i++)
+        units += (int64_t)model->heads * (layer->windowed ? images[i].window_count : 1);
+    mp_lane_split(lane, units, 1, &begin, &end);
+    for (int i = 0; i < count; i++) {
+        const mp_vit_image *image = &images[i];
+        for (int w = 0; w < (layer->windowed ? image->window_count : 1); w++)
+            for (int head = 0; head < model->heads; head++, unit++)
+                if (unit >= begin && unit < end)
+                    attend_rows(model, image, head, layer->windowed ? image->windows[w] : 0,
+                                layer->windowed ? image->windows[w + 1] : image->n, b, scratch);
     }
+    mp_lane_sync(lane);
+}
+
+/* Queries and keys of axial networks, by line and column. */
+static void rotate(const mp_vit *model, const mp_lane *lane, const mp_vit_image *images, int count, const buffers *b) {
+    const mp_kernels *call = mp_kernels_get();
+    int64_t begin, end, row = 0;
+    for (int i = 0; i < count; i++)
+        row += images[i].n;
+    mp_lane_split(lane, row, 1, &begin, &end);
+    for (int i = 0; i < count; i++)
+        for (int n = 0; n < images[i].n; n++) {
+            row = images[i].row + n;
+            if (row < begin || row >= end)
+                continue;
+            for (int head = 0; head < 2 * model->heads; head++) /* keys stand behind queries */
+                call->rope(b->wide + row * 3 * model->hidden + (int64_t)head * model->head_dim,
+                           images[i].rotation + (int64_t)n * model->head_dim, model->head_dim, true);
+        }
     mp_lane_sync(lane);
 }
 
@@ -206,7 +237,9 @@ static void run_layer(const mp_vit *model, const mp_lane *lane, const mp_vit_lay
     norm_rows(model, lane, layer->attention_norm, layer->attention_norm_bias, M, b->x, b->mixed);
     mp_linear_forward(&layer->qkv, lane, b->mixed, hidden, M, b->acts, NULL, NULL, &plain, b->wide, 3 * hidden);
     mp_lane_sync(lane);
-    attend(model, lane, images, count, b, scratch);
+    if (model->axial)
+        rotate(model, lane, images, count, b);
+    attend(model, lane, layer, images, count, b, scratch);
     add_linear(model, lane, &layer->out, layer->attention_scale, b->mixed, hidden, M, b);
     norm_rows(model, lane, layer->ffn_norm, layer->ffn_norm_bias, M, b->x, b->mixed);
     mp_linear_forward(&layer->up, lane, b->mixed, hidden, M, b->acts, NULL, NULL, model->gated ? &plain : &activate,
@@ -271,6 +304,54 @@ static void finish_image(const mp_vit *model, mp_vit_image *image, const float *
     float *rest = scratch + mp_arena_cost((size_t)model->hidden * sizeof *scratch) / sizeof *scratch;
     mp_head_apply(&model->head, pooled, 1, 0, image->dimensions, image->normalize, rest, image->out);
     image->finite = call->all_finite(image->out, image->dimensions);
+}
+
+/* ---- axial networks ---------------------------------------------------------------------------------------------- */
+
+static int32_t windows_of(const mp_vit *model, int32_t down, int32_t across) {
+    const int32_t side = model->window * model->cell;
+    return ((down + side - 1) / side) * ((across + side - 1) / side);
+}
+
+size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across) {
+    const size_t patches = (size_t)down * (size_t)across;
+    return mp_arena_cost(patches * sizeof(int32_t)) +
+           mp_arena_cost(((size_t)windows_of(model, down, across) + 1) * sizeof(int32_t)) +
+           mp_arena_cost(patches * (size_t)model->head_dim * sizeof(float));
+}
+
+/* Half of a head's pairs turn with the line, the others with the column, at the same speeds. */
+static void turn(const mp_vit *model, int32_t y, int32_t x, float *out) {
+    const int half = model->head_dim / 4;
+    for (int i = 0; i < 2 * half; i++) {
+        double angle = (i < half ? y : x) * pow((double)model->rope_base, -(double)(i % half) / half);
+        out[2 * i] = (float)cos(angle);
+        out[2 * i + 1] = (float)sin(angle);
+    }
+}
+
+void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory) {
+    const int32_t down = image->down, across = image->across, cell = model->cell, side = model->window * cell;
+    uint8_t *at = memory;
+    int32_t *place = take(&at, (size_t)down * (size_t)across * sizeof *place);
+    int32_t *windows = take(&at, ((size_t)windows_of(model, down, across) + 1) * sizeof *windows);
+    float *rotation = (float *)at;
+    int32_t row = 0;
+    image->window_count = 0;
+    for (int32_t top = 0; top < down; top += side)
+        for (int32_t left = 0; left < across; left += side) {
+            windows[image->window_count++] = row;
+            for (int32_t y = top; y < down && y < top + side; y += cell)
+                for (int32_t x = left; x < across && x < left + side; x += cell)
+                    for (int32_t i = 0; i < cell * cell; i++, row++) {
+                        place[(y + i / cell) * across + x + i % cell] = row;
+                        turn(model, y + i / cell, x + i % cell, rotation + (int64_t)row * model->head_dim);
+                    }
+        }
+    windows[image->window_count] = row;
+    image->place = place;
+    image->windows = windows;
+    image->rotation = rotation;
 }
 
 static void copy_tokens(const mp_vit *model, const mp_lane *lane, mp_vit_image *images, int count, const float *x) {

@@ -20,6 +20,7 @@ typedef struct mp_vit_layer {
     float *attention_norm, *attention_norm_bias; /* [hidden] before attention */
     float *ffn_norm, *ffn_norm_bias;             /* [hidden] before the second half */
     float *attention_scale, *ffn_scale;          /* [hidden] of what is added to the residual, or NULL */
+    bool windowed;                               /* a row sees those of its window */
 } mp_vit_layer;
 
 /* Attention pooling: one learned query a head looks at all rows of an image, then a residual feed-forward layer. */
@@ -40,6 +41,11 @@ typedef struct mp_vit {
     bool any_size;              /* positions are interpolated for other sizes, else an image has patch * grid a side */
     bool smooth;                /* with a wider filter where they become fewer */
     bool gated, attention_pool;
+    bool root_norms;        /* norms have no biases then */
+    bool axial;             /* see mp_vit_image.place */
+    int32_t frames;         /* how many times an image stands in a patch: networks for films take several */
+    int32_t window, cell;   /* sides of a window and of the cells in it, in cells and in patches; axial ones */
+    float rope_base;
     float eps;
     mp_act act;
     float pixel[MP_IMAGE_CHANNELS][256]; /* a byte's value, less the mean, over the deviation */
@@ -63,6 +69,12 @@ typedef struct mp_vit_image { /* one image of a group */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
     const float *positions; /* [down * across, hidden] of its patches, or NULL: they are made for it */
+    /* Of axial networks (mp_vit_axes): where each patch stands, the first rows of its windows and the number of rows,
+     * and cosines and sines of each row. Patches stand window by window, in it cell by cell, in it line by line. */
+    const int32_t *place;   /* [down * across] */
+    const int32_t *windows; /* [window_count + 1] */
+    int window_count;
+    const float *rotation; /* [n, head_dim / 2, 2] */
     float *out;             /* [dimensions], or [n, hidden] when want_tokens */
 } mp_vit_image;
 
@@ -97,6 +109,17 @@ typedef struct mp_vit_stop {
     mp_lease *lease;
     _Atomic bool stop;
 } mp_vit_stop;
+
+/* Bytes for what axial networks want to know of an image, and its making, which sets image->place and so on. */
+size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across);
+void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory);
+/* A row of x after a norm of the network. */
+static inline void mp_vit_norm(const mp_vit *model, const float *x, const float *weight, const float *bias, float *y) {
+    if (model->root_norms)
+        mp_kernels_get()->rms_norm(x, weight, model->eps, model->hidden, y);
+    else
+        mp_kernels_get()->layer_norm(x, weight, bias, model->eps, model->hidden, y);
+}
 
 /* Scratch of a group of M rows with P patches and `count` images, the longest of T rows. */
 size_t mp_vit_group_scratch(const mp_vit *model, int M, int P, int count);

@@ -67,6 +67,23 @@ static mp_status read_pixels(mp_vit *model, const mp_spec *spec, mp_error *error
     return MP_OK;
 }
 
+static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) {
+    int64_t frames, window, cell;
+    double base, usual = 10000;
+    MP_TRY(mp_spec_int(spec, "mpool.image.frames", 1, 16, NULL, &frames, error));
+    MP_TRY(mp_spec_int(spec, "mpool.image.window", 1, MAX_GRID, NULL, &window, error));
+    MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, 16, NULL, &cell, error));
+    MP_TRY(mp_spec_float(spec, "mpool.image.rope_base", 1, 1e12, &usual, &base, error));
+    if (model->head_dim % 4)
+        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "attention.head_count",
+                            "heads of a multiple of 4 components", "%d", model->head_dim);
+    model->frames = (int32_t)frames;
+    model->window = (int32_t)window;
+    model->cell = (int32_t)cell;
+    model->rope_base = (float)base;
+    return MP_OK;
+}
+
 static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
     int64_t layers, hidden, heads, ffn, image, patch, registers, none = 0;
     double eps;
@@ -96,6 +113,11 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     model->any_size = (flags & MP_ARCH_ANY_SIZE) != 0;
     model->smooth = (flags & MP_ARCH_SMOOTH_SIZE) != 0;
     model->attention_pool = (flags & MP_ARCH_ATTENTION_POOL) != 0;
+    model->root_norms = (flags & MP_ARCH_ROOT_NORMS) != 0;
+    model->axial = (flags & MP_ARCH_AXIAL) != 0;
+    model->frames = 1;
+    if (model->axial)
+        MP_TRY(read_axes(model, spec, error));
     model->eps = (float)eps;
     MP_TRY(mp_model_activation(spec, "mpool.image.activation", &model->act, error));
     return read_pixels(model, spec, error);
@@ -151,18 +173,20 @@ static mp_status add_vectors(mp_builder *builder, int index, const named_vector 
 
 static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
     const bool classes = model->classes > 0, input_norm = (flags & MP_ARCH_INPUT_NORM) != 0;
-    const int32_t inputs = MP_IMAGE_CHANNELS * model->patch * model->patch;
+    const int32_t inputs = MP_IMAGE_CHANNELS * model->frames * model->patch * model->patch;
     const named_linear linears[] = {{"patch_embd", &model->patches, model->hidden, inputs}};
     const named_vector vectors[] = {{classes ? "class_embd" : NULL, &model->class_token},
                                     {input_norm ? "pre_ln.weight" : NULL, &model->input_norm},
                                     {input_norm ? "pre_ln.bias" : NULL, &model->input_norm_bias},
                                     {norm ? "post_ln.weight" : NULL, &model->norm},
-                                    {norm ? "post_ln.bias" : NULL, &model->norm_bias}};
+                                    {norm && !model->root_norms ? "post_ln.bias" : NULL, &model->norm_bias}};
     MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
     MP_TRY(add_vectors(builder, -1, vectors, COUNT(vectors), model->hidden, error));
     if (model->registers)
         MP_TRY(mp_builder_plain(builder, &model->register_tokens, "v.register_embd", model->registers, model->hidden,
                                 error));
+    if (model->axial)
+        return MP_OK;
     return mp_builder_plain(builder, &model->positions, "v.position_embd.weight",
                             model->classes + model->grid * model->grid, model->hidden, error);
 }
@@ -178,9 +202,9 @@ static mp_status read_layer(mp_vit *model, mp_builder *builder, int index, uint3
                                     {"ffn_down", &layer->down, hidden, ffn}};
     const named_linear up[] = {{"ffn_gate", &layer->up, ffn, hidden}, {"ffn_up", &layer->up, ffn, hidden}};
     const named_vector vectors[] = {{"ln1.weight", &layer->attention_norm},
-                                    {"ln1.bias", &layer->attention_norm_bias},
+                                    {model->root_norms ? NULL : "ln1.bias", &layer->attention_norm_bias},
                                     {"ln2.weight", &layer->ffn_norm},
-                                    {"ln2.bias", &layer->ffn_norm_bias},
+                                    {model->root_norms ? NULL : "ln2.bias", &layer->ffn_norm_bias},
                                     {scaled ? "ls1.weight" : NULL, &layer->attention_scale},
                                     {scaled ? "ls2.weight" : NULL, &layer->ffn_scale}};
     MP_TRY(add_linears(builder, index, linears, COUNT(linears), error));
@@ -217,8 +241,13 @@ mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, u
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers)
         return mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
-    for (int i = 0; i < model->layer_count; i++)
+    int64_t windowed[MAX_LAYERS], none = 0;
+    MP_TRY(mp_spec_ints(spec, "mpool.image.window_layers", model->layer_count, 0, model->axial, &none, windowed,
+                        error));
+    for (int i = 0; i < model->layer_count; i++) {
+        model->layers[i].windowed = windowed[i] != 0;
         MP_TRY(read_layer(model, builder, i, flags, error));
+    }
     return MP_OK;
 }
 

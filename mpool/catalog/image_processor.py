@@ -176,6 +176,46 @@ def read_splitter(folder: Folder) -> Splitter:
                     _scaling(config, _HALVES, _HALVES))
 
 
+@dataclass(frozen=True)
+class Sizer:
+    """The processor of Qwen2-VL and 2.5-VL: an image gets whole merged patches a side, and between ``least`` and
+    ``most`` pixels, unless it is left as it is."""
+
+    patch: int
+    merge: int
+    least: int
+    most: int
+    resize: bool
+    resample: int
+    kv: dict[str, Value]
+
+
+def read_sizer(folder: Folder) -> Sizer:
+    """The processor of a folder that takes images of any size.
+
+    Raises:
+        FormatError, Unsupported: as :func:`read`.
+    """
+    config = _config(folder)
+    name = config.str("image_processor_type", "Qwen2VLImageProcessor").removesuffix("Fast").removesuffix("Pil")
+    if name not in ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"):
+        config.fail("image_processor_type", describe(name), "Qwen2VLImageProcessor")
+    check_keys(config, (_READ - {"crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints"})
+               | {"min_pixels", "max_pixels", "patch_size", "merge_size", "temporal_patch_size"},
+               {**_NEUTRAL, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,)})
+    least, most = 56 * 56, 28 * 28 * 1280
+    size = config.section("size", None)
+    if size is not None:
+        size.only({"shortest_edge", "longest_edge", "min_pixels", "max_pixels"})
+        least, most = size.int("shortest_edge", least, low=1), size.int("longest_edge", most, low=1)
+    least, most = config.int("min_pixels", least, low=1), config.int("max_pixels", most, low=1)
+    if least > most:
+        config.fail("min_pixels", least, f"at most max_pixels, {most}")
+    return Sizer(config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), least,
+                 most, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),
+                 _scaling(config, _CLIP_MEAN, _CLIP_STD))
+
+
 def read(folder: Folder) -> Processor:
     """The processor of a folder.
 

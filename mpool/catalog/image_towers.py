@@ -296,6 +296,60 @@ def read_part(vision: Fields, arch: str, layers: int, norm: bool,
     return tower
 
 
+def read_qwen(vision: Fields) -> tuple[Tower, int]:
+    """The image network of Qwen2.5-VL, and how many patches a side are merged: rotated by line and column, windows in
+    most layers, images of any size."""
+    arch = "qwen2_5_vl"
+    hidden = vision.int("hidden_size", 3584, low=1, high=MAX_WIDTH)
+    heads = vision.int("num_heads", 16, low=1, high=MAX_WIDTH)
+    layers = vision.int("depth", 32, low=1, high=MAX_LAYERS)
+    ffn = vision.int("intermediate_size", 3420, low=1, high=MAX_WIDTH)
+    patch, merge = _side(vision, "patch_size", 14), vision.int("spatial_merge_size", 2, low=1, high=16)
+    frames = vision.int("temporal_patch_size", 2, low=1, high=16)
+    window = vision.int("window_size", 112, low=1, high=1 << 14) // merge // patch
+    if hidden % heads:
+        vision.fail("num_heads", heads, f"a divisor of hidden_size, {hidden}")
+    if window < 1:
+        vision.fail("window_size", vision.get("window_size"), f"at least {merge * patch}, merged patches")
+    if vision.int("in_channels", vision.int("in_chans", 3)) != 3:
+        unsupported(vision, "in_channels", 3)
+    full = set(vision.list("fullatt_block_indexes", [7, 15, 23, 31], of=int, limit=MAX_LAYERS))
+    rope = vision.section("rope_parameters", None)
+    base = 10000.0
+    if rope is not None:
+        rope.only({"rope_theta", "rope_type"})
+        rope.str("rope_type", "axial", choices=("axial",))
+        base = rope.number("rope_theta", base, above=0.0)
+    check_neutral(vision, {"hidden_size", "num_heads", "depth", "intermediate_size", "patch_size", "spatial_merge_size",
+                           "temporal_patch_size", "window_size", "in_channels", "in_chans", "fullatt_block_indexes",
+                           "rope_parameters", "out_hidden_size", "hidden_act", "tokens_per_second",
+                           "spatial_patch_size"})
+    tower = Tower(arch, {
+        f"{arch}.vision.block_count": layers, f"{arch}.vision.embedding_length": hidden,
+        f"{arch}.vision.attention.head_count": heads, f"{arch}.vision.feed_forward_length": ffn,
+        f"{arch}.vision.attention.layer_norm_epsilon": 1e-6, f"{arch}.vision.patch_size": patch,
+        f"{arch}.vision.image_size": 16 * merge * patch, "mpool.image.gated": True,
+        "mpool.image.activation": activation(vision, "hidden_act", "silu", _ACTIVATIONS),
+        "mpool.image.frames": frames, "mpool.image.window": window, "mpool.image.rope_base": base,
+        "mpool.image.window_layers": [int(i not in full) for i in range(layers)],
+    }, hidden=hidden, output=hidden, patch=patch, image=16 * merge * patch, any_size=True)
+    stored = (hidden, 3, frames, patch, patch)
+    tower.pieces.append(Piece("patch_embed.proj.weight", "v.patch_embd.weight", stored, (hidden, prod(stored[1:]))))
+    tower.add("merger.ln_q.weight", "v.post_ln.weight", hidden)
+    for i in range(layers):
+        hf, here = f"blocks.{i}", f"v.blk.{i}"
+        names = tuple(f"{here}.attn_{name}" for name in "qkv")
+        tower.stacked(f"{hf}.attn.qkv.weight", tuple(f"{name}.weight" for name in names), hidden, hidden)
+        tower.stacked(f"{hf}.attn.qkv.bias", tuple(f"{name}.bias" for name in names), hidden, None)
+        tower.linear(f"{hf}.attn.proj", f"{here}.attn_out", hidden, hidden)
+        tower.add(f"{hf}.norm1.weight", f"{here}.ln1.weight", hidden)
+        tower.add(f"{hf}.norm2.weight", f"{here}.ln2.weight", hidden)
+        tower.linear(f"{hf}.mlp.gate_proj", f"{here}.ffn_gate", ffn, hidden)
+        tower.linear(f"{hf}.mlp.up_proj", f"{here}.ffn_up", ffn, hidden)
+        tower.linear(f"{hf}.mlp.down_proj", f"{here}.ffn_down", hidden, ffn)
+    return tower, merge
+
+
 # ---- their text networks ---------------------------------------------------------------------------------------------
 
 def read_text(config: Fields, kind: str) -> Tower:

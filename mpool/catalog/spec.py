@@ -133,7 +133,7 @@ class VisionSettings:
     Attributes:
         scheme: what becomes of an image: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
             image at one of the sizes of ``grid`` cut into tiles; ``"split"``, tiles with a text before each, then the
-            whole.
+            whole; ``"any"``, one tile of the image's own proportions.
         image: how a tile is prepared.
         image_token_id: the placeholder that stands in the prompt for a row of an image.
         keep_class: whether the image network's class token is a row, too.
@@ -141,6 +141,7 @@ class VisionSettings:
         grid: (height, width) in pixels, of whole tiles.
         longest, split: for ``"split"``: pixels of the longer side before an image is cut, None: as it is; whether it is
             cut at all.
+        pixels: for ``"any"``: the fewest and the most of an image; None: it is cut to whole patches, not resized.
     """
 
     scheme: str
@@ -151,6 +152,7 @@ class VisionSettings:
     grid: tuple[tuple[int, int], ...] = ()
     longest: int | None = None
     split: bool = False
+    pixels: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ ROWS = (
     Verified("idefics3", "SmolVLM, Idefics3", "transformers", "",
              (("test_parity_vision.py", "test_rows_and_logits"), ("visionmodels.py", '"smolvlm"'),
               ("visionmodels.py", '"idefics3"'))),
+    Verified("qwen2_5_vl", "Qwen2.5-VL", "transformers", "",
+             (("test_parity_vision.py", "test_rows_and_logits"), ("visionmodels.py", '"qwen2_5_vl"'))),
     Verified("flux", "FLUX.1-schnell and dev", "diffusers", "diffusers",
              (("test_parity_pictures.py", "test_every_stage_and_step"),
               ("test_parity_pictures.py", "test_gguf_is_the_same_transformer"))),

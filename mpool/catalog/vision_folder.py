@@ -34,6 +34,8 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 #: Of one image.
 MOST_TILES = 64
+#: Of an image of any size, as the core takes them: larger ones are made smaller.
+MOST_PATCHES = 16384
 _PROJECTOR_ACTS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 #: Name of a tensor -> (part of the model, name within it), as transformers saved such models at different times.
 _NAMES = (
@@ -43,6 +45,9 @@ _NAMES = (
     (re.compile(r"(?:model\.)?text_model\.(.+)"), "text", r"model.\1"),
     (re.compile(r"(?:model\.)?vision_model\.(.+)"), "tower", r"\1"),
     (re.compile(r"(?:model\.)?connector\.(.+)"), "projector", r"\1"),
+    (re.compile(r"(?:model\.)?visual\.merger\.(mlp\..+)"), "projector", r"\1"),
+    (re.compile(r"(?:model\.)?visual\.(.+)"), "tower", r"\1"),
+    (re.compile(r"model\.((?:embed_tokens|layers|norm)\..+)"), "text", r"model.\1"),
     (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "tower", r"\1"),
     (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?(image_newline)"), "projector", r"\1"),
@@ -212,12 +217,82 @@ def read_idefics3(config: Fields) -> Joint:
         "mpool.vision.norm": True}, make)
 
 
+# ---- Qwen2.5-VL ------------------------------------------------------------------------------------------------------
+
+#: Keys of a joint configuration, which older files have among those of the decoder.
+_QWEN_JOINT = {"vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
+               "vision_end_token_id", "vision_token_id", "tie_word_embeddings", "model_type", "architectures"}
+
+
+def _qwen_text(config: Fields) -> tuple[Fields, list[int]]:
+    """The decoder's configuration as Qwen2's, and the pairs of a head for each of the three positions."""
+    own = config.section("text_config", None)
+    values = dict(own.values if own is not None else
+                  {name: value for name, value in config.values.items() if name not in _QWEN_JOINT})
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = values.get(name)
+        if isinstance(rope, dict) and "mrope_section" in rope:
+            section = Fields.of(rope, file=config.file, at=name)
+            found = section.list("mrope_section", of=int, limit=3)
+            if len(found) != 3 or min(found) < 1:
+                section.fail("mrope_section", describe(found), "three numbers above 0")
+            rest = {key: value for key, value in rope.items() if key != "mrope_section"}
+            for key in ("type", "rope_type"):
+                if rest.get(key) == "mrope":
+                    rest[key] = "default"
+            values[name] = rest
+            break
+    else:
+        found = [16, 24, 24]
+    defaults = {"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+                "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    if isinstance(values.get("rope_parameters"), dict):
+        values["rope_parameters"] = {"rope_theta": 1e6, **values["rope_parameters"]}
+        defaults.pop("rope_theta")
+    values = {**defaults, **values, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"],
+              "tie_word_embeddings": config.bool("tie_word_embeddings", False) or bool(
+                  values.get("tie_word_embeddings", False))}
+    return Fields(values, file=config.file, at=own.at if own is not None else config.at), found
+
+
+def read_qwen(config: Fields) -> Joint:
+    """Qwen2.5-VL (https://arxiv.org/abs/2502.13923)."""
+    text, sections = _qwen_text(config)
+    vision = config.section("vision_config")
+    tower, merge = image_towers.read_qwen(vision)
+    width = text.int("hidden_size", low=1, high=MAX_WIDTH)
+    if vision.int("out_hidden_size", 3584) != width:
+        vision.fail("out_hidden_size", vision.get("out_hidden_size"), f"hidden_size of the decoder, {width}")
+    token = _image_token(config, 151655)
+    projector = Tower("projector", {})
+    inner = tower.hidden * merge * merge
+    projector.linear("mlp.0", "mm.0", inner, inner)
+    projector.linear("mlp.2", "mm.2", width, inner)
+
+    def make(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor = image_processor.read_sizer(folder)
+        if (processor.patch, processor.merge) != (tower.patch, merge):
+            config.fail("vision_config.patch_size", tower.patch, f"patch_size and merge_size of {image_processor.NAME}")
+        image = ImageSettings(hidden_size=tower.hidden, output_size=width, resize=None, resample=processor.resample,
+                              crop=None, patch_size=tower.patch, image_size=tower.image, any_size=True)
+        most = min(processor.most, MOST_PATCHES * tower.patch ** 2)
+        return VisionSettings(scheme="any", image=image, image_token_id=token, merge=merge,
+                              pixels=(min(processor.least, most), most) if processor.resize else None), processor.kv
+
+    return Joint("qwen2_5_vl", text, tower, projector, {
+        "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,
+        "mpool.rope_sections": sections}, make)
+
+
 READERS: dict[str, Callable[[Fields], Joint]] = {
-    "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3}
+    "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3,
+    "qwen2_5_vl": read_qwen}
 #: Names in ``architectures`` of config.json.
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
-           "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")}
+           "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
+           "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",)}
 #: Values of ``model_type`` that this module reads.
 MODEL_TYPES = tuple(READERS)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import InvalidArgument
 from .preparing import prepare
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
         return _with_tiles(image, settings)
     if settings.scheme == "split":
         return _split(image, settings)
+    if settings.scheme == "any":
+        return _of_any_size(image, settings)
     tile = prepare(image, settings.image, name)
     return Cut([tile], [Run(1, rows_of(settings, *tile.shape[:2]))])
 
@@ -174,3 +177,31 @@ def _split(image: Image, settings: VisionSettings) -> Cut:
     tiles.append(np.asarray(resized(image, (side, side))))
     pieces += [f"{before}{_AROUND}<global-img>", Run(1, rows), _AROUND]
     return Cut(tiles, pieces)
+
+
+# ---- Qwen2.5-VL: images of any size ----------------------------------------------------------------------------------
+
+def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
+    """Multiples of ``unit`` near an image's own sides, with so many pixels in all."""
+    high, wide = round(height / unit) * unit, round(width / unit) * unit
+    if high * wide > most:
+        by = sqrt(height * width / most)
+        high, wide = max(unit, floor(height / by / unit) * unit), max(unit, floor(width / by / unit) * unit)
+    elif high * wide < least:
+        by = sqrt(least / (height * width))
+        high, wide = ceil(height * by / unit) * unit, ceil(width * by / unit) * unit
+    return high, wide
+
+
+def _of_any_size(image: Image, settings: VisionSettings) -> Cut:
+    unit = settings.image.patch_size * settings.merge
+    width, height = image.size
+    if settings.pixels is None:
+        high, wide = height // unit * unit, width // unit * unit
+        if not high or not wide:
+            raise InvalidArgument(f"an image is {width} x {height} pixels, this model takes {unit} and more a side")
+        tile = np.asarray(image)[:high, :wide]
+    else:
+        high, wide = _sides(height, width, unit, *settings.pixels)
+        tile = np.asarray(image.resize((wide, high), resample=settings.image.resample))  # type: ignore[arg-type]
+    return Cut([tile], [Run(1, rows_of(settings, high, wide))])

@@ -33,6 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
                 "text": "llama", "more": {"scale_factor": 2}, "vision": {"image_size": 32}},
     "idefics3": {"config": "Idefics3Config", "model": "Idefics3ForConditionalGeneration", "tower": "idefics3_vision",
                  "text": "llama", "more": {"scale_factor": 4}, "vision": {"image_size": 32}},
+    "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
 }
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in message['content'] | "
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
@@ -53,12 +54,16 @@ PROCESSORS: dict[str, dict[str, Any]] = {
                 "max_image_size": {"longest_edge": 32}, "do_image_splitting": True, "do_pad": True},
     "idefics3": {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 96}, "resample": 1,
                  "max_image_size": {"longest_edge": 32}, "do_image_splitting": False, "do_pad": True},
+    "qwen2_5_vl": {"image_processor_type": "Qwen2VLImageProcessor", "resample": 3, "patch_size": 4, "merge_size": 2,
+                   "temporal_patch_size": 2, "size": {"shortest_edge": 400, "longest_edge": 6000}},
 }
 
 
 def make(family: str, layers: int = 2, tower_layers: int = 3, **more: Any) -> Any:
     """A model with so many layers of decoder and image network."""
     row = FAMILIES[family]
+    if family == "qwen2_5_vl":
+        return _qwen(layers, tower_layers)
     vision = {**_VISION, **row.get("vision", {}), "model_type": row["tower"], "num_hidden_layers": tower_layers}
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
@@ -67,6 +72,18 @@ def make(family: str, layers: int = 2, tower_layers: int = 3, **more: Any) -> An
                                                   **{**row["more"], **more})
     model = getattr(transformers, row["model"])(config).eval()
     model.mpool_family = family
+    return model
+
+
+def _qwen(layers: int, tower_layers: int) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = {**_TEXT, "num_hidden_layers": layers, "rope_parameters": rope}
+    vision = {"depth": tower_layers, "hidden_size": 48, "intermediate_size": 88, "num_heads": 3, "patch_size": 4,
+              "spatial_merge_size": 2, "window_size": 24, "out_hidden_size": 64, "fullatt_block_indexes": [1]}
+    config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=text, image_token_id=IMAGE,
+                                           vision_start_token_id=158, vision_end_token_id=157, video_token_id=156)
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    model.mpool_family = "qwen2_5_vl"
     return model
 
 
@@ -115,7 +132,9 @@ def save(model: Any, family: str, folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", "eos_token": "</s>"}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    # such models are told where an image begins and ends
+    template = TEMPLATE.replace("<image>", "w20 <image> w21") if family == "qwen2_5_vl" else TEMPLATE
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
 
@@ -129,7 +148,12 @@ def processed(family: str, picture: np.ndarray, **more: Any) -> Any:
 
 def tiles(family: str, picture: np.ndarray) -> list[np.ndarray]:
     """Pixels that a model sees of an image before they are normalised, ``[height, width, 3]`` from 0 to 255 each."""
-    values = processed(family, picture, do_rescale=False, do_normalize=False)["pixel_values"].numpy()
+    done = processed(family, picture, do_rescale=False, do_normalize=False)
+    values = done["pixel_values"].numpy()
+    if family == "qwen2_5_vl":  # patches of two equal frames, merged ones together
+        _, down, across = done["image_grid_thw"][0].tolist()
+        values = values.reshape(down // 2, across // 2, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
+        return [values.transpose(0, 2, 5, 1, 3, 6, 4).reshape(down * 4, across * 4, 3)]
     return [tile.transpose(1, 2, 0) for tile in values.reshape(-1, *values.shape[-3:])]
 
 
@@ -138,6 +162,10 @@ def inputs(model: Any, ids: list[int], pictures: list[np.ndarray]) -> dict[str, 
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
     made = [processed(family, picture) for picture in pictures]
+    if family == "qwen2_5_vl":
+        return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
+                "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
+                "mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
     found["pixel_values"] = torch.cat([one["pixel_values"].flatten(0, -4) for one in made])
     if family in ("smolvlm", "idefics3"):
         found["pixel_values"] = found["pixel_values"][None]

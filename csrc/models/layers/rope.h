@@ -26,5 +26,8 @@ mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *sp
 void mp_rope_deinit(mp_rope *rope);
 /* cos and sin of one position: out [dim / 2][2]. Computed in double, rounded once: the same in every chunk. */
 void mp_rope_row(const mp_rope *rope, int64_t position, float *out);
+/* The same with three positions: the first sections[0] pairs turn with the first of them, and so on (M-RoPE,
+ * arXiv:2409.12191). Equal positions give the bits of mp_rope_row. */
+void mp_rope_axes(const mp_rope *rope, const int32_t sections[3], const int32_t positions[3], float *out);
 
 #endif
