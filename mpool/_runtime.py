@@ -219,7 +219,8 @@ def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLike = No
             an array ``[height, width, 3]`` (or 1 or 4 channels, or none) of uint8, or of floats from 0 to 1; or a list
             of these. Files are PNG, JPEG or WebP of at most 64 MiB, 67,108,864 pixels, 2 to 32,768 a side, one side at
             most 200 times the other, with one frame.
-        model: as for :func:`embed`, for image_embedding. There is no default yet.
+        model: as for :func:`embed`, for image_embedding. There is no default: which vectors are good depends on what
+            they are for (DINOv2 for how images look, CLIP and SigLIP for what texts say of them).
         dimensions: first so many components of each vector. None: all.
         normalize: True: length 1; False: as the model gives them; None: as the model's files say, which for CLIP,
             SigLIP and DINOv2 is as they are. :func:`similarity` does not care.

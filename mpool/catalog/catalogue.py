@@ -58,6 +58,11 @@ class Row:
         return hint
 
 
+#: How calls begin whose capability has no default.
+_CALLS = {"image_embedding": "embed_image(images", "text_to_image": "generate_image(prompt",
+          "vision": "vision(images, prompt"}
+
+
 class Catalogue:
     """Rows by key, and the default key of each capability."""
 
@@ -79,8 +84,11 @@ class Catalogue:
         """The row that serves a capability when no model is named."""
         key = self.defaults.get(capability)
         if key is None:
-            raise UnknownModel(f"no model is the default for {capability}",
-                               hint="Name one: " + ", ".join(self.keys(capability) or ["a reference"]))
+            keys = self.keys(capability)
+            example = f", as in {_CALLS[capability]}, {keys[0]!r})" if keys and capability in _CALLS else ""
+            raise UnknownModel(f"no model is named, and none is the default for {capability}",
+                               hint=f"Name one{example}: {'a key (' + ', '.join(keys) + '), ' if keys else ''}the path "
+                               "of its folder, or its name on the hub, org/name")
         return self.rows[key]
 
     def keys(self, capability: str | None = None) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 
 import mpool
 from mpool import image_embedding
+from mpool.catalog import load_catalogue
 from mpool.errors import (
     FileError,
     FormatError,
@@ -424,3 +425,14 @@ def test_from_many_threads(clip: Path, dino: Path) -> None:
         assert not wrong, wrong[:3]
         idle(pool)
         assert pool.metrics()["completed"] >= 200
+
+
+def test_without_a_model() -> None:
+    """No sensible default can be had without the hub: the error says how to name one."""
+    with mpool.Pool() as pool:
+        for call in (lambda: pool.embed_image(IMAGES[0]), lambda: pool.submit("image_embedding", images=IMAGES[0]),
+                     lambda: asyncio.run(mpool.aio.embed_image(IMAGES[0], pool=pool))):
+            with pytest.raises(mpool.UnknownModel, match=r"none is the default for image_embedding") as caught:
+                call()
+            key = load_catalogue().keys("image_embedding")[0]
+            assert f"embed_image(images, {key!r})" in str(caught.value) and "org/name" in str(caught.value)
