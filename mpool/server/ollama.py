@@ -16,21 +16,21 @@ from .._durations import seconds_of
 from . import ollama_models as facts
 from .errors import Refusal, plain_error
 from .ollama_structs import (
-    AnswerMessage,
-    ChatAnswer,
-    ChatRequest,
     Details,
     EmbedAnswer,
-    EmbeddingsAnswer,
-    EmbeddingsRequest,
     EmbedRequest,
     GenerateAnswer,
     GenerateRequest,
     Logprob,
-    Message,
     ModelRow,
     ModelRows,
     NameRequest,
+    OllamaAnswerMessage,
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaEmbeddingsAnswer,
+    OllamaEmbeddingsRequest,
+    OllamaMessage,
     Options,
     Progress,
     PullRequest,
@@ -40,7 +40,7 @@ from .ollama_structs import (
     TopLogprob,
     Version,
 )
-from .operations import Context, Operation, json_answer
+from .operations import Context, Operation, image_of, json_answer
 from .streaming import LINES, Pieces, Streamed, line
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ def _generated(text: str, thinking: str | None, fields: dict[str, Any]) -> msgsp
 
 
 def _answered(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspec.Struct:
-    return ChatAnswer(message=AnswerMessage("assistant", text, thinking), **fields)
+    return OllamaChatAnswer(message=OllamaAnswerMessage("assistant", text, thinking), **fields)
 
 
 async def generate(context: Context, body: GenerateRequest) -> Response:
     """A prompt, as a conversation of one message, or as it is."""
     served = await context.model(body.model)
-    for name in ("suffix", "template", "context", "images"):
+    for name in ("suffix", "template", "context"):
         if getattr(body, name):
             raise Refusal("unsupported_parameter", f"{name} is not supported.", name)
     if not body.prompt:
@@ -129,18 +129,18 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
     options = {**sampling(context, body), **call_options(body)}
     pool = context.state.pool
     if body.raw:
-        if body.system:
-            raise Refusal("invalid_value", "system: allowed without raw.", "system")
+        if body.system or body.images:
+            raise Refusal("invalid_value", "system and images: allowed without raw.", "raw")
         stream = aio.generate(prompt, served.model, stream=True, pool=pool, **options)
     else:
-        messages = [{"role": "user", "content": prompt}]
+        messages = [_message(context, OllamaMessage("user", prompt, images=body.images), "prompt")]
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **_thought(options, body))
     return await _answer(context, served, body, stream, _generated)
 
 
-async def chat(context: Context, body: ChatRequest) -> Response:
+async def chat(context: Context, body: OllamaChatRequest) -> Response:
     """An answer to a conversation."""
     served = await context.model(body.model)
     if body.tools:
@@ -160,9 +160,11 @@ def _thought(options: dict[str, Any], body: TextRequest) -> dict[str, Any]:
     return options
 
 
-def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
+def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.role, "content": context.check_text(message.content, where)}
-    for name in ("thinking", "images", "tool_calls"):
+    if message.images:
+        found["images"] = [image_of(image, f"{where}.images[{at}]") for at, image in enumerate(message.images)]
+    for name in ("thinking", "tool_calls"):
         if value := getattr(message, name):
             found[name] = value
     if message.tool_name:
@@ -220,7 +222,6 @@ async def _only_load(context: Context, served: Served, body: TextRequest, shape:
     """What a request without a prompt is for: the model is loaded, or unloaded by a ``keep_alive`` of 0."""
     pool, kept = context.state.pool, call_options(body).get("keep_alive")
     unloads = kept is not None and seconds_of(kept, "keep_alive") == 0
-    context.state.pool.get(served.model, "text_to_text")
     if unloads:
         await aio.unload(served.model, pool=pool)
     else:
@@ -245,14 +246,14 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     return json_answer(EmbedAnswer(body.model, rows.tolist(), nanoseconds(time.monotonic() - context.begun), 0, tokens))
 
 
-async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
+async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Response:
     """A vector of a text, as it was once asked for."""
     served = await context.model(body.model)
     if not body.prompt:
-        return json_answer(EmbeddingsAnswer([]))
+        return json_answer(OllamaEmbeddingsAnswer([]))
     row, _ = await aio._embed(context.check_text(body.prompt, "prompt"), served.model, context.state.pool, None, None,
                               call_options(body))
-    return json_answer(EmbeddingsAnswer(row.tolist()))
+    return json_answer(OllamaEmbeddingsAnswer(row.tolist()))
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
@@ -328,10 +329,11 @@ async def version(context: Context, body: None) -> Response:
 OPERATIONS = (
     Operation("POST", "/api/generate", generate, GenerateRequest, GenerateAnswer, "Go on from a prompt", LINES,
               "ollama_generate"),
-    Operation("POST", "/api/chat", chat, ChatRequest, ChatAnswer, "Answer a conversation", LINES, "ollama_chat"),
+    Operation("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatAnswer, "Answer a conversation", LINES,
+              "ollama_chat"),
     Operation("POST", "/api/embed", embed, EmbedRequest, EmbedAnswer, "Vectors of texts", name="ollama_embed"),
-    Operation("POST", "/api/embeddings", embeddings, EmbeddingsRequest, EmbeddingsAnswer, "A vector of a text",
-              name="ollama_embeddings"),
+    Operation("POST", "/api/embeddings", embeddings, OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer,
+              "A vector of a text", name="ollama_embeddings"),
     Operation("GET", "/api/tags", tags, None, ModelRows, "The models that can be named", name="ollama_tags"),
     Operation("GET", "/api/ps", ps, None, ModelRows, "The models that are in memory", name="ollama_ps"),
     Operation("POST", "/api/show", show, NameRequest, ShowAnswer, "What is known of a model", name="ollama_show"),

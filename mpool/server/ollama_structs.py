@@ -73,7 +73,8 @@ class TextRequest(Request, kw_only=True):
 
 class GenerateRequest(TextRequest, kw_only=True):
     """A prompt; without one the model is only loaded, or unloaded by a ``keep_alive`` of 0. ``raw`` leaves the chat
-    template out. ``suffix``, ``template``, ``context`` and images are refused."""
+    template out. ``images`` are base64. ``suffix``, ``template`` and
+    ``context`` are refused."""
 
     prompt: str | None = None
     system: str | None = None
@@ -84,7 +85,7 @@ class GenerateRequest(TextRequest, kw_only=True):
     images: list[str] | None = None
 
 
-class Message(Struct, forbid_unknown_fields=True):
+class OllamaMessage(Struct, forbid_unknown_fields=True):
     """A message of a conversation; ``images`` are base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -95,10 +96,10 @@ class Message(Struct, forbid_unknown_fields=True):
     tool_name: str | None = None
 
 
-class ChatRequest(TextRequest, kw_only=True):
+class OllamaChatRequest(TextRequest, kw_only=True):
     """A conversation; without messages the model is only loaded, or unloaded. ``tools`` are refused for now."""
 
-    messages: Annotated[list[Message], Meta(max_length=10_000)] | None = None
+    messages: Annotated[list[OllamaMessage], Meta(max_length=10_000)] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
@@ -110,7 +111,7 @@ class EmbedRequest(Request, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
 
 
-class EmbeddingsRequest(Request, kw_only=True):
+class OllamaEmbeddingsRequest(Request, kw_only=True):
     """A text to embed, as it was once asked for."""
 
     prompt: str
@@ -175,7 +176,7 @@ class GenerateAnswer(Counts, kw_only=True):
     thinking: str | None = None
 
 
-class AnswerMessage(Struct, omit_defaults=True):
+class OllamaAnswerMessage(Struct, omit_defaults=True):
     """The answer, or a piece of it."""
 
     role: str
@@ -183,10 +184,10 @@ class AnswerMessage(Struct, omit_defaults=True):
     thinking: str | None = None
 
 
-class ChatAnswer(Counts, kw_only=True):
+class OllamaChatAnswer(Counts, kw_only=True):
     """An answer to a conversation, or a piece of it."""
 
-    message: AnswerMessage
+    message: OllamaAnswerMessage
 
 
 class EmbedAnswer(Struct):
@@ -199,7 +200,7 @@ class EmbedAnswer(Struct):
     prompt_eval_count: int
 
 
-class EmbeddingsAnswer(Struct):
+class OllamaEmbeddingsAnswer(Struct):
     """A vector."""
 
     embedding: list[float]

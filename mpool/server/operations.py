@@ -7,6 +7,7 @@ use the library as any other caller would, and give a response; whatever they ra
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -85,6 +86,25 @@ class Context:
         return text
 
 
+def image_of(text: str, name: str) -> bytes:
+    """A file of an image, from base64 or a ``data:`` URL: what else a text could name, clients may not.
+
+    Raises:
+        Refusal: it is neither.
+    """
+    if text.startswith("data:"):
+        head, _, text = text.partition(",")
+        if not head.endswith(";base64"):
+            raise Refusal("invalid_value", f"{name}: allowed is data:image/...;base64,...", name)
+    try:
+        found = base64.b64decode(text, validate=True)
+    except ValueError:
+        found = b""
+    if not found:
+        raise Refusal("invalid_value", f"{name}: it is not base64, and the server fetches nothing.", name)
+    return found
+
+
 def json_answer(value: Any, status: int = 200) -> Response:
     """A struct as a response."""
     return Response(_encode(value), status, media_type="application/json")
@@ -98,7 +118,14 @@ class Endpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         context = Context(self.state)
-        watcher, gone, status = None, [False], 0
+        connection, gone, status = scope["mpool.connection"], False, 0
+        task = asyncio.current_task()
+
+        def left() -> None:  # reading a prompt ends within milliseconds then
+            nonlocal gone
+            gone = True
+            if task is not None:
+                task.cancel()
 
         async def noted(message: Any) -> None:
             nonlocal status
@@ -109,9 +136,9 @@ class Endpoint:
 
         try:
             try:
+                connection.left = left
                 body = await self._body(scope, receive)
                 context.begun = time.monotonic()
-                watcher = asyncio.create_task(_watch(receive, asyncio.current_task(), gone))
                 response = await self.operation.handler(context, body)
                 await response(scope, receive, noted)
             except (bodies.Gone, asyncio.CancelledError):
@@ -122,16 +149,15 @@ class Endpoint:
                 refusal = refusal_of(error, context.id)
                 await answer(refusal, scope["path"])(scope, receive, noted)
         except bodies.Gone:
-            gone[0] = True
+            gone = True
         except asyncio.CancelledError:
-            if not gone[0]:
+            if not gone:
                 raise
         finally:
-            if watcher is not None:
-                watcher.cancel()
+            connection.left = None
             if log.isEnabledFor(logging.INFO):
                 log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],
-                         "left by its client" if gone[0] else status, (time.monotonic() - context.begun) * 1e3)
+                         "left by its client" if gone else status, (time.monotonic() - context.begun) * 1e3)
 
     async def _body(self, scope: Any, receive: Any) -> Any:
         kind = self.operation.body
@@ -156,13 +182,4 @@ def _check_type(scope: Any) -> None:
         raise Refusal("unsupported_media_type")
 
 
-async def _watch(receive: Any, task: asyncio.Task[Any] | None, gone: list[bool]) -> None:
-    """Cancels the request when its client leaves: reading a prompt ends within milliseconds then."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    gone[0] = True
-    if task is not None:
-        task.cancel()
-
-
-__all__ = ["Context", "Endpoint", "Operation", "json_answer"]
+__all__ = ["Context", "Endpoint", "Operation", "image_of", "json_answer"]

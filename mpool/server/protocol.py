@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -22,6 +23,8 @@ log = logging.getLogger("mpool.server")
 
 #: So many chunks may be tiny; further ones have to hold so many bytes on average.
 _FREE_CHUNKS, _CHUNK = 1024, 64
+#: Bytes that are written at once, at the latest.
+_CORK = 16 << 10
 
 
 class StrictConnection(h11.Connection):
@@ -81,10 +84,46 @@ class _Log:
     warning, error, log = log.info, log.error, log.log
 
 
+class _Corked:
+    """A transport that joins what is written in one turn of the loop: the head of an answer and its body, or events
+    that were ready together, go out in one packet and wake the client once."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """Holds it until the loop's next turn, or until there is much."""
+        if not data:
+            return
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+        self._size += len(data)
+        if self._size >= _CORK:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held, self._size = self._held, [], 0
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        """After what is held."""
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(H11Protocol):
     """One connection.
 
     Attributes:
+        left: called when the connection is lost, by the request that is being answered; it stands in the scope as
+            ``mpool.connection``.
         arrive_by, read_by: times of the loop at which the request has to be here, and the answer to be taken; None:
             nothing is waited for.
     """
@@ -97,12 +136,26 @@ class Connection(H11Protocol):
         self.conn: Any = StrictConnection(self.settings)
         self.arrive_by: float | None = None
         self.read_by: float | None = None
+        self.left: Callable[[], object] | None = None
+        app: Any = self.app
+
+        def entered(scope: Any, receive: Any, send: Any) -> Any:
+            scope["mpool.connection"] = self
+            return app(scope, receive, send)
+
+        self.app = entered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Corked(transport, self.loop))  # type: ignore[arg-type]
         self.arrive_by = self.loop.time() + self.settings.header_timeout
         if len(self.connections) > self.settings.max_connections:
             self._refuse(Refusal("too_many_connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        left, self.left = self.left, None
+        if left is not None:
+            left()
 
     def data_received(self, data: bytes) -> None:
         if self.arrive_by is None and self.conn.their_state is h11.IDLE:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ... import aio
 from ..errors import Refusal
-from ..operations import Context, Operation, json_answer
+from ..operations import Context, Operation, image_of, json_answer
 from ..streaming import EVENTS
 from .structs import (
     AnswerMessage,
@@ -97,10 +97,7 @@ def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
 
 def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
-        if not part.image_url.url.startswith("data:"):
-            raise Refusal("invalid_value", f"{where}: the server fetches nothing, allowed: data:image/...;base64,...",
-                          where)
-        return {"type": "image_url", "image_url": {"url": part.image_url.url}}
+        return {"type": "image", "image": image_of(part.image_url.url, where)}
     return {"type": "text", "text": context.check_text(part.text, where)}
 
 

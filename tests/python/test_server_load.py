@@ -1,0 +1,266 @@
+"""The server under load, and against requests made from the document that it publishes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from servers import Raw, ask, idle, serving
+
+CHAT = [{"role": "user", "content": "Hello"}]
+
+
+async def streamed(port: int, body: dict[str, Any]) -> tuple[str, str]:
+    """Text of a streamed chat, and how it ended; by a plain socket, so that the load comes from the server."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps({**body, "stream": True}).encode()
+    writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+                 f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+    text, end = "", ""
+    try:
+        async for line in reader:
+            if line.startswith(b"data: [DONE]"):
+                end += "done"
+            elif line.startswith(b"data: "):
+                piece = json.loads(line[6:])
+                if "error" in piece:
+                    end += piece["error"]["code"]
+                elif piece["choices"]:
+                    text += piece["choices"][0]["delta"].get("content", "")
+    finally:
+        writer.close()
+    return text, end
+
+
+def many(server: Any, count: int, tokens: int) -> None:
+    """So many streams at once, each with a prompt and a seed of its own: none lost, none mixed, all as alone."""
+    pool = server.state.pool
+    bodies = [{"model": "llama", "messages": [{"role": "user", "content": f"Number {at}"}], "seed": at,
+               "temperature": 1.5, "max_tokens": tokens, "ignore_eos": True} for at in range(count)]
+
+    async def work() -> list[tuple[str, str]]:
+        return await asyncio.gather(*(streamed(server.port, body) for body in bodies))
+
+    found = asyncio.run(asyncio.wait_for(work(), 300))
+    assert [end for _, end in found] == ["done"] * count
+    for body, (text, _) in list(zip(bodies, found, strict=True))[::max(1, count // 20)]:
+        alone = pool.chat(body["messages"], "llama", seed=body["seed"], temperature=1.5, max_tokens=tokens,
+                          ignore_eos=True)
+        assert text == alone.text
+    assert len({text for text, _ in found}) > count // 2
+    idle(server)
+
+
+def test_streams_at_once(llama: Path) -> None:
+    with serving([f"llama={llama}"]) as server:
+        many(server, 40, 30)
+
+
+@pytest.mark.slow
+def test_200_streams_at_once(llama: Path) -> None:
+    with serving([f"llama={llama}"]) as server:
+        many(server, 200, 100)
+
+
+@pytest.mark.slow
+def test_idle_and_half_open_connections_disturb_nobody(llama: Path) -> None:
+    with serving([f"llama={llama}"], header_timeout=10.0) as server:
+        silent, half = [], []
+        for _ in range(1000):
+            raw = Raw(server)
+            assert raw.request("/health").answer()[0] == 200
+            silent.append(raw)
+        for _ in range(100):
+            half.append(Raw(server).send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: "))
+        many(server, 50, 50)
+        assert all(raw.answer()[0] == 408 for raw in half)
+        assert all(raw.request("/health").answer()[0] == 200 for raw in silent[::50])
+        for raw in (*silent, *half):
+            raw.socket.close()
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_many_calls(bert: Path, llama: Path) -> None:
+    def resident() -> int:
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with serving([f"bert={bert}", f"llama={llama}"]) as server:
+        embed = json.dumps({"model": "bert", "input": "A sentence."}).encode()
+        chat = json.dumps({"model": "llama", "messages": CHAT, "max_tokens": 3, "stream": True}).encode()
+
+        def calls(count: int) -> None:
+            with Raw(server) as raw:
+                for at in range(count):
+                    path, body = ("/v1/chat/completions", chat) if at % 5 == 0 else ("/v1/embeddings", embed)
+                    assert raw.request(path, body).answer()[0] == 200
+                    if at % 500 == 0:  # connections and refusals, too
+                        assert ask(server, "/v1/embeddings", {"model": "nothing", "input": "x"})[0] == 404
+
+        calls(3000)
+        before = resident()
+        calls(20_000)
+        assert resident() - before < 4 << 20
+
+
+# ---- its own document ------------------------------------------------------------------------------------------------
+
+
+
+def _schema(server: Any) -> Any:
+    schemathesis = pytest.importorskip("schemathesis")
+    status, document = ask(server, "/openapi.json")
+    assert status == 200
+    return schemathesis.openapi.from_dict(document)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/completions", "/v1/chat/completions",
+                                  "/v1/images/generations", "/api/generate", "/api/chat", "/api/embed",
+                                  "/api/embeddings", "/api/show", "/api/pull", "/api/tags", "/api/ps", "/v1/models",
+                                  "/api/version", "/health"])
+def test_requests_made_from_the_document(bert: Path, llama: Path, path: str) -> None:
+    """Whatever fits the document or does not: an answer that fits it, and never one of 500."""
+    import hypothesis
+    import httpx
+
+    with serving([f"bert={bert}", f"llama={llama}"], max_tokens=8) as server, httpx.Client(timeout=60) as client:
+        schema = _schema(server)
+        seen: set[int] = set()
+
+        def check(operation: Any) -> None:
+            def call(case: Any) -> None:
+                body = case.body
+                if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"]:
+                    body["model"] = "bert" if "embed" in path or "rerank" in path else "llama"
+                sends = {} if operation.method.upper() == "GET" else {"json": body}
+                response = client.request(operation.method.upper(), server.url + path, **sends)
+                seen.add(response.status_code)
+                assert response.status_code < 500, (body, response.text)
+                assert str(response.status_code) in operation.definition.raw["responses"]
+                if response.headers["content-type"].startswith("application/json"):
+                    response.json()
+
+            limits = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None,
+                                         suppress_health_check=list(hypothesis.HealthCheck))
+            hypothesis.given(operation.as_strategy())(limits(call))()
+
+        for result in schema.include(path=path).get_all_operations():
+            check(result.ok())
+        assert seen
+        idle(server, 60)
+
+
+def test_the_document_is_one(bert: Path) -> None:
+    """References resolve, names are unique, every operation is described."""
+    with serving([f"bert={bert}"]) as server:
+        _, document = ask(server, "/openapi.json")
+    text = json.dumps(document)
+    for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert name in document["components"]["schemas"], name
+    names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(names) >= 18 and all(names)
+    assert document["components"]["schemas"]["EmbeddingsRequest"]["additionalProperties"] is False
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+def _start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen([sys.executable, "-m", "mpool", "serve", "--port", "0", "--offline", *arguments],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert " on http://127.0.0.1:" in line, (line, process.stderr and process.stderr.read())
+    return process, line.rsplit(":", 1)[1].strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_ends_as_it_should(bert: Path, llama: Path, number: signal.Signals) -> None:
+    """A stream is in flight: it gets its end, the process its exit code 0 within the grace."""
+    process, port = _start("-m", f"bert={bert}", "-m", f"llama={llama}", "--grace", "0.5", "--load", "--only")
+    found: list[tuple[str, str]] = []
+    body = {"model": "llama", "messages": CHAT, "n": 8, "max_tokens": 16_000, "ignore_eos": True}
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(streamed(int(port), body))))
+    try:
+        thread.start()
+        time.sleep(1.0)
+        process.send_signal(number)
+        assert process.wait(30) == 0, process.stderr and process.stderr.read()
+        thread.join(10)
+        assert found and found[0][1] in ("done", "shutting_down")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_command_with_a_token(bert: Path, tmp_path: Path) -> None:
+    process, port = _start("-m", str(bert), "--token-file", str(tmp_path / "token"))
+    try:
+        token = (tmp_path / "token").read_text().strip()
+        assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+        for given, code in ((token, 200), ("x" * 43, 401)):
+            done = subprocess.run(["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-H",
+                                   f"Authorization: Bearer {given}", f"http://127.0.0.1:{port}/v1/models"],
+                                  capture_output=True, text=True, timeout=30)
+            assert done.stdout == str(code)
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0 and "token" in said and token not in said
+
+
+def test_the_command_says_what_is_wrong(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.cli import main
+
+    with serving([f"bert={bert}"]) as server:
+        assert main(["serve", "--port", str(server.port), "-m", f"bert={bert}"]) == 1
+        assert "cannot be listened on" in capsys.readouterr().err
+    assert main(["serve", "--port", "0", "-m", str(tmp_path / "nothing")]) == 1
+    assert main(["serve", "--port", "0", "-m", f"a={bert}", "-m", f"a={bert}"]) == 1
+    assert "taken" in capsys.readouterr().err
+    assert main(["serve", "--port", "0", "--max-streams", "0"]) == 1
+    assert "max_streams" in capsys.readouterr().err
+
+
+def test_without_its_packages_the_command_says_so(bert: Path) -> None:
+    code = ("import sys; sys.modules['uvicorn'] = None\nfrom mpool.cli import main\n"
+            "sys.exit(main(['serve', '--port', '0']))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "mpool[server]" in done.stderr
+
+
+def test_workers_in_processes(llama: Path) -> None:
+    """A worker that is killed under load: every stream has its one end, and the next request is served."""
+    config = mpool.PoolConfig(isolation="process", shutdown_grace=1.0)
+    with serving([f"llama={llama}"], config) as server:
+        pool = server.state.pool
+        body = {"model": "llama", "messages": CHAT, "max_tokens": 3000, "ignore_eos": True}
+
+        async def work() -> list[tuple[str, str]]:
+            calls = [asyncio.ensure_future(streamed(server.port, body)) for _ in range(6)]
+            for _ in range(2000):
+                await asyncio.sleep(0.01)
+                if any(row.running for row in pool.ps()):
+                    break
+            await asyncio.sleep(0.2)
+            for row in pool.ps():
+                for process in row.processes:
+                    os.kill(process, signal.SIGKILL)
+            return await asyncio.gather(*calls)
+
+        found = asyncio.run(asyncio.wait_for(work(), 120))
+        assert {end for _, end in found} <= {"done", "worker_lost"}
+        assert asyncio.run(streamed(server.port, {**body, "max_tokens": 5}))[1] == "done"
