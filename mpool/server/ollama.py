@@ -40,7 +40,7 @@ from .ollama_structs import (
     TopLogprob,
     Version,
 )
-from .operations import Context, Operation, image_of, json_answer
+from .operations import Context, Operation, image_of, json_answer, large_answer
 from .streaming import LINES, Pieces, Streamed, line
 
 if TYPE_CHECKING:
@@ -243,7 +243,8 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     if body.dimensions is not None:
         options["dimensions"] = body.dimensions
     rows, tokens = await aio._embed(texts, served.model, context.state.pool, None, None, options)
-    return json_answer(EmbedAnswer(body.model, rows.tolist(), nanoseconds(time.monotonic() - context.begun), 0, tokens))
+    spent = nanoseconds(time.monotonic() - context.begun)
+    return await large_answer(lambda: EmbedAnswer(body.model, rows.tolist(), spent, 0, tokens), rows.size)
 
 
 async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Response:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
+from .. import _threads
 from . import bodies
 from .errors import Refusal, refusal_of
 from .guard import answer, header
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
+#: Numbers of an answer that are some milliseconds of writing.
+_MANY = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,15 @@ def json_answer(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
+async def large_answer(make: Callable[[], Any], numbers: int) -> Response:
+    """The struct that a function makes, as a response; one of many numbers is made and written on a thread that
+    tokenises, since the loop has others to serve."""
+    if numbers < _MANY:
+        return json_answer(make())
+    data = await asyncio.get_running_loop().run_in_executor(_threads.executor(), lambda: _encode(make()))
+    return Response(data, media_type="application/json")
+
+
 class Endpoint:
     """The ASGI application of one operation."""
 
@@ -182,4 +194,4 @@ def _check_type(scope: Any) -> None:
         raise Refusal("unsupported_media_type")
 
 
-__all__ = ["Context", "Endpoint", "Operation", "image_of", "json_answer"]
+__all__ = ["Context", "Endpoint", "Operation", "image_of", "json_answer", "large_answer"]

@@ -129,3 +129,16 @@ def test_reranking_is_that_of_the_library(tmp_path: Path, bert: Path) -> None:
         assert ask(made, "/v1/embeddings", {"model": "ranker", "input": "x"})[1]["error"]["code"] == "wrong_capability"
         for wrong in ({"documents": []}, {"top_n": 0}, {"query": ""}, {"documents": ["x", ""]}, {"documents": [3]}):
             assert ask(made, "/v1/rerank", {**body, **wrong})[0] == 400
+
+
+def test_many_texts_do_not_hold_the_others_up(server: Any, client: Any) -> None:
+    """An answer of 100,000 numbers is written beside the loop, and is the same."""
+    texts = [f"Text number {at}." for at in range(3500)]
+    wanted = server.state.pool.embed(texts, "bert")
+    for encoding in ("float", "base64"):
+        found = client.embeddings.create(model="bert", input=texts, encoding_format=encoding)
+        rows = [np.frombuffer(base64.b64decode(row.embedding), "<f4") if encoding == "base64" else row.embedding
+                for row in found.data]
+        assert np.array_equal(np.array(rows, dtype=np.float32), wanted)
+    status, old = ask(server, "/api/embed", {"model": "bert", "input": texts})
+    assert status == 200 and np.array_equal(np.array(old["embeddings"], dtype=np.float32), wanted)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ... import aio
 from ..errors import Refusal
-from ..operations import Context, Operation, json_answer
+from ..operations import Context, Operation, json_answer, large_answer
 from .structs import (
     Document,
     Embedding,
@@ -42,8 +42,12 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     vectors, tokens = await aio._embed(inputs, served.model, context.state.pool, body.task, None,
                                        {} if body.dimensions is None else {"dimensions": body.dimensions})
     rows = vectors if vectors.ndim == 2 else vectors[None]
-    data = [Embedding(at, value) for at, value in enumerate(encoded(rows, body.encoding_format))]
-    return json_answer(EmbeddingsAnswer(data, body.model, InputUsage(tokens, tokens)))
+
+    def made() -> EmbeddingsAnswer:
+        data = [Embedding(at, value) for at, value in enumerate(encoded(rows, body.encoding_format))]
+        return EmbeddingsAnswer(data, body.model, InputUsage(tokens, tokens))
+
+    return await large_answer(made, rows.size)
 
 
 def texts_or_ids(context: Context, given: str | list[Any], name: str = "input") -> str | list[Any]:
