@@ -36,7 +36,7 @@ from . import _options, _threads, embedding, reranking
 from ._async_streams import AsyncPictureStream, AsyncStream
 from ._runtime import default_pool
 from ._watching import watcher
-from .errors import InvalidArgument, NumericError
+from .errors import InvalidArgument
 from .pool import DESCRIBE
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
     from .drawing import Request as DrawRequest
-    from .embedding import Pack, Plan
+    from .embedding import Kind
     from .generation import Request
     from .images import ImageInput
     from .model import Model
@@ -76,33 +76,64 @@ async def _prepared(pool: Pool, model: Any, capability: str, compute: str, funct
 
 # ---- embeddings -----------------------------------------------------------------------------------------------------
 
-async def _pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> Pack:
-    if texts and isinstance(texts[0], list):
-        return embedding.pack_ids(plan, texts, start)
-    chars = sum(len(text) for text in texts if isinstance(text, str))
-    if chars >= _threads.LONG // 4:
-        return await _tokenised(embedding.pack, plan, texts, start, single)
-    return embedding.pack(plan, texts, start, single)
+async def _pack(kind: Kind, plan: Any, inputs: list[Any], start: int, single: bool, call: Call) -> Any:
+    """On a thread if it takes long, which reading images does."""
+    if kind is not embedding.TEXTS:
+        return await _tokenised(kind.pack, plan, inputs, start, single, call)
+    if inputs and isinstance(inputs[0], list):
+        return embedding.pack_ids(plan, inputs, start)
+    if sum(len(text) for text in inputs if isinstance(text, str)) >= _threads.LONG // 4:
+        return await _tokenised(embedding.pack, plan, inputs, start, single)
+    return embedding.pack(plan, inputs, start, single)
 
 
-async def _submit(plan: Plan, pack: Pack, call: Call, lane: int) -> _core.Ticket | None:
+async def _submit(kind: Kind, plan: Any, pack: Any, call: Call, lane: int) -> _core.Ticket | None:
     wait = not call.fail_fast
     return await watcher().enter(f"{plan.core_key}\n{lane}",
-                                  lambda: embedding.submit(plan, pack, call, lane, True, wait), wait)
+                                 lambda: kind.submit(plan, pack, call, lane, True, wait), wait)
 
 
-async def _vectors(plan: Plan, pack: Pack, ticket: _core.Ticket | None, call: Call) -> NDArray[Any]:
-    """Rows of a pack whose call was started."""
-    if ticket is None:
-        return embedding.finish(plan, pack, embedding.empty(plan))
-    await watcher().done(ticket)
+async def _rows(kind: Kind, plan: Any, pack: Any, ticket: _core.Ticket | None, call: Call) -> NDArray[Any]:
+    """Of a pack whose call was started; on a thread if it may have to look for an input that gave NaN."""
+    if ticket is not None:
+        await watcher().done(ticket)
+    if plan.null and ticket is not None:
+        return await asyncio.to_thread(embedding.landed, kind, plan, pack, ticket, call)
+    return embedding.landed(kind, plan, pack, ticket, call)
+
+
+def _tokens(kind: Kind, pack: Any) -> int:
+    return int(pack.offsets[-1]) if kind is embedding.TEXTS else 0
+
+
+async def _single(kind: Kind, plan: Any, one: Any, call: Call) -> tuple[NDArray[Any], int]:
+    """The vector of one input, and how many tokens were read for it."""
+    packed = await _pack(kind, plan, [one], 0, True, call)
+    rows = await _rows(kind, plan, packed, await _submit(kind, plan, packed, call, embedding.INTERACTIVE), call)
+    embedding.tell(kind, plan, packed, rows)
+    return embedding.quantize(rows[0], plan.precision), _tokens(kind, packed)
+
+
+async def _many(kind: Kind, plan: Any, parts: list[tuple[int, list[Any]]], progress: Any,
+                call: Call) -> tuple[NDArray[Any], int]:
+    """As :func:`mpool.embedding.embed_many`; and how many tokens were read."""
+    total, tokens = sum(len(inputs) for _, inputs in parts), 0
+    if plan.precision in ("int8", "uint8") and total == 1:
+        embedding.quantize(embedding.empty(plan, 1), plan.precision)
+    out, faults = embedding.empty(plan, total), embedding.Faults(plan, kind.unit)
+    bar = embedding.Bar(progress, total, plan.entry.key, kind.unit)
+    flow = _run_slices(kind, plan, _each(parts), call, embedding.lane_of(total))
     try:
-        vectors = embedding.vectors_of(plan, ticket)
-    except NumericError:
-        if not plan.null:
-            raise
-        vectors = await asyncio.to_thread(embedding.recover, plan, pack, call)
-    return embedding.finish(plan, pack, vectors)
+        async for start, packed, rows in flow:
+            out[start:start + packed.count] = rows
+            tokens += _tokens(kind, packed)
+            faults.add(start, packed, rows)
+            bar.add(packed.count)
+    finally:
+        await flow.aclose()
+        bar.close()
+    faults.tell(total)
+    return embedding.quantize(out, plan.precision), tokens
 
 
 async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: Pool | None = None,
@@ -127,27 +158,8 @@ async def _embed(inputs: Any, model: ModelLike, pool: Pool, task: str | None, ma
     chosen = _options.embedding("embed", {"task": task, **passed})
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
     if texts is None:
-        packed = await _pack(plan, [inputs], 0, True)
-        rows = await _vectors(plan, packed, await _submit(plan, packed, call, embedding.INTERACTIVE), call)
-        _tell(plan, [(0, packed, rows)], 1)
-        return embedding.quantize(rows[0], plan.precision), int(packed.offsets[-1])
-    if plan.precision in ("int8", "uint8") and len(texts) == 1:
-        embedding.quantize(embedding.empty(plan, 1), plan.precision)
-    out, bar, faults = embedding.empty(plan, len(texts)), embedding.Bar(progress, len(texts), plan.entry.key), \
-        embedding.Faults(plan)
-    parts, tokens = list(embedding.slices(texts)), 0
-    flow = _run_slices(plan, _each(parts), call, embedding.lane_of(len(texts)))
-    try:
-        async for start, packed, rows in flow:
-            out[start:start + packed.count] = rows
-            tokens += int(packed.offsets[-1])
-            faults.add(start, packed, rows)
-            bar.add(packed.count)
-    finally:
-        await flow.aclose()
-        bar.close()
-    faults.tell(len(texts))
-    return embedding.quantize(out, plan.precision), tokens
+        return await _single(embedding.TEXTS, plan, inputs, call)
+    return await _many(embedding.TEXTS, plan, list(embedding.slices(texts)), progress, call)
 
 
 async def rerank(query: str, documents: Sequence[str], model: ModelLike, *, pool: Pool | None = None,
@@ -164,15 +176,8 @@ async def _rerank(query: str, documents: Sequence[str], model: ModelLike, pool: 
     chosen = reranking.options(passed)
     plan = reranking.plan_of(
         await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen)), query)
-    out, tokens = embedding.empty(plan, len(texts)), 0
-    flow = _run_slices(plan, _each(list(embedding.slices(texts))), call, embedding.lane_of(len(texts)))
-    try:
-        async for start, packed, rows in flow:
-            out[start:start + packed.count] = rows
-            tokens += int(packed.offsets[-1])
-    finally:
-        await flow.aclose()
-    return reranking.ranking(plan, texts, out, count), tokens
+    scores, tokens = await _many(embedding.TEXTS, plan, list(embedding.slices(texts)), False, call)
+    return reranking.ranking(plan, texts, scores, count), tokens
 
 
 async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLike = None, *, pool: Pool | None = None,
@@ -188,54 +193,9 @@ async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLik
     found = images_of(images, most)
     chosen = _options.image_embedding(passed)
     plan = await _prepared(pool, model, "image_embedding", chosen.compute, lambda: pool._image_plan(model, chosen))
-    if found is not None and plan.precision in ("int8", "uint8") and len(found) == 1:
-        embedding.quantize(embedding.empty(plan, 1), plan.precision)
-    many = [images] if found is None else found
-    lane = embedding.INTERACTIVE if found is None else embedding.lane_of(len(many))
-    out, bar, faults = embedding.empty(plan, len(many)), embedding.Bar(progress, len(many), plan.entry.key, "image"), \
-        embedding.Faults(plan, "image")
-    flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
-
-    async def land() -> None:
-        start, packed, ticket = flying[0]
-        if ticket is not None:
-            await watcher().done(ticket)
-        rows = await asyncio.to_thread(image_embedding.landed, plan, packed, ticket, call) \
-            if plan.null else image_embedding.landed(plan, packed, ticket, call)
-        flying.popleft()
-        out[start:start + packed.count] = rows
-        faults.add(start, packed, rows)
-        bar.add(packed.count)
-
-    try:
-        for start in range(0, len(many), image_embedding.SLICE):
-            part = many[start:start + image_embedding.SLICE]
-            packed = await _tokenised(image_embedding.pack, plan, part, start, found is None, call)
-            wait = not call.fail_fast
-
-            def submit(packed: Any = packed, wait: bool = wait, call: Call = call) -> _core.Ticket | None:
-                return image_embedding.submit(plan, packed, call, lane, True, wait)
-
-            flying.append((start, packed, await watcher().enter(f"{plan.core_key}\n{lane}", submit, wait)))
-            call = _options.patient(call)
-            while len(flying) >= embedding.DEPTH:
-                await land()
-        while flying:
-            await land()
-    finally:
-        for _, _, ticket in flying:
-            if ticket is not None:
-                ticket.cancel()
-        bar.close()
-    faults.tell(len(many))
-    return embedding.quantize(out[0] if found is None else out, plan.precision)
-
-
-def _tell(plan: Plan, landed: Iterable[tuple[int, Pack, NDArray[Any]]], total: int) -> None:
-    faults = embedding.Faults(plan)
-    for start, packed, rows in landed:
-        faults.add(start, packed, rows)
-    faults.tell(total)
+    if found is None:
+        return (await _single(image_embedding.IMAGES, plan, images, call))[0]
+    return (await _many(image_embedding.IMAGES, plan, image_embedding.slices(found), progress, call))[0]
 
 
 async def _each(items: Iterable[T]) -> AsyncIterator[T]:
@@ -243,22 +203,22 @@ async def _each(items: Iterable[T]) -> AsyncIterator[T]:
         yield item
 
 
-async def _run_slices(plan: Plan, parts: AsyncIterable[tuple[int, list[Any]]], call: Call,
+async def _run_slices(kind: Kind, plan: Any, parts: AsyncIterable[tuple[int, list[Any]]], call: Call,
                       lane: int = embedding.BULK) -> Any:
     """As :func:`mpool.embedding.run_slices`."""
-    flying: deque[tuple[int, Pack, _core.Ticket | None]] = deque()
+    flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
     try:
-        async for start, texts in parts:
-            packed = await _pack(plan, texts, start)
-            flying.append((start, packed, await _submit(plan, packed, call, lane)))
+        async for start, inputs in parts:
+            packed = await _pack(kind, plan, inputs, start, False, call)
+            flying.append((start, packed, await _submit(kind, plan, packed, call, lane)))
             call = _options.patient(call)
             while len(flying) >= embedding.DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
                 start, packed, ticket = flying[0]
-                yield start, packed, await _vectors(plan, packed, ticket, call)
+                yield start, packed, await _rows(kind, plan, packed, ticket, call)
                 flying.popleft()
         while flying:
             start, packed, ticket = flying[0]
-            yield start, packed, await _vectors(plan, packed, ticket, call)
+            yield start, packed, await _rows(kind, plan, packed, ticket, call)
             flying.popleft()
     finally:
         for _, _, ticket in flying:
@@ -310,7 +270,7 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
     out, faults, bar = embedding.Rebatch(batch_size), embedding.Faults(plan), \
         embedding.Bar(progress, total, plan.entry.key)
     done = 0
-    flow = _run_slices(plan, _async_slices(iterable), call)
+    flow = _run_slices(embedding.TEXTS, plan, _async_slices(iterable), call)
     try:
         async for start, packed, rows in flow:
             faults.add(start, packed, rows)

@@ -394,7 +394,7 @@ def _late_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
 
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
-def empty(plan: Plan, count: int = 0) -> NDArray[np.float32]:
+def empty(plan: Any, count: int = 0) -> NDArray[np.float32]:
     """A matrix of ``count`` rows, not filled."""
     return np.empty((count, plan.width), dtype=np.float32)
 
@@ -415,7 +415,7 @@ def run(plan: Plan, pack: Pack, call: Call, lane: int) -> NDArray[np.float32]:
     except NumericError:
         if not plan.null:
             raise
-        return recover(plan, pack, call)
+        return recover(TEXTS, plan, pack, call)
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise
@@ -436,7 +436,7 @@ def submit(plan: Plan, pack: Pack, call: Call | None, lane: int, fail_fast: bool
         raise
 
 
-def vectors_of(plan: Plan, ticket: _core.Ticket) -> NDArray[np.float32]:
+def vectors_of(plan: Any, ticket: _core.Ticket) -> NDArray[np.float32]:
     """Vectors of a call that is done."""
     try:
         return ticket.vectors()
@@ -445,9 +445,11 @@ def vectors_of(plan: Plan, ticket: _core.Ticket) -> NDArray[np.float32]:
         raise
 
 
-def halves(pack: Pack) -> tuple[Pack, Pack]:
-    """The good texts of a pack as two packs."""
+def halves(pack: Pack) -> tuple[Pack, ...]:
+    """The good texts of a pack as two packs; none if there is one."""
     middle = (len(pack.offsets) - 1) // 2
+    if not middle:
+        return ()
     edge = int(pack.offsets[middle])
     first, last = pack.offsets[:middle + 1], pack.offsets[middle:] - edge
     skips = (None, None) if pack.skip is None else (pack.skip[:middle], pack.skip[middle:])
@@ -456,14 +458,15 @@ def halves(pack: Pack) -> tuple[Pack, Pack]:
             Pack(pack.ids[edge:], last, skips[1], len(last) - 1, (), seconds[1]))
 
 
-def recover(plan: Plan, pack: Pack, call: Call) -> NDArray[np.float32]:
-    """Vectors of a pack in which a text gives NaN or infinity: halved until it stands alone."""
-    if len(pack.offsets) == 2:
+def recover(kind: Kind, plan: Any, pack: Any, call: Call) -> NDArray[np.float32]:
+    """Vectors of a pack in which an input gives NaN or infinity: halved until it stands alone."""
+    parts = kind.halves(pack)
+    if not parts:
         return np.full((1, plan.width), np.nan, dtype=np.float32)
-    return np.concatenate([run(plan, half, _options.patient(call), BULK)[:, :plan.width] for half in halves(pack)])
+    return np.concatenate([kind.run(plan, half, _options.patient(call), BULK)[:, :plan.width] for half in parts])
 
 
-def finish(plan: Plan, pack: Pack, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def finish(plan: Any, pack: Any, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """One row a text, float32 ``(count, width)``: cut to the model's size, NaN where there is no vector."""
     if vectors.shape[1] > plan.width:
         vectors = np.ascontiguousarray(vectors[:, :plan.width])
@@ -512,10 +515,10 @@ class Faults:
     """Texts (or what ``unit`` says) without a vector: counts them, remembers the first, says so in the log at the
     end."""
 
-    def __init__(self, plan: Plan, unit: str = "text") -> None:
+    def __init__(self, plan: Any, unit: str = "text") -> None:
         self.plan, self.unit, self.count, self.first = plan, unit, 0, ""
 
-    def add(self, start: int, pack: Pack, rows: NDArray[np.float32]) -> None:
+    def add(self, start: int, pack: Any, rows: NDArray[np.float32]) -> None:
         """Takes those of a slice."""
         if not self.plan.null:
             return
@@ -560,25 +563,73 @@ class Bar:
             self.bar.close()
 
 
-def run_slices(plan: Plan, parts: Iterable[tuple[int, list[Any]]],
-               call: Call) -> Iterator[tuple[int, Pack, NDArray[np.float32]]]:
-    """Rows of slice after slice: (number of the first text, pack, float32 ``(count, width)``).
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How inputs of a kind, texts or images, become vectors: functions of a plan. All else is the same for them.
+
+    Attributes:
+        unit: what one of them is called.
+        pack: (plan, inputs, number of the first, whether it stands alone, call) -> what the core takes; off the main
+            thread if it takes long, so that Ctrl-C is seen.
+        run: vectors of a pack, in one call; see :func:`run`.
+        submit: starts a call; see :func:`submit`.
+        halves: see :func:`halves`.
+    """
+
+    unit: str
+    pack: Callable[[Any, list[Any], int, bool, Call], Any]
+    run: Callable[[Any, Any, Call, int], NDArray[np.float32]]
+    submit: Callable[..., _core.Ticket | None]
+    halves: Callable[[Any], tuple[Any, ...]]
+
+
+def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
+    """As :func:`pack`; off the main thread if there is much to tokenise."""
+    chars = sum(len(text) for text in texts if isinstance(text, str))
+    return _threads.interruptible(pack, plan, texts, start, single, chars=chars)
+
+
+TEXTS = Kind("text", packed, run, submit, halves)
+
+
+def landed(kind: Kind, plan: Any, pack: Any, ticket: _core.Ticket | None, call: Call) -> NDArray[np.float32]:
+    """Rows of a pack, NaN where there is no vector, once its ticket is done; None: all of it is faults."""
+    if ticket is None:
+        return finish(plan, pack, empty(plan))
+    try:
+        vectors = vectors_of(plan, ticket)
+    except NumericError:
+        if not plan.null:
+            raise
+        vectors = recover(kind, plan, pack, call)
+    return finish(plan, pack, vectors)
+
+
+def run_slices(kind: Kind, plan: Any, parts: Iterable[tuple[int, list[Any]]],
+               call: Call) -> Iterator[tuple[int, Any, NDArray[np.float32]]]:
+    """Rows of slice after slice: (number of the first input, pack, float32 ``(count, width)``).
 
     With ``fail_fast`` the first is refused if the queue is full; those that follow wait, as the call was accepted.
     Closing the iterator cancels what is in flight.
     """
-    flying: deque[tuple[int, Pack, _core.Ticket | None]] = deque()
+    flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
+
+    def land() -> tuple[int, Any, NDArray[np.float32]]:
+        start, made, ticket = flying[0]
+        if ticket is not None:
+            ticket.wait()
+        return start, made, landed(kind, plan, made, ticket, call)
+
     try:
-        for start, texts in parts:
-            chars = sum(len(text) for text in texts if isinstance(text, str))
-            packed = _threads.interruptible(pack, plan, texts, start, chars=chars)
-            flying.append((start, packed, submit(plan, packed, call, BULK)))
+        for start, inputs in parts:
+            made = kind.pack(plan, inputs, start, False, call)
+            flying.append((start, made, kind.submit(plan, made, call, BULK)))
             call = _options.patient(call)
             while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
-                yield _land(plan, call, *flying[0])
+                yield land()
                 flying.popleft()
         while flying:
-            yield _land(plan, call, *flying[0])
+            yield land()
             flying.popleft()
     finally:
         for _, _, ticket in flying:
@@ -586,54 +637,43 @@ def run_slices(plan: Plan, parts: Iterable[tuple[int, list[Any]]],
                 ticket.cancel()
 
 
-def _land(plan: Plan, call: Call, start: int, packed: Pack,
-          ticket: _core.Ticket | None) -> tuple[int, Pack, NDArray[np.float32]]:
-    if ticket is None:
-        return start, packed, finish(plan, packed, empty(plan))
-    ticket.wait()
-    try:
-        vectors = vectors_of(plan, ticket)
-    except NumericError:
-        if not plan.null:
-            raise
-        vectors = recover(plan, packed, call)
-    return start, packed, finish(plan, packed, vectors)
-
-
-def embed_one(plan: Plan, text: str, call: Call) -> NDArray[Any]:
-    """The vector of one text, ``(width,)`` before the precision."""
-    packed = _threads.interruptible(pack, plan, [text], 0, True, chars=len(text))
-    rows = finish(plan, packed, run(plan, packed, call, INTERACTIVE))
-    if packed.faults:
-        faults = Faults(plan)
-        faults.add(0, packed, rows)
-        faults.tell(1)
+def embed_one(kind: Kind, plan: Any, single: Any, call: Call) -> NDArray[Any]:
+    """The vector of one input, ``(width,)`` before the precision."""
+    made = kind.pack(plan, [single], 0, True, call)
+    rows = finish(plan, made, kind.run(plan, made, call, INTERACTIVE))
+    tell(kind, plan, made, rows)
     return quantize(rows[0], plan.precision)
 
 
-def embed_many(plan: Plan, texts: list[Any], progress: Any, call: Call) -> NDArray[Any]:
-    """Vectors of texts, ``(n, width)`` before the precision."""
-    if plan.precision in ("int8", "uint8") and len(texts) == 1:
+def embed_many(kind: Kind, plan: Any, parts: list[tuple[int, list[Any]]], progress: Any, call: Call) -> NDArray[Any]:
+    """Vectors of inputs that were cut into slices, ``(n, width)`` before the precision."""
+    total = sum(len(inputs) for _, inputs in parts)
+    if plan.precision in ("int8", "uint8") and total == 1:
         quantize(empty(plan, 1), plan.precision)  # says why not, before anything is computed
-    parts = list(slices(texts))
-    faults, bar = Faults(plan), Bar(progress, len(texts), plan.entry.key)
+    faults, bar = Faults(plan, kind.unit), Bar(progress, total, plan.entry.key, kind.unit)
     try:
         if len(parts) == 1:
-            chars = sum(len(text) for text in texts if isinstance(text, str))
-            packed = _threads.interruptible(pack, plan, texts, 0, chars=chars)
-            out = finish(plan, packed, run(plan, packed, call, lane_of(len(texts))))
-            faults.add(0, packed, out)
-            bar.add(len(texts))
+            made = kind.pack(plan, parts[0][1], 0, False, call)
+            out = finish(plan, made, kind.run(plan, made, call, lane_of(total)))
+            faults.add(0, made, out)
+            bar.add(total)
         else:
-            out = empty(plan, len(texts))
-            for start, packed, rows in run_slices(plan, parts, call):
-                out[start:start + packed.count] = rows
-                faults.add(start, packed, rows)
-                bar.add(packed.count)
+            out = empty(plan, total)
+            for start, made, rows in run_slices(kind, plan, parts, call):
+                out[start:start + made.count] = rows
+                faults.add(start, made, rows)
+                bar.add(made.count)
     finally:
         bar.close()
-    faults.tell(len(texts))
+    faults.tell(total)
     return quantize(out, plan.precision)
+
+
+def tell(kind: Kind, plan: Any, pack: Any, rows: NDArray[Any]) -> None:
+    """Logs a warning if inputs of a call that is one pack have no vector."""
+    faults = Faults(plan, kind.unit)
+    faults.add(0, pack, rows)
+    faults.tell(pack.count)
 
 
 def check_streamable(options: Options, batch_size: Any) -> int | None:
@@ -710,7 +750,7 @@ class EmbedIterator(Iterator[Any]):
     def _generate(self, plan: Plan, items: Iterable[Any], batch_size: int | None,
                   call: Call) -> Iterator[NDArray[Any]]:
         out, faults = Rebatch(batch_size), Faults(plan)
-        parts = run_slices(plan, slices(items), call)
+        parts = run_slices(TEXTS, plan, slices(items), call)
         try:
             for start, packed, rows in parts:
                 faults.add(start, packed, rows)

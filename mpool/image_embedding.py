@@ -7,28 +7,14 @@ in flight: the next images are decoded while the last are computed. A vector doe
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _options, _threads
+from . import _threads
 from ._options import ImageEmbedding as Options
-from .embedding import (
-    BULK,
-    DEPTH,
-    INTERACTIVE,
-    PRECISIONS,
-    Bar,
-    Faults,
-    _choice,
-    empty,
-    finish,
-    lane_of,
-    quantize,
-)
+from .embedding import PRECISIONS, Kind, _choice, empty, recover
 from .errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
 from .images import prepare, read_image
 from .sampling import _short, integer
@@ -168,14 +154,14 @@ def _keywords(plan: ImagePlan) -> dict[str, Any]:
 def run(plan: ImagePlan, pack: ImagePack, call: Call, lane: int) -> NDArray[np.float32]:
     """Vectors of the good images, in one call that lets go of the GIL once."""
     if not len(pack.sizes):
-        return empty(plan)  # type: ignore[arg-type]
+        return empty(plan)
     try:
         return plan.registry.embed_images(plan.core_key, pack.pixels, pack.sizes, lane=lane, **_keywords(plan),
                                           **call.keywords(plan.entry.key))
     except NumericError:
         if not plan.null:
             raise
-        return recover(plan, pack, call)
+        return recover(IMAGES, plan, pack, call)
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise
@@ -194,100 +180,21 @@ def submit(plan: ImagePlan, pack: ImagePack, call: Call, lane: int, fail_fast: b
         raise
 
 
-def recover(plan: ImagePlan, pack: ImagePack, call: Call) -> NDArray[np.float32]:
-    """Vectors of a pack in which an image gives NaN or infinity: halved until it stands alone."""
+def halves(pack: ImagePack) -> tuple[ImagePack, ...]:
+    """The good images of a pack as two packs; none if there is one."""
     images = len(pack.sizes) // 2
-    if images == 1:
-        return np.full((1, plan.width), np.nan, dtype=np.float32)
     middle = images // 2
+    if not middle:
+        return ()
     sizes = pack.sizes.reshape(-1, 2).astype(np.int64)
     edge = int(sizes[:middle].prod(axis=1).sum()) * 3
-    halves = (ImagePack(pack.pixels[:edge], pack.sizes[:2 * middle], middle),
-              ImagePack(pack.pixels[edge:], pack.sizes[2 * middle:], images - middle))
-    return np.concatenate([run(plan, half, _options.patient(call), BULK) for half in halves])
+    return (ImagePack(pack.pixels[:edge], pack.sizes[:2 * middle], middle),
+            ImagePack(pack.pixels[edge:], pack.sizes[2 * middle:], images - middle))
 
 
-def landed(plan: ImagePlan, pack: ImagePack, ticket: _core.Ticket | None, call: Call) -> NDArray[np.float32]:
-    """Rows of a pack, NaN where there is no vector, once its ticket is done."""
-    if ticket is None:
-        return finish(plan, pack, empty(plan))  # type: ignore[arg-type]
-    try:
-        vectors = ticket.vectors()
-    except NumericError:
-        if not plan.null:
-            raise
-        vectors = recover(plan, pack, call)
-    except MemoryExhausted as error:
-        plan.entry.pool._name_idle(error, plan.core_key)
-        raise
-    return finish(plan, pack, vectors)  # type: ignore[arg-type]
+IMAGES = Kind("image", packed, run, submit, halves)
 
 
-def run_slices(plan: ImagePlan, images: list[Any],
-               call: Call) -> Iterator[tuple[int, ImagePack, NDArray[np.float32]]]:
-    """Rows of slice after slice: (number of the first image, pack, float32 ``(count, width)``).
-
-    Closing the iterator cancels what is in flight.
-    """
-    flying: deque[tuple[int, ImagePack, _core.Ticket | None]] = deque()
-    try:
-        for start in range(0, len(images), SLICE):
-            made = packed(plan, images[start:start + SLICE], start, False, call)
-            flying.append((start, made, submit(plan, made, call, BULK)))
-            call = _options.patient(call)
-            while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
-                yield _land(plan, call, *flying[0])
-                flying.popleft()
-        while flying:
-            yield _land(plan, call, *flying[0])
-            flying.popleft()
-    finally:
-        for _, _, ticket in flying:
-            if ticket is not None:
-                ticket.cancel()
-
-
-def _land(plan: ImagePlan, call: Call, start: int, pack: ImagePack,
-          ticket: _core.Ticket | None) -> tuple[int, ImagePack, NDArray[np.float32]]:
-    if ticket is not None:
-        ticket.wait()
-    return start, pack, landed(plan, pack, ticket, call)
-
-
-def embed_one(plan: ImagePlan, image: Any, call: Call) -> NDArray[Any]:
-    """The vector of one image, ``(width,)`` before the precision."""
-    made = packed(plan, [image], 0, True, call)
-    rows = finish(plan, made, run(plan, made, call, INTERACTIVE))  # type: ignore[arg-type]
-    tell(plan, made, rows)
-    return quantize(rows[0], plan.precision)
-
-
-def embed_many(plan: ImagePlan, images: list[Any], progress: Any, call: Call) -> NDArray[Any]:
-    """Vectors of images, ``(n, width)`` before the precision."""
-    if plan.precision in ("int8", "uint8") and len(images) == 1:
-        quantize(empty(plan, 1), plan.precision)  # type: ignore[arg-type]  # says why not, before anything is computed
-    faults, bar = Faults(plan, "image"), Bar(progress, len(images), plan.entry.key, "image")  # type: ignore[arg-type]
-    out = empty(plan, len(images))  # type: ignore[arg-type]
-    try:
-        if len(images) <= SLICE:
-            made = packed(plan, images, 0, False, call)
-            out = finish(plan, made, run(plan, made, call, lane_of(len(images))))  # type: ignore[arg-type]
-            faults.add(0, made, out)  # type: ignore[arg-type]
-            bar.add(len(images))
-        else:
-            for start, made, rows in run_slices(plan, images, call):
-                out[start:start + made.count] = rows
-                faults.add(start, made, rows)  # type: ignore[arg-type]
-                bar.add(made.count)
-    finally:
-        bar.close()
-    faults.tell(len(images))
-    return quantize(out, plan.precision)
-
-
-def tell(plan: ImagePlan, pack: ImagePack, rows: NDArray[Any]) -> None:
-    """Logs a warning if the images of a call that is one pack have no vector."""
-    if pack.faults or plan.null:
-        faults = Faults(plan, "image")  # type: ignore[arg-type]
-        faults.add(0, pack, rows)  # type: ignore[arg-type]
-        faults.tell(pack.count)
+def slices(images: list[Any]) -> list[tuple[int, list[Any]]]:
+    """(Number of the first image, images)."""
+    return [(start, images[start:start + SLICE]) for start in range(0, len(images), SLICE)]

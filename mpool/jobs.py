@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._options import Call
     from .drawing import PictureStream
-    from .embedding import Pack, Plan
+    from .embedding import Kind, Plan
     from .image_embedding import ImagePlan
     from .pictures import PictureStep
     from .pool import Pool
@@ -105,10 +105,15 @@ class Job:
 
 
 class _VectorJob(Job):
-    """What jobs whose result is vectors have in common; ``_call`` is None when no input is to be computed."""
+    """A job whose result is vectors of inputs of a kind; ``_call`` is None when none of them is to be computed."""
 
-    _plan: Any  # each kind says which
-    _call: _core.Ticket | None
+    def __init__(self, capability: str, kind: Kind, plan: Any, inputs: list[Any], single: bool, call: Call) -> None:
+        from . import embedding
+
+        super().__init__(capability, plan.entry.key)
+        self._kind, self._plan, self._options, self._single, self._told = kind, plan, call, single, False
+        self._pack = kind.pack(plan, inputs, 0, single, call)
+        self._call = kind.submit(plan, self._pack, call, embedding.lane_of(len(inputs)), True)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -125,69 +130,37 @@ class _VectorJob(Job):
             pass
         return False
 
+    def _finish(self) -> Any:
+        from . import embedding
+
+        rows = embedding.landed(self._kind, self._plan, self._pack, self._call, self._options)
+        if not self._told:
+            self._told = True
+            embedding.tell(self._kind, self._plan, self._pack, rows)
+        return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
+
 
 class EmbedJob(_VectorJob):
-    """A job whose result is vectors."""
-
-    _plan: Plan
+    """A job whose result is vectors of texts."""
 
     def __init__(self, plan: Plan, inputs: Any, most: int, call: Call) -> None:
         from . import embedding
 
-        super().__init__("text_embedding", plan.entry.key)
-        self._single = isinstance(inputs, str)
-        texts = [inputs] if self._single else embedding.texts_of(inputs, most)
-        chars = sum(len(text) for text in texts if isinstance(text, str))
-        self._plan, self._options, self._told = plan, call, False
-        self._pack: Pack = _threads.interruptible(embedding.pack, plan, texts, 0, self._single, chars=chars)
-        self._call = embedding.submit(plan, self._pack, call, embedding.lane_of(len(texts)), True)
-
-    def _finish(self) -> Any:
-        from . import embedding
-
-        if self._call is None:
-            vectors = embedding.empty(self._plan)
-        else:
-            try:
-                vectors = embedding.vectors_of(self._plan, self._call)
-            except NumericError:
-                if not self._plan.null:
-                    raise
-                vectors = embedding.recover(self._plan, self._pack, self._options)
-        rows = embedding.finish(self._plan, self._pack, vectors)
-        if not self._told:
-            self._told = True
-            faults = embedding.Faults(self._plan)
-            faults.add(0, self._pack, rows)
-            faults.tell(self._pack.count)
-        return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
+        single = isinstance(inputs, str)
+        texts = [inputs] if single else embedding.texts_of(inputs, most)
+        super().__init__("text_embedding", embedding.TEXTS, plan, texts, single, call)
 
 
 class ImageJob(_VectorJob):
     """A job whose result is vectors of images."""
 
-    _plan: ImagePlan
-
     def __init__(self, plan: ImagePlan, images: Any, most: int, call: Call) -> None:
-        from . import embedding, image_embedding
+        from . import image_embedding
         from .images import images_of
 
-        super().__init__("image_embedding", plan.entry.key)
         found = images_of(images, most)
-        self._single = found is None
-        many = [images] if found is None else found
-        self._plan, self._options, self._told = plan, call, False
-        self._pack = image_embedding.packed(plan, many, 0, self._single, call)
-        self._call = image_embedding.submit(plan, self._pack, call, embedding.lane_of(len(many)), True)
-
-    def _finish(self) -> Any:
-        from . import embedding, image_embedding
-
-        rows = image_embedding.landed(self._plan, self._pack, self._call, self._options)
-        if not self._told:
-            self._told = True
-            image_embedding.tell(self._plan, self._pack, rows)
-        return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
+        super().__init__("image_embedding", image_embedding.IMAGES, plan, [images] if found is None else found,
+                         found is None, call)
 
 
 class _StreamJob(Job):

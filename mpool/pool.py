@@ -94,8 +94,8 @@ class Pool:
         texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
         plan = self._plan(model, _options.embedding("embed", {"task": task, **passed}))
         if texts is None:
-            return embedding.embed_one(plan, inputs, call)  # type: ignore[arg-type]
-        return embedding.embed_many(plan, texts, progress, call)
+            return embedding.embed_one(embedding.TEXTS, plan, inputs, call)
+        return embedding.embed_many(embedding.TEXTS, plan, list(embedding.slices(texts)), progress, call)
 
     @_options.spelt_out
     def embed_iter(self, iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
@@ -122,7 +122,8 @@ class Pool:
         call = _options.begin(self.config, passed)
         texts, count = reranking.check(query, documents, top_k, self.config.max_embed_inputs)
         plan = reranking.plan_of(self._plan(model, reranking.options(passed)), query)
-        return reranking.ranking(plan, texts, embedding.embed_many(plan, texts, False, call), count)
+        parts = list(embedding.slices(texts))
+        return reranking.ranking(plan, texts, embedding.embed_many(embedding.TEXTS, plan, parts, False, call), count)
 
     def _most(self, max_inputs: int | None) -> int:
         if max_inputs is None:
@@ -162,8 +163,8 @@ class Pool:
         found = images_of(images, most)
         plan = self._image_plan(model, _options.image_embedding(passed))
         if found is None:
-            return image_embedding.embed_one(plan, images, call)
-        return image_embedding.embed_many(plan, found, progress, call)
+            return embedding.embed_one(image_embedding.IMAGES, plan, images, call)
+        return embedding.embed_many(image_embedding.IMAGES, plan, image_embedding.slices(found), progress, call)
 
     def _image_plan(self, model: Any, options: Any) -> Any:
         from dataclasses import replace
