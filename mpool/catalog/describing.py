@@ -175,9 +175,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
     name = key or found.key or found.ref
     try:
         if found.kind == "gguf":
-            from .gguf_model import describe_gguf
-
-            described = describe_gguf(found.path, key=name, ref=found.ref)
+            described = _describe_gguf(found, name)
         else:
             from .hf_folder import describe_folder
 
@@ -187,3 +185,16 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
         raise
     return replace(described, revision=found.revision, license=row.license if row else described.license,
                    est_memory_allocation_mb=row.est_memory_allocation_mb if row else None)
+
+
+def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
+    """A GGUF model; one whose folder was given, with a projector for images beside it, reads images."""
+    from . import vision_gguf
+    from .files import Folder
+    from .gguf_model import describe_gguf
+
+    if os.path.isdir(found.ref):
+        projector = vision_gguf.companion(Folder(found.ref))
+        if projector is not None:
+            return vision_gguf.describe_pair(found.path, Folder(found.ref).path_of(projector), key=name, ref=found.ref)
+    return describe_gguf(found.path, key=name, ref=found.ref)

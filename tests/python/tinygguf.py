@@ -29,8 +29,8 @@ def _adjacent_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight[order]
 
 
-def _write_vocabulary(writer: Any, arch: str, size: int, eos: int) -> None:
-    """Any valid vocabulary; parity tests give ids."""
+def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | None = None) -> None:
+    """Any valid vocabulary; parity tests give ids. image: the token that stands for images."""
     if arch == "bert":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         tokens = special + [f"\u2581w{i}" for i in range(len(special), size)]
@@ -41,8 +41,10 @@ def _write_vocabulary(writer: Any, arch: str, size: int, eos: int) -> None:
     else:
         tokens = [f"\u2581w{i}" for i in range(size)]
         tokens[0], tokens[eos] = "<unk>", "</s>"
+        if image is not None:
+            tokens[image] = "<image>"
         writer.add_tokenizer_model("llama")
-        writer.add_token_types([UNKNOWN if i == 0 else CONTROL if i == eos else NORMAL for i in range(size)])
+        writer.add_token_types([UNKNOWN if i == 0 else CONTROL if i in (eos, image) else NORMAL for i in range(size)])
         writer.add_token_scores([-float(i) for i in range(size)])
         writer.add_unk_token_id(0)
         writer.add_eos_token_id(eos)
@@ -163,7 +165,7 @@ def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
 
 
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
-          experts: Any = None, halves: bool = True) -> Path:
+          experts: Any = None, halves: bool = True, image: int | None = None) -> Path:
     """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
 
     Args:
@@ -171,6 +173,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         experts: type of the experts' matrices, by default F32.
         halves: whether the two halves of DeepSeek's kv_b are tensors of their own, as files have them since 2025.
         pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
+        image: the token that stands for images.
     """
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
@@ -182,7 +185,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     _write_sizes(writer, arch, config, halves)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
-    _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0)
+    _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0, image)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue

@@ -138,12 +138,16 @@ def save(model: Any, family: str, folder: Path) -> Path:
     return folder
 
 
-def processed(family: str, picture: np.ndarray, **more: Any) -> Any:
-    """What transformers' processor on Pillow makes of an image."""
+def processor(family: str, **more: Any) -> Any:
+    """Transformers' processor of a family, on Pillow."""
     config = {**PROCESSORS[family], **more}
     name = config.pop("image_processor_type")
-    cls = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
-    return cls(**config)(picture, return_tensors="pt", input_data_format="channels_last")
+    return (getattr(transformers, f"{name}Pil", None) or getattr(transformers, name))(**config)
+
+
+def processed(family: str, picture: np.ndarray, **more: Any) -> Any:
+    """What it makes of an image."""
+    return processor(family, **more)(picture, return_tensors="pt", input_data_format="channels_last")
 
 
 def tiles(family: str, picture: np.ndarray) -> list[np.ndarray]:

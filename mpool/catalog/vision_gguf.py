@@ -1,0 +1,180 @@
+"""A pair of GGUF files as a model that reads images: a decoder, and beside it in its folder what llama.cpp calls
+mmproj, the image network with its projector (``general.architecture`` is clip), both as its converters write them.
+
+The projector says the family: ``mlp``, LLaVA 1.5's; ``idefics3``, that of Idefics3 and SmolVLM. What becomes of an
+image before is not in such files: it is the family's custom, stated below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..errors import FormatError, InvalidArgument, Unsupported
+from . import gguf_model
+from .architectures import missing
+from .families.reading import MAX_LAYERS, MAX_WIDTH
+from .fields import Fields, describe
+from .files import Folder
+from .json_strict import shorten
+from .spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
+from .vision_folder import named
+
+_BICUBIC, _LANCZOS = 3, 1
+_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias))")
+#: Names in the file -> names here.
+_ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "mm.0.bias": "mm.0.bias",
+            "mm.2.weight": "mm.2.weight", "mm.2.bias": "mm.2.bias"}
+_NETWORK = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
+            "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
+
+
+def companion(folder: Folder) -> str | None:
+    """The one projector file in a folder; None: there is none.
+
+    Raises:
+        InvalidArgument: there are several.
+    """
+    found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
+    if len(found) > 1:
+        raise InvalidArgument(f"{folder.path}: holds {len(found)} projector files: {', '.join(found[:8])}",
+                              hint="Leave one of them in the folder")
+    return found[0] if found else None
+
+
+def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDescription:
+    """A model from a decoder's file and its projector's.
+
+    Raises:
+        FormatError: one of them is malformed, or they do not belong together.
+        Unsupported: the decoder gives no text, or the projector is of another family.
+    """
+    text = gguf_model.describe_gguf(path, key=key, ref=ref)
+    if text.capability != "text_to_text" or text.generation is None or text.tokenizer is None:
+        raise Unsupported(f"{path}: is a {text.capability} model; a projector beside it needs one that writes text",
+                          hint="Give the path of the file instead of the folder")
+    raw, tensors, files = gguf_model._read_gguf(projector)
+    table = Fields(raw, file=projector)
+    if table.str("general.architecture") != "clip":
+        table.fail("general.architecture", table.get("general.architecture"), "clip, an image network")
+    kind = table.str("clip.projector_type", "mlp")
+    if kind not in ("mlp", "idefics3"):
+        raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool reads mlp (LLaVA 1.5) and "
+                          "idefics3 (SmolVLM)", hint="Use the model's folder of transformers")
+    name = "llava" if kind == "mlp" else "idefics3"
+    kv, image, merge = _network(table, name)
+    taken = _tensors(tensors, kv, name, projector)
+    _check_width(taken, text, projector)
+    first = len(text.spec.files)
+    token = _image_token(text)
+    kv |= {"mpool.vision.decoder": text.spec.architecture, "mpool.vision.image_token_id": token,
+           "mpool.vision.merge": merge, "mpool.vision.norm": kind == "idefics3"}
+    settings = VisionSettings(scheme="one" if kind == "mlp" else "split", image=image, image_token_id=token,
+                              merge=merge, longest=table.int("clip.vision.preproc_image_size", 4 * image.image_size,
+                                                             low=1, high=4096), split=kind == "idefics3")
+    spec = ModelSpec(name, (*text.spec.files, *map(os.path.abspath, files)),
+                     {**named(text.spec.kv, text.spec.architecture, name), **kv},
+                     (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in taken)))
+    return replace(text, capability="vision", spec=spec, vision=settings)
+
+
+def _three(table: Fields, key: str) -> list[float]:
+    value = table.list(key, limit=3)
+    if len(value) != 3 or any(type(number) not in (int, float) for number in value):
+        table.fail(key, describe(value), "three numbers")
+    return [float(number) for number in value]
+
+
+def _network(table: Fields, name: str) -> tuple[dict[str, Value], ImageSettings, int]:
+    """Hyper-parameters, how an image is prepared, and how many patches a side are merged."""
+    llava = name == "llava"
+
+    def size(key: str, high: int = MAX_WIDTH) -> int:
+        return table.int(f"clip.vision.{key}", low=1, high=high)
+
+    side, patch, hidden = size("image_size", 4096), size("patch_size", 256), size("embedding_length")
+    merge = 1 if llava else table.int("clip.vision.projector.scale_factor", low=1, high=16)
+    if side % patch or side // patch % merge:
+        table.fail("clip.vision.image_size", side, f"a multiple of {merge} patches of {patch} pixels")
+    # what files call gelu is its approximation by tanh in networks of SigLIP's
+    act = "silu" if table.bool("clip.use_silu", False) else "quick_gelu" if not table.bool("clip.use_gelu", False) \
+        else "gelu" if llava else "gelu_tanh"
+    mean, std = _three(table, "clip.vision.image_mean"), _three(table, "clip.vision.image_std")
+    kv: dict[str, Value] = {
+        f"{name}.vision.block_count": size("block_count", MAX_LAYERS), f"{name}.vision.embedding_length": hidden,
+        f"{name}.vision.feed_forward_length": size("feed_forward_length"),
+        f"{name}.vision.attention.head_count": size("attention.head_count"),
+        f"{name}.vision.attention.layer_norm_epsilon": table.number("clip.vision.attention.layer_norm_epsilon",
+                                                                    above=0.0),
+        f"{name}.vision.patch_size": patch, f"{name}.vision.image_size": side,
+        "mpool.vision.tower": "clip" if llava else "siglip", "mpool.vision.activation": "gelu",
+        "mpool.image.activation": act, "mpool.image.mean": mean, "mpool.image.std": std,
+    }
+    # LLaVA 1.5 was trained on images made square with the mean colour
+    square = tuple(min(max(int(value * 255), 0), 255) for value in mean)
+    image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
+                          resample=_BICUBIC if llava else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
+                          pad_square=(square[0], square[1], square[2]) if llava else None)
+    return kv, image, merge
+
+
+def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: str, file: str) -> list[TensorEntry]:
+    """Those of the network and the projector under the core's names; old files of LLaVA have the two halves of the
+    feed-forward layer under each other's names."""
+    hidden, ffn = kv[f"{name}.vision.embedding_length"], kv[f"{name}.vision.feed_forward_length"]
+    layers = kv[f"{name}.vision.block_count"]
+    assert isinstance(layers, int)
+    by_name = {entry.name: entry for entry in tensors}
+    up = by_name.get("v.blk.0.ffn_up.weight")
+    swapped = up is not None and up.shape == (hidden, ffn) and hidden != ffn
+    swap = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if swapped else {}
+    found: dict[str, TensorEntry] = {}
+    for entry in tensors:
+        block = _BLOCK.fullmatch(entry.name)
+        if block is not None and int(block[1]) < layers:
+            part, _, end = block[2].partition(".")
+            here = f"v.blk.{block[1]}.{swap.get(part, part)}.{end}"
+        elif block is not None or entry.name in _NETWORK:
+            here = "" if block is not None else entry.name
+        elif entry.name in _ALIASES:
+            here = _ALIASES[entry.name]
+        else:
+            raise FormatError(file=file, field="tensors", got=f"{shorten(entry.name)}, which the model does not have",
+                              allowed="the tensors of the architecture")
+        if here == "v.patch_embd.weight" and len(entry.shape) == 4:
+            entry = replace(entry, shape=(entry.shape[0], entry.shape[1] * entry.shape[2] * entry.shape[3]))
+        if here and not (name == "llava" and here.startswith("v.post_ln")):  # which is behind the last layer
+            found[here] = replace(entry, name=here)
+    wanted = ["v.patch_embd.weight", "v.position_embd.weight", "mm.0.weight",
+              *(("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",))]
+    absent = [one for one in wanted if one not in found]
+    if absent:
+        raise missing(absent, file=file)
+    return list(found.values())
+
+
+def _check_width(tensors: list[TensorEntry], text: ModelDescription, file: str) -> None:
+    by_name = {entry.name: entry for entry in tensors}
+    last = by_name.get("mm.2.weight", by_name["mm.0.weight"])
+    width = text.spec.kv[f"{text.spec.architecture}.embedding_length"]
+    if last.shape[0] != width:
+        raise FormatError(file=file, offset=last.offset, field=f"shape of {last.name}", got=list(last.shape),
+                          allowed=f"{width} rows, the width of {text.spec.files[0]}",
+                          hint="The two files are of different models")
+
+
+def _image_token(text: ModelDescription) -> int:
+    """The placeholder: ``<image>``, or in vocabularies without it the unknown token, which no text becomes."""
+    assert text.tokenizer is not None and text.tokenizer.gguf is not None
+    keys: Mapping[str, Any] = text.tokenizer.gguf
+    tokens = keys["tokenizer.ggml.tokens"]
+    if "<image>" in tokens:
+        return int(tokens.index("<image>"))
+    unknown = keys.get("tokenizer.ggml.unknown_token_id")
+    if type(unknown) is not int or not 0 <= unknown < len(tokens):
+        raise Unsupported(f"{text.spec.files[0]}: the vocabulary has neither <image> nor an unknown token, so nothing "
+                          "can stand for an image in a prompt")
+    return unknown

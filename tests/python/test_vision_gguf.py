@@ -1,0 +1,156 @@
+"""Pairs of GGUF files that read images, as llama.cpp's converters write them, against the folders of transformers that
+they were made of, which are held against transformers; and pairs that do not belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+
+import tinygguf
+import visionmodels
+from corelib import SAMPLING
+from paritymodels import transformers
+from test_parity_vision import pictures, relative, request, run
+from tinygguf import gguf
+
+#: Of the files: where no <image> is in the vocabulary the unknown token stands for a row of an image.
+UNKNOWN = 0
+LLAVA = {"k_proj": "attn_k", "q_proj": "attn_q", "v_proj": "attn_v", "out_proj": "attn_out", "layer_norm1": "ln1",
+         "layer_norm2": "ln2", "fc1": "ffn_up", "fc2": "ffn_down"}
+OTHERS = {"embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedding.weight": "v.patch_embd.weight",
+          "embeddings.patch_embedding.bias": "v.patch_embd.bias", "post_layernorm.weight": "v.post_ln.weight",
+          "embeddings.position_embedding.weight": "v.position_embd.weight", "pre_layrnorm.weight": "v.pre_ln.weight",
+          "pre_layrnorm.bias": "v.pre_ln.bias", "post_layernorm.bias": "v.post_ln.bias"}
+
+
+def decoder(model: Any, path: Path, image: int | None = None) -> None:
+    text = transformers.LlamaForCausalLM(model.config.text_config)
+    inner = getattr(model.model, "language_model", None) or model.model.text_model
+    text.load_state_dict({**{f"model.{name}": value for name, value in inner.state_dict().items()},
+                          "lm_head.weight": model.lm_head.weight})
+    tinygguf.write(path, text, image=image)
+
+
+def projector(model: Any, path: Path, *, swapped: bool = False, width: int | None = None) -> None:
+    """swapped: halves of the feed-forward layer under each other's names, as old files have them."""
+    family, vision = model.mpool_family, model.config.vision_config
+    llava = family == "llava"
+    network = model.model.vision_tower if llava else model.model.vision_model
+    layers = vision.num_hidden_layers - llava  # the last is not used
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_string("clip.projector_type", "mlp" if llava else "idefics3")
+    writer.add_bool("clip.use_gelu", not llava)
+    for key, value in (("image_size", vision.image_size), ("patch_size", vision.patch_size), ("block_count", layers),
+                       ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
+                       ("attention.head_count", vision.num_attention_heads)):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", vision.layer_norm_eps)
+    steps = visionmodels.processor(family)
+    writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
+    writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
+    if not llava:
+        writer.add_uint32("clip.vision.projector.scale_factor", model.config.scale_factor)
+        writer.add_uint32("clip.vision.preproc_image_size", 96)
+    ends = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if swapped else {}
+    for name, value in network.state_dict().items():
+        parts = name.split(".")
+        if parts[0] == "encoder":
+            if int(parts[2]) >= layers:
+                continue
+            short = LLAVA[parts[-2]]
+            name = f"v.blk.{parts[2]}.{ends.get(short, short)}.{parts[-1]}"
+        elif name in OTHERS:
+            name = OTHERS[name]
+        else:
+            continue
+        writer.add_tensor(name, value.numpy())
+    if llava:
+        for number, linear in ((0, model.model.multi_modal_projector.linear_1),
+                               (2, model.model.multi_modal_projector.linear_2)):
+            writer.add_tensor(f"mm.{number}.weight", linear.weight.detach().numpy()[:width])
+            writer.add_tensor(f"mm.{number}.bias", linear.bias.detach().numpy()[:width])
+    else:
+        writer.add_tensor("mm.model.fc.weight", model.model.connector.modality_projection.proj.weight.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("smolvlm", False)])
+def test_gguf_pair_is_the_folder(tmp_path: Path, family: str, swapped: bool) -> None:
+    """Rows of the images, logits, and greedy tokens, from the same tiles."""
+    model = visionmodels.randomised(family)
+    folder = visionmodels.save(model, family, tmp_path / "folder")
+    pair = tmp_path / "pair"
+    pair.mkdir()
+    decoder(model, pair / "text-F32.gguf")
+    projector(model, pair / "mmproj-text-F32.gguf", swapped=swapped)
+    images = pictures([(63, 90), (40, 40)])
+    with mpool.Pool() as pool:
+        made = request(pool, folder, images)
+        wanted = run(pool, made, prompt_logits=True, max_tokens=8)
+        found = pool.get(str(pair))
+        assert found.capability == "vision"
+        assert found.description.vision.image_token_id == UNKNOWN
+        prompt = np.where(made.prompt == visionmodels.IMAGE, UNKNOWN, made.prompt).astype(np.int32)
+        ticket = pool.registry.submit_text(found._entry.core_key("float32"), prompt, vision=True,
+                                           images=made.images.arrays(),
+                                           **{**SAMPLING, "prompt_logits": True, "max_tokens": 8})
+        ticket.wait()
+        ticket.check()
+    assert relative(ticket.image_rows(), wanted.image_rows()) <= 1e-4
+    assert relative(ticket.prompt_logits(), wanted.prompt_logits()) <= 1e-4
+    assert ticket.tokens(0)[0].tolist() == wanted.tokens(0)[0].tolist()
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pair = tmp_path_factory.mktemp("pair")
+    model = visionmodels.randomised("llava")
+    decoder(model, pair / "text-F32.gguf", visionmodels.IMAGE)
+    projector(model, pair / "mmproj-F32.gguf")
+    return pair
+
+
+def test_a_question_to_a_pair(llava: Path) -> None:
+    """With the template of whoever registers it; prepared as LLaVA 1.5 was trained: made square, then resized."""
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    picture = visionmodels.image(3, 50, 90)
+    with mpool.Pool() as pool:
+        model = pool.register("pair", str(llava), chat_template=template)
+        done = model.vision([picture, picture], "w10 w11", temperature=0, max_tokens=4)
+        made = pool._vision_request(picture, "w10", "pair", {})
+        alone = pool.load(str(llava / "text-F32.gguf"))
+    assert done.usage.prompt_tokens > 50 and len(done.token_ids) <= 4
+    assert alone.capability == "text_to_text"
+    tile = made.images.pixels.reshape(40, 40, 3).astype(float)
+    config = {"size": {"shortest_edge": 40}, "crop_size": {"height": 40, "width": 40}, "do_pad": True}
+    other = transformers.LlavaImageProcessorPil(**config, do_rescale=False, do_normalize=False)(
+        picture, return_tensors="pt", input_data_format="channels_last")["pixel_values"][0].numpy()
+    assert np.abs(tile - other.transpose(1, 2, 0)).max() <= 1
+
+
+def test_pairs_that_do_not_belong_together(llava: Path, tmp_path: Path) -> None:
+    model = visionmodels.randomised("llava")
+    text, other = tmp_path / "text.gguf", tmp_path / "mmproj.gguf"
+    text.write_bytes((llava / "text-F32.gguf").read_bytes())
+    with mpool.Pool() as pool:
+        projector(model, other, width=48)
+        with pytest.raises(errors.FormatError, match="64 rows, the width of"):
+            pool.load(str(tmp_path))
+        other.write_bytes(text.read_bytes())
+        with pytest.raises(errors.FormatError, match="clip, an image network"):
+            pool.load(str(tmp_path))
+        other.write_bytes((llava / "mmproj-F32.gguf").read_bytes()[:4000])
+        with pytest.raises(errors.FormatError):
+            pool.load(str(tmp_path))
+        (tmp_path / "mmproj-2.gguf").write_bytes(b"")
+        with pytest.raises(errors.InvalidArgument, match="2 projector files"):
+            pool.load(str(tmp_path))
