@@ -17,7 +17,7 @@ from . import MODELS
 
 def main() -> int:
     """Runs the command."""
-    names = ["digits-clip", "digits-sd3"]
+    names = ["digits-clip", "digits-sd3", "digits-llava"]
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to train (default: {' '.join(names)})")
     parser.add_argument("--out", type=Path, default=MODELS, help="where to write to, and where digits-clip is, "

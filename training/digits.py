@@ -52,6 +52,11 @@ def captions(digit: int) -> list[str]:
     return [caption.format(word) for caption in CAPTIONS for word in (NAMES[digit], str(digit))]
 
 
+def called(digit: int) -> str:
+    """A digit in a sentence."""
+    return ("an " if digit == 8 else "a ") + NAMES[digit]
+
+
 def cells_of(images: NDArray[Any]) -> NDArray[np.float32]:
     """Images (n, 32, 32) or (n, 32, 32, 3), from 0 to 255, as what the classifier takes: ink in 8x8 cells, 0 to 16."""
     grey = np.asarray(images, dtype=np.float32)

@@ -1,5 +1,6 @@
-"""``mpool demo``: from nothing to a ranking of sentences, an answer, the nearest texts of images, and pictures, saying
-what was done and how fast. What works on texts is fetched; what works on images comes with mpool."""
+"""``mpool demo``: from nothing to a ranking of sentences, an answer, the nearest texts of images, answers about
+images, and pictures, saying what was done and how fast. What works on texts is fetched; what works on images comes with
+mpool."""
 
 from __future__ import annotations
 
@@ -50,6 +51,7 @@ def demo(arguments: argparse.Namespace) -> int:
         ("embedding", _embedding, arguments.embedding_model or catalogue.default("text_embedding").key),
         ("text", _text, arguments.text_model or catalogue.default("text_to_text").key),
         ("image_embedding", _image_embedding, "digits-clip"),
+        ("vision", _vision, "digits-llava"),
         ("text_to_image", _text_to_image, "digits-sd3"),
     ]
     missing = False
@@ -191,6 +193,25 @@ def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell:
     right = sum(row["text"] == text for row, text in zip(facts["nearest"], texts))
     facts["right"] = right
     tell(f"\n  {right} of {len(images)} are right, in {facts['seconds'] * 1e3:.0f} ms\n")
+    return facts
+
+
+def _vision(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+    facts = _fetch(name, arguments, tell)
+    model = _load(pool, name, arguments.compute, facts, tell)
+    images = digit_images()
+    asked = (([images[7]], "What digit is this?"), ([images[7]], "Is it even or odd?"),
+             ([images[4]], "Describe the image."), ([images[3], images[8]], "Which digits are these?"))
+    tell("\n  a small model that reads images of handwritten digits only:")
+    start, facts["answers"], tokens = time.monotonic(), [], 0
+    for shown, question in asked:
+        done = model.vision(shown, question, temperature=0, max_tokens=40)
+        tokens += done.usage.completion_tokens
+        names = ", ".join(map(os.path.basename, shown))
+        facts["answers"].append({"images": names, "question": question, "answer": done.text})
+        tell(f"  {names:12}  {question:24}  {done.text}")
+    facts["seconds"] = round(time.monotonic() - start, 4)
+    tell(f"\n  speed   {len(asked)} answers of {tokens} tokens in {facts['seconds'] * 1e3:.0f} ms\n")
     return facts
 
 

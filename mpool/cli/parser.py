@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     _models(add("models", "list the known models, and which are here", _lazy("models", "models")))
     _show(add("show", "show what a model is, or what this installation runs on", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP, by OpenAI's and Ollama's protocols", _lazy("serving", "serve")))
-    _demo(add("demo", "rank sentences, answer a question, look at images, draw some, and say how fast",
+    _demo(add("demo", "rank sentences, answer a question, look at images and draw some, and say how fast",
               _lazy("demo", "demo")))
     return parser
 

@@ -557,6 +557,7 @@ def test_demo_without_weights_or_network(tmp_path: Path) -> None:
     for key in ("all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"):
         assert f"{key} could not be shown" in done.stderr and f"mpool pull {key}" in done.stderr
     assert "10 of 10 are right" in done.stdout
+    assert re.search(r"^  7\.png +What digit is this\? +This is a seven\.$", done.stdout, re.MULTILINE)
     drawn = re.search(r"handwritten nine\n((?:.*\n){8})", done.stdout)
     assert drawn is not None and len(set(drawn[1])) > 5  # eight lines, of paper, ink, and shades between
 

@@ -136,6 +136,59 @@ def test_clip_is_that_of_transformers() -> None:
         assert np.abs(got - wanted.numpy()).max() <= 1e-4
 
 
+# ---- LLaVA ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("compute", ["auto", "float32"])
+def test_digits_are_named(compute: str) -> None:
+    """At least 95 % of the 500."""
+    question = "What digit is this?"
+    assert measure.answered("digits-llava", question, *measure.QUESTIONS[question], compute=compute) >= 0.95
+
+
+@pytest.mark.parametrize("question", list(measure.QUESTIONS)[1:])
+def test_questions_are_answered(question: str) -> None:
+    """Other questions, one of them about two images."""
+    assert measure.answered("digits-llava", question, *measure.QUESTIONS[question]) >= 0.94
+
+
+def test_conversations(pool: mpool.Pool) -> None:
+    """An image, a question, and another that refers to it; and what is said of an image when nothing is asked."""
+    for digit in (3, 6):
+        image = str(Path(bundled.ROOT) / "images" / f"{digit}.png")
+        messages = [{"role": "user", "content": [{"type": "image", "path": image},
+                                                 {"type": "text", "text": "What digit is this?"}]}]
+        first = pool.chat(messages, "digits-llava", temperature=0, max_tokens=40)
+        assert first.text == f"This is {digits.called(digit)}." and first.finish_reason == "stop"
+        messages += [first.message, {"role": "user", "content": "Is it even or odd?"}]
+        assert pool.chat(messages, "digits-llava", temperature=0, max_tokens=40).text == \
+            f"It is {'odd' if digit % 2 else 'even'}."
+        assert pool.describe_image(image, model="digits-llava", temperature=0) == \
+            f"A handwritten {digits.NAMES[digit]}, dark ink on white paper."
+
+
+def test_llava_is_that_of_transformers() -> None:
+    """The prompt, and the tokens of greedy answers, one image and two, from the files as they are shipped."""
+    import torch
+    import transformers
+    from PIL import Image
+
+    folder = resolve("digits-llava").path
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    _, held = digits.load()
+    for at, question in enumerate(measure.QUESTIONS):
+        images = [Image.fromarray(held.images[at + i]).convert("RGB") for i in range(measure.QUESTIONS[question][1])]
+        content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
+        messages = [{"role": "user", "content": content}]
+        inputs = processor(images=images, text=processor.apply_chat_template(messages, add_generation_prompt=True),
+                           return_tensors="pt")
+        with torch.no_grad():
+            ids = model.generate(**inputs, max_new_tokens=40, do_sample=False)[0, inputs["input_ids"].shape[1]:]
+        done = mpool.vision(images, question, "digits-llava", temperature=0, max_tokens=40, compute="float32")
+        assert done.text == processor.decode(ids, skip_special_tokens=True)
+        assert done.usage.prompt_tokens == inputs["input_ids"].shape[1]
+
+
 # ---- Stable Diffusion 3 ---------------------------------------------------------------------------------------------
 
 def test_pictures_are_recognised() -> None:
