@@ -3,9 +3,21 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "kernels/attention_scratch.h"
 
-size_t mp_attn_full_scratch(int T, int D) { return mp_attn_full_plan(T, D).bytes; }
+enum { BF16_LEAST = 48 }; /* keys from which on attn_full_bf16 is faster */
+
+size_t mp_attn_full_scratch(int T, int D) {
+    const size_t floats = mp_attn_full_plan(T, D).bytes, bf16 = mp_attn_bf16_plan(T, D).bytes;
+    return floats > bf16 ? floats : bf16;
+}
+
+mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D) {
+    const bool wanted = compute == MP_COMPUTE_BF16 && T >= BF16_LEAST && D <= MP_ATTN_BF16_DEPTH;
+    const mp_kernels *k = mp_kernels_get();
+    return wanted && mp_cpu_features() & MP_CPU_AMX ? k->attn_full_bf16 : k->attn_full;
+}
 
 size_t mp_attn_kv_scratch(int v_dim) {
     const size_t floats = mp_attn_kv_plan(v_dim).bytes, integers = mp_attn_i16_plan(v_dim).bytes;

@@ -1,6 +1,7 @@
 /* attention_scratch.h: what lies where in the scratch of attn_full, attn_kv and attn_kv_i16 (internal to kernels/).
  *
  * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
+ * attn_full_bf16 | panels of K | panels of V | scores [rows][T up to 32] | p bf16 [rows][p_ld] | q bf16 [rows][D up to 32]
  * attn_kv   | a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
  * attn_kv_i16 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
  *
@@ -11,6 +12,7 @@
 #include <stddef.h>
 
 #include "kernels/kernels.h"
+#include "kernels/pack_dense.h"
 
 enum {
     MP_ATTN_PANEL = 32,         /* keys in a panel of K */
@@ -37,6 +39,28 @@ static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
     p.scores = p.v + sizeof(float) * (size_t)p.keys * (size_t)p.v_ld;
     p.bytes = p.scores + sizeof(float) * (size_t)p.keys * (size_t)p.rows;
     return p;
+}
+
+enum { MP_ATTN_BF16_ROWS = 32 }; /* rows whose scores are kept: a block of x86/amx_dense.c */
+
+typedef struct mp_attn_bf16_layout {
+    int keys, depth, p_ld;                            /* T and D rounded up to 32; p_ld: keys, and no multiple of 1,024 */
+    size_t k_panel, v_panel, v, scores, p, q, bytes; /* of a panel, then offsets, in bytes; K is at 0 */
+} mp_attn_bf16_layout;
+
+static inline mp_attn_bf16_layout mp_attn_bf16_plan(int T, int D) {
+    mp_attn_bf16_layout s;
+    s.keys = mp_round_up(T, 32);
+    s.depth = mp_round_up(D, 32);
+    s.p_ld = s.keys + (s.keys % 1024 == 0 ? 32 : 0);
+    s.k_panel = mp_pack_dense_panel_bytes(MP_W_BF16, D);
+    s.v_panel = mp_pack_dense_panel_bytes(MP_W_BF16, T);
+    s.v = s.k_panel * (size_t)(s.keys / MP_PANEL_N);
+    s.scores = s.v + s.v_panel * (size_t)(s.depth / MP_PANEL_N);
+    s.p = s.scores + sizeof(float) * MP_ATTN_BF16_ROWS * (size_t)s.keys;
+    s.q = s.p + sizeof(uint16_t) * MP_ATTN_BF16_ROWS * (size_t)s.p_ld;
+    s.bytes = s.q + sizeof(uint16_t) * MP_ATTN_BF16_ROWS * (size_t)s.depth + MP_WMAT_SLACK;
+    return s;
 }
 
 typedef struct mp_attn_kv_layout {

@@ -39,8 +39,10 @@ void mp_kernels_init(void) {
         mp_avx512_attention(&t, features);
     }
 #if defined(MP_TARGET_AMX_BEGIN)
-    if (features & MP_CPU_AMX)
+    if (features & MP_CPU_AMX) {
         mp_amx_dense(&t);
+        mp_amx_attention(&t);
+    }
 #endif
 #elif defined(__aarch64__)
     const uint32_t features = mp_cpu_features();

@@ -183,6 +183,15 @@ typedef struct mp_attn_full {
 } mp_attn_full;
 size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; holds nothing between calls */
 
+/* attn_full_bf16, for the class of bfloat16: q * scale, k, v and p = exp(score - max) are rounded to bf16, products are
+ * as those of gemm_bf16, in whose bits variants differ; out = (p * v) * (1 / sum of the p that are not rounded). Its rows
+ * too depend on nothing but themselves and the keys they see. D up to MP_ATTN_BF16_DEPTH.
+ *
+ * The one of the two slots to use for a class and a shape: bf16 where tiles make it worth its copies. */
+typedef void (*mp_attn_full_function)(const mp_attn_full *a, int row0, int row1, void *scratch);
+mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D);
+enum { MP_ATTN_BF16_DEPTH = 512 };
+
 /* Attention over a paged cache. Blocks hold MP_KV_BLOCK tokens of one layer and one KV head, fresh ones zeroed, in one
  * of two forms. K and V are always stored first and read back.
  *   F32  K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)       V block: [MP_KV_BLOCK][v_dim]

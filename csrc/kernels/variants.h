@@ -43,6 +43,7 @@ void mp_avx512_rows(mp_kernel_table *table, uint32_t features);
 void mp_avx512_attention(mp_kernel_table *table, uint32_t features);
 #if defined(MP_TARGET_AMX_BEGIN)
 void mp_amx_dense(mp_kernel_table *table);
+void mp_amx_attention(mp_kernel_table *table);
 #endif
 void mp_avx512vnni_attention(mp_kernel_table *table); /* called by the one above */
 #elif defined(__aarch64__)

@@ -169,7 +169,7 @@ static void attend(const pass *p, const mp_encoder_layer *layer) {
         };
         if (model->position_bias) /* from position 0 less position 0 */
             attention.bias = model->position_bias + head * (2 * (int64_t)model->context - 1) + model->context - 1;
-        p->call->attn_full(&attention, 0, text->n, p->lane_scratch);
+        mp_attn_full_for(model->compute, text->n, model->head_dim)(&attention, 0, text->n, p->lane_scratch);
     }
 }
 

@@ -29,6 +29,7 @@ typedef struct mp_encoder {
     uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
     uint32_t flags; /* MP_ARCH_* */
+    mp_compute compute;
     int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
     int32_t q_width, kv_width, qkv_width; /* of all heads' queries; keys; both and values */
     int32_t up_width;                     /* ffn, or twice that with a gate */

@@ -300,6 +300,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
     MP_TRY_GOTO(read_ropes(model, args->spec, error));
     mp_compute compute = class_of(args->compute, args->spec);
+    model->compute = compute;
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(read_embeddings(model, &builder, error));

@@ -179,7 +179,7 @@ static void attend_rows(const mp_vit *model, const mp_vit_image *image, int head
         .D = model->head_dim,
         .scale = 1 / sqrtf((float)model->head_dim),
     };
-    mp_kernels_get()->attn_full(&attention, 0, end - first, scratch);
+    mp_attn_full_for(model->compute, end - first, model->head_dim)(&attention, 0, end - first, scratch);
 }
 
 /* One unit of work is an image, or a window of it, and a head. */

@@ -35,6 +35,7 @@ typedef struct mp_vit {
     mp_budget *budget;
     uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
+    mp_compute compute;
     int32_t hidden, heads, head_dim, ffn, layer_count;
     int32_t patch, grid;        /* side of a patch in pixels; patches a side that the positions were trained for */
     int32_t classes, registers; /* rows before the patches: class tokens (0 or 1), registers */

@@ -236,6 +236,7 @@ mp_compute mp_vit_class(mp_compute asked) {
 
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error) {
+    model->compute = builder->compute;
     MP_TRY(read_hyper(model, spec, flags, error));
     MP_TRY(read_embeddings(model, builder, flags, norm, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);

@@ -137,6 +137,56 @@ MP_TEST_SECONDS(kernels_attention_full_long, 60) {
         }
 }
 
+/* In bfloat16 variants add up in orders of their own: near the reference, as far as a weight that is rounded the other
+ * way can make a difference, and the reference near attention without rounding. */
+MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
+    static const int heads[] = {8, 24, 32, 40, 64, 80, 128, 256, 512};
+    mp_test_random random = {21};
+    kt_set ref = kt_ref(), v = {0};
+    bool more = true;
+    while (more) {
+        more = kt_next(&v, MP_SLOT_attn_full_bf16);
+        for (int round = 0; round < 120; round++) {
+            full_case c = full_make(&random, pick(&random, 1, 200), heads[round % 9], 1.0f);
+            full_options(&c, round % 8, &random);
+            mp_attn_full a = c.a;
+            a.out = c.want;
+            (more ? ref.call.attn_full_bf16 : ref.call.attn_full)(&a, 0, a.T, c.scratch);
+            a.out = c.got;
+            (more ? v.call.attn_full_bf16 : ref.call.attn_full_bf16)(&a, 0, a.T, c.scratch);
+            float most = 0;
+            for (int t = 0; t < a.T; t++)
+                for (int d = 0; d < a.D; d++)
+                    most = fmaxf(most, fabsf(a.v[t * a.ld + d]));
+            for (int64_t i = 0; i < c.out_floats; i++)
+                if (!(fabsf(c.got[i] - c.want[i]) <= 0.02f * most))
+                    MP_FAIL("%s: T=%d D=%d option %d: %g, not %g", more ? v.mask : "ref", a.T, a.D, round % 8,
+                            (double)c.got[i], (double)c.want[i]);
+            full_free(&c);
+        }
+    }
+}
+
+MP_TEST(kernels_attention_bf16_any_split) {
+    mp_test_random random = {22};
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_full_bf16);)
+        for (int round = 0; round < 80; round++) {
+            full_case c = full_make(&random, pick(&random, 1, 150), 8 * pick(&random, 1, 8), 3.0f);
+            full_options(&c, round % 8, &random);
+            mp_attn_full a = c.a;
+            a.out = c.want;
+            v.call.attn_full_bf16(&a, 0, a.T, c.scratch);
+            a.out = c.got;
+            for (int r = 0, next; r < a.T; r = next) {
+                next = r + pick(&random, 0, 40);
+                next = next < a.T ? next : a.T;
+                v.call.attn_full_bf16(&a, r, next, c.scratch);
+            }
+            kt_same(&v, c.want, c.got, c.out_floats, "attn_full_bf16 in parts, T=%d D=%d", a.T, a.D);
+            full_free(&c);
+        }
+}
+
 /* Any split of the rows, each part with whatever another left in the scratch. */
 MP_TEST(kernels_attention_full_any_split) {
     mp_test_random random = {13};

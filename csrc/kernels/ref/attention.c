@@ -3,6 +3,7 @@
 
 #include "kernels/attention_scratch.h"
 #include "kernels/ref/math.h"
+#include "kernels/pack_dense.h"
 #include "kernels/variants.h"
 
 enum { LANES = 16 };
@@ -32,18 +33,25 @@ static float softmax_visible(float *s, int n, int from, int to, float *max) {
     return tree_sum(sum);
 }
 
+/* The keys that a row sees: [from, to). */
+static void full_visible(const mp_attn_full *a, int row, int *from, int *to) {
+    *from = 0;
+    *to = a->causal ? row + 1 : a->T;
+    if (a->window > 0) {
+        int before = a->causal ? a->window - 1 : a->window / 2;
+        *from = row - before > 0 ? row - before : 0;
+        if (!a->causal && row + before + 1 < *to)
+            *to = row + before + 1;
+    }
+}
+
 static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scratch) {
     assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);
     float *s = scratch;
     for (int r = row0; r < row1; r++) {
         const float *q = a->q + r * a->ld;
-        int from = 0, to = a->causal ? r + 1 : a->T;
-        if (a->window > 0) {
-            int before = a->causal ? a->window - 1 : a->window / 2;
-            from = r - before > 0 ? r - before : 0;
-            if (!a->causal && r + before + 1 < to)
-                to = r + before + 1;
-        }
+        int from, to;
+        full_visible(a, r, &from, &to);
         for (int t = from; t < to; t++) {
             const float *k = a->k + t * a->ld;
             float f = 0.0f;
@@ -58,6 +66,32 @@ static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scrat
             float f = 0.0f;
             for (int t = from; t < to; t++)
                 f = fmaf(s[t], a->v[t * a->ld + d], f);
+            a->out[r * a->ld_out + d] = (f + 0.0f) * inverse;
+        }
+    }
+}
+
+static float to_bf16(float x) { return mp_bf16_to_f32(mp_bf16_from_f32(x)); }
+
+static void ref_attn_full_bf16(const mp_attn_full *a, int row0, int row1, void *scratch) {
+    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);
+    float *s = scratch;
+    for (int r = row0; r < row1; r++) {
+        const float *q = a->q + r * a->ld;
+        int from, to;
+        full_visible(a, r, &from, &to);
+        for (int t = from; t < to; t++) {
+            const float *k = a->k + t * a->ld;
+            float f = 0.0f;
+            for (int d = 0; d < a->D; d++)
+                f = fmaf(to_bf16(q[d] * a->scale), to_bf16(k[d]), f);
+            s[t] = a->bias ? f + a->bias[r * a->ld_bias + t] : f;
+        }
+        float max, inverse = 1.0f / softmax_visible(s, a->T, from, to, &max);
+        for (int d = 0; d < a->D; d++) {
+            float f = 0.0f;
+            for (int t = from; t < to; t++)
+                f = fmaf(to_bf16(s[t]), to_bf16(a->v[t * a->ld + d]), f);
             a->out[r * a->ld_out + d] = (f + 0.0f) * inverse;
         }
     }
@@ -251,6 +285,7 @@ static void ref_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int block
 
 void mp_ref_attention(mp_kernel_table *table) {
     MP_SET(table, attn_full, ref_attn_full, "ref");
+    MP_SET(table, attn_full_bf16, ref_attn_full_bf16, "ref");
     MP_SET(table, kv_store, ref_kv_store, "ref");
     MP_SET(table, attn_block, ref_attn_block, "ref");
     MP_SET(table, attn_merge, ref_attn_merge, "ref");

@@ -213,6 +213,7 @@ typedef struct mp_diff_attention { /* heads side by side; q, k, v [T, ld], out [
     float *out;
     int64_t ld, ld_out;
     int T, heads, head_dim;
+    mp_compute compute; /* AUTO is float32 here */
     float scale;
     bool causal;
     /* T5: bias of each head by distance; see mp_t5_bias */

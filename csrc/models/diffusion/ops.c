@@ -75,7 +75,8 @@ int mp_t5_bucket(int distance, int buckets, int reach) {
     return bucket + (log_bucket < half - 1 ? log_bucket : half - 1);
 }
 
-enum { ATTEND_ROWS = 128 }; /* rows between two looks at the lease: enough to copy keys and values for */
+/* Rows between two looks at the lease: enough to copy keys and values for. */
+enum { ATTEND_ROWS = 128, ATTEND_ROWS_BF16 = 512 };
 
 size_t mp_diff_attention_scratch(int T, int head_dim, bool relative) {
     return mp_arena_cost(mp_attn_full_scratch(T, head_dim)) +
@@ -89,13 +90,15 @@ static void relative_bias(const mp_diff_attention *a, int head, float *bias) {
 }
 
 bool mp_diff_attend(mp_diff_lane *l, const mp_diff_attention *a) {
-    const int parts = (a->T + ATTEND_ROWS - 1) / ATTEND_ROWS;
+    const mp_attn_full_function full = mp_attn_full_for(a->compute, a->T, a->head_dim);
+    const int each = full == mp_kernels_get()->attn_full ? ATTEND_ROWS : ATTEND_ROWS_BF16;
+    const int parts = (a->T + each - 1) / each;
     float *bias = a->relative ? (float *)(l->own + mp_arena_cost(mp_attn_full_scratch(a->T, a->head_dim))) : NULL;
     int64_t from, to;
     int known = -1; /* head whose bias is there */
     mp_lane_split(l->lane, (int64_t)a->heads * parts, 1, &from, &to);
     for (int64_t unit = from; unit < to && !mp_diff_poll(l); unit++) {
-        const int head = (int)(unit / parts), row0 = (int)(unit % parts) * ATTEND_ROWS;
+        const int head = (int)(unit / parts), row0 = (int)(unit % parts) * each;
         const int64_t column = (int64_t)head * a->head_dim;
         if (bias && known != head)
             relative_bias(a, known = head, bias);
@@ -113,7 +116,7 @@ bool mp_diff_attend(mp_diff_lane *l, const mp_diff_attention *a) {
             .bias = bias ? bias + a->T - 1 : NULL,
             .ld_bias = -1,
         };
-        mp_kernels_get()->attn_full(&attention, row0, row0 + ATTEND_ROWS < a->T ? row0 + ATTEND_ROWS : a->T, l->own);
+        full(&attention, row0, row0 + each < a->T ? row0 + each : a->T, l->own);
     }
     return mp_diff_meet(l);
 }
