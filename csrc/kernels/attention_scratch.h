@@ -1,7 +1,7 @@
 /* attention_scratch.h: what lies where in the scratch of attn_full, attn_kv and attn_kv_i16 (internal to kernels/).
  *
  * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
- * attn_full_bf16 | panels of K | panels of V | scores [rows][T up to 32] | p bf16 [rows][p_ld] | q bf16 [rows][D up to 32]
+ * attn_full_bf16 | panels of K | panels of V | scores [rows][T up to 32] | p [rows][p_ld] | q [rows][D up to 32]
  * attn_kv   | a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
  * attn_kv_i16 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
  *
@@ -44,7 +44,7 @@ static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
 enum { MP_ATTN_BF16_ROWS = 32 }; /* rows whose scores are kept: a block of x86/amx_dense.c */
 
 typedef struct mp_attn_bf16_layout {
-    int keys, depth, p_ld;                            /* T and D rounded up to 32; p_ld: keys, and no multiple of 1,024 */
+    int keys, depth, p_ld;                           /* T, D up to 32; keys, made no multiple of 1,024 */
     size_t k_panel, v_panel, v, scores, p, q, bytes; /* of a panel, then offsets, in bytes; K is at 0 */
 } mp_attn_bf16_layout;
 

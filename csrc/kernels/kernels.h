@@ -184,8 +184,8 @@ typedef struct mp_attn_full {
 size_t mp_attn_full_scratch(int T, int D); /* bytes, of 64-byte aligned memory; holds nothing between calls */
 
 /* attn_full_bf16, for the class of bfloat16: q * scale, k, v and p = exp(score - max) are rounded to bf16, products are
- * as those of gemm_bf16, in whose bits variants differ; out = (p * v) * (1 / sum of the p that are not rounded). Its rows
- * too depend on nothing but themselves and the keys they see. D up to MP_ATTN_BF16_DEPTH.
+ * as those of gemm_bf16, in whose bits variants differ; out = (p * v) * (1 / sum of the p that are not rounded). Its
+ * rows too depend on nothing but themselves and the keys they see. D up to MP_ATTN_BF16_DEPTH.
  *
  * The one of the two slots to use for a class and a shape: bf16 where tiles make it worth its copies. */
 typedef void (*mp_attn_full_function)(const mp_attn_full *a, int row0, int row1, void *scratch);

@@ -1,8 +1,8 @@
 /* x86/amx_attention.c: attention in bfloat16 out of the products of amx_dense.c.
  *
- * Keys are a matrix of weights whose outputs are keys, values one whose inputs are keys; both are packed into scratch as
- * pack_dense.h draws it. Rows go by in blocks of 32 that begin at multiples of 32, so that which keys are multiplied, by
- * zeros too, is a row's own. */
+ * Keys are a matrix of weights whose outputs are keys, values one whose inputs are keys; both are packed into scratch
+ * as pack_dense.h draws it. Rows go by in blocks of 32 that begin at multiples of 32, so that which keys are
+ * multiplied, by zeros too, is a row's own. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -26,8 +26,8 @@ static void visible(const mp_attn_full *a, int row, int last, int *from, int *to
 
 MP_TARGET_AVX512_BEGIN
 /* Keys [key0, key1), of whole panels but for the last one, to panels of their words. */
-static void pack_keys(const mp_kernels *call, const mp_attn_full *a, const mp_attn_bf16_layout *plan, int key0, int key1,
-                      uint8_t *panels) {
+static void pack_keys(const mp_kernels *call, const mp_attn_full *a, const mp_attn_bf16_layout *plan, int key0,
+                      int key1, uint8_t *panels) {
     _Alignas(64) uint16_t row[MP_ATTN_BF16_DEPTH];
     const __m512i steps = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                              _mm512_set1_epi32(STEP));
