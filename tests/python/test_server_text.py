@@ -226,9 +226,10 @@ def test_errors_before_the_head_have_a_status(server: Any) -> None:
 LONG: dict[str, Any] = {"model": "llama", "messages": CHAT, "max_tokens": 15_000, "ignore_eos": True, "temperature": 0}
 
 
-@pytest.mark.parametrize("chaos", ["seed=3,fail=0.02", "seed=3,die=0.01", "seed=3,memory=0.05", "seed=1,fail=1.0"])
+@pytest.mark.parametrize("chaos", ["seed=3,fail=0.02", "seed=3,die=0.01", "seed=3,memory=0.05", "seed=1,fail=1.0",
+                                   "seed=5,stall=0.005"])
 def test_every_stream_has_one_end_whatever_the_engine_does(llama: Path, chaos: str) -> None:
-    config = mpool.PoolConfig(chaos=chaos, shutdown_grace=1.0, breaker_threshold=0)
+    config = mpool.PoolConfig(chaos=chaos, shutdown_grace=1.0, breaker_threshold=0, stall_timeout=0.5)
     with serving([f"llama={llama}"], config) as made:
         ends: list[str] = []
 
