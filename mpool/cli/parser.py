@@ -140,7 +140,8 @@ def _serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600), which is "
                                                               "made if it is not there")
     command.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]",
-                         help="a further value of the Host header, as a proxy in front has it; may be repeated")
+                         help="a further value of the Host header: the name or address by which other machines "
+                              "reach the server, or a proxy in front; may be repeated")
     command.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN",
                          help="an origin whose pages may call, as https://page.example; may be repeated")
     limits = command.add_argument_group("limits")

@@ -33,7 +33,8 @@ class Settings:
         token: what clients have to send as ``Authorization: Bearer TOKEN``, on every route but ``/health``; None:
             nothing, on loopback.
         allowed_hosts: further values of the header ``Host`` that are answered, beside the address itself and, on
-            loopback, ``localhost``: what a proxy in front is called, with its port unless that is 80 or 443.
+            loopback or all addresses, ``localhost``: the name by which other machines reach the server, or what a proxy
+            in front is called; with the port unless that is 80 or 443.
         allowed_origins: origins (``https://page.example``) whose pages may call the server from a browser; none is the
             default, and then no CORS header is ever sent.
         max_body: bytes of a request's body.

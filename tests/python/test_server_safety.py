@@ -80,6 +80,15 @@ def test_79_a_proxys_name_can_be_allowed(bert: Path) -> None:
         assert raw.request("/health", host="other.example").answer()[0] == 421
 
 
+def test_79_all_addresses_are_answered_by_name() -> None:
+    from mpool.server.settings import Settings
+
+    found = Settings(host="0.0.0.0", token=TOKEN, allowed_hosts=("Models.example:80",)).hosts(80)
+    assert {"localhost", "127.0.0.1:80", "models.example:80"} <= found and "192.0.2.1:80" not in found
+    assert Settings(host="192.0.2.1", token=TOKEN).hosts(81) == {"192.0.2.1:81"}
+    assert "[::1]:81" in Settings(host="::1").hosts(81)
+
+
 def test_pages_of_other_origins_are_refused(server: Any) -> None:
     own = f"http://127.0.0.1:{server.port}"
     for origin, status in ((own, 200), (f"http://localhost:{server.port}", 200), ("https://evil.example", 403),
