@@ -2,7 +2,7 @@
  * was predicted. */
 #include <stdatomic.h>
 
-#include "model_fixture.h"
+#include "grouping_fixture.h"
 #include "models/vit.h"
 
 enum { HIDDEN = 48, FFN = 88, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
@@ -114,53 +114,34 @@ static mp_image_call *make_call(const pictures *all, int first, int count) {
 }
 
 /* Images [first, first + count) as one call, run to its end. */
-static mp_outcome run(tiny_model *tiny, const pictures *all, int first, int count, uint64_t budget_ns, float *out) {
-    mp_error error;
+static mp_outcome run(tiny_model *tiny, const void *all, int first, int count, uint64_t budget_ns, float *out) {
     mp_image_call *call = make_call(all, first, count);
-    mp_item item = {.call = &call->base}, *items[1] = {&item};
-    uint64_t cost;
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+    const mp_outcome outcome = run_call(tiny, &call->base, budget_ns);
     MP_CHECK_INT(call->width, WIDTH);
-    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    do {
-        tiny->engine->ops->plan(tiny->engine, items, 1, budget_ns, &plan);
-        MP_CHECK_INT(plan.count, 1);
-        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
-    } while (outcomes[0] == MP_OUTCOME_MORE);
-    tiny->engine->ops->retire(tiny->engine, &item);
-    if (outcomes[0] == MP_OUTCOME_DONE) {
+    if (outcome == MP_OUTCOME_DONE) {
         memcpy(out, call->vectors, (size_t)count * WIDTH * sizeof(float));
         MP_CHECK_INT(call->done, count);
-    } else {
-        MP_CHECK_INT(item.error.code, MP_NUMERIC);
     }
     mp_call_destroy(&call->base);
-    return outcomes[0];
+    return outcome;
+}
+
+typedef struct family {
+    const char *arch;
+    bool gated;
+} family;
+
+static mp_spec *make_family(const void *arg) {
+    const family *of = arg;
+    return make_spec(of->arch, of->gated);
 }
 
 static void check_grouping(const char *arch, bool gated, mp_compute compute) {
     static pictures all;
-    static float alone[IMAGES * WIDTH], together[IMAGES * WIDTH];
+    static float alone[IMAGES * WIDTH];
+    const family of = {arch, gated};
     make_pictures(&all, strcmp(arch, "siglip") != 0);
-    for (int lanes = 1; lanes <= 4; lanes++) {
-        tiny_model tiny;
-        tiny_load(&tiny, make_spec(arch, gated), compute, lanes);
-        for (int i = 0; i < IMAGES; i++)
-            MP_CHECK_INT(run(&tiny, &all, i, 1, UINT64_MAX, together + i * WIDTH), MP_OUTCOME_DONE);
-        if (lanes == 1)
-            memcpy(alone, together, sizeof alone);
-        MP_CHECK(memcmp(alone, together, sizeof alone) == 0);
-        for (uint64_t budget_ns = 1; budget_ns < 1000000000; budget_ns *= 1000) {
-            memset(together, 0, sizeof together);
-            MP_CHECK_INT(run(&tiny, &all, 0, IMAGES, budget_ns, together), MP_OUTCOME_DONE);
-            MP_CHECK(memcmp(alone, together, sizeof alone) == 0);
-        }
-        tiny_unload(&tiny);
-    }
-    for (int i = 0; i < IMAGES * WIDTH; i++)
-        MP_CHECK(isfinite(alone[i]));
+    check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, NULL}, alone);
     MP_CHECK(memcmp(alone, alone + WIDTH, WIDTH * sizeof(float)) != 0);
 }
 

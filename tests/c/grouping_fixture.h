@@ -1,0 +1,65 @@
+/* grouping_fixture.h: calls of vectors run to their end, and the numeric contract as a check of any of them. */
+#ifndef GROUPING_FIXTURE_H
+#define GROUPING_FIXTURE_H
+
+#include "model_fixture.h"
+
+/* A call run to its end: DONE, or FAILED by NaN. */
+static inline mp_outcome run_call(tiny_model *tiny, mp_call *call, uint64_t budget_ns) {
+    mp_error error;
+    mp_item item = {.call = call}, *items[1] = {&item};
+    uint64_t cost;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    do {
+        tiny->engine->ops->plan(tiny->engine, items, 1, budget_ns, &plan);
+        MP_CHECK_INT(plan.count, 1);
+        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    tiny->engine->ops->retire(tiny->engine, &item);
+    if (outcomes[0] != MP_OUTCOME_DONE) {
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_FAILED);
+        MP_CHECK_INT(item.error.code, MP_NUMERIC);
+    }
+    return outcomes[0];
+}
+
+typedef struct grouped { /* `count` inputs of a model, and how [first, first + count) of them are one call */
+    int count, width;
+    mp_compute compute;
+    mp_spec *(*make)(const void *arg);
+    const void *arg, *inputs;
+    mp_outcome (*run)(tiny_model *tiny, const void *inputs, int first, int count, uint64_t budget_ns, float *out);
+    void (*loaded)(tiny_model *tiny); /* or NULL */
+} grouped;
+
+/* The same bits alone, among others, in steps of any size and on any number of lanes. alone: [count, width], out. */
+static inline void check_groups(const grouped *of, float *alone) {
+    const size_t bytes = (size_t)of->count * (size_t)of->width * sizeof(float);
+    float *together = malloc(bytes);
+    MP_CHECK(together);
+    for (int lanes = 1; lanes <= 4; lanes++) {
+        tiny_model tiny;
+        tiny_load(&tiny, of->make(of->arg), of->compute, lanes);
+        if (of->loaded)
+            of->loaded(&tiny);
+        for (int i = 0; i < of->count; i++)
+            MP_CHECK_INT(of->run(&tiny, of->inputs, i, 1, UINT64_MAX, together + i * of->width), MP_OUTCOME_DONE);
+        if (lanes == 1)
+            memcpy(alone, together, bytes);
+        MP_CHECK(memcmp(alone, together, bytes) == 0);
+        for (uint64_t budget_ns = 1; budget_ns < 1000000000; budget_ns *= 1000) {
+            memset(together, 0, bytes);
+            MP_CHECK_INT(of->run(&tiny, of->inputs, 0, of->count, budget_ns, together), MP_OUTCOME_DONE);
+            MP_CHECK(memcmp(alone, together, bytes) == 0);
+        }
+        tiny_unload(&tiny);
+    }
+    for (int i = 0; i < of->count * of->width; i++)
+        MP_CHECK(isfinite(alone[i]));
+    free(together);
+}
+
+#endif
