@@ -246,3 +246,18 @@ def test_files_that_are_not_what_they_say(tmp_path: Path, pool: mpool.Pool) -> N
 def test_workers_in_processes_are_not_there_yet(model: str) -> None:
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool, pytest.raises(errors.Unsupported):
         pool.vision(PHOTO, "w10", model)
+
+
+def test_the_command(pool: mpool.Pool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.cli import main
+
+    for name, picture in (("a.png", PHOTO), ("b.png", OTHER)):
+        (tmp_path / name).write_bytes(png(picture))
+    wanted = pool.vision([PHOTO, OTHER], text(1, 9), model, **GREEDY)
+    given = ["vision", text(1, 9), "--image", str(tmp_path / "a.png"), "-i", str(tmp_path / "b.png"), "-m", model,
+             "--compute", "float32", "--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
+    assert main(given) == 0 and capsys.readouterr().out == wanted.text + "\n"
+    assert main([*given, "--json"]) == 0 and json.loads(capsys.readouterr().out)["text"] == wanted.text
+    assert main(["show", model, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["capability"] == "vision" and shown["image_size"] == 40 and shown["context_length"] == 1024
