@@ -63,8 +63,8 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
     kind = table.str("clip.projector_type", "mlp")
     if kind not in ("mlp", "idefics3"):
         raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool reads mlp (LLaVA 1.5) and "
-                          "idefics3 (SmolVLM)", hint=f"Use the model's folder of transformers; {path} alone, given by its path, "
-                                               "reads text")
+                          "idefics3 (SmolVLM)",
+                          hint=f"Use the model's folder of transformers; {path} alone, given by its path, reads text")
     name = "llava" if kind == "mlp" else "idefics3"
     kv, image, merge = _network(table, name)
     taken = _tensors(tensors, kv, name, projector)
