@@ -190,6 +190,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     mp_builder_init(&builder, model->weights, args->compute);
     builder.shared = args->shared;
     builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
+    builder.floats_on_use = true;
     /* of folders whose norms multiply with 1 + weight */
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));
@@ -201,6 +202,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     }
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
+    builder.floats_on_use = false;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = builder.parameters;
     if (mp_spec_find(args->spec, "mpool.vision.decoder"))

@@ -66,6 +66,8 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0,
                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
+    "smollm3_window": ("SmolLM3Config", "SmolLM3ForCausalLM",
+                       {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 40}),
     "smollm3_interval": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
     "granite": ("GraniteConfig", "GraniteForCausalLM",
                 {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
@@ -92,6 +94,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
     "gemma3_types": ("Gemma3TextConfig", "Gemma3ForCausalLM",
                      {"head_dim": 16, "query_pre_attn_scalar": 30, "sliding_window": 30,
+                      "attn_logit_softcapping": 2.0,  # which transformers does not look at
                       "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
                                           "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
 }
@@ -99,7 +102,8 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"]}
 
 #: Of these, what GGUF files cannot say, or do not: a window, or where it is; scales.
-FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "gemma2_scalar", "gemma3_types")
+FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
+                "gemma2_scalar", "gemma3_types")
 #: Layers that a model needs to have some of every kind.
 LAYERS = {"smollm3": 5, "gemma3": 7}
 

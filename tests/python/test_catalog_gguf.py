@@ -11,6 +11,7 @@ import pytest
 from mpool import errors
 from mpool.catalog import gguf_model
 from mpool.catalog.describing import describe
+from mpool.catalog.fields import Fields
 from mpool.catalog.spec import ModelDescription, TensorEntry
 
 TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "<|im_end|>", "c", "<|im_end|>x", "d"]
@@ -71,6 +72,31 @@ def read(kv: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelDescrip
 
 def llama(shapes: dict[str, tuple[int, ...]] | None = None, **changes: Any) -> ModelDescription:
     return read({**LLAMA, **changes}, shapes or llama_shapes())
+
+
+def test_windows_that_a_file_gives_layer_by_layer() -> None:
+    """Or says every how manyth layer sees everything; by default as the family has it."""
+    from mpool.catalog.families.llama import window_pattern
+
+    def windowed(pattern: object) -> list[bool]:
+        keys = {"g.block_count": 4, **({} if pattern is None else {"g.attention.sliding_window_pattern": pattern})}
+        return window_pattern(Fields(keys, file="m.gguf"), "g", 2)
+
+    assert windowed(None) == [True, False, True, False] and windowed(3) == [True, True, False, True]
+    assert windowed([False, True, True, False]) == [False, True, True, False] and windowed(1) == [False] * 4
+    with pytest.raises(errors.FormatError, match="one a layer"):
+        windowed([True])
+
+
+def test_shares_of_experts_that_a_file_does_not_want_to_add_up() -> None:
+    from mpool.catalog.families import qwen_moe
+
+    complete = qwen_moe.ROWS[0].complete
+    assert complete is not None
+    for keys, normalised in (({}, True), ({"qwen3moe.expert_weights_norm": False}, False)):
+        kv: dict[str, Any] = {}
+        complete(Fields(keys, file="m.gguf"), "qwen3moe", kv)
+        assert kv["mpool.expert_normalise"] is normalised
 
 
 def test_llama() -> None:

@@ -19,13 +19,16 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .clamp = shape->clamp,
     };
     /* in fp32: a choice that flips is not a small error */
-    mp_compute compute = builder->compute;
+    const mp_compute compute = builder->compute;
+    const bool on_use = builder->floats_on_use;
     builder->compute = MP_COMPUTE_F32;
+    builder->floats_on_use = false;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
     mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
                                          shape->hidden, error);
     builder->compute = compute;
+    builder->floats_on_use = on_use;
     MP_TRY(status);
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
     if (shape->routing.corrected)

@@ -16,6 +16,7 @@ typedef struct mp_build_job {
     char name[MP_BUILDER_NAME];
     mp_tensor tensor; /* of a convolution: from finish on that of `turned` */
     float *turned;
+    bool floats_on_use; /* see mp_builder */
     size_t offset; /* in the slab */
 } mp_build_job;
 
@@ -118,7 +119,7 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
 
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                             int32_t K, mp_error *error) {
-    mp_build_job job = {0};
+    mp_build_job job = {.floats_on_use = builder->floats_on_use};
     int64_t shape[2] = {N, K};
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     return add_part(builder, linear, job, name, bias_name, N, K, error);
@@ -219,19 +220,22 @@ static void split_body(const mp_lane *lane, void *arg) {
         mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
 }
 
-static bool is_quantised(const mp_build_job *job) {
+/* Whether a matrix can be left as it is stored: packing it rounds nothing, so that its rows are the same before. */
+static bool may_stay(const mp_build_job *job) {
     if (!job->linear)
         return false;
     mp_wkind kind = job->linear->w[job->part].kind;
-    return kind != MP_W_F32 && kind != MP_W_BF16 && kind != MP_W_I8;
+    if (kind == MP_W_F32 || kind == MP_W_BF16)
+        return job->floats_on_use && (kind == MP_W_F32 || job->tensor.dtype == MP_BF16);
+    return kind != MP_W_I8;
 }
 
-/* Leave the quantised matrices as they are stored, when they are large. Others take arithmetic to pack. */
+/* Leave such matrices as they are stored, when they are large. */
 static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
     uint64_t bytes = 0;
     int count = 0;
     for (int i = 0; i < builder->count; i++)
-        if (is_quantised(&builder->jobs[i])) {
+        if (may_stay(&builder->jobs[i])) {
             bytes += builder->jobs[i].tensor.nbytes;
             count++;
         }
@@ -241,7 +245,7 @@ static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress 
         return mp_fail_memory(error, (uint64_t)count * sizeof(mp_stored_part), "the list of matrices");
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
-        if (!is_quantised(job))
+        if (!may_stay(job))
             continue;
         mp_linear *linear = job->linear;
         MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));

@@ -38,7 +38,9 @@ typedef struct mp_builder {
     size_t slab_bytes;
     uint64_t charged; /* after finish: what the budget was charged */
     int64_t parameters;
-    uint64_t pack_on_use; /* quantised matrices of so many bytes together are not packed by finish */
+    uint64_t pack_on_use; /* matrices that may be left, of so many bytes together, are not packed by finish: quantised
+                           * ones, and those in floats that are added while `floats_on_use` */
+    bool floats_on_use;   /* their layers are run with mp_unpacked */
     mp_stored *stored;    /* after finish: what was not packed, the model's, or NULL */
 } mp_builder;
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, finish, has_window, read_common, set_window, text_row
+from .llama import decoder, finish, read_common, set_window, text_row, window_pattern
 from .rows import Architecture, Config, Tensor, layer
 
 #: Every so manyth layer looks at everything.
@@ -43,6 +43,8 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
     for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
                                ("final_logit_softcapping", "output_softcap", 30.0)):
+        if third and ours == "attention_softcap":
+            continue  # is among the keys of the configuration, but transformers' Gemma 3 does not look at it
         if config.get(key) is not None or (key not in config and not third):
             kv[f"mpool.{ours}"] = config.number(key, default, above=0.0)
     kv["mpool.norm_offset"] = 1.0
@@ -55,7 +57,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     third, layers = name == "gemma3", table.int(f"{name}.block_count", low=1)
     window = table.int(f"{name}.attention.sliding_window", None if third else 4096, low=0)
     if window:
-        set_window(kv, name, window, has_window(layers, _PATTERNS[name]))
+        set_window(kv, name, window, window_pattern(table, name, _PATTERNS[name]))
     if third:
         kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
     if layers == _LARGEST[name]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import finish, has_window, read_common, set_window, text_row
+from .llama import finish, read_common, set_window, text_row, window_pattern
 from .reading import MAX_WIDTH, refuse, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
@@ -86,8 +86,8 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    layers = table.int(f"{name}.block_count", low=1)
-    set_window(kv, "gpt_oss", table.int(f"{name}.attention.sliding_window", low=1), has_window(layers, 2))
+    window = table.int(f"{name}.attention.sliding_window", low=1)
+    set_window(kv, "gpt_oss", window, window_pattern(table, name, 2))
     kv["mpool.expert_clamp"] = 7.0
     kv["mpool.rope_yarn_truncate"] = False
     if "gpt_oss.expert_feed_forward_length" not in kv:

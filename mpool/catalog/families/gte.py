@@ -53,6 +53,8 @@ def _old_rope(config: Fields, kv: dict[str, Any], a: str) -> None:
         unsupported(scaling, "type" if scaling.get("mixed_b") is None else "mixed_b", "ntk without mixed_b")
     factor = scaling.number("factor", above=0.0)
     heads: int = kv[f"{a}.attention.head_count"]
+    if heads > kv[f"{a}.embedding_length"]:
+        config.fail("num_attention_heads", heads, f"at most {kv[f'{a}.embedding_length']}, the hidden size")
     kv[f"{a}.rope.freq_base"] *= factor
     kv[f"{a}.rope.scaling.type"] = "linear"
     kv[f"{a}.rope.scaling.factor"] = factor ** (2 / (kv[f"{a}.embedding_length"] // heads))

@@ -84,6 +84,8 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     part = config.number("partial_rotary_factor", 1.0, above=0.0)
     part = (config.section("rope_parameters", None) or config).number("partial_rotary_factor", part, above=0.0)
+    if part > 1.0:
+        config.fail("partial_rotary_factor", part, "a number from 0 to 1")
     if part != 1.0 and not row.partial_rope:
         unsupported(config, "partial_rotary_factor" if "partial_rotary_factor" in config else "rope_parameters",
                     "a partial_rotary_factor of 1")
@@ -172,6 +174,8 @@ def _long_rope(config: Fields, rope: Fields, kv: dict[str, Value], a: str) -> No
             rope.fail(f"{name}_factor", f"{len(factors)} values", f"{pairs} numbers above 0, one a rotated pair")
         kv[f"mpool.rope_{name}_factors"] = [float(f) for f in factors]
     stretch = rope.number("factor", context / original, above=0.0)
+    if original < 2 and stretch > 1:  # its logarithm is what attention is scaled by
+        config.fail("original_max_position_embeddings", original, "2 at least")
     inferred = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     kv["mpool.rope_attention_factor"] = rope.number("attention_factor", inferred, above=0.0)
     kv["mpool.rope_long_from"] = original
@@ -188,6 +192,9 @@ def _yarn(rope: Fields, kv: dict[str, Value], a: str, known: set[str]) -> None:
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
     by, all_by = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    for name, value in (("mscale", by), ("mscale_all_dim", all_by)):
+        if not 0 <= value <= 1000:
+            rope.fail(name, value, "a number from 0 to 1000")
     inferred = scale(by) / scale(all_by) if by and all_by else scale(1.0)
     kv["mpool.rope_attention_factor"] = rope.number("attention_factor", inferred, above=0.0)
     kv["mpool.rope_yarn_truncate"] = rope.bool("truncate", True)
@@ -223,6 +230,17 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, pattern
 def has_window(layers: int, pattern: int) -> list[bool]:
     """Whether each layer looks through the window, where every so manyth does not."""
     return [(i + 1) % pattern != 0 for i in range(min(layers, MAX_LAYERS))]
+
+
+def window_pattern(table: Fields, name: str, pattern: int) -> list[bool]:
+    """The same of a GGUF file, which may say every how manyth layer does not, or of each layer whether it does."""
+    layers, key = table.int(f"{name}.block_count", low=1, high=MAX_LAYERS), f"{name}.attention.sliding_window_pattern"
+    if isinstance(table.get(key), (int, type(None))):
+        return has_window(layers, table.int(key, pattern, low=1))
+    windowed = [bool(layer) for layer in table.list(key, limit=MAX_LAYERS)]
+    if len(windowed) != layers:
+        table.fail(key, f"{len(windowed)} values", f"{layers}, one a layer")
+    return windowed
 
 
 def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..fields import Fields
+from ..spec import Value
 from .llama import decoder, finish, read_common, text_row
 from .reading import MAX_WIDTH, unsupported
 from .rows import Architecture, Config
@@ -27,7 +28,12 @@ def _read(config: Fields, row: Architecture) -> Config:
                                       "mlp_only_layers", "output_router_logits", "router_aux_loss_coef"})
 
 
+def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    kv["mpool.expert_normalise"] = table.bool(f"{name}.expert_weights_norm", True)
+
+
 ROWS = (
-    text_row("qwen3moe", ("Qwen3MoeForCausalLM",), decoder(head_norms=True, experts=True), read=_read, full_layers=28,
-             model_types=("qwen3_moe",), handled=frozenset({"expert_count", "expert_used_count"})),
+    text_row("qwen3moe", ("Qwen3MoeForCausalLM",), decoder(head_norms=True, experts=True), read=_read,
+             complete=_complete, full_layers=28, model_types=("qwen3_moe",),
+             handled=frozenset({"expert_count", "expert_used_count"})),
 )

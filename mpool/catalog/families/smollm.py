@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from ..fields import Fields
 from ..spec import Value
 from .llama import decoder, finish, read_common, text_row
+from .reading import MAX_LAYERS
 from .rows import Architecture, Config
 
 _INTERVAL = 4
@@ -17,9 +16,19 @@ def _rotated(layers: int, interval: int) -> list[int]:
     return [0 if (i + 1) % interval else -1 for i in range(layers)]
 
 
+def _with_windows(config: Fields, layers: int) -> Fields:
+    """A configuration that does not say which layers look through the window: those that are not rotated."""
+    given = config.list("no_rope_layers", None, of=int, limit=layers)
+    bare = given or [table + 1 for table in _rotated(layers, config.int("no_rope_layer_interval", _INTERVAL, low=1))]
+    kinds = ["full_attention" if rotated else "sliding_attention" for rotated in bare]
+    return Fields({**config.values, "layer_types": kinds}, file=config.file, at=config.at)
+
+
 def _read(config: Fields, row: Architecture) -> Config:
+    layers = config.int("num_hidden_layers", low=1)
+    if config.get("layer_types") is None and config.bool("use_sliding_window", False) and layers <= MAX_LAYERS:
+        config = _with_windows(config, layers)
     kv, used = read_common(config, row, theta=2000000.0)
-    layers = cast(int, kv["smollm3.block_count"])
     given = config.list("no_rope_layers", None, of=int, limit=layers)
     if given is None:
         kv["mpool.rope_layers"] = _rotated(layers, config.int("no_rope_layer_interval", _INTERVAL, low=1))
