@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError, Unsupported
 from . import architectures, scoring
-from .families import Architecture
+from .families import ROWS, Architecture
 from .families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
 from .fields import Fields, describe
 from .spec import (
@@ -251,7 +251,11 @@ def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str
                dense: Sequence[tuple[int, ...]]) -> EmbeddingSettings:
     kind = table.int(f"{name}.pooling_type", 0, low=0)
     if kind == 4:
-        raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool computes embeddings")
+        known = ", ".join(sorted({there for row in ROWS if row.gguf_head is not None for there in row.in_gguf}))
+        raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool reranks with GGUF files of "
+                          f"{known}",
+                          hint="Use a reranker of one of these, or a cross-encoder with one label as transformers "
+                               "saves it")
     if kind and kind not in _POOLING:
         table.fail(f"{name}.pooling_type", kind, "0 (none), 1 (mean), 2 (cls) or 3 (last)")
     if not kind:

@@ -88,6 +88,12 @@ def test_windows_that_a_file_gives_layer_by_layer() -> None:
         windowed([True])
 
 
+def test_rerankers_that_are_not_computed_are_named() -> None:
+    keys = {"qwen3.pooling_type": 4}
+    with pytest.raises(errors.Unsupported, match="qwen3.pooling_type is 4, a reranker.*GGUF files of .*bert"):
+        gguf_model._embedding(Fields(keys, file="m.gguf"), "qwen3", {}, {"P": 64, "D": 32}, [])
+
+
 def test_shares_of_experts_that_a_file_does_not_want_to_add_up() -> None:
     from mpool.catalog.families import qwen_moe
 
