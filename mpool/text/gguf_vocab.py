@@ -104,6 +104,7 @@ class GGUFVocab:
         special: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``, ``mask``, ``eot``, ``eom``, ``fim_*`` -> id.
         prefix, suffix: ids put around a text when special tokens are asked for.
         eog: ids that end a generation, ascending.
+        shown: ids of control tokens whose text is part of an answer: the markers of a harmony conversation.
         pre: the pre-tokenizer (``bpe``), else ``None``.
         lstrip, rstrip: ids of tokens that swallow the white space before or after them.
         file: path for error messages, or ``None``.
@@ -318,16 +319,17 @@ class GGUFVocab:
         for text in filter(ids.__contains__, END_OF_GENERATION):
             eog.add(ids[text])
             types[ids[text]] = TokenType.CONTROL
-        for text in SHOWN:
-            if text in ids:
-                types[ids[text]] = TokenType.USER_DEFINED
+        # llama.cpp makes user-defined tokens of these, so that they are shown; but then a text becomes one, too
+        self.shown = {ids[text] for text in SHOWN if text in ids}
+        for token in self.shown:
+            types[token] = TokenType.CONTROL
         eog |= {special[name] for name in ("eos", "eot", "eom") if name in special}
         ends = {self.texts[token] for token in eog}
         # harmony and solar-open use <|end|> between the messages of one answer
         if "<|end|>" in ends and (ends >= {"<|return|>", "<|call|>"} or
                                   ("<|flush|>" in ends and ends & {"<|call|>", "<|calls|>"})):
             eog.discard(ids["<|end|>"])
-            types[ids["<|end|>"]] = TokenType.USER_DEFINED
+            self.shown.add(ids["<|end|>"])
         # to gemma 4 and plamo </s> is ordinary text
         if "</s>" in ends and ends & {"<|tool_response>", "<|plamo:eos|>"}:
             eog.discard(ids["</s>"])
@@ -418,7 +420,7 @@ class GGUFVocab:
 
     @property
     def control(self) -> list[int]:
-        """Ids of the tokens that only ``parse_special`` finds in a text."""
+        """Ids of the tokens that only ``parse_special`` finds in a text; of those, ``shown`` are part of an answer."""
         return self._of_types(TokenType.CONTROL, TokenType.UNKNOWN)
 
     @property
@@ -438,7 +440,7 @@ class GGUFVocab:
         own = dict(self._raw)  # what is not read off the text in the normal way
         for token in self._of_types(*(kind for kind in TokenType if kind != TokenType.NORMAL)):
             kind = self.types[token]
-            if kind == TokenType.USER_DEFINED:
+            if kind == TokenType.USER_DEFINED or token in self.shown:
                 own.setdefault(token, self.texts[token].encode())
             elif kind == TokenType.BYTE:
                 own[token] = bytes((int(self.texts[token][3:5], 16),))

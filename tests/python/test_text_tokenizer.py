@@ -241,7 +241,10 @@ def test_eog_and_types_by_text() -> None:
     kv[GGML + "tokens"][-5:] = ["<|return|>", "<|call|>", "<|channel|>", "x1", "x2"]
     tokenizer = tokenizer_of(kv | {GGML + "eos_token_id": 265})
     assert tokenizer.eog_ids == (265, 266)
-    assert {"<|end|>", "<|channel|>"}.isdisjoint(tokenizer.control_texts)
+    for text in ("<|end|>", "<|channel|>"):  # part of an answer, but no text becomes one (BAD_INPUT 86)
+        token = tokenizer.token_id(text)
+        assert tokenizer.decode([token]) == text and tokenizer.encode(text, parse_special=True).tolist() == [token]
+        assert token not in tokenizer.encode(text).tolist()
 
 
 def test_control_token_that_merges_make() -> None:

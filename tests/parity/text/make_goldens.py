@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-sys.path.insert(0, str(HERE.parents[2]))
+sys.path.append(str(HERE.parents[2]))  # at the end: the sources must not hide what is installed
 
 from make_lines import lines  # noqa: E402
 from make_vocabs import load  # noqa: E402
