@@ -67,6 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     _models(add("models", "list the known models, and which are here", _lazy("models", "models")))
     _show(add("show", "show what a model is, or what this installation runs on", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP, by OpenAI's and Ollama's protocols", _lazy("serving", "serve")))
+    _worker(add("worker", "serve one model over HTTP to one job at a time", _lazy("serving", "worker")))
     _demo(add("demo", "rank sentences, answer a question, look at images and draw some, and say how fast",
               _lazy("demo", "demo")))
     return parser
@@ -148,6 +149,19 @@ def _serve(command: argparse.ArgumentParser) -> None:
     for name, kind, meaning in SERVER_LIMITS:
         limits.add_argument("--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS,
                             metavar="N" if kind is int else "SECONDS", help=meaning)
+
+
+def _worker(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-m", "--model", metavar="[NAME=]REF", required=True, help="the model")
+    _pool(command)
+    command.add_argument("--port", type=int, required=True, metavar="N", help="port of 127.0.0.1; 0: one that is free")
+    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600), which is "
+                                                              "made if it is not there")
+    command.add_argument("--busy", choices=("wait", "refuse"), default="wait",
+                         help="what becomes of a job while there is another one: it waits for its turn, or gets 409 "
+                              "(default: wait)")
+    command.add_argument("--timeout", type=float, metavar="SECONDS", help="that a job may take once it has its turn "
+                                                                          "(default: any)")
 
 
 def _number_or_none(text: str) -> int | None:

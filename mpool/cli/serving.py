@@ -1,25 +1,40 @@
-"""``mpool serve``."""
+"""``mpool serve`` and ``mpool worker``."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .common import note, say
 from .parser import SERVER_LIMITS
+
+#: Libraries that would start threads of their own, and what they call having none: of numpy and of tokenizers. A
+#: worker computes nothing with the one and reads one prompt at a time with the other.
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@contextmanager
+def _packages() -> Iterator[None]:
+    """Says how the packages of the server are installed, if one of them is not."""
+    from ..errors import Unsupported
+
+    try:
+        yield
+    except ImportError as error:
+        raise Unsupported(f"the server needs the package {error.name}",
+                          hint='pip install "mpool[server]" installs it') from None
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Runs ``mpool serve``: until SIGTERM or Ctrl-C, after which requests get some seconds to end."""
     from ..config import PoolConfig
-    from ..errors import Unsupported
     from ..pool import Pool
 
-    try:
+    with _packages():
         from ..server.serving import Serving
         from ..server.settings import Settings, is_loopback, new_token_file, token_of
-    except ImportError as error:
-        raise Unsupported(f"the server needs the package {error.name}",
-                          hint='pip install "mpool[server]" installs it') from None
     token, path = None, arguments.token_file
     if path is not None:
         token = token_of(path)
@@ -44,4 +59,28 @@ def serve(arguments: argparse.Namespace) -> int:
                 note(f"mpool: clients need the token in {path}: Authorization: Bearer TOKEN")
 
         server.run(ready)
+    return 0
+
+
+def worker(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool worker``: until SIGTERM, Ctrl-C or ``POST /shutdown``. How far the load is goes to standard error,
+    where the worker listens to standard output."""
+    for name, value in _NO_THREADS.items():
+        os.environ.setdefault(name, value)
+    from ..errors import MpoolError
+
+    with _packages():
+        from ..server.errors import refusal_of, worker_code
+        from ..server.settings import token_of
+        from ..server.worker import Worker, worker_config, worker_settings
+    token = None if arguments.token_file is None else token_of(arguments.token_file)
+    try:
+        made = Worker(arguments.model, worker_settings(arguments.port, token),
+                      worker_config(arguments.threads, arguments.offline or None), arguments.compute, arguments.busy,
+                      arguments.timeout, lambda share, what: note(f"mpool: loading {share} %: {what}"))
+    except MpoolError as error:
+        note(f"mpool: {worker_code(refusal_of(error, 'load'))}")
+        raise
+    with made.pool:
+        made.run(lambda: say(f"mpool works with {made.name} on {made.serving.url}"))
     return 0

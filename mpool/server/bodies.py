@@ -25,6 +25,7 @@ Receive = Callable[[], Awaitable[Any]]
 _LONG = 1 << 16
 _PLACE = re.compile(r" - at `(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
+_MISSING = re.compile(r"missing required field `(.*)`")
 
 
 class Gone(Exception):
@@ -101,6 +102,10 @@ def _refused(text: str) -> Refusal:
     if unknown is not None:
         name = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
         return Refusal("unsupported_parameter", f"There is no parameter {name[:100]}.", name[:100])
+    missing = _MISSING.search(text)
+    if missing is not None:
+        name = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return Refusal("invalid_value", f"{name[:100]} is missing.", name[:100])
     return Refusal("invalid_value", f"{path or 'The body'}: {what}."[:300], path[:100] or None)
 
 

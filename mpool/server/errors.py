@@ -43,6 +43,7 @@ TABLE: dict[str, Row] = {
     "model_not_found": Row(404, _REQUEST, "There is no such model here; GET /v1/models lists them."),
     "not_found": Row(404, _REQUEST, "There is nothing at this path; GET /openapi.json lists what there is."),
     "method_not_allowed": Row(405, _REQUEST, "The path does not take this method."),
+    "busy": Row(409, _REQUEST, "The worker has a job.", 1),
     "request_timeout": Row(408, _REQUEST, "The request took too long to arrive."),
     "request_too_large": Row(413, _REQUEST, "The body, or a text in it, is larger than allowed."),
     "unsupported_media_type": Row(415, _REQUEST, "The body has to be uncompressed application/json."),
@@ -165,9 +166,39 @@ def plain_error(refusal: Refusal) -> bytes:
     return _encode(PlainError(refusal.message))
 
 
+class WorkerError(msgspec.Struct):
+    """An error, as the worker protocol has it. ``code``: see :func:`worker_code`; ``retriable``: the same request may
+    succeed later; ``param``: the parameter at fault, or None."""
+
+    code: str
+    message: str
+    retriable: bool
+    param: str | None = None
+
+
+#: Codes of the worker protocol, where the status does not say enough.
+_OF_WORKER = {"load_failed": "MODEL_LOAD_FAILED", "out_of_memory": "OOM", "timeout": "INFERENCE_TIMEOUT",
+              "cancelled": "CANCELLED", "shutting_down": "CANCELLED"}
+#: Paths of the worker protocol.
+_WORKER = ("/execute", "/cancel", "/shutdown")
+
+
+def worker_code(refusal: Refusal) -> str:
+    """One of the six codes that the worker protocol has."""
+    return _OF_WORKER.get(refusal.code) or ("INVALID_REQUEST" if refusal.row.status < 500 else "INTERNAL")
+
+
+def worker_error(refusal: Refusal) -> bytes:
+    """JSON in the shape of the worker protocol."""
+    return _encode(WorkerError(worker_code(refusal), refusal.message, refusal.row.retry_after > 0, refusal.param))
+
+
 def error_body(refusal: Refusal, path: str) -> bytes:
     """JSON in the shape that clients of a path expect."""
+    if path in _WORKER:
+        return worker_error(refusal)
     return plain_error(refusal) if path.startswith("/api/") else openai_error(refusal)
 
 
-__all__ = ["TABLE", "ErrorAnswer", "PlainError", "Refusal", "error_body", "openai_error", "plain_error", "refusal_of"]
+__all__ = ["TABLE", "ErrorAnswer", "PlainError", "Refusal", "WorkerError", "error_body", "openai_error", "plain_error",
+           "refusal_of", "worker_code", "worker_error"]

@@ -43,6 +43,7 @@ class Operation:
         summary: one line, for the OpenAPI document.
         streams: media type of the answer with ``stream``; None: it is never streamed.
         name: ``operationId`` of the document.
+        alone: bodies are parsed on the loop's thread, however long: no other thread is to have work.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Operation:
     summary: str
     streams: str | None = None
     name: str = ""
+    alone: bool = False
 
 
 class Context:
@@ -178,7 +180,7 @@ class Endpoint:
         _check_type(scope)
         length = header(scope, b"content-length")
         data = await bodies.read(receive, int(length) if length is not None else None, self.state.settings.max_body)
-        return await bodies.parse_body(data, kind)
+        return bodies.parse(data, kind) if self.operation.alone else await bodies.parse_body(data, kind)
 
 
 def _check_type(scope: Any) -> None:

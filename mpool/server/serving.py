@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from ..errors import FileError
-from .app import make_app
+from .app import OPERATIONS, make_app
 from .protocol import Connection
 from .state import State
 
 if TYPE_CHECKING:
     from ..pool import Pool
+    from .operations import Operation
     from .settings import Settings
 
 log = logging.getLogger("mpool.server")
 
 #: Bytes that the system holds of an answer that its client does not read; by itself it would hold megabytes.
 _UNSENT = 128 << 10
-#: Seconds between two looks at what takes too long; files that the process needs beside connections.
-_LOOK, _FILES = 1.0, 256
-#: Seconds that connections get to take their last bytes after the pool was closed.
-_LAST = 2.0
+#: Seconds between two looks at what takes too long; files that the process needs beside connections; ``last`` of
+#: Serving.
+_LOOK, _FILES, _LAST = 1.0, 256, 2.0
 
 
 class _Uvicorn(uvicorn.Server):
@@ -81,6 +81,8 @@ class Serving:
         models: see :class:`mpool.server.models.Models`.
         catalogue: whether keys of the catalogue may be named.
         compute: class of arithmetic of all models.
+        operations: what it does.
+        last: seconds that connections get to take their last bytes after the pool was closed.
 
     Attributes:
         port: the one it listens on.
@@ -92,7 +94,7 @@ class Serving:
     """
 
     def __init__(self, settings: Settings, pool: Pool, models: Any = (), catalogue: bool = True,
-                 compute: str = "auto") -> None:
+                 compute: str = "auto", operations: tuple[Operation, ...] = OPERATIONS, last: float = _LAST) -> None:
         self.state = State(settings, pool, models, catalogue, compute)
         self._socket = _listen(settings)
         self.port: int = self._socket.getsockname()[1]
@@ -101,10 +103,10 @@ class Serving:
         self._loop: asyncio.AbstractEventLoop | None = None
         protocol = type("Connection", (Connection,), {"settings": settings})
         config = uvicorn.Config(
-            make_app(self.state), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
-            loop="asyncio", proxy_headers=False, server_header=False, backlog=2048, interface="asgi3",
+            make_app(self.state, operations), http=protocol, ws="none", lifespan="off", log_config=None,
+            access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=2048, interface="asgi3",
             timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=int(pool.config.shutdown_grace + _LAST + 0.999),
+            timeout_graceful_shutdown=int(pool.config.shutdown_grace + last + 0.999),
             h11_max_incomplete_event_size=settings.max_header)
         self._uvicorn = _Uvicorn(config, self.state)
 

@@ -63,6 +63,10 @@ class GGUFTokenizer(Tokenizer):
         return self.prefix_ids, (*self.suffix_ids, *again), self.suffix_ids
 
     @property
+    def kind(self) -> str:
+        return self._vocab.kind
+
+    @property
     def complete(self) -> bool:
         return self._whole is not None
 

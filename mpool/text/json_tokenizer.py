@@ -105,6 +105,10 @@ class JSONTokenizer(Tokenizer):
                           "around the text", allowed="tokens before and after one text")
 
     @property
+    def kind(self) -> str:
+        return type(self._hf.model).__name__.lower()
+
+    @property
     def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         if self._pair is None:
             self._pair = self._read_pair()

@@ -103,6 +103,11 @@ class Tokenizer:
         return JSONTokenizer(os.fspath(source.json_path), source.config)  # type: ignore[arg-type]
 
     @property
+    def kind(self) -> str:
+        """``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``."""
+        raise NotImplementedError
+
+    @property
     def complete(self) -> bool:
         """Whether nothing was put off that a text may need."""
         return True

@@ -1,0 +1,412 @@
+"""``mpool worker``: one model, one job at a time (rule M0-W-1301), for programs that keep many such processes.
+
+Jobs take turns in the order of their coming. A turn ends when its answer is written and the core has nothing left of
+it, so that no two jobs ever overlap. All of it happens on the loop's thread: prompts and bodies are short enough to be
+read there, the model was loaded before the first request, and the core computes on threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from .. import _options
+from .._async_streams import AsyncStream
+from .._watching import watcher
+from ..config import PoolConfig
+from ..errors import InvalidArgument
+from ..pool import Pool
+from .errors import Refusal, worker_error
+from .operational import metrics
+from .operations import Context, Operation, json_answer
+from .serving import Serving
+from .settings import Settings
+from .streaming import EVENTS, Streamed, event
+
+if TYPE_CHECKING:
+    import os
+
+    from ..generation import Request
+    from ..results import Chunk
+
+#: Seconds that the job which runs gets to end when the worker is stopped, and its client to take the last bytes: the
+#: process has to end within 5.
+GRACE, _LAST = 3.5, 0.5
+#: Bytes of a body: a prompt of 32,768 characters, each escaped as a pair of surrogates, and the rest.
+_MAX_BODY = 32_768 * 12 + (64 << 10)
+_MAX_SEED = 2**64 - 1
+_encode = msgspec.json.Encoder().encode
+
+
+# ---- on the wire -----------------------------------------------------------------------------------------------------
+
+class ExecuteRequest(Struct, forbid_unknown_fields=True):
+    """A job. What of sampling is left out is as the model's authors say, else as of :func:`mpool.generate`."""
+
+    job_id: Annotated[str, Meta(min_length=1, max_length=256)]
+    prompt: Annotated[str, Meta(min_length=1, max_length=32_768)]
+    max_tokens: Annotated[int, Meta(ge=1, le=2048)] = 512
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=4)] | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None  # to _MAX_SEED; Meta knows no number beyond 2**63 - 1
+
+
+#: Fields of a job that are options of the library, under the same names.
+_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed")
+
+
+class CancelRequest(Struct, forbid_unknown_fields=True):
+    """The job that is to end."""
+
+    job_id: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class CancelAnswer(Struct):
+    """``cancelled``: whether there was such a job; one that ended before, or never came, is no error."""
+
+    job_id: str
+    cancelled: bool
+
+
+class ShutdownAnswer(Struct):
+    """The worker is going to end."""
+
+    status: Literal["stopping"] = "stopping"
+
+
+class HealthAnswer(Struct):
+    """How the worker is.
+
+    ``status``: ``ready``, ``busy`` (it has a job), ``stopping`` or ``unhealthy``. ``resident``: the model is in memory,
+    in ``bytes_used`` bytes, caches included. ``quant_kind``: the type of most of its weights' bytes, as in the file.
+    ``waiting``: jobs that wait for their turn. ``uptime``: seconds.
+    """
+
+    status: str
+    model: str
+    resident: bool
+    quant_kind: str
+    bytes_used: int
+    tokenizer_kind: str
+    vocab_size: int
+    context_length: int
+    waiting: int
+    uptime: float
+
+
+class Started(Struct):
+    """The first event: the job has its turn."""
+
+    job_id: str
+    model: str
+
+
+class Token(Struct):
+    """Text that was written: ``t``, whole characters, and ``i``, the number of the last token in it, from 0."""
+
+    t: str
+    i: int
+
+
+class End(Struct):
+    """The last event of a job that succeeded. ``decode_time_ms``: from the first token to the last."""
+
+    tokens_out: int
+    decode_time_ms: float
+    stop_reason: Literal["stop", "length"]
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+class Job:
+    """A job that waits or runs.
+
+    Attributes:
+        turn: done when it has its turn.
+        stream: what it runs, once it does.
+        cancelled: somebody asked for its end.
+    """
+
+    def __init__(self, id: str) -> None:
+        self.id, self.cancelled = id, False
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stream: AsyncStream | None = None
+
+
+class Turns:
+    """Jobs, one after the other, first come, first served. On the loop's thread only.
+
+    Attributes:
+        running: the one whose turn it is.
+    """
+
+    def __init__(self) -> None:
+        self.running: Job | None = None
+        self._waiting: deque[Job] = deque()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def find(self, id: str) -> Job | None:
+        """The job of an id, if it waits or runs."""
+        if self.running is not None and self.running.id == id:
+            return self.running
+        return next((job for job in self._waiting if job.id == id), None)
+
+    async def wait(self, job: Job) -> None:
+        """Until it is the job's turn. Every job that waited has to :meth:`leave`, also if this raises.
+
+        Raises:
+            Refusal: it was cancelled meanwhile.
+        """
+        if self.running is None:
+            self.running = job
+            return
+        self._waiting.append(job)
+        await job.turn
+
+    def cancel(self, job: Job) -> None:
+        """Ends a job: what waits at once, what runs within a step of computing."""
+        job.cancelled = True
+        if job.stream is not None:
+            job.stream._leave()
+        elif not job.turn.done() and job is not self.running:
+            job.turn.set_exception(Refusal("cancelled"))
+
+    def leave(self, job: Job) -> None:
+        """The job is over, or nobody wants it any more: the next one's turn comes when the core has let go of it."""
+        if job is not self.running:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            return
+        stream = job.stream
+        if stream is not None:
+            stream._leave()
+            if stream._ticket is not None and not stream._ticket.done():
+                task = asyncio.ensure_future(self._pass_on(stream))
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+                return
+        self._next()
+
+    async def _pass_on(self, stream: AsyncStream) -> None:
+        assert stream._ticket is not None
+        try:
+            await watcher().done(stream._ticket)
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        self.running = None
+        while self._waiting and self.running is None:
+            job = self._waiting.popleft()
+            if not job.turn.done():  # else it was cancelled, and leaves by itself
+                self.running = job
+                job.turn.set_result(None)
+
+
+# ---- what it answers -------------------------------------------------------------------------------------------------
+
+class Worker:
+    """A server for one model. Its model is loaded when it is made.
+
+    Args:
+        ref: of the model; also as ``NAME=REF``.
+        settings: where and for whom.
+        config: of its pool; see :func:`worker_config`.
+        compute: class of arithmetic.
+        busy: what becomes of a job that comes while there is another one: it waits for its turn, or gets 409.
+        timeout: seconds that a job may take once it has its turn; None: any.
+        announce: told how far the load is: per cent, and what has been done.
+
+    Attributes:
+        serving: the server.
+
+    Raises:
+        InvalidArgument: the model is none that writes texts.
+        and what :func:`mpool.load` and :class:`mpool.server.serving.Serving` raise.
+    """
+
+    def __init__(self, ref: str | os.PathLike[str], settings: Settings, config: PoolConfig, compute: str = "auto",
+                 busy: Literal["wait", "refuse"] = "wait", timeout: float | None = None,
+                 announce: Callable[[int, str], object] = lambda share, what: None) -> None:
+        if busy not in ("wait", "refuse"):
+            raise InvalidArgument(f"busy is {busy!r}, allowed: 'wait', 'refuse'")
+        self.busy, self.timeout, self.turns = busy, timeout, Turns()
+        self._options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        _options.begin(config, dict(self._options))  # checks it
+        self.pool = Pool(config)
+        try:
+            announce(0, "looking for the model")
+            self.serving = Serving(settings, self.pool, [ref], False, compute, self._operations(), _LAST)
+            self._load(announce)
+        except BaseException:
+            self.pool.close()
+            raise
+
+    def _load(self, announce: Callable[[int, str], object]) -> None:
+        served = self.serving.state.models.all()[0]
+        self.name, self.model = served.name, served.model
+        if "text_to_text" not in self.model.capabilities:
+            raise InvalidArgument(f"{self.name} is a {self.model.capability} model, allowed: text_to_text")
+        announce(25, "its files are described")
+        tokenizer = self.model._entry.tokenizer()
+        tokenizer.finish()  # all of it now, for no thread is to do it later
+        description = self.model.description
+        bytes_of: Counter[str] = Counter()
+        for tensor in description.spec.tensors:
+            bytes_of[tensor.dtype] += tensor.nbytes
+        self._facts: dict[str, Any] = {
+            "model": self.name, "quant_kind": max(bytes_of, key=bytes_of.__getitem__),
+            "tokenizer_kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size,
+            "context_length": self.model.context_length}
+        announce(50, "its tokenizer is ready")
+        self.pool.load(self.model, pin=True)
+        announce(75, "its weights are in memory")
+        self.model.generate("a", temperature=0, max_tokens=1)
+        announce(100, "it has written a token")
+
+    def run(self, ready: Callable[[], object] | None = None) -> None:
+        """Serves until SIGTERM, SIGINT or ``POST /shutdown``; see :meth:`mpool.server.serving.Serving.run`."""
+        self.serving.run(ready)
+
+    def _operations(self) -> tuple[Operation, ...]:
+        return (
+            Operation("POST", "/execute", self.execute, ExecuteRequest, None, "Run a job", EVENTS, "execute", True),
+            Operation("POST", "/cancel", self.cancel, CancelRequest, CancelAnswer, "End a job", None, "cancel", True),
+            Operation("POST", "/shutdown", self.shutdown, None, ShutdownAnswer, "End the worker", None, "shutdown"),
+            Operation("GET", "/health", self.health, None, HealthAnswer, "How the worker is", None, "health"),
+            Operation("GET", "/metrics", metrics, None, None, "Counters for Prometheus", None, "metrics"),
+        )
+
+    async def execute(self, context: Context, body: ExecuteRequest) -> Response:
+        """A job, as events. What is wrong with it is said before it waits for its turn."""
+        if body.seed is not None and body.seed > _MAX_SEED:
+            raise Refusal("invalid_value", f"seed: allowed is 0 to {_MAX_SEED}.", "seed")
+        options = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
+        request = self.pool._prompt_request(body.prompt, self.model, {**options, "max_tokens": body.max_tokens})
+        if self.turns.find(body.job_id) is not None:
+            raise Refusal("invalid_value", "job_id: a job of this id has not ended yet.", "job_id")
+        if self.busy == "refuse" and self.turns.running is not None:
+            raise Refusal("busy")
+        job = Job(body.job_id)
+        try:
+            await self.turns.wait(job)
+            if job.cancelled:  # just when its turn came
+                raise Refusal("cancelled")
+            await self._begin(job, request)
+        except BaseException:
+            self.turns.leave(job)
+            raise
+        return Streamed(context.state, context.id, self._events(job), _failed, EVENTS, lambda: self.turns.leave(job))
+
+    async def _begin(self, job: Job, request: Request) -> None:
+        async def made() -> Request:
+            return request
+
+        job.stream = AsyncStream(made, _options.begin(self.pool.config, dict(self._options)))
+        await job.stream
+
+    async def _events(self, job: Job) -> AsyncIterator[bytes]:
+        stream = job.stream
+        assert stream is not None
+        yield event(_encode(Started(job.id, self.name)), "started")
+        tokens = Tokens(stream)
+        async for chunk in stream:
+            for token in tokens.of(chunk):
+                yield event(_encode(token), "token")
+        if job.cancelled:
+            raise Refusal("cancelled")
+        done = await stream.result()
+        if done.finish_reason not in ("stop", "length"):
+            raise Refusal("cancelled")
+        yield event(_encode(End(done.usage.completion_tokens, round(done.timings.generation * 1e3, 3),
+                                done.finish_reason)), "end")
+
+    async def cancel(self, context: Context, body: CancelRequest) -> Response:
+        """Idempotent."""
+        job = self.turns.find(body.job_id)
+        if job is not None:
+            self.turns.cancel(job)
+        return json_answer(CancelAnswer(body.job_id, job is not None))
+
+    async def shutdown(self, context: Context, body: None) -> Response:
+        """As SIGTERM."""
+        self.serving.stop()
+        return json_answer(ShutdownAnswer(), 202)
+
+    async def health(self, context: Context, body: None) -> Response:
+        """Waits for no work."""
+        state = context.state
+        row = next(iter(self.pool.ps()), None)
+        status = "stopping" if state.stopping else "unhealthy" if self.pool.health().status == "unhealthy" \
+            else "busy" if self.turns.running is not None else "ready"
+        return json_answer(HealthAnswer(
+            status=status, resident=row is not None and row.state in ("ready", "busy"),
+            bytes_used=0 if row is None else row.model_bytes + row.engine_bytes, waiting=self.turns.waiting,
+            uptime=round(time.time() - state.started, 3), **self._facts),
+            503 if status in ("stopping", "unhealthy") else 200)
+
+
+def _failed(refusal: Refusal) -> bytes:
+    return event(worker_error(refusal), "error")
+
+
+class Tokens:
+    """Events of the pieces of a text: one a token, unless it ends inside of a character; then it goes with the one
+    that completes it. Tokens without text have none. What a piece has of a token whose rest is held back, since it may
+    be the beginning of a stop string, waits for the rest."""
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+        self._rest = b""  # what waits
+        self._base = self._seen = 0  # bytes before it; tokens whose text is before it
+
+    def of(self, chunk: Chunk) -> list[Token]:
+        """Of the next piece."""
+        ticket, found, at = self._stream._ticket, [], 0
+        assert ticket is not None
+        data = self._rest + chunk.text.encode()
+        ends = ticket.tokens(0)[2][self._seen:].tolist()
+        last = self._seen + len(ends) - 1
+        for end in ends:
+            stop = end - self._base
+            if stop > len(data):
+                break
+            self._seen += 1
+            if stop > at and (stop == len(data) or data[stop] & 0xC0 != 0x80):
+                found.append(Token(data[at:stop].decode(), self._seen - 1))
+                at = stop
+        if chunk.finish_reason is not None and at < len(data):  # it ends before a stop string, or inside of a character
+            found.append(Token(data[at:].decode(), min(self._seen, last)))
+            at = len(data)
+        self._rest, self._base = data[at:], self._base + at
+        return found
+
+
+def worker_config(threads: int = 0, offline: bool | None = None, grace: float = GRACE) -> PoolConfig:
+    """The pool of a worker: one engine, one call at a time, and the model never leaves."""
+    return PoolConfig(threads=threads, offline=offline, shutdown_grace=grace, policy="sequential",
+                      max_workers_per_model=1, keep_alive=-1)
+
+
+def worker_settings(port: int, token: str | None = None, grace: float = GRACE) -> Settings:
+    """On loopback."""
+    return Settings(port=port, token=token, max_body=_MAX_BODY, grace=grace)
+
+
+__all__ = ["GRACE", "Turns", "Worker", "worker_config", "worker_settings"]

@@ -1,0 +1,83 @@
+"""A text that nobody can have prepared: the model is asked for what was unknown until now."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import mpool
+from defaultmodels import SMOLLM2
+from realmodels import find_real
+from workers import run, text_of, working
+
+ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen").split()
+TENS = ("", "", "twenty", "thirty", "forty", "fifty")
+WORDS = ("lantern river copper maple thunder velvet harbor meadow candle orchid falcon marble willow pepper silver "
+         "walnut anchor basket cherry engine forest garden hammer island jacket kitten ladder mirror needle").split()
+#: Two haiku that show what is meant; see the test for why.
+SHOWN = """Each haiku names its minute and its word.
+
+Minute: twelve. Word: robin.
+Haiku: Minute twelve has come,
+the robin sings in the rain,
+and the day is long.
+
+Minute: forty-one. Word: pebble.
+Haiku: Minute forty-one,
+the pebble rests in the stream,
+and the moon is cold.
+
+Minute: {}. Word: {}.
+Haiku:"""
+
+
+def in_words(minute: int) -> str:
+    """A number below 60."""
+    if minute < 20:
+        return ONES[minute]
+    return TENS[minute // 10] + (f"-{ONES[minute % 10]}" if minute % 10 else "")
+
+
+def test_numbers_in_words() -> None:
+    assert [in_words(minute) for minute in (0, 13, 20, 59)] == ["zero", "thirteen", "twenty", "fifty-nine"]
+
+
+def test_haiku_generation_anti_cheat() -> None:
+    """Three haiku, each with the current minute in words and a random word; the same from the library, from the library
+    again and from a worker over HTTP.
+
+    Rates measured for SmolLM2-135M-Instruct (Q4_1), 30 nonces each, both parts in the answer: asked plainly for a haiku
+    2 of 30 (greedy or at temperature 0.7), asked in its chat format 8 of 30, after the two haiku shown above 28 of 30
+    at temperature 0.7 and 30 of 30 greedily; of 300 more, over all minutes, 298, and both that failed had the word
+    "desert", which is not among the words here. So it can hold a nonce if it is shown how, and no larger model is
+    needed. Two of the three haiku have to have theirs, so that a rare slip is none of this test.
+    """
+    found = find_real("smollm2")
+    ref = SMOLLM2 if found is None else str(found)  # without the weights this fails, and says how to get them
+    held = 0
+    model = mpool.get(ref)  # of the default pool, which has nothing to do with the worker's
+    with working(f"haiku={ref}") as worker:
+        for number, word in enumerate(random.SystemRandom().sample(WORDS, 3)):
+            minute = in_words(time.localtime().tm_min)
+            prompt = SHOWN.format(minute, word)
+            greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "stop": ["\n\n"]}
+            done = model.generate(prompt, **greedy)
+            lower = done.text.lower()
+            held += minute in lower and word in lower
+            assert "\ufffd" not in done.text and done.text.isascii() and len(done.text.split()) >= 5, done.text
+            assert sum(char.isalpha() or char.isspace() for char in done.text) > 0.8 * len(done.text), done.text
+            live = run(worker.serving, job_id=f"greedy{number}", prompt=prompt, **greedy)
+            assert text_of(live) == done.text and live[-1][1]["tokens_out"] == done.usage.completion_tokens
+
+            drawn: dict[str, Any] = {"temperature": 0.9, "seed": random.getrandbits(60), "max_tokens": 40}
+            first, again = (model.generate(prompt, logprobs=True, **drawn) for _ in range(2))
+            tokens = [[token.token_id for token in result.logprobs or ()] for result in (first, again)]
+            assert tokens[0] == tokens[1] and len(tokens[0]) == first.usage.completion_tokens > 0
+            live = run(worker.serving, job_id=f"drawn{number}", prompt=prompt, **drawn)
+            assert text_of(live) == first.text and live[-1][1]["tokens_out"] == len(tokens[0])
+            if first.text.isascii():  # else some tokens are parts of characters, which go out together
+                assert [(data["t"], data["i"]) for name, data in live if name == "token"] == [
+                    (token.token, at) for at, token in enumerate(first.logprobs or ()) if token.token]
+    assert held >= 2, "the answers do not carry what only the prompt said"

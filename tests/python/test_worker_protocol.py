@@ -1,0 +1,451 @@
+"""The worker protocol: every rule that it has is a test here, at the socket of a worker that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpool import errors
+from realmodels import real_path
+from servers import Raw, ask
+from workers import TERMINAL, Events, Process, free, refused, run, text_of, until, working
+
+from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
+from mpool.server.worker import GRACE, Worker
+
+GREEDY: dict[str, Any] = {"temperature": 0}
+#: Some thousand tokens: seconds of reading with SmolLM2.
+LONG = "The quick brown fox jumps over the lazy dog and looks at number seventeen. " * 200
+CODES = {"INVALID_REQUEST", "MODEL_LOAD_FAILED", "OOM", "INFERENCE_TIMEOUT", "CANCELLED", "INTERNAL"}
+
+
+@pytest.fixture(scope="module")
+def worker(llama: Path) -> Iterator[Worker]:
+    """Of a tiny model."""
+    with working(f"tiny={llama}") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def slow_worker() -> Iterator[Worker]:
+    """Of a model that needs seconds for 2,048 tokens."""
+    with working(f"smol={real_path('smollm2')}") as made:
+        yield made
+
+
+# ---- a job -----------------------------------------------------------------------------------------------------------
+
+def test_a_job_is_started_tokens_and_one_end(worker: Worker) -> None:
+    found = run(worker.serving, job_id="a", prompt="A cat sat", max_tokens=40, **GREEDY)
+    wanted = worker.pool.generate("A cat sat", worker.model, max_tokens=40, **GREEDY)
+    assert found[0] == ("started", {"job_id": "a", "model": "tiny"})
+    assert text_of(found) == wanted.text
+    name, end = found[-1]
+    assert name == "end" and set(end) == {"tokens_out", "decode_time_ms", "stop_reason"}
+    assert end["tokens_out"] == wanted.usage.completion_tokens and end["stop_reason"] == wanted.finish_reason
+    assert end["decode_time_ms"] > 0 and found[-2][1]["i"] < end["tokens_out"]
+
+
+def test_every_option_reaches_the_library(worker: Worker) -> None:
+    options: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9, "top_k": 30, "min_p": 0.01, "repetition_penalty": 1.1,
+                               "seed": 7, "max_tokens": 60}
+    plain = worker.pool.generate("A cat", worker.model, **options)
+    found = run(worker.serving, job_id="o", prompt="A cat", **options)
+    assert text_of(found) == plain.text
+    stop = plain.text[10:12]
+    wanted = worker.pool.generate("A cat", worker.model, stop=[stop], **options)
+    found = run(worker.serving, job_id="o", prompt="A cat", stop=[stop], **options)
+    assert text_of(found) == wanted.text == plain.text[:plain.text.index(stop)]
+    assert found[-1][1]["stop_reason"] == "stop"
+    assert found[-1][1]["tokens_out"] == wanted.usage.completion_tokens
+
+
+def test_the_same_seed_gives_the_same_tokens(worker: Worker) -> None:
+    options: dict[str, Any] = {"prompt": "Once", "max_tokens": 50, "temperature": 1.5}
+    first, again, other = (run(worker.serving, job_id="s", seed=seed, **options)[1:-1] for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_utf_8_never_splits_over_two_events(worker: Worker) -> None:
+    """The tiny model's tokens are mostly bytes: at a high temperature it writes parts of characters all the time. Each
+    event is decoded by itself (workers.py)."""
+    whole = 0
+    for seed in range(12):
+        options: dict[str, Any] = {"prompt": "日本語の文章です。", "max_tokens": 120, "temperature": 1.0, "seed": seed}
+        found = run(worker.serving, job_id="u", **options)
+        wanted = worker.pool.generate(options.pop("prompt"), worker.model, **options)
+        assert text_of(found) == wanted.text
+        whole += sum(ord(char) > 127 and char != "\ufffd" for char in wanted.text)
+    assert whole > 20, "the model wrote no such characters"
+
+
+def test_tokens_go_out_as_they_are_made(slow_worker: Worker) -> None:
+    """The client has many before the job has all."""
+    events = Events(slow_worker.serving, job_id="made", prompt="Count: one, two,", max_tokens=400, **GREEDY)
+    seen = 0
+    for name, data in events:
+        if name == "token":
+            seen += 1
+            if seen == 3:
+                running = slow_worker.turns.running
+                assert running is not None and running.stream is not None and running.stream._ticket is not None
+                assert not running.stream._ticket.done()
+    assert seen > 100 and name == "end"
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, value", [
+    ("job_id", ""), ("job_id", 3), ("job_id", "x" * 257), ("prompt", ""), ("prompt", "x" * 32_769), ("prompt", None),
+    ("max_tokens", 0), ("max_tokens", 2049), ("max_tokens", True), ("max_tokens", 1.5), ("temperature", -0.1),
+    ("temperature", 2.1), ("temperature", "1"), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("min_p", -1),
+    ("min_p", 1.5), ("repetition_penalty", 0), ("stop", ["a"] * 5), ("stop", [""]), ("stop", "a"), ("seed", -1),
+    ("seed", 2**64), ("path", "/etc/passwd"), ("model", "tiny")])
+def test_400_names_the_bad_parameter(worker: Worker, name: str, value: Any) -> None:
+    status, found = refused(worker.serving, **{"job_id": "a", "prompt": "b", name: value})
+    assert status == 400 and found["code"] == "INVALID_REQUEST" and found["retriable"] is False
+    assert (found["param"] or "").split("[")[0] == name and name in found["message"]
+
+
+def test_400_names_what_is_missing(worker: Worker) -> None:
+    for name, body in (("prompt", {"job_id": "a"}), ("job_id", {"prompt": "a"})):
+        status, found = refused(worker.serving, **body)
+        assert (status, found["code"], found["param"]) == (400, "INVALID_REQUEST", name)
+
+
+def test_the_limits_themselves_are_allowed(worker: Worker) -> None:
+    found = run(worker.serving, job_id="x" * 256, prompt="a", max_tokens=1, temperature=2, top_p=1, top_k=0, min_p=0,
+                repetition_penalty=1, stop=["zq"] * 4, seed=2**64 - 1)
+    assert found[-1][0] == "end"
+    # what is longer than the model's context is told so, and before it waits for a turn
+    status, error = refused(worker.serving, job_id="long", prompt="𝄞" * 32_768)
+    assert (status, error["code"]) == (400, "INVALID_REQUEST") and "tokens" in error["message"]
+
+
+def test_what_is_no_request_at_all(worker: Worker) -> None:
+    for body in (b"{", b"[]", b'{"job_id": "a", "job_id": "b", "prompt": "c"}', b"\xff"):
+        status, found = ask(worker.serving, "/execute", body)
+        assert status == 400 and found["code"] == "INVALID_REQUEST"
+    with Raw(worker.serving) as raw:
+        status, headers, data = raw.request("/execute").answer()
+        assert status == 405 and headers["allow"] == "POST" and json.loads(data)["code"] == "INVALID_REQUEST"
+
+
+# ---- one after the other ---------------------------------------------------------------------------------------------
+
+def test_requests_run_strictly_one_after_the_other(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule M0-W-1301: whenever one is given to the core, all before it are done; and answers do not overlap either."""
+    from mpool.generation import Request
+
+    tickets: list[Any] = []
+    overlaps: list[int] = []
+    submit = Request.submit
+
+    def watched(self: Request, *args: Any, **more: Any) -> Any:
+        overlaps.append(sum(not ticket.done() for ticket in tickets))
+        tickets.append(submit(self, *args, **more))
+        return tickets[-1]
+
+    monkeypatch.setattr(Request, "submit", watched)
+    done: list[Any] = []
+
+    def client(number: int) -> None:
+        done.append(run(worker.serving, job_id=f"job{number}", prompt=f"Number {number}", max_tokens=60, **GREEDY))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert overlaps == [0] * 12
+    assert len(done) == 12 and {found[-1][0] for found in done} == {"end"}
+    free(worker)
+
+
+def test_a_second_request_waits_its_turn(slow_worker: Worker) -> None:
+    first = Events(slow_worker.serving, job_id="first", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    found: list[Any] = []
+    second = threading.Thread(target=lambda: found.append(
+        run(slow_worker.serving, job_id="second", prompt="Hello", max_tokens=3, **GREEDY)))
+    second.start()
+    until(lambda: slow_worker.turns.waiting == 1)
+    assert not found and slow_worker.turns.running is not None and slow_worker.turns.running.id == "first"
+    assert ask(slow_worker.serving, "/health")[1]["waiting"] == 1
+    assert ask(slow_worker.serving, "/cancel", {"job_id": "first"}) == (200, {"job_id": "first", "cancelled": True})
+    assert list(first)[-1][1]["code"] == "CANCELLED"
+    second.join(60)
+    assert found and found[0][-1][0] == "end"
+    free(slow_worker)
+
+
+def test_a_second_request_gets_409_if_so_configured() -> None:
+    with working(f"smol={real_path('smollm2')}", busy="refuse") as made:
+        events = Events(made.serving, job_id="first", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+        status, found = refused(made.serving, job_id="second", prompt="b")
+        assert (status, found["code"], found["retriable"]) == (409, "INVALID_REQUEST", True)
+        events.close()
+        free(made)
+        assert run(made.serving, job_id="third", prompt="c", max_tokens=2)[-1][0] == "end"
+
+
+def test_a_job_id_is_one_job(slow_worker: Worker) -> None:
+    events = Events(slow_worker.serving, job_id="same", prompt="Once", max_tokens=2048, **GREEDY)
+    status, found = refused(slow_worker.serving, job_id="same", prompt="Twice")
+    assert (status, found["param"]) == (400, "job_id")
+    events.close()
+    free(slow_worker)
+
+
+def test_the_threads_are_the_loop_the_team_maintenance_and_drain(llama: Path) -> None:
+    """While a job runs, and after many: no thread for requests, bodies or tokenising ever came."""
+    with Process("-m", f"tiny={llama}", "--threads", "2") as process:
+        folder = f"/proc/{process.process.pid}/task"
+        at_once: list[list[str]] = []
+        for number in range(6):
+            events = Events(process, job_id=f"t{number}", prompt="word " * (10 if number < 5 else 500),
+                            max_tokens=200, **GREEDY)
+            at_once.append(sorted(Path(folder, task, "comm").read_text().strip() for task in os.listdir(folder)))
+            list(events)
+        assert len({tuple(names) for names in at_once}) == 1, at_once
+        kinds = Counter(at_once[0])
+        core = {name: kinds.pop(name) for name in ("mpool-compute", "mpool-worker") if name in kinds}
+        assert core["mpool-compute"] == 1, at_once[0]  # the team's second lane; the worker's engine is the first
+        assert sum(kinds.values()) == 2, at_once[0]  # the loop, and what drains the core's log
+
+
+# ---- ends that somebody else decides on ------------------------------------------------------------------------------
+
+def test_cancel_is_idempotent(slow_worker: Worker) -> None:
+    events = Events(slow_worker.serving, job_id="c", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    assert ask(slow_worker.serving, "/cancel", {"job_id": "c"}) == (200, {"job_id": "c", "cancelled": True})
+    found = list(events)
+    assert found[-1][0] == "error" and found[-1][1]["code"] == "CANCELLED" and found[-1][1]["retriable"] is False
+    assert sum(name in TERMINAL for name, _ in found) == 1
+    free(slow_worker)
+    for name in ("c", "never"):
+        assert ask(slow_worker.serving, "/cancel", {"job_id": name}) == (200, {"job_id": name, "cancelled": False})
+    assert ask(slow_worker.serving, "/cancel", {})[1]["param"] == "job_id"
+
+
+def test_what_waits_can_be_cancelled(slow_worker: Worker) -> None:
+    first = Events(slow_worker.serving, job_id="1", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    found: list[Any] = []
+    second = threading.Thread(target=lambda: found.append(refused(slow_worker.serving, job_id="2", prompt="x")))
+    second.start()
+    until(lambda: slow_worker.turns.waiting == 1)
+    assert ask(slow_worker.serving, "/cancel", {"job_id": "2"})[1]["cancelled"] is True
+    second.join(30)
+    assert found and found[0][1]["code"] == "CANCELLED" and slow_worker.turns.running is not None
+    first.close()
+    free(slow_worker)
+
+
+def test_a_client_that_leaves_stops_its_job(slow_worker: Worker) -> None:
+    events = Events(slow_worker.serving, job_id="l", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    for name, _ in events:
+        if name == "token":
+            break
+    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    events.close()
+    free(slow_worker)
+    assert ticket is not None and ticket.done() and ticket.text(0)[2] == 4 and ticket.text(0)[1] < 2048
+
+
+def test_a_client_that_leaves_stops_its_job_in_prefill_too(slow_worker: Worker) -> None:
+    prompt = f"{time.time_ns()} {LONG}"  # nothing of it was read before
+    events = Events(slow_worker.serving, job_id="p", prompt=prompt, max_tokens=5, **GREEDY)
+    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    assert ticket is not None
+    until(lambda: any(row.running for row in slow_worker.pool.ps()))
+    events.close()
+    free(slow_worker)
+    assert ticket.done() and ticket.text(0)[1] == 0, "it read the prompt to its end"
+
+
+def test_a_client_that_leaves_while_it_waits(slow_worker: Worker) -> None:
+    first = Events(slow_worker.serving, job_id="1", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    with Raw(slow_worker.serving) as raw:
+        raw.request("/execute", b'{"job_id": "2", "prompt": "x"}')
+        until(lambda: slow_worker.turns.waiting == 1)
+    until(lambda: slow_worker.turns.waiting == 0)
+    assert slow_worker.turns.running is not None and slow_worker.turns.running.id == "1"
+    first.close()
+    free(slow_worker)
+
+
+# ---- faults: one terminal event, whenever they come ------------------------------------------------------------------
+
+FAULTS = [(errors.MemoryExhausted("x"), "OOM", True), (errors.Timeout("x"), "INFERENCE_TIMEOUT", True),
+          (errors.SpawnFailed("x"), "MODEL_LOAD_FAILED", True), (errors.ModelError("x"), "INTERNAL", False),
+          (errors.RecvError("x"), "INTERNAL", True), (errors.Cancelled("x"), "CANCELLED", False),
+          (errors.ShuttingDown("x"), "CANCELLED", True), (errors.InvalidArgument("x"), "INVALID_REQUEST", False),
+          (RuntimeError("a secret"), "INTERNAL", False), (MemoryError(), "OOM", True)]
+
+
+@pytest.mark.parametrize("fault, code, retriable", FAULTS, ids=[type(fault).__name__ for fault, _, _ in FAULTS])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_fault_of_the_engine_is_one_terminal_event(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch, after: int,
+                                                     fault: Exception, code: str, retriable: bool) -> None:
+    """Before the first token, and after some."""
+    from mpool.generation import Reader
+
+    take, taken = Reader.take, [0]
+
+    def failing(self: Reader) -> Any:
+        taken[0] += 1
+        if taken[0] > after:
+            raise fault
+        return take(self)
+
+    monkeypatch.setattr(Reader, "take", failing)
+    found = run(slow_worker.serving, job_id="f", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    name, error = found[-1]
+    assert (len(found) > 2) == (after > 0)
+    assert name == "error" and set(error) == {"code", "message", "retriable", "param"}
+    assert (error["code"], error["retriable"]) == (code, retriable) and "secret" not in json.dumps(error)
+    monkeypatch.undo()
+    free(slow_worker)
+    assert run(slow_worker.serving, job_id="f", prompt="A cat", max_tokens=3)[-1][0] == "end"
+
+
+@pytest.mark.parametrize("fault, code, retriable", FAULTS, ids=[type(fault).__name__ for fault, _, _ in FAULTS])
+def test_a_fault_before_the_head_is_an_error_by_itself(worker: Worker, monkeypatch: pytest.MonkeyPatch,
+                                                       fault: Exception, code: str, retriable: bool) -> None:
+    from mpool.generation import Request
+
+    def failing(self: Request, *args: Any, **more: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(Request, "submit", failing)
+    status, error = refused(worker.serving, job_id="f", prompt="A cat")
+    assert status >= 400 and (error["code"], error["retriable"]) == (code, retriable)
+    monkeypatch.undo()
+    assert run(worker.serving, job_id="f", prompt="A cat", max_tokens=3)[-1][0] == "end"
+
+
+def test_a_job_that_takes_too_long(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_worker, "_options", {"timeout": 0.2})
+    prompt = f"{time.time_ns()} {LONG}"
+    found = run(slow_worker.serving, job_id="t", prompt=prompt, max_tokens=2048, **GREEDY)
+    assert found[-1][0] == "error" and found[-1][1]["code"] == "INFERENCE_TIMEOUT" and found[-1][1]["retriable"]
+    free(slow_worker)
+
+
+def test_there_are_six_codes() -> None:
+    found = {worker_code(Refusal(code)) for code in TABLE}
+    assert found == CODES
+    assert worker_code(refusal_of(errors.FormatError("x"), "id")) == "MODEL_LOAD_FAILED"
+    assert json.loads(worker_error(Refusal("busy"))) == {"code": "INVALID_REQUEST", "message": "The worker has a job.",
+                                                         "retriable": True, "param": None}
+
+
+# ---- how it is -------------------------------------------------------------------------------------------------------
+
+def test_health_has_its_fields(worker: Worker, llama: Path) -> None:
+    free(worker)
+    status, found = ask(worker.serving, "/health")
+    description = worker.model.description
+    assert status == 200 and found["status"] == "ready" and found["model"] == "tiny" and found["resident"] is True
+    assert found["quant_kind"] == description.spec.tensors[0].dtype and found["tokenizer_kind"] == "bpe"
+    row = worker.pool.ps()[0]
+    assert found["bytes_used"] == row.model_bytes + row.engine_bytes > 0
+    assert found["vocab_size"] == worker.model._entry.tokenizer().vocab_size
+    assert found["context_length"] == worker.model.context_length
+    assert found["waiting"] == 0 and found["uptime"] > 0
+
+
+def test_health_of_a_gguf_file(slow_worker: Worker) -> None:
+    found = ask(slow_worker.serving, "/health")[1]
+    assert (found["quant_kind"], found["tokenizer_kind"], found["vocab_size"]) == ("Q4_1", "bpe", 49152)
+
+
+def test_health_answers_while_a_job_runs(slow_worker: Worker) -> None:
+    """By order, not by the clock: many answers between two pieces of a job, in its prefill and in its decoding."""
+    for job in ({"prompt": f"{time.time_ns()} {LONG}", "max_tokens": 2}, {"prompt": "Once", "max_tokens": 2048}):
+        events = Events(slow_worker.serving, job_id="h", **job, **GREEDY)
+        ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+        for _ in range(20):
+            status, found = ask(slow_worker.serving, "/health")
+            assert status == 200 and found["status"] == "busy"
+        assert ticket is not None and not ticket.done()
+        events.close()
+        free(slow_worker)
+
+
+def test_metrics(worker: Worker) -> None:
+    with Raw(worker.serving) as raw:
+        status, headers, data = raw.request("/metrics").answer()
+    assert status == 200 and headers["content-type"].startswith("text/plain") and b"mpool_model_calls" in data
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+def test_load_progress_is_announced(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Process("-m", f"tiny={llama}") as process:
+        process.process.terminate()
+        _, said = process.process.communicate(timeout=30)
+    shares = [int(line.split()[2]) for line in said.splitlines() if line.startswith("mpool: loading")]
+    assert shares == [0, 25, 50, 75, 100] and process.process.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "shutdown"])
+def test_a_worker_that_is_stopped_finishes_what_runs(how: str) -> None:
+    """The job gets its end, the process its exit code 0. The next test has a job that takes longer than the grace,
+    which is below the five seconds allowed."""
+    assert GRACE < 5
+    with Process("-m", str(real_path("smollm2"))) as process:
+        events = Events(process, job_id="s", prompt="Once upon a time", max_tokens=20, **GREEDY)
+        if how == "SIGTERM":
+            process.process.send_signal(signal.SIGTERM)
+        else:
+            assert ask(process, "/shutdown", b"") == (202, {"status": "stopping"})
+        found = list(events)
+        assert found[-1][0] == "end" and found[-1][1]["tokens_out"] == 20
+        assert process.process.wait(30) == 0
+
+
+def test_a_long_job_is_cut_off_when_the_worker_is_stopped(llama: Path) -> None:
+    with working(f"smol={real_path('smollm2')}") as made:
+        events = Events(made.serving, job_id="s", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+        waiting: list[Any] = []
+        second = threading.Thread(target=lambda: waiting.append(refused(made.serving, job_id="w", prompt="x")))
+        second.start()
+        until(lambda: made.turns.waiting == 1)
+        made.serving.stop()
+        found = list(events)
+        second.join(30)
+    assert found[-1][0] == "error" and found[-1][1] | {"message": ""} == {
+        "code": "CANCELLED", "message": "", "retriable": True, "param": None}
+    assert waiting and waiting[0][1]["code"] == "CANCELLED" and waiting[0][1]["retriable"] is True
+
+
+def test_a_model_that_cannot_be_loaded(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.cli import main
+
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+    assert main(["worker", "--port", "0", "-m", str(tmp_path / "bad.gguf")]) == 1
+    assert "mpool: MODEL_LOAD_FAILED" in capsys.readouterr().err
+    assert main(["worker", "--port", "0", "-m", str(bert)]) == 1
+    assert "allowed: text_to_text" in capsys.readouterr().err
+    assert main(["worker", "--port", "0", "--timeout", "-1", "-m", str(bert)]) == 1
+    assert "timeout" in capsys.readouterr().err
+
+
+def test_a_token_is_required_if_there_is_one(llama: Path, tmp_path: Path) -> None:
+    with Process("-m", str(llama), "--token-file", str(tmp_path / "token")) as process:
+        token = (tmp_path / "token").read_text().strip()
+        for path, body in (("/execute", b"{}"), ("/cancel", b"{}"), ("/shutdown", b""), ("/metrics", None)):
+            with Raw(process) as raw:
+                assert raw.request(path, body, method="GET" if body is None else "POST").answer()[0] == 401
+        with Raw(process) as raw:
+            assert raw.request("/health").answer()[0] == 200
+        assert ask(process, "/cancel", {"job_id": "x"}, f"Authorization: Bearer {token}")[0] == 200

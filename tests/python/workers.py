@@ -1,0 +1,140 @@
+"""A worker for tests: in a thread of this process, or a process of its own; jobs, and what comes of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from servers import Raw, idle
+from mpool.server.worker import Worker, worker_config, worker_settings
+
+TERMINAL = ("end", "error")
+Event = tuple[str, dict[str, Any]]
+
+
+@contextmanager
+def working(ref: Any, **options: Any) -> Iterator[Worker]:
+    """A worker that runs for as long as the ``with`` lasts, and then has ended as it should."""
+    worker = Worker(ref, worker_settings(0), worker_config(offline=None, grace=1.0), **options)
+    up = threading.Event()
+    thread = threading.Thread(target=worker.run, args=(up.set,), name="worker")
+    thread.start()
+    try:
+        assert up.wait(30)
+        yield worker
+    finally:
+        worker.serving.stop()
+        thread.join(30)
+        assert not thread.is_alive(), "the worker does not end"
+
+
+class Events:
+    """A job that was posted: its events, one at a time."""
+
+    def __init__(self, server: Any, **body: Any) -> None:
+        self.raw = Raw(server, 120).request("/execute", json.dumps(body).encode())
+        self._data = b""
+        while b"\r\n\r\n" not in self._data:
+            self._more()
+        head, _, self._data = self._data.partition(b"\r\n\r\n")
+        self.status = int(head.split()[1])
+        assert self.status == 200 and b"text/event-stream" in head, (head, self._data)
+        self._text, self.over = b"", False
+
+    def _more(self) -> None:
+        part = self.raw._read()
+        if not part:
+            raise ConnectionError("closed before its end")
+        self._data += part
+
+    def _chunk(self) -> None:
+        """The next chunk of the body."""
+        while b"\r\n" not in self._data:
+            self._more()
+        size, _, self._data = self._data.partition(b"\r\n")
+        count = int(size, 16)
+        while len(self._data) < count + 2:
+            self._more()
+        self._text += self._data[:count]
+        self._data, self.over = self._data[count + 2:], count == 0
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            while b"\n\n" not in self._text:
+                if self.over:
+                    assert not self._text
+                    return
+                self._chunk()
+            block, _, self._text = self._text.partition(b"\n\n")
+            text = block.decode()  # every event is whole characters by itself
+            if not text.startswith(":"):
+                name, data = text.split("\n")
+                yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+    def close(self) -> None:
+        """Leaves."""
+        self.raw.socket.close()
+
+
+def run(server: Any, **body: Any) -> list[Event]:
+    """All events of a job, checked: started, tokens in their order, and one end."""
+    events = Events(server, **body)
+    found = list(events)
+    events.close()
+    names = [name for name, _ in found]
+    assert names[0] == "started" and names[-1] in TERMINAL and set(names[1:-1]) <= {"token"}, names
+    numbers = [data["i"] for name, data in found if name == "token"]
+    assert numbers == sorted(numbers) and (not numbers or numbers[0] >= 0)
+    assert len(set(numbers[:-1])) == len(numbers[:-1])  # the end may belong to the token before
+    return found
+
+
+def refused(server: Any, **body: Any) -> tuple[int, dict[str, Any]]:
+    """Status and error of a job that does not begin."""
+    with Raw(server, 60) as raw:
+        status, _, data = raw.request("/execute", json.dumps(body).encode()).answer()
+    return status, json.loads(data)
+
+
+def text_of(events: list[Event]) -> str:
+    """What a job wrote."""
+    return "".join(data["t"] for name, data in events if name == "token")
+
+
+def until(met: Any, seconds: float = 60.0) -> None:
+    """Waits for a condition."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.002)
+
+
+def free(worker: Worker) -> None:
+    """Waits until there is no job, and nothing is computed."""
+    until(lambda: worker.turns.running is None and not worker.turns.waiting)
+    idle(worker.serving, 60)
+
+
+class Process:
+    """``mpool worker`` as a process of its own; ``port``: where it is."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen([sys.executable, "-m", "mpool", "worker", "--port", "0", *arguments],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None and self.process.stderr is not None
+        line = self.process.stdout.readline()
+        assert " on http://127.0.0.1:" in line, (line, self.process.stderr.read())
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
