@@ -141,6 +141,11 @@ class Ticket:
         stop index."""
     def tokens(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint32]]:
         """ids, logprobs, byte_end of the tokens so far (copies)."""
+    def drawn_ids(self, choice: int, start: int) -> tuple[list[int], bool]:
+        """Ids from number ``start`` on, and whether there will be no more."""
+    def mask(self, choice: int, index: int, bits: bytes) -> None:
+        """Which tokens may be number ``index`` of a choice, the next one: a bit an id, as many bytes as submit_text
+        got. The answer waits for it. One thread at a time for a choice."""
     def top_logprobs(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
         """(tokens, k) ids and logprobs."""
     def usage(self) -> tuple[int, int, int, float, float, float]:
@@ -221,11 +226,12 @@ class Registry:
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
                     stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
-                    timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
-                    lane: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
-                    policy: str = "default") -> Ticket:
+                    mask: bytes | None = None, timeout: float | None = None, patience: float = -1.0,
+                    keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
+                    fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket:
         """vision: a call to a model that reads images, which ``images`` may have: pixels, sizes, tile_keys, runs,
-        run_keys, sources, as of ``mpool.seeing.Images``."""
+        run_keys, sources, as of ``mpool.seeing.Images``. mask: which tokens may come first; those for later ones have
+        to follow (``Ticket.mask``)."""
     def submit_draw(self, key: str, width: int, height: int, ids: Sequence[Sequence[NDArray[np.int32] | None]],
                     counts: tuple[int, int, int], noise: NDArray[np.float32], times: NDArray[np.float32],
                     sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0, preview_every: int = 0,

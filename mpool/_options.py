@@ -344,6 +344,7 @@ class TextOptions(CallKeywords, total=False):
     top_logprobs: int | None
     n: int | None
     parse_special: bool
+    response_format: Mapping[str, Any] | type | None
     tools: Sequence[Mapping[str, Any]] | None
     template_options: Mapping[str, Any] | None
     allow_urls: bool

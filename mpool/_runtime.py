@@ -279,6 +279,12 @@ def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bo
             ignore_eos (False): go on after the model's own end.
             logprobs (False), top_logprobs: log probabilities of the tokens, and of up to 20 alternatives.
             n (1): so many answers to one reading of the prompt.
+            response_format: what the answer must look like; no other token is drawn. ``{"type": "json_object"}``,
+                ``{"type": "json_schema", "json_schema": {"schema": {...}}}``, a JSON schema, a pydantic class,
+                ``{"type": "regex", "regex": ...}``, or ``{"type": "grammar", "grammar": ...}`` (llguidance's Lark). The
+                model may end only where the form is complete; what ``max_tokens`` or a stop string cuts is a piece of
+                it, with ``finish_reason`` ``"length"`` or a ``stop``. ``parsed`` of the result is what JSON says. Not
+                in worker processes. Needs the extra ``grammar``.
             parse_special (False): take texts of control tokens in the prompt for those tokens.
             compute ("auto"): as for :func:`embed`.
             timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
@@ -334,7 +340,8 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
     Returns:
         as :func:`generate`; ``message`` of the result is ready to be appended to ``messages``. What a model thinks
         before it answers (Qwen3's ``<think>``, GPT-OSS's channels but for the final one) is not in ``text`` but in
-        ``reasoning``, of results and of the pieces of a stream; stop strings and ``max_tokens`` count in both.
+        ``reasoning``, of results and of the pieces of a stream; stop strings and ``max_tokens`` count in both. With a
+        ``response_format`` it answers without.
 
     Raises:
         InvalidArgument: the messages are not as described.

@@ -12,7 +12,7 @@ import numpy as np
 from . import _threads, sampling
 from ._options import PLAIN
 from .embedding import MAX_CHARS, surrogate_of
-from .errors import ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
+from .errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from .results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, TopLogprob, Usage
 from .sampling import Sampling, _short
 from .text import reasoning
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._entry import Entry
     from ._options import Call
+    from .grammar import Format
     from .seeing import Images
     from .text import Tokenizer
     from .text.reasoning import Splitter
@@ -34,7 +35,8 @@ _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "can
 @dataclass(frozen=True, slots=True)
 class Request:
     """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``; ``splitter``: what takes its answers
-    apart (:mod:`mpool.text.reasoning`), None if they are given as they are."""
+    apart (:mod:`mpool.text.reasoning`), None if they are given as they are; ``format``: what its answers must look like
+    (:mod:`mpool.grammar`)."""
 
     entry: Entry
     registry: _core.Registry
@@ -46,22 +48,27 @@ class Request:
     splitter: Callable[[], Splitter] | None = None
     images: Images | None = None
     vision: bool = False
+    format: Format | None = None
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
         s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast, again)
         try:
-            return self.registry.submit_text(
+            ticket = self.registry.submit_text(
                 self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,
                 repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
                 frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
                 min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
                 stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
                 bias=[bias for _, bias in s.bias], vision=self.vision,
-                images=None if self.images is None else self.images.arrays(), **keywords)
+                images=None if self.images is None else self.images.arrays(),
+                mask=None if self.format is None else self.format.first, **keywords)
         except MemoryExhausted as error:
             self.entry.pool._name_idle(error, self.core_key)
             raise
+        if self.format is not None:
+            self.format.follow(ticket, s.n, self.entry.key)
+        return ticket
 
     def reader(self, ticket: _core.Ticket) -> Reader:
         """Of what its ticket does."""
@@ -90,7 +97,14 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
     assert settings is not None, "entries of another capability are refused before"
     tokenizer = entry.tokenizer()
     with keyed(entry):
-        chosen = sampling.resolve(options, settings.defaults, tokenizer.vocab_size)
+        wanted = options.get("response_format")
+        rest = {name: value for name, value in options.items() if name != "response_format"}
+        chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
+        format = None
+        if wanted is not None:
+            from . import grammar
+
+            format, splitter = grammar.prepare(wanted, tokenizer, chosen), None  # thoughts would not fit it
     room = settings.context_length - len(ids)
     if room < 1:
         raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "
@@ -98,7 +112,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                               hint="Shorten the prompt", key=entry.key)
     most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter, images,
-                   entry.capability == "vision")
+                   entry.capability == "vision", format)
 
 
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
@@ -147,6 +161,8 @@ class Reader:
         self.request, self.ticket = request, ticket
         n = request.sampling.n
         self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
+        if request.format is not None:
+            request.format.hold(ticket, self)
         self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
 
     def take(self) -> list[Chunk]:
@@ -175,6 +191,11 @@ class Reader:
         """Raises the error of a ticket that is done, if it has one."""
         try:
             self.ticket.check()
+        except Cancelled:
+            fault = None if self.request.format is None else self.request.format.fault(self.ticket)
+            if fault is not None:
+                raise fault from None
+            raise
         except MemoryExhausted as error:
             self.request.entry.pool._name_idle(error, self.request.core_key)
             raise
@@ -225,8 +246,11 @@ class Reader:
             if self.request.sampling.logprobs >= 0:
                 details = self._logprobs(index, ids, logprobs, 0, len(ids))
             thoughts, text = reasoning.split(self.request.splitter, data.decode())
-            choices.append(Choice(index, text, _FINISH[finish] or "cancelled", self.stop(finish, at),
-                                  tuple(ids.tolist()), details, thoughts))
+            reason, stop = _FINISH[finish] or "cancelled", self.stop(finish, at)
+            parsed = None
+            if self.request.format is not None and reason == "stop" and stop is None:
+                parsed = self.request.format.parse(text)
+            choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thoughts, parsed))
         self.request.tokenizer.finish_later()
         prompt, _, cached, queued, prompting, generating = self.ticket.usage()
         first = choices[0]
@@ -234,7 +258,7 @@ class Reader:
             text=first.text, finish_reason=first.finish_reason, stop=first.stop, token_ids=first.token_ids,
             logprobs=first.logprobs, usage=Usage(prompt, sum(len(choice.token_ids) for choice in choices), cached),
             timings=Timings(queued, prompting, generating, self._total()), model=self.request.entry.key,
-            seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning)
+            seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning, parsed=first.parsed)
 
     def _total(self) -> float:
         submitted, _, finished = self.ticket.times()

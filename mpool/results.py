@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 #: Why a text ended. ``"stop"``: the model ended it, or a stop string or token did (see ``stop``); ``"length"``:
 #: ``max_tokens`` or the context was full; ``"cancelled"``: the stream was left early.
@@ -87,6 +87,9 @@ class Choice:
         logprobs: one an id, if asked for.
         reasoning: of a chat, what the model thought before it answered, where its answers tell the two apart; else
             None. Its tokens are among ``token_ids``.
+        parsed: with a ``response_format`` of JSON, what the text says: an instance of the pydantic class that was
+            given, else dicts, lists and so on. None if the text was cut (``finish_reason`` ``"length"``, a stop
+            string), or the class has validators of its own that refuse it: its ``model_validate_json(text)`` says why.
     """
 
     index: int
@@ -96,6 +99,7 @@ class Choice:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str | None = None
+    parsed: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,8 @@ class Completion:
     """An answer. ``str()`` of it is its text.
 
     Attributes:
-        text, finish_reason, stop, token_ids, logprobs, reasoning: those of the first choice (see :class:`Choice`).
+        text, finish_reason, stop, token_ids, logprobs, reasoning, parsed: those of the first choice (see
+            :class:`Choice`).
         usage: counts of tokens.
         timings: where the time went.
         model: key of the model that wrote it.
@@ -122,6 +127,7 @@ class Completion:
     seed: int
     choices: tuple[Choice, ...]
     reasoning: str | None = None
+    parsed: Any = None
 
     @property
     def message(self) -> dict[str, str]:

@@ -276,6 +276,9 @@ static void text_destroy(mp_call *base) {
     if (call->choices)
         free_output(call);
     free_images(&call->images);
+    if (call->masks)
+        mp_free(call->masks[0].bits);
+    mp_free(call->masks);
     mp_free(call->prompt);
     mp_free(call->stop);
     mp_free(call->stop_bytes);
@@ -332,6 +335,11 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     MP_TRY(check_number("repetition_penalty", s->repetition_penalty, 1e-3, 1e3, error));
     MP_TRY(check_number("presence_penalty", s->presence_penalty, -100, 100, error));
     MP_TRY(check_number("frequency_penalty", s->frequency_penalty, -100, 100, error));
+    MP_TRY(check_range("the bytes of a mask", args->mask_bytes, 0, MP_TEXT_MOST_MASK_BYTES, error));
+    if (args->mask_bytes % 4 != 0 || (args->mask_bytes > 0 && (s->ignore_eos || s->min_tokens > 0)))
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "a mask has %lld bytes, allowed: a multiple of 4, without ignore_eos and min_tokens",
+                       (long long)args->mask_bytes);
     for (int i = 0; i < args->n_stop; i++)
         MP_TRY(check_range("the length of a stop string in bytes", args->stop_bytes[i], 1, MP_TEXT_MOST_STOP_BYTES,
                            error));
@@ -397,6 +405,37 @@ static bool copy_images(const mp_text_image_args *from, mp_text_images *to, uint
     return true;
 }
 
+/* All bits in one piece, which the first one's pointer frees. */
+static bool make_masks(mp_text_call *call, const void *mask, int64_t mask_bytes, uint64_t *bytes) {
+    size_t size = (size_t)mask_bytes, n = (size_t)call->n_choices;
+    if (size == 0)
+        return true;
+    call->masks = mp_alloc_array(n, sizeof *call->masks, MP_TAG_REQUEST);
+    uint8_t *bits = call->masks ? mp_alloc_array(n, size, MP_TAG_REQUEST) : NULL;
+    if (!bits)
+        return false;
+    call->mask_words = (int32_t)(size / sizeof(uint32_t));
+    *bytes += n * (size + sizeof *call->masks);
+    for (size_t i = 0; i < n; i++) {
+        call->masks[i].bits = (uint32_t *)(void *)(bits + i * size);
+        memcpy(call->masks[i].bits, mask, size);
+        atomic_init(&call->masks[i].ready, 1);
+    }
+    return true;
+}
+
+mp_status mp_text_call_mask(mp_text_call *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
+                            mp_error *error) {
+    if (choice < 0 || choice >= call->n_choices || !call->masks ||
+        mask_bytes != (int64_t)call->mask_words * (int64_t)sizeof(uint32_t))
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "a mask of %lld bytes for choice %d, allowed: %d bytes, choices 0 to %d", (long long)mask_bytes,
+                       choice, call->mask_words * (int)sizeof(uint32_t), call->masks ? call->n_choices - 1 : -1);
+    memcpy(call->masks[choice].bits, mask, (size_t)mask_bytes);
+    atomic_store_explicit(&call->masks[choice].ready, index + 1, memory_order_release);
+    return MP_OK;
+}
+
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_error *error) {
     *out = NULL;
     MP_TRY(check_text(args, error));
@@ -426,7 +465,8 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
     call->bias = copy(args->bias, (size_t)args->n_bias, sizeof *args->bias, bytes, &ok);
     call->stop = mp_alloc_array((size_t)args->n_stop + 1, sizeof *call->stop, MP_TAG_REQUEST);
     call->choices = mp_alloc_array((size_t)args->n_choices, sizeof *call->choices, MP_TAG_REQUEST);
-    ok = ok && copy_images(&args->images, &call->images, bytes) && call->stop && call->choices;
+    ok = ok && copy_images(&args->images, &call->images, bytes) && call->stop && call->choices &&
+         make_masks(call, args->mask, args->mask_bytes, bytes);
     for (int i = 0; ok && i < args->n_stop; i++)
         call->stop[i] = copy(args->stop[i], (size_t)args->stop_bytes[i], 1, bytes, &ok);
     for (int i = 0; ok && i < args->n_choices; i++)

@@ -110,7 +110,8 @@ enum {                                      /* of a call; checked where one is m
        MP_TEXT_MOST_STOPS = 64,
        MP_TEXT_MOST_STOP_BYTES = 1024,
        MP_TEXT_MOST_IDS = 4096, /* to stop at; with a bias */
-       MP_TEXT_MOST_LOGPROBS = 20
+       MP_TEXT_MOST_LOGPROBS = 20,
+       MP_TEXT_MOST_MASK_BYTES = 1 << 20
 };
 
 typedef enum mp_finish {
@@ -175,6 +176,14 @@ typedef struct mp_text_images {
                          * after the other */
 } mp_text_images;
 
+/* Which tokens may come next in one answer, by a grammar that lives outside the core: a bit an id, 1 = it may; ids
+ * beyond the bits may not. The caller writes the bits for a place when it has seen the token before it, and the engine
+ * reads them before it writes the token of that place: one buffer is enough. */
+typedef struct mp_token_mask {
+    _Atomic uint32_t ready; /* the bits are for token `ready - 1` of the answer; release after they are complete */
+    uint32_t *bits;         /* [mask_words] */
+} mp_token_mask;
+
 typedef struct mp_text_call {
     mp_call base;
     /* request */
@@ -191,6 +200,8 @@ typedef struct mp_text_call {
     int32_t *bias_ids; /* [n_bias] */
     float *bias;       /* [n_bias] added to the logits first */
     mp_text_images images;
+    int32_t mask_words;   /* 0 = any token may come */
+    mp_token_mask *masks; /* [n_choices], or NULL without words; written while the call runs */
     /* result */
     mp_choice *choices;                               /* [n_choices] */
     int32_t cached_tokens;                            /* prompt tokens that a prefix hit saved */
@@ -232,9 +243,21 @@ typedef struct mp_text_args {
     const float *bias;
     bool want_prompt_logits;
     bool vision; /* a call to a model that reads images, of which there may be none */
+    const void *mask; /* [mask_bytes] for the first token of each answer; NULL: none, now and later */
+    int64_t mask_bytes; /* a multiple of 4 */
     mp_text_image_args images;
 } mp_text_args;
 mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_error *error);
+/* The mask for token `index` of an answer, the one that comes next; as many bytes as were given at first. One thread at
+ * a time for an answer; the worker is to be told (mp_ticket_wake). INVALID_ARGUMENT: there is no such answer, it is not
+ * masked, or the size is another. */
+mp_status mp_text_call_mask(mp_text_call *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
+                            mp_error *error);
+/* The bits for token `index` of an answer, or NULL: they are not there yet. */
+static inline const uint32_t *mp_text_call_mask_at(const mp_text_call *call, int choice, uint32_t index) {
+    const mp_token_mask *mask = &call->masks[choice];
+    return __atomic_load_n((const uint32_t *)&mask->ready, __ATOMIC_ACQUIRE) == index + 1 ? mask->bits : NULL;
+}
 /* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,
  * and prompt_logits when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD (3 bytes).
  * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew. */

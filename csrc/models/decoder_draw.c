@@ -88,25 +88,35 @@ mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *er
     return MP_OK;
 }
 
-/* Draw the next token of one answer from its logits, which are overwritten. */
+/* Draw the next token of one answer from its logits, which are overwritten; or keep them until its mask is there. */
 static mp_status draw(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
     mp_text_call *call = (mp_text_call *)item->call;
     mp_answers *state = item->state;
     mp_choice *choice = &call->choices[c];
+    mp_sequence *seq = &state->seqs[c];
     const mp_sampling *s = &call->sampling;
     int32_t vocab = engine->model->sampled_vocab;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
+    const uint32_t *mask = call->masks ? mp_text_call_mask_at(call, c, index) : NULL;
+    seq->waits = call->masks && !mask;
+    if (seq->waits) {
+        if (logits != seq->kept)
+            memcpy(seq->kept, logits, (size_t)vocab * sizeof *logits);
+        return MP_OK;
+    }
     bool early = (int32_t)index < s->min_tokens;
     mp_draw args = {
         .sampling = s,
-        .history = state->penalties ? &state->seqs[c].history : NULL,
+        .history = state->penalties ? &seq->history : NULL,
         .n_bias = call->n_bias,
         .bias_ids = call->bias_ids,
         .bias = call->bias,
         .n_barred = early ? state->n_barred : state->n_always,
         .barred = state->barred,
+        .mask_words = call->mask_words,
+        .mask = mask,
         .choice = (uint32_t)c,
         .position = index,
     };
@@ -135,6 +145,18 @@ static size_t copy_floats(const mp_decoder *model) {
 size_t mp_draw_bytes(const mp_decoder *model) {
     return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
            mp_arena_cost(copy_floats(model) * sizeof(float));
+}
+
+bool mp_answers_may_draw(const mp_item *item, int c) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_answers *state = item->state;
+    uint32_t index = atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed);
+    return state->seqs[c].waits && mp_text_call_mask_at(call, c, index);
+}
+
+mp_status mp_answers_draw_kept(mp_text_engine *engine, mp_item *item, int c, void *scratch) {
+    mp_answers *state = item->state;
+    return draw(engine, item, c, state->seqs[c].kept, scratch);
 }
 
 /* The first drawing of an item also starts its other answers from the same row. */

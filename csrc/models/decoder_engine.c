@@ -132,8 +132,8 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
 /* Rows that an item could compute now, whether all its sequences only decode, and the first tile of an image that is
- * missing for a row, or -1. */
-static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing) {
+ * missing for a row, or -1. *masks is set if one of them waits for its mask. */
+static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing, bool *masks) {
     mp_answers *state = item->state;
     int64_t rows = 0;
     *decoding = true;
@@ -142,6 +142,12 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
         const mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
+        if (seq->waits) { /* its next token is drawn when its mask is there, and then computed */
+            bool may = mp_answers_may_draw(item, i);
+            rows += may;
+            *masks |= !may;
+            continue;
+        }
         int left = seq->count - seq->cached, tile;
         rows += mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
                                 left < STEP_ROWS ? left : STEP_ROWS, &tile);
@@ -186,6 +192,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     bool first = true;
     plan->count = 0;
     plan->cost_ns = 0;
+    plan->masks = false;
     engine->look.item = NULL;
     for (int i = 0; i < n; i++)
         mp_answers_reuse(items[i], &engine->cache);
@@ -198,7 +205,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;
-            int missing, rows = wanted_rows(engine, items[i], &decoding, &missing), room = STEP_ROWS - planned;
+            int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
+            int room = STEP_ROWS - planned;
             if (prompts && rows == 0 && missing >= 0)
                 want_look(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
@@ -229,6 +237,30 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 
 /* ---- step: before the pass --------------------------------------------------------------------------------------- */
 
+static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) {
+    if (bytes <= engine->arena.size)
+        return MP_OK;
+    bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
+    size_t more = bytes - engine->arena.size;
+    if (!mp_budget_take(engine->budget, more) &&
+        (mp_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
+        (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
+        return mp_fail_memory(error, bytes, "the scratch of a step");
+    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes) > 0)
+        status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK) {
+        mp_budget_give(engine->budget, more);
+        if (engine->arena.size == 0) {
+            mp_budget_give(engine->budget, engine->charged);
+            engine->charged = 0;
+        }
+        return status;
+    }
+    engine->charged += more;
+    return MP_OK;
+}
+
 static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_error *error) {
     if (engine->step_count == engine->step_capacity) {
         int capacity = engine->step_capacity ? 2 * engine->step_capacity : 64;
@@ -240,6 +272,25 @@ static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_er
     }
     engine->steps[engine->step_count++] = *step;
     return MP_OK;
+}
+
+/* The token of an answer whose mask came late. False: there is no row of it to be computed. */
+static bool draw_kept(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
+    const mp_answers *state = item->state;
+    mp_error error;
+    if (!mp_answers_may_draw(item, c))
+        return false;
+    mp_status status = reserve(engine, mp_draw_bytes(engine->model), &error);
+    if (status != MP_OK) {
+        *outcome = MP_OUTCOME_WAIT_MEMORY;
+        item->error = error;
+        return false;
+    }
+    mp_arena_reset(&engine->arena); /* nothing of this step is in it yet */
+    status = mp_answers_draw_kept(engine, item, c, mp_arena_take(&engine->arena, mp_draw_bytes(engine->model)));
+    if (status != MP_OK)
+        *outcome = MP_OUTCOME_FAILED;
+    return status == MP_OK && !state->seqs[c].done;
 }
 
 /* Who takes part with how many rows; returns the rows of all. Takes no memory that outlives the step. */
@@ -258,6 +309,11 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             mp_sequence *seq = &state->seqs[c];
             if (!seq->active || seq->done)
                 continue;
+            if (seq->waits && !draw_kept(engine, item, c, &outcomes[p])) {
+                if (outcomes[p] != MP_OUTCOME_MORE)
+                    break;
+                continue;
+            }
             int missing, want = seq->count - seq->cached;
             want = mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
                                    want < left ? want : left, &missing);
@@ -289,7 +345,8 @@ static int add_guesses(mp_text_engine *engine, const mp_plan *plan, int rows) {
         return 0;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
-        if (!decodes(step, plan))
+        /* none for who has a mask: it would be another one after each guess */
+        if (!decodes(step, plan) || ((const mp_text_call *)plan->items[step->plan]->call)->masks)
             continue;
         mp_sequence_guess(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
         steps[n] = step;
@@ -343,30 +400,6 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
     }
     engine->step_count = kept;
     return rows;
-}
-
-static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) {
-    if (bytes <= engine->arena.size)
-        return MP_OK;
-    bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
-    size_t more = bytes - engine->arena.size;
-    if (!mp_budget_take(engine->budget, more) &&
-        (mp_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
-        (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
-        return mp_fail_memory(error, bytes, "the scratch of a step");
-    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
-    if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes) > 0)
-        status = mp_arena_reserve(&engine->arena, bytes, error);
-    if (status != MP_OK) {
-        mp_budget_give(engine->budget, more);
-        if (engine->arena.size == 0) {
-            mp_budget_give(engine->budget, engine->charged);
-            engine->charged = 0;
-        }
-        return status;
-    }
-    engine->charged += more;
-    return MP_OK;
 }
 
 /* The rows of a sequence's step that are those of images, which are kept for the caller who asked for logits. */
@@ -439,16 +472,19 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
         }
         const mp_answers *state = item->state;
         mp_text_call *call = (mp_text_call *)item->call;
-        bool done = true;
+        bool done = true, waits = true;
         uint32_t cursor = (uint32_t)(call->prompt_done_ns ? call->n_prompt : state->seqs[0].cached);
         for (int c = 0; c < state->n; c++) {
             done &= state->seqs[c].done;
+            waits &= state->seqs[c].done || state->seqs[c].waits;
             cursor += atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed) + state->seqs[c].done;
         }
         item->cursor = cursor;
         if (done) {
             call->finished_ns = mp_sys_now_ns();
             outcomes[p] = MP_OUTCOME_DONE;
+        } else if (waits) {
+            outcomes[p] = MP_OUTCOME_WAIT_MASK;
         }
     }
 }

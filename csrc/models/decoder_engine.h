@@ -38,6 +38,10 @@ typedef struct mp_text_engine {
 mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *error);
 /* Bytes of arena that mp_answers_draw needs as scratch. */
 size_t mp_draw_bytes(const mp_decoder *model);
+/* Whether an answer that waited for its mask has it now; and the token that is drawn then from the logits that were
+ * kept. scratch: as of mp_answers_draw. */
+bool mp_answers_may_draw(const mp_item *item, int choice);
+mp_status mp_answers_draw_kept(mp_text_engine *engine, mp_item *item, int choice, void *scratch);
 /* After a pass over engine->steps: the next token of each answer that has logits, which are overwritten, and as many
  * more as were guessed right. outcomes [plan->count] */
 void mp_answers_draw(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,

@@ -35,7 +35,8 @@ static mp_status charge(const mp_decoder *model, const mp_text_call *call, mp_pr
     int32_t capacity = capacity_of(model, call);
     uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
                         (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
-                        (answers->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0);
+                        (answers->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0) +
+                        (call->masks ? (uint64_t)model->vocab * sizeof(float) : 0);
     uint64_t bytes = sizeof *answers + (uint64_t)answers->n * sequence;
     while (!mp_budget_take(budget, bytes))
         if (!mp_prefix_shrink(cache, bytes))
@@ -61,6 +62,16 @@ static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call
     return MP_OK;
 }
 
+static mp_status make_kept(const mp_decoder *model, mp_answers *answers, mp_error *error) {
+    size_t vocab = (size_t)model->vocab;
+    answers->kept = mp_alloc_array((size_t)answers->n * vocab, sizeof *answers->kept, MP_TAG_REQUEST);
+    if (!answers->kept)
+        return mp_fail_memory(error, (uint64_t)answers->n * vocab * sizeof *answers->kept, "logits that are kept");
+    for (int i = 0; i < answers->n; i++)
+        answers->seqs[i].kept = answers->kept + (size_t)i * vocab;
+    return MP_OK;
+}
+
 mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **out,
                             mp_error *error) {
     const mp_text_call *call = (const mp_text_call *)item->call;
@@ -74,6 +85,8 @@ mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, con
     mp_status status = charge(model, call, cache, answers, error);
     if (status == MP_OK)
         status = list_barred(model, call, answers, error);
+    if (status == MP_OK && call->masks)
+        status = make_kept(model, answers, error);
     for (int i = 0; i < answers->n && status == MP_OK; i++) {
         answers->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, call));
         status = init_sequence(model, call, i, answers->penalties, &answers->seqs[i], error);
@@ -96,6 +109,7 @@ void mp_answers_destroy(mp_answers *answers) {
         mp_history_deinit(&answers->seqs[i].history);
     }
     mp_free(answers->barred);
+    mp_free(answers->kept);
     mp_free(answers->images);
     if (answers->budget)
         mp_budget_give(answers->budget, answers->charged);
@@ -123,6 +137,7 @@ void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     seq->seen_from = 0;
     mp_draft_deinit(&seq->index, cache->kv.budget); /* made again when it is wanted */
     seq->cached = 0;
+    seq->waits = false; /* the logits come again */
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
 }
 
@@ -179,7 +194,8 @@ void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache) {
     mp_text_call *call = (mp_text_call *)item->call;
     for (int c = 0; c < answers->n; c++) {
         mp_sequence *seq = &answers->seqs[c];
-        if (!seq->active || seq->done || seq->cached + 1 == seq->count) /* those who decode cost no more than this */
+        /* those who decode cost no more than this */
+        if (!seq->active || seq->done || seq->waits || seq->cached + 1 == seq->count)
             continue;
         if (c > 0) {
             reuse(seq, cache, seq->count - 1);

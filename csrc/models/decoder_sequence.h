@@ -24,6 +24,8 @@ typedef struct mp_sequence {
     mp_stream stream;
     mp_draft_index index;
     mp_guess guess;    /* what may follow tokens */
+    float *kept;       /* [vocab] logits of the last token, while it waits for its mask; NULL: its call has no masks */
+    bool waits;        /* the last token was computed, and what may come next is not known yet */
     bool wary;         /* a guess led to NaN or infinity: no more of them */
     bool active, done; /* the answers after the first wait until the prompt has been read */
 } mp_sequence;
@@ -37,6 +39,7 @@ typedef struct mp_answers { /* an item's state */
     bool penalties;
     int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */
     int n_barred, n_always; /* the first n_always may never come */
+    float *kept;            /* [n, vocab] of all sequences, or NULL */
     mp_sequence seqs[];
 } mp_answers;
 

@@ -46,6 +46,7 @@ typedef struct mp_plan {
     mp_item *items[MP_PLAN_MAX];
     uint32_t amount[MP_PLAN_MAX]; /* units of work for each in this step; the engine's meaning */
     int lanes;                    /* how many lanes it can use */
+    bool masks;                   /* somebody waits for a mask; if all do, count is 0 */
     bool together;                /* those wait for each other many times a millisecond: fewer may be quicker */
     uint64_t cost_ns;             /* predicted */
 } mp_plan;
@@ -56,7 +57,7 @@ typedef struct mp_engine_ops { /* one thread at a time calls these: the worker t
      * have retired; any other failure is the item's end. */
     mp_status (*admit)(mp_engine *engine, mp_item *item, mp_error *error);
     /* Choose work for about budget_ns out of items[0..n), which are admitted, in order of preference. At least one item
-     * unless n is 0. */
+     * unless n is 0, or all of them wait for masks. */
     void (*plan)(mp_engine *engine, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan);
     /* Do it. outcomes[plan->count]. Cancelled items may stop early with MORE; the caller retires them. */
     void (*step)(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes);

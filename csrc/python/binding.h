@@ -128,6 +128,8 @@ PyObject *mp_image_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_text_drawn_ids(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyObject *args);
 PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket);

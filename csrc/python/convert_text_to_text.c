@@ -155,24 +155,30 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
                             "prompt_logits",
                             "vision",
                             "images",
+                            "mask",
                             MP_SUBMIT_NAMES,
                             NULL};
     PyObject *prompt_in, *stop = NULL, *stop_ids = NULL, *bias_ids = NULL, *bias = NULL, *images = Py_None;
+    PyObject *mask = Py_None;
     mp_text_args text = {.n_choices = 0};
     mp_sampling *s = &text.sampling;
     unsigned long long seed = 0;
     int ignore_eos = 0, prompt_logits = 0, vision = 0;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOppO" MP_SUBMIT_FORMAT, names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOppOO" MP_SUBMIT_FORMAT, names,
                                      &submit->key, &prompt_in,
                                      &s->temperature, &s->top_k, &s->top_p, &s->min_p, &s->repetition_penalty,
                                      &s->presence_penalty, &s->frequency_penalty, &seed, &s->max_tokens, &s->min_tokens,
                                      &s->logprobs, &ignore_eos, &text.n_choices, &stop, &stop_ids, &bias_ids, &bias,
-                                     &prompt_logits, &vision, &images, MP_SUBMIT_TARGETS(submit)) ||
+                                     &prompt_logits, &vision, &images, &mask, MP_SUBMIT_TARGETS(submit)) ||
         !mp_submit_options_in(state, submit))
         return NULL;
     if (!bias) { /* the last that is needed: the format cannot ask for keywords */
         PyErr_SetString(PyExc_TypeError, "submit_text needs every keyword from temperature to bias");
+        return NULL;
+    }
+    if (mask != Py_None && !PyBytes_Check(mask)) {
+        PyErr_SetString(PyExc_TypeError, "mask is bytes, or None");
         return NULL;
     }
     s->seed = seed;
@@ -206,6 +212,8 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
         text.bias = values.items;
         text.want_prompt_logits = prompt_logits;
         text.vision = vision;
+        text.mask = mask == Py_None ? NULL : PyBytes_AS_STRING(mask);
+        text.mask_bytes = mask == Py_None ? 0 : PyBytes_GET_SIZE(mask);
         mp_error error;
         mp_status status;
         if (text.images.n_bytes > 0) {
@@ -264,6 +272,46 @@ PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args) {
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "start is %zd, allowed: 0 to %u", start, bytes);
     return Py_BuildValue("(y#Iii)", bytes ? choice->text + start : "", (Py_ssize_t)bytes - start, tokens, finish,
                          finish == MP_FINISH_NONE ? -1 : choice->stop_index);
+}
+
+PyObject *mp_text_drawn_ids(mp_state *state, mp_ticket *ticket, PyObject *args) {
+    int index;
+    unsigned int start;
+    mp_choice *choice;
+    if (!PyArg_ParseTuple(args, "iI:drawn_ids", &index, &start) || !(choice = choice_at(state, ticket, index)))
+        return NULL;
+    bool done = mp_ticket_done(ticket);
+    int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    bool ended = finish != MP_FINISH_NONE && (finish != MP_FINISH_CANCELLED || done); /* see mp_text_text */
+    uint32_t count = atomic_load_explicit(&choice->token_count, memory_order_acquire);
+    PyObject *ids = PyList_New(count > start ? (Py_ssize_t)(count - start) : 0);
+    for (uint32_t i = start; ids && i < count; i++) {
+        PyObject *id = PyLong_FromLong(choice->tokens[i].id);
+        if (!id)
+            Py_CLEAR(ids);
+        else
+            PyList_SET_ITEM(ids, (Py_ssize_t)(i - start), id);
+    }
+    return ids ? Py_BuildValue("(NO)", ids, ended ? Py_True : Py_False) : NULL;
+}
+
+PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyObject *args) {
+    int index;
+    unsigned int token;
+    Py_buffer mask;
+    mp_text_call *call;
+    mp_error error;
+    if (!PyArg_ParseTuple(args, "iIy*:mask", &index, &token, &mask))
+        return NULL;
+    call = text_call(state, ticket);
+    mp_status status = call ? mp_text_call_mask(call, index, token, mask.buf, mask.len, &error) : MP_OK;
+    PyBuffer_Release(&mask);
+    if (!call)
+        return NULL;
+    if (status != MP_OK)
+        return mp_raise(state, &error, key);
+    mp_ticket_wake(ticket);
+    Py_RETURN_NONE;
 }
 
 PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args) {

@@ -149,6 +149,14 @@ static PyObject *ticket_text(PyObject *self, PyObject *args) {
     return mp_text_text(mp_state_of(self), ticket_of(self), args);
 }
 
+static PyObject *ticket_drawn_ids(PyObject *self, PyObject *args) {
+    return mp_text_drawn_ids(mp_state_of(self), ticket_of(self), args);
+}
+
+static PyObject *ticket_mask(PyObject *self, PyObject *args) {
+    return mp_text_mask(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key, args);
+}
+
 static PyObject *ticket_tokens(PyObject *self, PyObject *args) {
     return mp_text_tokens(mp_state_of(self), ticket_of(self), args);
 }
@@ -206,6 +214,10 @@ static PyMethodDef methods[] = {
     {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},
     {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
     {"text", ticket_text, METH_VARARGS, "(choice, start=0): decided text, tokens so far, finish, stop index."},
+    {"drawn_ids", ticket_drawn_ids, METH_VARARGS,
+     "(choice, start): list of the ids from number `start` on, and whether there will be no more."},
+    {"mask", ticket_mask, METH_VARARGS,
+     "(choice, index, bits): which tokens may be number `index` of a choice, the next one; a bit an id."},
     {"tokens", ticket_tokens, METH_VARARGS, "(choice): ids, logprobs, byte_end of the tokens so far."},
     {"top_logprobs", ticket_top_logprobs, METH_VARARGS, "(choice): (tokens, k) ids and logprobs, or None."},
     {"usage", ticket_usage, METH_NOARGS, "Prompt, generated and cached tokens; seconds queued, prompt, generation."},

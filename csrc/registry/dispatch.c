@@ -64,6 +64,8 @@ void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket) {
     mp_worker *chosen = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
+        if (worker->waits && !worker->rung)
+            mp_worker_ring(worker);
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
         if (worker->rung)
@@ -78,6 +80,8 @@ void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket) {
 void mp_dispatch_ring_all(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count && entry->queue.count; i++) {
         mp_worker *worker = entry->workers[i];
+        if (worker->waits && !worker->rung)
+            mp_worker_ring(worker);
         if (!mp_worker_idles(worker) || worker->rung)
             continue;
         for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))

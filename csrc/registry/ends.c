@@ -217,5 +217,14 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     mp_worker *worker = ticket->worker;
     if (first && worker && ticket->in_step && --worker->step_live == 0)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+    if (worker && worker->waits)
+        mp_worker_ring(worker);
     return false;
+}
+
+void mp_entry_wake(mp_entry *entry, mp_ticket *ticket) {
+    mp_mutex_lock(&entry->lock);
+    if (ticket->worker)
+        mp_worker_ring(ticket->worker);
+    mp_mutex_unlock(&entry->lock);
 }

@@ -105,6 +105,8 @@ bool mp_entry_in_use(mp_entry *entry);
 void mp_entry_remove(mp_entry *entry);
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
+/* What a call that waits for a mask waited for may be there: see mp_ticket_wake. */
+void mp_entry_wake(mp_entry *entry, mp_ticket *ticket);
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
 /* *pinned: a reference for the caller, or NULL. */
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned);

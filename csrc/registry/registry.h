@@ -185,6 +185,8 @@ mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error);
 /* Ask to stop: queued at once, running within a layer or a token. Never blocks. The ticket still gets its terminal
  * state. */
 void mp_ticket_cancel(mp_ticket *ticket);
+/* Something that its engine may wait for was written into the call: a mask. Never blocks. */
+void mp_ticket_wake(mp_ticket *ticket);
 /* The call with its result; valid while the reference is held. */
 mp_call *mp_ticket_call(mp_ticket *ticket);
 /* Times of the monotonic clock, 0 = not yet: submitted, first step started, terminal. */

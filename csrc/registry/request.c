@@ -106,6 +106,11 @@ void mp_ticket_cancel(mp_ticket *ticket) {
         mp_entry_cancel(ticket->entry, ticket, MP_CANCELLED);
 }
 
+void mp_ticket_wake(mp_ticket *ticket) {
+    if (!is_done(ticket) && !is_orphan(ticket))
+        mp_entry_wake(ticket->entry, ticket);
+}
+
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
     const char *key = mp_entry_key(ticket->entry);
     switch (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {

@@ -17,6 +17,7 @@ static const uint64_t HEALTH_EVERY_NS = 1000ull * 1000 * 1000;
 static const uint64_t MEMORY_AGAIN_MS = 20;
 static const uint64_t LOST_LOOK_NS = 1000ull * 1000 * 1000; /* a worker without work looks after its engine so often */
 static const uint64_t CRITICAL_LOOK_NS = 1000 * 1000; /* maintenance looks at memory that is short so soon */
+static const uint64_t MASK_LOOK_NS = 50ull * 1000 * 1000; /* who waits for masks looks at deadlines so often */
 /* With nobody waiting, a step may be this many times the budget: fewer boundaries, and still soon over when somebody
  * comes. */
 enum { ALONE = 4 };
@@ -535,7 +536,7 @@ static void hand_out(mp_worker *w, uint64_t now_ns) {
         case MP_OUTCOME_WAIT_MEMORY:
             waiting = ticket;
             break;
-        case MP_OUTCOME_WAIT_MASK: /* NOTE: grammar masks come later; until then an engine has no reason to say this */
+        case MP_OUTCOME_WAIT_MASK: /* the next plan looks whether it is there */
         case MP_OUTCOME_MORE:
             mp_ticket_publish(ticket);
             break;
@@ -556,6 +557,22 @@ static void count_work(mp_worker *w) {
     w->counted = *work;
 }
 
+/* Everybody waits for a mask. Whoever brings one, a call that comes or one that is cancelled rings; deadlines are
+ * looked at now and then. `rung` was cleared before the plan looked, so that no ring is missed. */
+static void wait_for_masks(mp_worker *w) {
+    mp_entry *entry = w->entry;
+    mp_mutex_lock(&entry->lock);
+    bool over = w->rung || w->state == MP_WORKER_DEAD;
+    for (int i = 0; i < w->active_count; i++)
+        over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
+    if (!over) {
+        w->waits = true;
+        mp_bell_wait(&w->bell, &entry->lock, NULL, mp_sys_now_ns() + MASK_LOOK_NS);
+        w->waits = false;
+    }
+    mp_mutex_unlock(&entry->lock);
+}
+
 /* False: the worker was set apart. */
 static bool step(mp_worker *w) {
     mp_entry *entry = w->entry;
@@ -571,16 +588,20 @@ static bool step(mp_worker *w) {
         budget_ns *= ALONE;
     w->plan.count = 0;
     w->plan.lanes = 1;
-    w->plan.together = false;
+    w->plan.masks = w->plan.together = false;
     w->plan.cost_ns = 0;
     w->engine->ops->plan(w->engine, w->order, n, budget_ns, &w->plan);
-    assert(w->plan.count > 0 && w->plan.count <= n);
+    assert((w->plan.count > 0 || w->plan.masks) && w->plan.count <= n);
     if (is_lost(w)) { /* before the step: nobody was in it, but one of them may be the cause */
         for (int i = 0; i < n; i++)
             lose_with(w, w->order[i]->ticket);
         return true;
     }
 
+    if (w->plan.count == 0) {
+        wait_for_masks(w);
+        return true;
+    }
     int most = w->plan.together ? mp_cores_together(services->cores_seen) : w->plan.lanes;
     if (!mp_worker_lease(w, w->plan.lanes < most ? w->plan.lanes : most))
         return true; /* who is cancelled is ended first */

@@ -65,6 +65,7 @@ typedef struct mp_worker {
     mp_worker_state state;
     mp_bell bell;
     bool rung;                        /* and has not looked since */
+    bool waits;                       /* for masks of all that it has; to be rung when anything changes */
     bool leave;                       /* told to go once nothing is active */
     bool concluding;                  /* it is being set apart */
     bool trim;                        /* told to give back what it can do without */

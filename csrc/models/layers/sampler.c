@@ -138,6 +138,16 @@ static void penalize(const mp_draw *draw, float *logits, int32_t vocab) {
             logits[draw->barred[i]] = -INFINITY;
 }
 
+static void apply_mask(const mp_draw *draw, float *logits, int32_t vocab) {
+    enum { BITS = 32 };
+    for (int32_t i = 0; draw->mask_words > 0 && i < vocab; i += BITS) {
+        uint32_t word = i / BITS < draw->mask_words ? draw->mask[i / BITS] : 0;
+        int n = vocab - i < BITS ? vocab - i : BITS;
+        for (int b = 0; word != UINT32_MAX && b < n; b++)
+            logits[i + b] = word >> b & 1 ? logits[i + b] : -INFINITY;
+    }
+}
+
 /* Weights are exp(logit), the largest logit being 0, by the kernels' exponential: the same bits everywhere. They are
  * summed by parts of so many, along the ids or the ranks. */
 enum { PART = 1024, RANK_PART = 64 };
@@ -224,6 +234,7 @@ int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidat
     const mp_sampling *s = draw->sampling;
     const mp_kernels *call = mp_kernels_get();
     penalize(draw, logits, vocab);
+    apply_mask(draw, logits, vocab);
     int64_t best = call->argmax(logits, vocab);
     if (best < 0 || !(logits[best] > -INFINITY) || !(logits[best] < INFINITY))
         return -1;

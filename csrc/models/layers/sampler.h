@@ -1,6 +1,7 @@
 /* sampler.h: from a row of logits to a token.
  *
- * Order: logit bias; repetition, presence and frequency penalties; end tokens barred below min_tokens; then temperature
+ * Order: logit bias; repetition, presence and frequency penalties; end tokens barred below min_tokens, and what a mask
+ * does not allow; then temperature
  * 0 takes the largest (lowest id on a tie), else logits / temperature, top_k, top_p, min_p and one draw. Random numbers
  * are counter-based: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11) of (seed,
  * choice, position), so a token depends on nothing that ran before or beside it. Exponentials are the kernels', so it
@@ -38,6 +39,8 @@ typedef struct mp_draw {
     const float *bias;
     int n_barred; /* ids that may not come yet */
     const int32_t *barred;
+    int mask_words;       /* 0: there is no mask */
+    const uint32_t *mask; /* a bit an id: 1 = it may come; ids beyond the words may not */
     uint32_t choice, position; /* position of the drawn token in the sequence of outputs */
 } mp_draw;
 

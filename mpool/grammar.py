@@ -1,0 +1,326 @@
+"""Answers of a given form: JSON, a JSON schema, a regular expression, a grammar (``response_format=``).
+
+Before each token llguidance says which ones the form allows; no other is drawn, so that an answer fits whatever the
+model, the seed and the temperature are. These masks (a bit a token) are made outside the core, by one thread for the
+whole process: when a token is written, it tells the matcher of that answer, and hands the mask for the next one to the
+core while that computes the token's row. An answer whose mask comes late waits for it alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
+from .sampling import Sampling, _short
+
+if TYPE_CHECKING:
+    import llguidance
+
+    from . import _core
+    from .text import Tokenizer
+
+#: Bounds of what a caller may give; what llguidance makes of it has bounds of its own.
+MAX_CHARS, MAX_DEPTH = 65536, 64
+_ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
+            '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
+#: Between the parts of JSON: bounded, so that a model that likes blanks comes to an end.
+_BLANKS = r"[\x20\x0A]{1,16}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Format:
+    """What the answers to a call must look like, ready for use.
+
+    Attributes:
+        first: mask for the first token.
+        matcher: at the beginning of an answer.
+        is_json: the text can be parsed.
+        model: the pydantic class that was given, if one was.
+    """
+
+    first: bytes
+    matcher: llguidance.LLMatcher
+    is_json: bool
+    model: Any
+    _faults: dict[int, MpoolError] = field(default_factory=dict)  # by identity of the ticket, while it is held
+
+    def follow(self, ticket: _core.Ticket, n: int, key: str) -> None:
+        """Has masks made for a call that was started with :attr:`first`."""
+        matchers = [self.matcher.deep_copy() for _ in range(n)]
+        _filler().follow(_Followed(ticket, self, matchers, key))
+
+    def hold(self, ticket: _core.Ticket, reader: object) -> None:
+        """Cancels the ticket once the reader, which its caller holds, is gone: the thread holds the ticket, too."""
+        weakref.finalize(reader, _dropped, ticket, self._faults).atexit = False
+
+    def fault(self, ticket: _core.Ticket) -> MpoolError | None:
+        """Why the masks of a call ended, if they did before it."""
+        return self._faults.get(id(ticket))
+
+    def parse(self, text: str) -> Any:
+        """What a complete answer says; None if it is no JSON, or the pydantic class refuses it."""
+        if not self.is_json:
+            return None
+        try:
+            return json.loads(text) if self.model is None else self.model.model_validate_json(text)
+        except ValueError:  # pydantic's is one
+            return None
+
+
+def _dropped(ticket: _core.Ticket, faults: dict[int, MpoolError]) -> None:
+    ticket.cancel()
+    faults.pop(id(ticket), None)
+
+
+# ---- what a caller gives --------------------------------------------------------------------------------------------
+
+def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | None:
+    """Reads a ``response_format``; None for ``{"type": "text"}``.
+
+    Raises:
+        InvalidArgument: it is none, or is not well formed, or an option beside it keeps answers from ending.
+        LimitError: it is too large or too deep.
+        Unsupported: llguidance is not installed.
+    """
+    kind, source, model = _read(wanted)
+    if kind == "text":
+        return None
+    for name, value in (("ignore_eos", sampling.ignore_eos), ("min_tokens", sampling.min_tokens)):
+        if value:
+            raise InvalidArgument(f"{name} is {value} with a response_format, allowed: none: the format says when an "
+                                  "answer ends")
+    try:
+        import llguidance
+    except ImportError:
+        raise Unsupported("response_format needs the package llguidance",
+                          hint='pip install "mpool[grammar]" installs it') from None
+    make = llguidance.LLMatcher
+    try:
+        if kind == "regex":
+            grammar = make.grammar_from_regex(source)
+        elif kind == "grammar":
+            grammar = make.grammar_from_lark(source)
+        else:
+            grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": _BLANKS})
+    except ValueError as error:
+        raise _refused(kind, str(error)) from None
+    limits = llguidance.LLParserLimits(verbose_errors=False)  # they would carry the schema and the text into logs
+    matcher = make(_tokenizer_of(tokenizer), grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        first = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refused(kind, matcher.get_error())
+    return Format(first, matcher, kind == "schema", model)
+
+
+def _refused(kind: str, why: str) -> InvalidArgument:
+    what = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar"}[kind]
+    lines = " ".join(why.split())
+    return InvalidArgument(f"response_format: {what} cannot be used: {lines[:300]}")
+
+
+def _read(wanted: Any) -> tuple[str, str, Any]:
+    """``text``, ``schema``, ``regex`` or ``grammar``; its text, and the pydantic class."""
+    if isinstance(wanted, type) and hasattr(wanted, "model_json_schema"):
+        return "schema", _schema(wanted.model_json_schema()), wanted
+    if not isinstance(wanted, Mapping):
+        raise InvalidArgument(f"response_format is {_short(wanted)}, allowed: {_ALLOWED}")
+    kind = wanted.get("type")
+    if kind == "text" and len(wanted) == 1:
+        return "text", "", None
+    if kind == "json_object":
+        return "schema", '{"type": "object"}', None
+    if kind in ("regex", "grammar"):
+        source = wanted.get(kind)
+        if not isinstance(source, str) or not source:
+            raise InvalidArgument(f"response_format.{kind} is {_short(source)}, allowed: text")
+        _bound(f"response_format.{kind}", len(source), _brackets(source))
+        try:
+            source.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"response_format.{kind} is not Unicode text") from None
+        return kind, source, None
+    if kind == "json_schema":
+        outer = wanted.get("json_schema")
+        schema = outer.get("schema") if isinstance(outer, Mapping) else wanted.get("schema")
+        if not isinstance(schema, (Mapping, bool)):
+            raise InvalidArgument(f"response_format.json_schema.schema is {_short(schema)}, allowed: a JSON schema")
+        return "schema", _schema(schema), None
+    if not wanted or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
+        raise InvalidArgument(f"response_format is of type {_short(kind)}, allowed: {_ALLOWED}")
+    return "schema", _schema(wanted), None
+
+
+_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+
+
+def _schema(schema: Any) -> str:
+    _bound("the JSON schema", 0, _depth(schema))
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"response_format: the JSON schema is no JSON: {error}") from None
+    _bound("the JSON schema", len(text), 0)
+    return text
+
+
+def _bound(what: str, chars: int, depth: int) -> None:
+    if chars > MAX_CHARS:
+        raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}")
+    if depth > MAX_DEPTH:
+        raise LimitError(f"{what} is nested more than {MAX_DEPTH} deep")
+
+
+def _depth(value: Any) -> int:
+    """At most one more than is allowed, also of what contains itself."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
+                 for inner in (outer.values() if isinstance(outer, Mapping) else outer)]
+        if len(level) > MAX_CHARS:
+            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} parts")
+        depth += 1
+    return depth
+
+
+def _brackets(text: str) -> int:
+    depth = most = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        most = max(most, depth)
+    return most
+
+
+# ---- the tokenizer, as llguidance knows it ---------------------------------------------------------------------------
+
+class _Tokens:
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        table = tokenizer.token_table()
+        data, offsets = bytes(table.data), [int(offset) for offset in table.offsets]
+        control = bytes(table.control)
+        self.tokens = [data[offsets[i]:offsets[i + 1]] for i in range(tokenizer.vocab_size)]
+        self.special_token_ids = [i for i, is_control in enumerate(control) if is_control]
+        for i in {*self.special_token_ids, *tokenizer.eog_ids}:
+            self.tokens[i] = b"<|%d|>" % i  # any name: none of them is text
+        self.special_token_ids = sorted({*self.special_token_ids, *tokenizer.eog_ids})
+        self.eos_token_id, self.bos_token_id = tokenizer.eog_ids[0], None
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text.decode(errors="replace"), add_special=False)]
+
+
+_lock = threading.Lock()
+_tokenizers: weakref.WeakKeyDictionary[Tokenizer, llguidance.LLTokenizer] = weakref.WeakKeyDictionary()
+
+
+def _tokenizer_of(tokenizer: Tokenizer) -> llguidance.LLTokenizer:
+    """Made once for each: it takes a fifth of a second."""
+    import llguidance
+
+    with _lock:
+        made = _tokenizers.get(tokenizer)
+        if made is None:
+            if not tokenizer.eog_ids:
+                raise InvalidArgument("response_format needs a model whose answers have an end: its tokenizer names no "
+                                      "token that ends a text")
+            wrapped = llguidance.TokenizerWrapper(_Tokens(tokenizer))
+            made = llguidance.LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eog_ids))
+            _tokenizers[tokenizer] = made
+        return made
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+class _Followed:
+    """A call whose masks are being made. The filler's thread, but for the constructor."""
+
+    def __init__(self, ticket: _core.Ticket, form: Format, matchers: list[llguidance.LLMatcher], key: str) -> None:
+        self.ticket, self._form, self._matchers, self._key = ticket, form, matchers, key
+        self._counts, self._ended = [0] * len(matchers), [False] * len(matchers)
+
+    def advance(self) -> bool:
+        """Masks for the tokens that were written. False: nothing more is to be done."""
+        try:
+            for choice, ended in enumerate(self._ended):
+                if not ended:
+                    self._advance(choice)
+        except Exception as error:
+            fault = error if isinstance(error, MpoolError) else InternalError(f"a mask could not be made: {error!r}")
+            fault.key = self._key
+            self._form._faults[id(self.ticket)] = fault
+            self.ticket.cancel()
+            return False
+        return not (all(self._ended) or self.ticket.done())
+
+    def _advance(self, choice: int) -> None:
+        ids, self._ended[choice] = self.ticket.drawn_ids(choice, self._counts[choice])
+        if not ids or self._ended[choice]:
+            return
+        matcher = self._matchers[choice]
+        mask = matcher.compute_bitmask() if matcher.consume_tokens(ids) else b""
+        if matcher.is_error():  # by its limits: no token was drawn that it does not allow
+            raise LimitError(f"response_format: the format became too complex at token {self._counts[choice]}: "
+                             f"{' '.join(matcher.get_error().split())[:200]}")
+        self._counts[choice] += len(ids)
+        self.ticket.mask(choice, self._counts[choice], mask)
+
+
+class _Filler:
+    """The thread that makes masks. It sleeps until a call that it follows moves."""
+
+    def __init__(self) -> None:
+        from . import _core
+
+        self._notifier = _core.Notifier()
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _Followed] = {}
+        threading.Thread(target=self._run, name="mpool-masks", daemon=True).start()
+
+    def follow(self, call: _Followed) -> None:
+        """From now until it ends. Tokens that were written already are told at once."""
+        number = next(self._numbers)
+        self._calls[number] = call
+        call.ticket.bind(self._notifier, number)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._notifier.fileno(), select.POLLIN)
+        while True:
+            poll.poll()
+            for number in self._notifier.take():
+                call = self._calls.get(number)
+                if call is not None and not call.advance():
+                    self._calls.pop(number, None)
+                del call  # or it would live until the next one moves
+
+
+_started: _Filler | None = None
+
+
+def _filler() -> _Filler:
+    global _started
+    with _lock:
+        if _started is None:
+            _started = _Filler()
+        return _started
+
+
+def _after_fork_in_child() -> None:
+    global _started, _lock
+    _started, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+__all__ = ["Format", "prepare"]
