@@ -8,6 +8,7 @@ The pool does the work: there is no queue and no word about a model here. From o
 - ``operations``: from a route to its handler and back; a row of :class:`operations.Operation` is all that a route is,
   and ``openapi`` makes the published document of the rows. ``bodies``: strict JSON. ``errors``: all that can go wrong.
 - ``streaming``: events and lines with one end. ``models``: names that clients may use.
-- A protocol a module: ``openai``, ``ollama``, ``operational``. A further one is a tuple of operations in ``app``.
+- A protocol a module: ``openai``, ``ollama``, ``operational``, ``dashboard``.
+  A further one is a tuple of operations in ``app``.
 - ``worker``: ``mpool worker``, a server of its own for one model, which has one job at a time.
 """

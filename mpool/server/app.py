@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import ollama, operational
+from . import dashboard, ollama, operational
 from .errors import Refusal
 from .guard import App, Door, Lock, Scope, answer
 from .openai import OPERATIONS as OPENAI
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .state import State
 
 #: Everything that the server does, in the order of the OpenAPI document.
-OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *OPENAI, *ollama.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *OPENAI, *ollama.OPERATIONS,
+                                     *dashboard.OPERATIONS)
 
 
 class Routes:

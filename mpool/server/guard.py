@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ def answer(refusal: Refusal, path: str) -> Response:
     """A refusal as a response."""
     headers = {"retry-after": str(refusal.row.retry_after)} if refusal.row.retry_after else {}
     if refusal.row.status == 401:
-        headers["www-authenticate"] = "Bearer"
+        # browsers ask for a password where a page is refused, and nowhere else
+        headers["www-authenticate"] = 'Basic realm="mpool", charset="UTF-8"' if path == "/" else "Bearer"
     return Response(error_body(refusal, path), refusal.row.status, headers, "application/json")
 
 
@@ -32,6 +34,20 @@ def header(scope: Scope, name: bytes) -> bytes | None:
             found: bytes = value
             return found
     return None
+
+
+def _given(value: bytes) -> bytes:
+    """The token out of a header ``Authorization``: that of a bearer, or the password of any user, which is how browsers
+    send what they were told for a page. Empty, which no token is: there is none."""
+    scheme, _, rest = value.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return rest.strip()
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
+        except ValueError:
+            pass
+    return b""
 
 
 class Door:
@@ -74,8 +90,7 @@ class Lock:
             return None
         token = self.state.settings.token
         if token is not None:
-            given = header(scope, b"authorization") or b""
-            if given[:7].lower() != b"bearer " or not same_token(given[7:].strip(), token):
+            if not same_token(_given(header(scope, b"authorization") or b""), token):
                 return Refusal("invalid_api_key")
         return Refusal("shutting_down") if self.state.stopping else None
 

@@ -39,8 +39,9 @@ def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
         "info": {"title": "mpool", "version": __version__,
                  "description": "Pools of models on a CPU, by OpenAI's and Ollama's protocols."},
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
-        "security": [{}, {"token": []}],
+        "components": {"schemas": components, "securitySchemes": {
+            "token": {"type": "http", "scheme": "bearer"}, "password": {"type": "http", "scheme": "basic"}}},
+        "security": [{}, {"token": []}, {"password": []}],
     }
 
 
@@ -49,7 +50,7 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     if operation.answer is not None:
         content["application/json"] = {"schema": schema_of[repr(operation.answer)]}
     else:
-        content["text/plain"] = {"schema": {"type": "string"}}
+        content[operation.kind] = {"schema": {"type": "string"}}
     if operation.streams is not None:
         content[operation.streams] = {"schema": {"type": "string"}}
     found: dict[str, Any] = {

@@ -21,6 +21,7 @@ from .. import _threads
 from . import bodies
 from .errors import Refusal, refusal_of
 from .guard import answer, header
+from .state import Running
 
 if TYPE_CHECKING:
     from .models import Served
@@ -44,6 +45,7 @@ class Operation:
         streams: media type of the answer with ``stream``; None: it is never streamed.
         name: ``operationId`` of the document.
         alone: bodies are parsed on the loop's thread, however long: no other thread is to have work.
+        kind: media type of an answer that is text.
     """
 
     method: str
@@ -55,6 +57,7 @@ class Operation:
     streams: str | None = None
     name: str = ""
     alone: bool = False
+    kind: str = "text/plain"
 
 
 class Context:
@@ -133,6 +136,7 @@ class Endpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         context = Context(self.state)
         connection, gone, status = scope["mpool.connection"], False, 0
+        running: Running | None = None
         task = asyncio.current_task()
 
         def left() -> None:  # reading a prompt ends within milliseconds then
@@ -153,11 +157,21 @@ class Endpoint:
                 connection.left = left
                 body = await self._body(scope, receive)
                 context.begun = time.monotonic()
+                model = getattr(body, "model", None)
+                if model is not None:
+                    running = Running(context.id, scope["path"], model, task)
+                    self.state.running[context.id] = running
                 response = await self.operation.handler(context, body)
+                if running is not None:
+                    running.task = None  # an answer is sent whole; one that is streamed says when it can be cut
                 await response(scope, receive, noted)
-            except (bodies.Gone, asyncio.CancelledError):
+            except bodies.Gone:
                 raise
             except BaseException as error:
+                if isinstance(error, asyncio.CancelledError):
+                    if gone or status or running is None or not running.cancelled:
+                        raise
+                    error = Refusal("cancelled")
                 if status:  # the head of an answer is out: nothing can be put right, and nothing ends as if it were
                     raise
                 refusal = refusal_of(error, context.id)
@@ -169,6 +183,8 @@ class Endpoint:
                 raise
         finally:
             connection.left = None
+            if running is not None:
+                self.state.running.pop(context.id, None)
             if log.isEnabledFor(logging.INFO):
                 log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],
                          "left by its client" if gone else status, (time.monotonic() - context.begun) * 1e3)

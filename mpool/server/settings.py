@@ -30,8 +30,8 @@ class Settings:
     Attributes:
         host: address to listen on. Another than a loopback address needs a ``token``.
         port: 0: one that is free.
-        token: what clients have to send as ``Authorization: Bearer TOKEN``, on every route but ``/health``; None:
-            nothing, on loopback.
+        token: what clients have to send as ``Authorization: Bearer TOKEN``, or browsers as a password, on every route
+            but ``/health``; None: nothing, on loopback.
         allowed_hosts: further values of the header ``Host`` that are answered, beside the address itself and, on
             loopback or all addresses, ``localhost``: the name by which other machines reach the server, or what a proxy
             in front is called; with the port unless that is 80 or 443.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import secrets
@@ -17,12 +18,38 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 
+class Running:
+    """A request in flight that names a model.
+
+    Attributes:
+        begun: ``time.monotonic()`` at which its body was here.
+        pieces: sent of a streamed answer; None: there is none yet.
+        task: the one that :meth:`cancel` is to wake; None: it is at something that must not be cut in two.
+        cancelled: :meth:`cancel` was called.
+    """
+
+    __slots__ = ("id", "path", "model", "begun", "pieces", "task", "cancelled")
+
+    def __init__(self, id: str, path: str, model: str, task: asyncio.Task[object] | None) -> None:
+        self.id, self.path, self.model, self.task = id, path, model, task
+        self.begun, self.cancelled = time.monotonic(), False
+        self.pieces: int | None = None
+
+    def cancel(self) -> None:
+        """Ends it: the client gets an error. Idempotent."""
+        self.cancelled = True
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
+
+
 class State:
     """Used on the thread of the server's loop only.
 
     Attributes:
         hosts: values of the header Host that are answered, in lower case.
         streams: answers that are being streamed.
+        running: id -> request in flight that names a model.
         stopping: the server takes no further requests.
         started: ``time.time()`` at which it was made.
     """
@@ -33,6 +60,7 @@ class State:
         self.models = Models(pool, models, catalogue, compute)
         self.hosts = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.time()
+        self.running: dict[str, Running] = {}
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     def new_id(self) -> str:
@@ -54,4 +82,4 @@ class State:
         self.streams -= 1
 
 
-__all__ = ["State"]
+__all__ = ["Running", "State"]

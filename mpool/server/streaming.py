@@ -44,11 +44,11 @@ class Streamed(Response):
 
     Args:
         state: of the server; the stream counts until it ends.
-        request: id of the request, for the log.
+        request: id of the request, for the log and for who cancels it.
         pieces: bytes as they are to be sent, whole events or lines; the last one is the end.
         failed: the piece that is the end instead when something fails.
         kind: :data:`EVENTS` or :data:`LINES`.
-        close: called when nothing more will be read, however it ends.
+        close: called once, when nothing more will be read, however it ends.
     """
 
     def __init__(self, state: State, request: str, pieces: AsyncIterator[bytes], failed: Callable[[Refusal], bytes],
@@ -60,16 +60,32 @@ class Streamed(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._sent = 0
+        running = self.state.running.get(self.request)
+        closed = False
         pinging = asyncio.create_task(self._ping(send)) if self._pings else None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
+                if running is not None:
+                    if running.cancelled:
+                        raise Refusal("cancelled")
+                    running.pieces, running.task = 0, asyncio.current_task()
                 async for piece in self.pieces:
                     self._sent += 1
+                    if running is not None:
+                        running.pieces = self._sent
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
-            except asyncio.CancelledError:
-                raise
+                if running is not None:
+                    running.task = None  # the end is out: there cannot be another one
             except BaseException as error:
+                if running is not None:
+                    running.task = None
+                if isinstance(error, asyncio.CancelledError):
+                    if running is None or not running.cancelled:
+                        raise
+                    error = Refusal("cancelled")
+                closed = True  # before the end is sent: that may have to wait for a client that does not read
+                self.close()
                 last = self.failed(refusal_of(error, self.request))
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             if pinging is not None:
@@ -78,7 +94,8 @@ class Streamed(Response):
         finally:
             if pinging is not None:
                 pinging.cancel()
-            self.close()
+            if not closed:
+                self.close()
 
     async def _ping(self, send: Any) -> None:
         """Comments, while there are no events: what stands between may take a silent connection for a dead one."""

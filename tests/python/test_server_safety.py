@@ -349,7 +349,8 @@ def test_a_token_is_required_on_every_route_but_health(bert: Path) -> None:
             if operation.path != "/health":
                 body = None if operation.body is None else b"{}"
                 status, headers, _ = raw.request(operation.path, body, method=operation.method).answer()
-                assert status == 401 and headers["www-authenticate"] == "Bearer", operation.path
+                asked = 'Basic realm="mpool", charset="UTF-8"' if operation.path == "/" else "Bearer"
+                assert status == 401 and headers["www-authenticate"] == asked, operation.path
         for given in ("", TOKEN, f"Basic {TOKEN}", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}",
                       "Bearer \xff\xfe"):
             assert raw.request("/v1/models", None, f"Authorization: {given}").answer()[0] == 401

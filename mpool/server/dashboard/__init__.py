@@ -1,0 +1,119 @@
+"""``/``: a page to look at the pool with, and what it asks the server for.
+
+The page is plain HTML, CSS and JavaScript, loads nothing from elsewhere, and computes nothing that the server knows: it
+reads a :class:`~mpool.server.dashboard.snapshot.Snapshot` a second while it is seen, and its playground calls the
+routes that any other client calls.
+
+Who has to give a token gives it to the browser, which asks for it as a password (any user name will do) when ``/`` is
+refused, keeps it for the tab's life and sends it along with all that the page asks for. So the page's files need the
+token as every route but ``/health`` does, no page has to be served to those who have none, and nothing of ours stores
+it: no cookie, which all ports of a machine would share, and no storage that a script could read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from ... import aio
+from ..openai.structs import Embedding, EmbeddingsAnswer, InputUsage, Name
+from ..operations import Context, Operation, image_of, json_answer, large_answer
+from .snapshot import Snapshot, snapshot
+
+#: Path -> file and its media type.
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/dashboard/page.css": ("page.css", "text/css"),
+    "/dashboard/page.js": ("page.js", "text/javascript"),
+    "/dashboard/dom.js": ("dom.js", "text/javascript"),
+    "/dashboard/plots.js": ("plots.js", "text/javascript"),
+    "/dashboard/playground.js": ("playground.js", "text/javascript"),
+}
+#: Nothing but these files, no inline script or style, nobody's frame; images are those that the page was given.
+_POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src data: blob:; connect-src 'self'; "
+           "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+_HEADERS = {
+    "content-security-policy": _POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+@functools.cache
+def _read(name: str) -> bytes:
+    return resources.files(__name__).joinpath(name).read_bytes()
+
+
+def _file(name: str, kind: str) -> Callable[[Context, Any], Awaitable[Response]]:
+    async def send(context: Context, body: None) -> Response:
+        return Response(_read(name), headers=_HEADERS, media_type=kind)
+
+    return send
+
+
+# ---- requests in flight ----------------------------------------------------------------------------------------------
+
+class CancelCall(Struct, forbid_unknown_fields=True):
+    """The request that is to end: an ``id`` of the snapshot's ``requests``, which is also its ``x-request-id``."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class CancelledCall(Struct):
+    """``cancelled``: whether there was such a request; one that has ended, or never was, is no error."""
+
+    id: str
+    cancelled: bool
+
+
+async def cancel(context: Context, body: CancelCall) -> Response:
+    """Ends a request in flight: its client gets the error ``cancelled``. Idempotent."""
+    running = context.state.running.get(body.id)
+    if running is not None:
+        running.cancel()
+    return json_answer(CancelledCall(body.id, running is not None))
+
+
+async def state(context: Context, body: None) -> Response:
+    """All that the page shows. Waits for no work."""
+    return json_answer(snapshot(context.state))
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+class ImagesToEmbed(Struct, forbid_unknown_fields=True):
+    """Images, each as base64 of its file or as ``data:image/png;base64,...``."""
+
+    model: Name
+    images: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=256)]
+
+
+async def embed_images(context: Context, body: ImagesToEmbed) -> Response:
+    """Vectors of images: neither OpenAI's protocol nor Ollama's has a route for them."""
+    served = await context.model(body.model)
+    files = [image_of(text, f"images[{at}]") for at, text in enumerate(body.images)]
+    rows = await aio.embed_image(files, served.model, pool=context.state.pool)
+
+    def made() -> EmbeddingsAnswer:
+        return EmbeddingsAnswer([Embedding(at, row.tolist()) for at, row in enumerate(rows)], body.model,
+                                InputUsage(0, 0))
+
+    return await large_answer(made, rows.size)
+
+
+OPERATIONS = (
+    *(Operation("GET", path, _file(name, kind), None, None, f"The dashboard: {name}", kind=kind,
+                name="dashboard_" + name.replace(".", "_")) for path, (name, kind) in FILES.items()),
+    Operation("GET", "/api/mpool/state", state, None, Snapshot, "How the pool is, now", name="mpool_state"),
+    Operation("POST", "/api/mpool/cancel", cancel, CancelCall, CancelledCall, "End a request in flight",
+              name="mpool_cancel"),
+    Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsAnswer, "Vectors of images",
+              name="mpool_embed_images"),
+)
+
+__all__ = ["FILES", "OPERATIONS"]

@@ -1,0 +1,184 @@
+// What the page shows: a snapshot a second, while the page is seen.
+import { byId, json, make, say } from "./dom.js";
+import { Plot } from "./plots.js";
+import "./playground.js";
+
+const EVERY = 1000, KEPT = 300;
+
+// ---- figures --------------------------------------------------------------------------------------------------------
+
+const whole = (count) => Math.round(count).toLocaleString("en");
+const bytes = (count) => count >= 1e9 ? `${(count / 1e9).toFixed(1)} GB` : count >= 1e6 ? `${(count / 1e6).toFixed(0)} MB`
+  : count > 0 ? `${Math.ceil(count / 1e3)} kB` : "–";
+const rate = (count) => (count >= 100 ? whole(count) : String(Number(count.toPrecision(2)))) + "/s";
+const span = (seconds) => seconds === null ? "–" : seconds < 1e-3 ? `${whole(seconds * 1e6)} µs`
+  : seconds < 1 ? `${Number((seconds * 1e3).toPrecision(3))} ms` : seconds < 120 ? `${Number(seconds.toPrecision(3))} s`
+    : seconds < 7200 ? `${whole(seconds / 60)} min` : `${whole(seconds / 3600)} h`;
+
+// ---- plots ----------------------------------------------------------------------------------------------------------
+
+const calls = new Plot("Calls", ["answered", "failed"], rate, KEPT);
+const tokens = new Plot("Tokens computed", ["rows"], rate, KEPT);
+const latency = new Plot("Time of a call", ["p50", "p99"], span, KEPT);
+const memory = new Plot("Memory", ["in use"], bytes, KEPT);
+byId("plots").append(...[calls, tokens, latency, memory].map((plot) => plot.figure));
+
+const kept = { calls: [], tokens: [], latency: [], memory: [] };
+
+function keep(name, time, values) {
+  const list = kept[name];
+  list.push({ time, values });
+  while (list[0].time < time - KEPT) list.shift();
+  return list;
+}
+
+const FAILED = ["errors", "timeouts", "queue_full_rejections", "circuit_rejections"];
+const failures = (counters) => FAILED.reduce((sum, name) => sum + counters[name], 0);
+
+// Calls answered within each bound, of all models.
+function histogram(found) {
+  return found.latency_bounds.map((_, at) => found.models.reduce((sum, model) => sum + model.latency[at], 0));
+}
+
+// Upper bound of the time within which a share of the calls was answered; null: there were none.
+function quantile(counts, bounds, share) {
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  if (!(total > 0)) return null;
+  let seen = 0;
+  const at = counts.findIndex((count) => (seen += count) >= share * total);
+  return bounds[at] ?? bounds[bounds.length - 2];
+}
+
+let before = null;
+
+function plot(found) {
+  const time = found.time;
+  memory.show(keep("memory", time, [found.memory.used]));
+  if (before && time > before.time) {
+    const passed = time - before.time;
+    const grown = (of) => Math.max(0, of(found) - of(before)) / passed;
+    calls.show(keep("calls", time, [grown((at) => at.counters.completed), grown((at) => failures(at.counters))]));
+    tokens.show(keep("tokens", time, [grown((at) => at.counters.rows)]));
+    const old = histogram(before);
+    const counts = histogram(found).map((count, at) => Math.max(0, count - old[at]));
+    latency.show(keep("latency", time, [0.5, 0.99].map((share) => quantile(counts, found.latency_bounds, share))));
+  }
+  before = found;
+}
+
+// ---- tables ---------------------------------------------------------------------------------------------------------
+
+const cell = (...children) => make("td", {}, ...children.map(String));
+
+// Rows stay the same elements as long as their keys do, so that the focus stays on a button while figures change.
+function rows(body, items, keyOf, change, none, columns) {
+  const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  const wanted = items.map((item) => {
+    const key = keyOf(item);
+    const row = old.get(key) ?? make("tr", { "data-key": key });
+    change(row, item);
+    return row;
+  });
+  if (!wanted.length) {
+    wanted.push(old.get("") ?? make("tr", { "data-key": "" }, make("td", { colspan: columns, class: "soft" }, none)));
+  }
+  if (wanted.length !== body.children.length || wanted.some((row, at) => row !== body.children[at])) {
+    body.replaceChildren(...wanted);
+  }
+}
+
+function showPool(row, pool) {
+  row.replaceChildren(make("th", { scope: "row" }, pool.capability), cell(pool.policy), cell(pool.models),
+    cell(pool.workers + (pool.dead ? ` (${pool.dead} dead)` : "")), cell(pool.busy), cell(pool.running),
+    cell(pool.queue_depth));
+}
+
+const KIND = { ready: "good", busy: "good", idle: "good", processing: "good", loading: "warn", spawning: "warn",
+  evicting: "warn", failed: "bad" };
+
+function showModel(row, model) {
+  const notes = [model.pinned ? "pinned" : "", model.breaker === "closed" ? "" : `breaker ${model.breaker}`,
+    model.last_error ? `last error: ${model.last_error}` : ""].filter(Boolean).join(", ");
+  const workers = model.workers.map((worker) => make("span", { class: `badge ${KIND[worker.state] ?? ""}` },
+    `${worker.id}: ${worker.state}`));
+  const idle = model.state === "ready"
+    ? span(Math.round(model.idle_seconds)) + (model.keep_alive === null ? "" : ` of ${span(model.keep_alive)}`) : "–";
+  row.replaceChildren(
+    make("th", { scope: "row" }, model.key,
+      make("small", {}, [model.capability, model.compute, model.isolation === "process" ? "processes" : ""]
+        .filter(Boolean).join(", "))),
+    make("td", {}, make("span", { class: `badge ${KIND[model.state] ?? ""}` }, model.state), make("small", {}, notes)),
+    make("td", { class: "workers" }, ...workers.flatMap((badge) => [badge, " "]),
+      make("small", {}, model.dead ? `${model.dead} dead` : "")),
+    cell(model.running), cell(`${model.queued} of ${model.queue_capacity}`), cell(bytes(model.model_bytes)),
+    cell(bytes(model.engine_bytes)), cell(whole(model.calls) + (model.errors ? ` (${model.errors} failed)` : "")),
+    cell(`${span(model.p50)} / ${span(model.p99)}`), cell(idle));
+}
+
+async function cancel(id, button) {
+  button.disabled = true;
+  try {
+    const done = await json("/api/mpool/cancel", { id });
+    say(byId("said"), done.cancelled ? `Request ${id} was cancelled.` : `Request ${id} had ended already.`);
+  } catch (error) {
+    button.disabled = false;
+    say(byId("said"), `Request ${id}: ${error.message}`);
+  }
+}
+
+function showRequest(row, request) {
+  if (!row.children.length) {
+    const button = make("button", { type: "button", "aria-label": `Cancel request ${request.id}` }, "Cancel");
+    button.addEventListener("click", () => cancel(request.id, button));
+    row.append(make("th", { scope: "row" }, request.id), cell(request.path), cell(request.model), cell(""), cell(""),
+      make("td", {}, button));
+  }
+  say(row.children[3], span(request.seconds));
+  say(row.children[4], request.pieces === null ? "–" : whole(request.pieces));
+}
+
+// ---- the whole ------------------------------------------------------------------------------------------------------
+
+function badge(element, text, kind) {
+  say(element, text);
+  element.className = `badge ${kind}`;
+}
+
+function show(found) {
+  say(byId("version"), found.version);
+  badge(byId("status"), found.status, { healthy: "good", degraded: "warn" }[found.status] ?? "bad");
+  say(byId("uptime"), `up ${span(Math.round(found.uptime))}, ${found.lanes_leased} of ${found.lanes} compute threads, `
+    + `${found.streams} streams`);
+  byId("reasons").hidden = !found.reasons.length;
+  byId("reasons").replaceChildren(...found.reasons.map((reason) => make("li", {}, reason)));
+  const held = found.memory;
+  byId("memory").value = held.limit ? held.used / held.limit : 0;
+  say(byId("memory-text"), `${bytes(held.used)} of ${bytes(held.limit)}`);
+  badge(byId("pressure"), `pressure ${held.pressure}`, { low: "good", normal: "good", high: "warn" }[held.pressure]
+    ?? "bad");
+  byId("kinds").replaceChildren(...Object.entries(held.by_kind).filter(([, count]) => count > 0)
+    .sort((one, other) => other[1] - one[1])
+    .map(([kind, count]) => make("div", {}, make("dt", {}, kind), make("dd", {}, bytes(count)))));
+  rows(byId("pools"), found.pools, (pool) => pool.capability, showPool, "None", 7);
+  rows(byId("models"), found.models, (model) => model.key, showModel, "No model was used yet", 10);
+  rows(byId("requests"), found.requests, (request) => request.id, showRequest, "None", 6);
+  plot(found);
+}
+
+let timer = null;
+
+async function look() {
+  timer = null;
+  try {
+    show(await json("/api/mpool/state"));
+  } catch (error) {
+    badge(byId("status"), "no connection", "bad");
+    say(byId("uptime"), error.message);
+  }
+  if (!document.hidden) timer = setTimeout(look, EVERY);
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && timer === null) look();
+});
+look();

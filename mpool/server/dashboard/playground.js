@@ -1,0 +1,180 @@
+// The playground: the routes that any client calls, by hand.
+import { byId, draw, events, json, make, say } from "./dom.js";
+
+// Task -> what it is called, the capability of models that can do it, what its text is, an example.
+const TASKS = {
+  chat: ["Chat", "text_to_text", "Message", "Name three colours."],
+  vision: ["Ask about images", "vision", "Question", "What is in the image?"],
+  embed: ["Embed texts", "text_embedding", "Texts, one a line",
+    "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday."],
+  rerank: ["Rerank", "text_embedding", "Documents, one a line",
+    "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday."],
+  embed_image: ["Embed images", "image_embedding", "", ""],
+  image: ["Make an image", "text_to_image", "Prompt", "a lighthouse at dusk"],
+};
+
+const output = byId("output");
+let models = [], task = "chat", running = null;
+
+// ---- the form -------------------------------------------------------------------------------------------------------
+
+const fits = (model, wanted) => model.capabilities.includes(wanted);
+
+function choose(name) {
+  const [, capability, label, example] = TASKS[name];
+  const text = byId("text");
+  if (!text.value || text.value === TASKS[task][3]) text.value = example;
+  task = name;
+  say(byId("text-label"), label);
+  for (const field of document.querySelectorAll("[data-for]")) {
+    field.hidden = !field.dataset.for.split(" ").includes(name);
+  }
+  const fitting = models.filter((model) => fits(model, capability));
+  byId("model").replaceChildren(...fitting.map((model) => make("option", { value: model.id }, model.id)));
+  byId("run").disabled = !fitting.length;
+  say(byId("progress"), fitting.length ? "" : `No model here is for ${capability}.`);
+}
+
+function addTasks() {
+  for (const [name, [title]] of Object.entries(TASKS)) {
+    const radio = make("input", { type: "radio", name: "task", value: name, id: `task-${name}` });
+    radio.addEventListener("change", () => choose(name));
+    byId("tasks").append(make("label", {}, radio, " ", title));
+  }
+}
+
+async function begin() {
+  addTasks();
+  try {
+    models = (await json("/v1/models")).data;
+  } catch (error) {
+    say(byId("progress"), error.message);
+  }
+  const first = Object.keys(TASKS).find((name) => models.some((model) => fits(model, TASKS[name][1]))) ?? "chat";
+  byId(`task-${first}`).checked = true;
+  choose(first);
+}
+
+const number = (id) => byId(id).value === "" ? undefined : Number(byId(id).value);
+const lines = () => byId("text").value.split("\n").map((line) => line.trim()).filter(Boolean);
+
+function dataURL(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+const images = () => Promise.all([...byId("files").files].map(dataURL));
+
+// ---- answers --------------------------------------------------------------------------------------------------------
+
+async function chat(model, signal) {
+  const parts = task === "vision" ? (await images()).map((url) => ({ type: "image_url", image_url: { url } })) : [];
+  const content = parts.length ? [...parts, { type: "text", text: byId("text").value }] : byId("text").value;
+  const thought = make("pre", { class: "thought" }), answer = make("pre");
+  output.replaceChildren(thought, answer);
+  let usage = null;
+  const began = performance.now();
+  for await (const piece of events("/v1/chat/completions", {
+    model, messages: [{ role: "user", content }], stream: true, stream_options: { include_usage: true },
+    max_tokens: number("tokens"), temperature: number("temperature"), seed: number("seed"),
+  }, signal)) {
+    usage = piece.usage ?? usage;
+    for (const { delta } of piece.choices) {
+      if (delta.reasoning_content) thought.append(delta.reasoning_content);
+      if (delta.content) answer.append(delta.content);
+    }
+  }
+  const seconds = (performance.now() - began) / 1000;
+  return usage ? `${usage.prompt_tokens} tokens read, ${usage.completion_tokens} written in ${seconds.toFixed(2)} s`
+    : "done";
+}
+
+// A vector as bars: up to 256 of its numbers.
+function strip(vector) {
+  const shown = vector.slice(0, 256);
+  const most = Math.max(...shown.map(Math.abs)) || 1;
+  return draw("svg", { viewBox: `0 -1 ${shown.length} 2`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    ...shown.map((value, at) => draw("rect", { x: at, width: 0.9, y: value > 0 ? -value / most : 0,
+      height: Math.abs(value) / most, class: value > 0 ? "plus" : "minus" })));
+}
+
+function cosine(one, other) {
+  const dot = (left, right) => left.reduce((sum, value, at) => sum + value * right[at], 0);
+  return dot(one, other) / (Math.sqrt(dot(one, one) * dot(other, other)) || 1);
+}
+
+function table(head, body) {
+  return make("table", {}, make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { scope: "col" }, name)))),
+    make("tbody", {}, ...body.map((row) => make("tr", {}, ...row.map((part) => make("td", {}, part))))));
+}
+
+function vectors(names, found) {
+  const rows = found.data.map((one) => one.embedding);
+  output.replaceChildren(table(["Input", "Similarity to the first", "Vector"], rows.map((vector, at) =>
+    [names[at], cosine(rows[0], vector).toFixed(3), strip(vector)])));
+  return `${rows.length} vectors of ${rows[0].length} numbers`;
+}
+
+async function embed(model, signal) {
+  const input = lines();
+  return vectors(input, await json("/v1/embeddings", { model, input }, signal));
+}
+
+async function embedImage(model, signal) {
+  const names = [...byId("files").files].map((file) => file.name);
+  if (!names.length) throw new Error("Choose images first.");
+  return vectors(names, await json("/api/mpool/embed_images", { model, images: await images() }, signal));
+}
+
+async function rerank(model, signal) {
+  const documents = lines();
+  const found = await json("/v1/rerank", { model, query: byId("query").value, documents }, signal);
+  output.replaceChildren(table(["Document", "Score"], found.results.map((one) =>
+    [documents[one.index], one.relevance_score.toFixed(4)])));
+  return `${found.usage.total_tokens} tokens read`;
+}
+
+async function image(model, signal) {
+  const prompt = byId("text").value;
+  const picture = make("img", { alt: `Made for: ${prompt}` });
+  let shown = 0;
+  for await (const piece of events("/v1/images/generations", {
+    model, prompt, stream: true, partial_images: 3, num_inference_steps: number("steps"), seed: number("seed"),
+  }, signal)) {
+    picture.src = `data:image/${piece.output_format};base64,${piece.b64_json}`;
+    if (!shown++) output.replaceChildren(picture);
+    say(byId("progress"), `preview ${shown}`);
+  }
+  return `made, with ${Math.max(0, shown - 1)} previews`;
+}
+
+const RUN = { chat, vision: chat, embed, rerank, embed_image: embedImage, image };
+
+async function run(event) {
+  event.preventDefault();
+  if (running) return;
+  running = new AbortController();
+  byId("stop").disabled = false;
+  output.replaceChildren();
+  output.setAttribute("aria-busy", "true");
+  say(byId("progress"), "working");
+  let said;
+  try {
+    said = await RUN[task](byId("model").value, running.signal);
+  } catch (error) {
+    said = running.signal.aborted ? "stopped" : error.message;
+  }
+  output.removeAttribute("aria-busy");
+  if (document.activeElement === byId("stop")) byId("run").focus();
+  running = null;
+  byId("stop").disabled = true;
+  say(byId("progress"), said);
+}
+
+byId("form").addEventListener("submit", run);
+byId("stop").addEventListener("click", () => running && running.abort());
+begin();

@@ -1,0 +1,149 @@
+"""What the dashboard shows, as one struct: the library's own answers about the pool, and requests in flight."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ... import __version__, _core
+from ..._metrics import BOUNDS
+
+if TYPE_CHECKING:
+    from ..state import State
+
+
+class WorkerState(Struct):
+    """A worker, as :class:`mpool.Pong` has it."""
+
+    id: int
+    state: str
+    busy: bool
+
+
+class ModelState(Struct):
+    """A model that is or was in use, as :func:`mpool.ps` and :func:`mpool.health` have it.
+
+    ``keep_alive``: seconds, None: for ever; ``p50``, ``p99``: seconds, None: no call was answered yet; ``latency``:
+    calls answered within each of the snapshot's ``latency_bounds``, and not within the one before.
+    """
+
+    key: str
+    capability: str
+    state: str
+    compute: str | None
+    isolation: str
+    workers: list[WorkerState]
+    dead: int
+    queued: int
+    queue_capacity: int
+    running: int
+    breaker: str
+    policy: str
+    pinned: bool
+    keep_alive: float | None
+    idle_seconds: float
+    model_bytes: int
+    engine_bytes: int
+    calls: int
+    errors: int
+    last_error: str
+    p50: float | None
+    p99: float | None
+    latency: list[int]
+
+
+class PoolState(Struct):
+    """All models of a capability, as :data:`mpool.pools` has it."""
+
+    capability: str
+    policy: str
+    models: int
+    workers: int
+    busy: int
+    dead: int
+    queue_depth: int
+    running: int
+
+
+class MemoryState(Struct):
+    """Bytes, as of :class:`mpool.Health`; ``by_kind``: what they are for."""
+
+    used: int
+    limit: int
+    available: int
+    pressure: str
+    by_kind: dict[str, int]
+
+
+class RequestState(Struct):
+    """A request in flight that names a model. ``seconds``: since it came; ``pieces``: sent of a streamed answer, None:
+    it is not streamed, or not yet."""
+
+    id: str
+    path: str
+    model: str
+    seconds: float
+    pieces: int | None
+
+
+class Snapshot(Struct):
+    """The pool at one moment.
+
+    ``time``: seconds of a clock that only goes forward, for rates; ``counters``: since the pool was made, the names of
+    :func:`mpool.metrics`; ``latency_bounds``: seconds, None: without end.
+    """
+
+    version: str
+    time: float
+    uptime: float
+    status: str
+    reasons: list[str]
+    lanes: int
+    lanes_leased: int
+    streams: int
+    memory: MemoryState
+    pools: list[PoolState]
+    models: list[ModelState]
+    requests: list[RequestState]
+    counters: dict[str, int]
+    latency_bounds: list[float | None]
+
+
+_BOUNDS: list[float | None] = [bound if math.isfinite(bound) else None for bound in BOUNDS]
+
+
+def snapshot(state: State) -> Snapshot:
+    """The pool of a server, and its requests."""
+    pool, now = state.pool, time.monotonic()
+    health, found = pool.health(), pool.metrics()
+    workers: dict[str, list[WorkerState]] = {}
+    for pong in pool.ping():
+        workers.setdefault(pong.model, []).append(WorkerState(pong.worker_id, pong.state, pong.busy))
+    models = []
+    for row in pool.ps():
+        known, counted = health.models.get(row.key), found["models"].get(row.key)
+        if known is None or counted is None:  # it came between two looks
+            continue
+        models.append(ModelState(
+            row.key, row.capability, row.state, row.compute, row.isolation, workers.get(row.key, []), row.dead,
+            row.queued, known.queue_capacity, row.running, row.breaker, row.policy, row.pinned,
+            row.keep_alive if math.isfinite(row.keep_alive) else None, row.idle_seconds, row.model_bytes,
+            row.engine_bytes, row.calls, row.errors, row.last_error, known.p50, known.p99,
+            [count for _, count in counted["latency"]["histogram"]]))
+    memory = health.memory
+    return Snapshot(
+        __version__, now, time.time() - state.started, "unhealthy" if state.stopping else health.status,
+        list(health.reasons), found["lanes"], found["lanes_leased"], state.streams,
+        MemoryState(memory.used, memory.limit, memory.available, memory.pressure, found["bytes_by_kind"]),
+        [PoolState(one.capability, one.policy, len(one.models), one.workers.total, one.workers.busy, one.workers.dead,
+                   one.queue_depth, one.running) for one in pool.pools.values()],
+        models,
+        [RequestState(one.id, one.path, one.model, max(0.0, now - one.begun), one.pieces)
+         for one in state.running.values()],
+        {name: found[name] for name, _ in _core.metrics()}, _BOUNDS)
+
+
+__all__ = ["Snapshot", "snapshot"]

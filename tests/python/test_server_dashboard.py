@@ -1,0 +1,275 @@
+"""The dashboard: its files and what they may do, the snapshot it shows, requests that are cancelled; and the page in a
+real browser, where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from servers import Raw, ask, idle, serving
+
+import msgspec  # noqa: E402 - servers skips where it is missing
+from mpool.server.dashboard import FILES  # noqa: E402
+from mpool.server.dashboard.snapshot import Snapshot  # noqa: E402
+
+TOKEN = "a-token-of-some-length"
+ENDLESS: dict[str, Any] = {"model": "llama", "max_tokens": 200_000, "ignore_eos": True, "stream": True,
+                           "messages": [{"role": "user", "content": "Hello"}]}
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, bert: Path) -> Iterator[Any]:
+    with serving([f"llama={llama}", f"bert={bert}"]) as made:
+        yield made
+
+
+# ---- the page's files ------------------------------------------------------------------------------------------------
+
+def test_the_files_are_in_the_package() -> None:
+    folder = resources.files("mpool.server.dashboard")
+    there = {one.name for one in folder.iterdir() if one.name.partition(".")[2] in ("html", "css", "js")}
+    assert there == {name for name, _ in FILES.values()}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_files_say_what_they_are_and_may_do(server: Any, path: str) -> None:
+    with Raw(server) as raw:
+        status, headers, body = raw.request(path).answer()
+        assert status == 200 and headers["content-type"].split(";")[0] == FILES[path][1]
+        assert body == resources.files("mpool.server.dashboard").joinpath(FILES[path][0]).read_bytes()
+        policy = dict(rule.strip().partition(" ")[::2] for rule in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert raw.request(path, b"{}").answer()[0] == 405
+
+
+def test_files_ask_for_nothing_elsewhere_and_make_no_markup() -> None:
+    """The policy would forbid it; this says it without a browser."""
+    for name, _ in FILES.values():
+        text = resources.files("mpool.server.dashboard").joinpath(name).read_text("utf-8")
+        addresses = set(re.findall(r"\w+://[^\"'`\s]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert not addresses, (name, addresses)
+        made = re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
+        assert made is None, (name, made)
+        if name == "page.html":
+            assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text)
+            for path in re.findall(r"(?:src|href)=\"(/[^\"]*)\"", text):
+                assert path in FILES
+        for path in re.findall(r"from \"\./([^\"]+)\"|import \"\./([^\"]+)\"", text):
+            assert "/dashboard/" + "".join(path) in FILES
+
+
+def test_every_element_that_scripts_name_is_there() -> None:
+    folder = resources.files("mpool.server.dashboard")
+    ids = set(re.findall(r"\sid=\"([^\"]+)\"", folder.joinpath("page.html").read_text("utf-8")))
+    for name in ("page.js", "playground.js"):
+        named = set(re.findall(r"(?:byId|number)\(\"([^\"]+)\"\)", folder.joinpath(name).read_text("utf-8")))
+        assert named and named <= ids, (name, named - ids)
+
+
+# ---- the snapshot ----------------------------------------------------------------------------------------------------
+
+def test_the_snapshot_is_what_the_library_says(server: Any) -> None:
+    pool = server.state.pool
+    pool.embed(["one", "two"], "bert")
+    idle(server)
+    status, plain = ask(server, "/api/mpool/state")
+    assert status == 200
+    found = msgspec.convert(plain, Snapshot)  # every field there, and of its type
+    assert msgspec.to_builtins(found) == plain
+    model = next(model for model in found.models if model.key == "bert")
+    row = next(row for row in pool.ps() if row.key == "bert")
+    assert (model.state, model.calls, model.model_bytes, model.capability) \
+        == (row.state, row.calls, row.model_bytes, "text_embedding") and model.calls >= 1
+    assert [worker.id for worker in model.workers] == [pong.worker_id for pong in pool.ping("bert")] != []
+    assert sum(model.latency) >= 1 and len(model.latency) == len(found.latency_bounds)
+    assert found.latency_bounds[-1] is None and model.p50 is not None
+    assert {one.capability for one in found.pools} == set(pool.pools)
+    assert found.memory.limit == pool.health().memory.limit and sum(found.memory.by_kind.values()) > 0
+    assert found.counters["completed"] >= 1 and found.requests == []
+
+
+def test_the_snapshot_says_nothing_of_paths(server: Any, llama: Path, bert: Path) -> None:
+    ask(server, "/v1/embeddings", {"model": "bert", "input": "x"})
+    text = json.dumps(ask(server, "/api/mpool/state")[1])
+    assert str(llama) not in text and str(bert) not in text and "bert" in text
+
+
+def test_the_document_has_the_routes(server: Any) -> None:
+    _, document = ask(server, "/openapi.json")
+    paths = document["paths"]
+    shape = paths["/api/mpool/state"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert shape["$ref"].endswith("/Snapshot")
+    assert list(paths["/"]["get"]["responses"]["200"]["content"]) == ["text/html"]
+    assert "password" in document["components"]["securitySchemes"]
+    assert "CancelCall" in document["components"]["schemas"]
+
+
+# ---- requests in flight ----------------------------------------------------------------------------------------------
+
+def _running(server: Any, path: str) -> Any:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = [one for one in ask(server, "/api/mpool/state")[1]["requests"] if one["path"] == path]
+        if found:
+            return found[0]
+        time.sleep(0.01)
+    raise AssertionError("the request is not in the snapshot")
+
+
+def test_cancel_ends_a_stream_with_its_one_end(llama: Path) -> None:
+    with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
+        path = "/v1/chat/completions"
+        raw.request(path, json.dumps(ENDLESS).encode())
+        deadline = time.monotonic() + 30
+        while not (found := _running(server, path))["pieces"]:
+            assert time.monotonic() < deadline
+        assert found["model"] == "llama" and found["seconds"] >= 0
+        assert ask(server, "/api/mpool/cancel", {"id": found["id"]}) == (200, {"id": found["id"], "cancelled": True})
+        status, headers, data = raw.answer()  # chunked, and whole
+        assert status == 200 and headers["x-request-id"] == found["id"]
+        last = data.decode().strip().rsplit("\n\n", 1)[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
+        assert data.count(b'"error"') == 1 and b"[DONE]" not in data and data.count(b"data: ") > 1
+        idle(server)
+        assert not server.state.running and server.state.streams == 0
+        assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"] is False
+        assert raw.request("/health").answer()[0] == 200  # the connection is as good as before
+
+
+@pytest.mark.parametrize("when", ["before the head", "waiting for a piece", "sending a piece", "after the end",
+                                  "twice"])
+def test_wherever_a_stream_is_cancelled_it_has_one_end(server: Any, when: str) -> None:
+    """Each moment by itself, with a client that takes what it is sent as slowly as it is told."""
+    from mpool.server.state import Running
+    from mpool.server.streaming import LINES, Streamed
+
+    async def run() -> tuple[list[bytes], list[str]]:
+        calls: list[str] = []
+        sent: list[bytes] = []
+        never, blocked = asyncio.Event(), asyncio.Event()
+        state = SimpleNamespace(running={}, settings=server.state.settings)
+
+        async def pieces() -> Any:
+            yield b"one\n"
+            if when in ("waiting for a piece", "twice"):
+                await never.wait()
+            yield b"two\n"
+
+        async def send(message: Any) -> None:
+            if when == "before the head" and message["type"] == "http.response.start" \
+                    or when == "sending a piece" and message.get("body") == b"two\n" \
+                    or when == "after the end" and message.get("more_body") is False:
+                await blocked.wait()  # as for a client that does not read: nothing is written yet
+            sent.append(message.get("body", b"head"))
+
+        shared: Any = state
+        answer = Streamed(shared, "id", pieces(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
+                          lambda: calls.append("closed"))
+        running = state.running["id"] = Running("id", "/", "model", None)
+        task = asyncio.ensure_future(answer({}, None, send))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        if when == "twice":
+            running.cancel()
+        await asyncio.sleep(0.01)
+        blocked.set()
+        await task
+        return sent, calls
+
+    sent, calls = asyncio.run(run())
+    assert sent[0] == b"head" and sent[-1] == b"" and calls == ["closed"]
+    wanted = {"before the head": [b"cancelled\n"], "after the end": [b"one\n", b"two\n"]}
+    assert sent[1:-1] == wanted.get(when, [b"one\n", b"cancelled\n"])
+
+
+def test_cancel_of_a_request_that_is_not_streamed(llama: Path) -> None:
+    body = json.dumps({**ENDLESS, "stream": False}).encode()
+    with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
+        raw.request("/v1/chat/completions", body)
+        found = _running(server, "/v1/chat/completions")
+        assert found["pieces"] is None
+        ask(server, "/api/mpool/cancel", {"id": found["id"]})
+        status, _, data = raw.answer()
+        assert status == 499 and json.loads(data)["error"]["code"] == "cancelled"
+        idle(server)
+        assert not server.state.running
+
+
+def test_cancel_of_a_stream_that_nobody_reads(llama: Path) -> None:
+    """The work ends at once; the end waits for the client."""
+    with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
+        body = {**ENDLESS, "n": 8}
+        raw.request("/v1/chat/completions", json.dumps(body).encode())
+        found = _running(server, "/v1/chat/completions")
+        time.sleep(0.5)
+        assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"]
+        deadline = time.monotonic() + 20
+        while any(row.running or row.queued for row in server.state.pool.ps()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        status, _, data = raw.answer()
+        assert status == 200 and data.count(b'"error"') == 1 and b"[DONE]" not in data
+
+
+@pytest.mark.parametrize("body", [{}, {"id": ""}, {"id": 3}, {"id": "x" * 65}, {"id": "x", "all": True}, []])
+def test_cancel_takes_an_id_alone(server: Any, body: Any) -> None:
+    status, found = ask(server, "/api/mpool/cancel", body)
+    assert status == 400 and isinstance(found["error"], str)
+
+
+def test_cancel_of_what_never_was(server: Any) -> None:
+    assert ask(server, "/api/mpool/cancel", {"id": "nothing"}) == (200, {"id": "nothing", "cancelled": False})
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+def test_images_are_embedded_as_by_the_library() -> None:
+
+    folder = resources.files("mpool").joinpath("demo_models/images")
+    files = sorted((one for one in folder.iterdir() if one.name.endswith(".png")), key=lambda one: one.name)[:3]
+    encoded = [base64.b64encode(one.read_bytes()).decode() for one in files]
+    with serving(["digits=mpool:digits-clip"]) as made:
+        status, found = ask(made, "/api/mpool/embed_images",
+                            {"model": "digits", "images": [encoded[0], *("data:image/png;base64," + one
+                                                                         for one in encoded[1:])]})
+        wanted = made.state.pool.embed_image([one.read_bytes() for one in files], "digits")
+        assert status == 200 and len(files) > 0
+        assert [one["index"] for one in found["data"]] == list(range(len(files)))
+        assert [one["embedding"] for one in found["data"]] == wanted.tolist()
+        for image in ("/etc/passwd", "http://127.0.0.1/x.png", "data:image/png;base64,!!", "YWJj"):
+            assert ask(made, "/api/mpool/embed_images", {"model": "digits", "images": [image]})[0] == 400
+
+
+# ---- the token -------------------------------------------------------------------------------------------------------
+
+def _basic(user: str, password: str) -> str:
+    return "Authorization: Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_a_browser_gives_the_token_as_a_password(bert: Path) -> None:
+    with serving([f"bert={bert}"], token=TOKEN) as made, Raw(made) as raw:
+        for path in (*FILES, "/api/mpool/state"):
+            status, headers, body = raw.request(path).answer()
+            assert status == 401 and b"<" not in body
+            assert headers["www-authenticate"].startswith("Basic " if path == "/" else "Bearer")
+            for line in (_basic("", TOKEN), _basic("anyone", TOKEN), f"Authorization: Bearer {TOKEN}"):
+                assert raw.request(path, None, line).answer()[0] == 200
+            for line in (_basic("", ""), _basic(TOKEN, ""), _basic("", TOKEN + "x"), _basic("", ":" + TOKEN),
+                         "Authorization: Basic", "Authorization: Basic ===", f"Authorization: Digest {TOKEN}"):
+                assert raw.request(path, None, line).answer()[0] == 401, line
+        # what a browser sends along by itself helps no page of others
+        sent = raw.request("/api/mpool/cancel", b'{"id":"x"}', _basic("", TOKEN), "Origin: http://page.example")
+        assert sent.answer()[0] == 403
