@@ -296,9 +296,10 @@ def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: b
     compute = options.get("compute", "auto")
     if isinstance(compute, str) and compute == "auto" and hasattr(model, "_compute"):
         compute = model._compute
+    long = chars >= _threads.LONG // 4 or options.get("response_format") is not None  # grammars are compiled
 
     async def request() -> Request:
-        return await _prepared(pool, model, capability, compute, lambda: make(begun), chars >= _threads.LONG // 4, chat)
+        return await _prepared(pool, model, capability, compute, lambda: make(begun), long, chat)
 
     call = AsyncStream(request, begun)
     return call if stream else _collect(call)

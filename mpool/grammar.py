@@ -121,6 +121,15 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | N
     return Format(first, matcher, kind == "schema", model)
 
 
+def check(wanted: Any) -> None:
+    """Whether a ``response_format`` has a shape that is allowed and keeps the bounds; :func:`prepare` tells the rest.
+
+    Raises:
+        InvalidArgument, LimitError: as :func:`prepare`.
+    """
+    _read(wanted)
+
+
 def _refused(kind: str, why: str) -> InvalidArgument:
     what = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar"}[kind]
     lines = " ".join(why.split())
@@ -323,4 +332,4 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["Format", "prepare"]
+__all__ = ["Format", "check", "prepare"]

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from .. import __version__, aio
 from .._durations import seconds_of
+from . import forms
 from . import ollama_models as facts
 from .errors import Refusal, plain_error
 from .ollama_structs import (
@@ -84,8 +85,6 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
     Raises:
         Refusal: something is asked for that there is not.
     """
-    if body.format not in (None, ""):
-        raise Refusal("unsupported_parameter", "format is not supported yet.", "format")
     given = body.options or Options()
     for name, off in _OFF.items():
         if getattr(given, name) not in (None, off):
@@ -100,7 +99,7 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
         found["seed"] = given.seed % 2**64
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return found
+    return found | forms.of_ollama(body.format)
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------

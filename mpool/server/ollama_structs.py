@@ -62,7 +62,8 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextRequest(Request, kw_only=True):
-    """What both ways to generate text take. Streamed unless ``stream`` is false; ``format`` is refused for now."""
+    """What both ways to generate text take. Streamed unless ``stream`` is false; ``format`` is "json" or a JSON
+    schema."""
 
     stream: bool | None = None
     format: str | dict[str, Any] | None = None

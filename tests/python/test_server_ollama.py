@@ -148,8 +148,8 @@ def test_values_out_of_range_are_refused(server: Any, field: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("field", [
-    {"options": {"mirostat": 1}}, {"options": {"tfs_z": 0.5}}, {"options": {"foo": 1}}, {"format": "json"},
-    {"format": {"type": "object"}}, {"tools": [{"type": "function"}]}, {"template": "{{ .Prompt }}"}, {"lora": "x"},
+    {"options": {"mirostat": 1}}, {"options": {"tfs_z": 0.5}}, {"options": {"foo": 1}}, {"format": "xml"},
+    {"format": {"type": "wat"}}, {"tools": [{"type": "function"}]}, {"template": "{{ .Prompt }}"}, {"lora": "x"},
     {"messages": [{"role": "user", "content": "x", "images": ["aGVsbG8="]}]},
 ], ids=str)
 def test_what_is_not_offered_is_refused(server: Any, field: dict[str, Any]) -> None:

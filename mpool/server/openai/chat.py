@@ -9,6 +9,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
+from .. import forms
 from ..errors import Refusal
 from ..operations import Context, Operation, image_of, json_answer
 from ..streaming import EVENTS
@@ -40,6 +41,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     _check(body)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
+    options |= forms.of_openai(body.response_format)
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())
@@ -73,8 +75,6 @@ def _check(body: ChatRequest) -> None:
         raise Refusal("unsupported_parameter", "tools are not supported yet.", "tools")
     if body.tool_choice not in (None, "none", "auto"):
         raise Refusal("unsupported_parameter", "tool_choice is given without tools.", "tool_choice")
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise Refusal("unsupported_parameter", "response_format: allowed is text, for now.", "response_format")
     if body.top_logprobs and not body.logprobs:
         raise Refusal("invalid_value", "top_logprobs: allowed with logprobs.", "top_logprobs")
 

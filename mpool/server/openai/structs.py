@@ -234,7 +234,8 @@ class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class ChatRequest(TextRequest, kw_only=True):
-    """A conversation to be answered. ``tools`` and a ``response_format`` other than text are refused for now."""
+    """A conversation to be answered. ``tools`` are refused for now; ``response_format`` is text, json_object or
+    json_schema."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None

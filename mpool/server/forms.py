@@ -1,0 +1,52 @@
+"""What answers are to look like, as each protocol says it: checked here, kept to by :mod:`mpool.grammar`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import grammar
+from ..errors import MpoolError
+from .errors import Refusal
+
+_OPENAI, _OLLAMA = "response_format", "format"
+
+
+def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
+    """Options of the library for a ``response_format``: text, json_object or json_schema.
+
+    Raises:
+        Refusal: it is of another type, or no schema, or a schema beyond the bounds.
+    """
+    if value is None or value.get("type") == "text":
+        return {}
+    if value.get("type") not in ("json_object", "json_schema"):
+        raise Refusal("unsupported_parameter", "response_format.type: allowed are text, json_object and json_schema.",
+                      _OPENAI)
+    if value["type"] == "json_schema":
+        outer = value.get("json_schema")
+        if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
+            raise Refusal("invalid_value", "response_format.json_schema.schema: allowed is a JSON schema.", _OPENAI)
+    return _checked(value, _OPENAI)
+
+
+def of_ollama(value: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Options of the library for a ``format``: ``"json"``, or a JSON schema.
+
+    Raises:
+        Refusal: as for :func:`of_openai`.
+    """
+    if value in (None, ""):
+        return {}
+    if value == "json":
+        return {"response_format": {"type": "json_object"}}
+    if not isinstance(value, dict):
+        raise Refusal("unsupported_parameter", 'format: allowed are "json" and a JSON schema.', _OLLAMA)
+    return _checked({"type": "json_schema", "json_schema": {"schema": value}}, _OLLAMA)
+
+
+def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
+    try:
+        grammar.check(wanted)
+    except MpoolError as error:
+        raise Refusal("invalid_value", error.message[:200] + ".", name) from None
+    return {"response_format": wanted}

@@ -1,0 +1,104 @@
+"""Answers of a given form over HTTP: response_format of OpenAI's protocol, format of Ollama's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from servers import ask, serving
+
+pytest.importorskip("llguidance")
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "собака"]}, "age": {"type": "integer", "minimum": 0, "maximum": 30},
+                   "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}},
+    "required": ["kind", "age", "tags"], "additionalProperties": False,
+}
+CHAT = [{"role": "user", "content": "Describe a pet."}]
+HOT = {"temperature": 1.5, "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path) -> Iterator[Any]:
+    with serving([f"llama={llama}"]) as made:
+        yield made
+
+
+def fits(text: str) -> None:
+    pytest.importorskip("jsonschema").validate(json.loads(text), SCHEMA)
+
+
+def test_openai_schema_is_what_the_library_gives(server: Any, llama: Path) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "pet", "strict": True, "schema": SCHEMA}}
+    status, found = ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "n": 2, "max_tokens": 200,
+                                                         "response_format": wanted, **HOT})
+    assert status == 200
+    for choice in found["choices"]:
+        assert choice["finish_reason"] == "stop"
+        fits(choice["message"]["content"])
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        done = pool.chat(CHAT, llama, n=2, max_tokens=200, response_format=wanted, **HOT)
+    assert [one.text for one in done.choices] == [one["message"]["content"] for one in found["choices"]]
+
+
+def test_openai_client_streams_it(server: Any) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    pieces = client.chat.completions.create(
+        model="llama", messages=CHAT, stream=True, max_tokens=200, response_format={
+            "type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}, **HOT)
+    fits("".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices))
+    found = client.chat.completions.create(model="llama", messages=CHAT, max_tokens=40,
+                                           response_format={"type": "json_object"}, **HOT)
+    assert (found.choices[0].message.content or "").lstrip().startswith("{")
+
+
+def test_ollama_format(server: Any) -> None:
+    options = {"num_predict": 200, **HOT}
+    status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, "format": SCHEMA, "stream": False,
+                                              "options": options})
+    assert status == 200
+    fits(found["message"]["content"])
+    status, found = ask(server, "/api/generate", {"model": "llama", "prompt": "A pet:", "raw": True, "format": SCHEMA,
+                                                  "stream": False, "options": options})
+    assert status == 200
+    fits(found["response"])
+    status, found = ask(server, "/api/generate", {"model": "llama", "prompt": "A pet:", "format": "json",
+                                                  "stream": False, "options": options})
+    assert status == 200 and found["response"].lstrip().startswith("{")
+
+
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(70):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize("wanted", [
+    {"type": "regex", "regex": "a+"}, {"type": "grammar", "grammar": 'start: "a"'}, {"type": "object"}, {},
+    {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 3}},
+    {"type": "json_schema", "json_schema": {"schema": {"type": "wat"}}},
+    {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/x"}}},
+    {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}},
+    {"type": "json_schema", "json_schema": {"schema": DEEP}},
+    {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(a"}}},
+], ids=lambda wanted: str(wanted)[:60])
+@pytest.mark.parametrize("stream", [False, True])
+def test_88_forms_that_are_refused(server: Any, wanted: dict[str, Any], stream: bool) -> None:
+    status, found = ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "stream": stream,
+                                                         "response_format": wanted})
+    assert status == 400 and found["error"]["code"] in ("unsupported_parameter", "invalid_value")
+    assert ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "max_tokens": 1})[0] == 200
+
+
+@pytest.mark.parametrize("wanted", ["xml", {"type": "wat"}, {"enum": ["x" * 70_000]}, {"$ref": "http://example.org/x"}],
+                         ids=lambda wanted: str(wanted)[:30])
+def test_88_formats_that_are_refused(server: Any, wanted: Any) -> None:
+    for path, more in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "x"})):
+        status, found = ask(server, path, {"model": "llama", "format": wanted, **more})
+        assert status == 400 and isinstance(found["error"], str)
