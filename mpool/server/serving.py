@@ -145,6 +145,10 @@ class Serving:
         """Ends :meth:`run`; from any thread. Idempotent."""
         self._uvicorn.should_exit = True
 
+    def close(self) -> None:
+        """Gives up the address of a server that is never going to run."""
+        self._socket.close()
+
 
 def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

@@ -253,7 +253,11 @@ class Worker:
         try:
             announce(0, "looking for the model")
             self.serving = Serving(settings, self.pool, [ref], False, compute, self._operations(), _LAST)
-            self._load(announce)
+            try:
+                self._load(announce)
+            except BaseException:
+                self.serving.close()
+                raise
         except BaseException:
             self.pool.close()
             raise

@@ -10,17 +10,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpool import errors
+from mpool.results import Chunk
 from realmodels import real_path
 from servers import Raw, ask
 from workers import TERMINAL, Events, Process, free, refused, run, text_of, until, working
 
 from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
-from mpool.server.worker import GRACE, Worker
+from mpool.server.worker import GRACE, Tokens, Worker
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 #: Some thousand tokens: seconds of reading with SmolLM2.
@@ -88,6 +91,34 @@ def test_utf_8_never_splits_over_two_events(worker: Worker) -> None:
     assert whole > 20, "the model wrote no such characters"
 
 
+class Ticket:
+    """Tells of tokens as the core does: where their texts end."""
+
+    def __init__(self, *ends: int) -> None:
+        self._ends = ends
+
+    def tokens(self, choice: int) -> Any:
+        return None, None, np.array(self._ends, np.uint32)
+
+
+@pytest.mark.parametrize("pieces, wanted", [
+    ([("ab", (1, 2), False), ("c", (1, 2, 3), True)], [("a", 0), ("b", 1), ("c", 2)]),
+    ([("aß", (1, 1, 3), True)], [("a", 0), ("ß", 2)]),  # a character of two tokens
+    ([("aß", (1, 2, 3), True)], [("a", 0), ("ß", 2)]),
+    ([("ab", (3,), False), ("c", (3,), True)], [("abc", 0)]),  # the end of a token is held back, and comes after all
+    ([("ab", (1, 4), True)], [("a", 0), ("b", 1)]),  # it does not: a stop string begins there
+    ([("a", (1, 1), False), ("\ufffd", (1, 4), True)], [("a", 0), ("\ufffd", 1)]),  # it ends inside of a character
+    ([("a", (), False), ("b", (1, 2), True)], [("a", 0), ("b", 1)]),  # the text is told of before its token
+    ([("", (0, 0), True)], [])])
+def test_the_text_of_every_token(pieces: list[Any], wanted: list[Any]) -> None:
+    stream: Any = SimpleNamespace(_ticket=None)
+    tokens, found = Tokens(stream), []
+    for text, ends, last in pieces:
+        stream._ticket = Ticket(*ends)
+        found += [(token.t, token.i) for token in tokens.of(Chunk(text, finish_reason="stop" if last else None))]
+    assert found == wanted
+
+
 def test_tokens_go_out_as_they_are_made(slow_worker: Worker) -> None:
     """The client has many before the job has all."""
     events = Events(slow_worker.serving, job_id="made", prompt="Count: one, two,", max_tokens=400, **GREEDY)
@@ -142,20 +173,26 @@ def test_what_is_no_request_at_all(worker: Worker) -> None:
 
 # ---- one after the other ---------------------------------------------------------------------------------------------
 
-def test_requests_run_strictly_one_after_the_other(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule M0-W-1301: whenever one is given to the core, all before it are done; and answers do not overlap either."""
+@pytest.fixture
+def overlaps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For every call that is given to the core: how many of those before it are not done."""
     from mpool.generation import Request
 
     tickets: list[Any] = []
-    overlaps: list[int] = []
+    found: list[int] = []
     submit = Request.submit
 
     def watched(self: Request, *args: Any, **more: Any) -> Any:
-        overlaps.append(sum(not ticket.done() for ticket in tickets))
+        found.append(sum(not ticket.done() for ticket in tickets))
         tickets.append(submit(self, *args, **more))
         return tickets[-1]
 
     monkeypatch.setattr(Request, "submit", watched)
+    return found
+
+
+def test_requests_run_strictly_one_after_the_other(worker: Worker, overlaps: list[int]) -> None:
+    """Rule M0-W-1301: whenever one is given to the core, all before it are done; and answers do not overlap either."""
     done: list[Any] = []
 
     def client(number: int) -> None:
@@ -169,6 +206,26 @@ def test_requests_run_strictly_one_after_the_other(worker: Worker, monkeypatch: 
     assert overlaps == [0] * 12
     assert len(done) == 12 and {found[-1][0] for found in done} == {"end"}
     free(worker)
+
+
+@pytest.mark.parametrize("how", ["leave", "cancel"])
+def test_what_is_given_up_is_over_before_the_next_begins(slow_worker: Worker, overlaps: list[int], how: str) -> None:
+    """Rule M0-W-1301 again: in the middle of a long prompt, where the core needs a moment to let go."""
+    for number in range(4):
+        prompt = f"{time.time_ns()} {LONG}"
+        first = Events(slow_worker.serving, job_id=f"g{number}", prompt=prompt, max_tokens=5, **GREEDY)
+        until(lambda: any(row.running for row in slow_worker.pool.ps()))
+        with Raw(slow_worker.serving) as raw:
+            raw.request("/execute", b'{"job_id": "next", "prompt": "x", "max_tokens": 1}')
+            until(lambda: slow_worker.turns.waiting == 1)
+            if how == "leave":
+                first.close()
+            else:
+                assert ask(slow_worker.serving, "/cancel", {"job_id": f"g{number}"})[1]["cancelled"] is True
+                assert list(first)[-1][1]["code"] == "CANCELLED"
+            assert raw.answer()[0] == 200
+        free(slow_worker)
+    assert overlaps == [0] * 8
 
 
 def test_a_second_request_waits_its_turn(slow_worker: Worker) -> None:
@@ -330,6 +387,18 @@ def test_a_fault_before_the_head_is_an_error_by_itself(worker: Worker, monkeypat
     assert status >= 400 and (error["code"], error["retriable"]) == (code, retriable)
     monkeypatch.undo()
     assert run(worker.serving, job_id="f", prompt="A cat", max_tokens=3)[-1][0] == "end"
+
+
+def test_faults_in_the_core_are_one_terminal_event_each(llama: Path) -> None:
+    """Chaos, by seed: steps that fail, that get no memory, and that take long. run() looks at each job's events."""
+    limits = {"chaos": "seed=5,fail=0.02,memory=0.02,slow=0.02", "breaker_threshold": 0}
+    with working(f"tiny={llama}", limits) as made:
+        ends: Counter[str] = Counter()
+        for number in range(40):
+            name, data = run(made.serving, job_id=f"c{number}", prompt="A cat", max_tokens=60, **GREEDY)[-1]
+            ends[name if name == "end" else data["code"]] += 1
+        assert set(ends) <= {"end"} | CODES and ends["end"] > 0 and len(ends) > 1, ends
+        assert made.pool.metrics()["chaos_faults"] > 0
 
 
 def test_a_job_that_takes_too_long(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

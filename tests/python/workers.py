@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -19,9 +20,11 @@ Event = tuple[str, dict[str, Any]]
 
 
 @contextmanager
-def working(ref: Any, **options: Any) -> Iterator[Worker]:
-    """A worker that runs for as long as the ``with`` lasts, and then has ended as it should."""
-    worker = Worker(ref, worker_settings(0), worker_config(offline=None, grace=1.0), **options)
+def working(ref: Any, limits: dict[str, Any] | None = None, **options: Any) -> Iterator[Worker]:
+    """A worker that runs for as long as the ``with`` lasts, and then has ended as it should. ``limits``: further fields
+    of its pool's config."""
+    config = dataclasses.replace(worker_config(grace=1.0), **(limits or {}))
+    worker = Worker(ref, worker_settings(0), config, **options)
     up = threading.Event()
     thread = threading.Thread(target=worker.run, args=(up.set,), name="worker")
     thread.start()
