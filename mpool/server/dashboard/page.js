@@ -18,7 +18,7 @@ const span = (seconds) => seconds === null ? "–" : seconds < 1e-3 ? `${whole(s
 // ---- plots ----------------------------------------------------------------------------------------------------------
 
 const calls = new Plot("Calls", ["answered", "failed"], rate, KEPT);
-const tokens = new Plot("Tokens computed", ["rows"], rate, KEPT);
+const tokens = new Plot("Tokens computed", ["of prompts and answers"], rate, KEPT);
 const latency = new Plot("Time of a call", ["p50", "p99"], span, KEPT);
 const memory = new Plot("Memory", ["in use"], bytes, KEPT);
 byId("plots").append(...[calls, tokens, latency, memory].map((plot) => plot.figure));
