@@ -88,7 +88,7 @@ class Entry:
                 if self._description is None:
                     found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._capability not in (None, found.capability):
-                        raise WrongCapability(f"is a {found.capability} model, not {self._capability}", key=self.key)
+                        raise WrongCapability(f"is a model of {found.capability}, not {self._capability}", key=self.key)
                     self._stamps = _stamps(found)
                     self._description = override(found, self.overrides)
         return self._description
@@ -122,7 +122,7 @@ class Entry:
         """Gives a tower its part of what the files say."""
         found = next((one for one in self.describe(progress).towers if one.capability == tower._capability), None)
         if found is None:  # the files have changed
-            raise WrongCapability(f"is a {self.capability} model, not {tower._capability}", key=self.key)
+            raise WrongCapability(f"is a model of {self.capability}, not {tower._capability}", key=self.key)
         with self._lock:
             if tower._description is None:
                 tower._stamps = _stamps(found)

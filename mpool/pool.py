@@ -639,7 +639,7 @@ class Pool:
                                               *(key for key, other in self._entries.items()
                                                 if other._capability == capability)]))
             near = nearest(entry.key, fitting, 1) or fitting[:1]
-            raise WrongCapability(f"is a {actual} model, not {capability}"
+            raise WrongCapability(f"is a model of {actual}, not {capability}"
                                   + (f"; the nearest that is: {near[0]}" if near else "; none that is is known"),
                                   key=entry.key)
         return found

@@ -224,9 +224,9 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
 
     if not isinstance(prompt, str) or not prompt:
         raise InvalidArgument(f"the prompt is {_short(prompt)}, allowed: a text of 1 character and more")
-    found = images_of(images, MOST_IMAGES)
+    found = images_of(images, MOST_IMAGES, "Ask about fewer at a time")
     many = [images] if found is None else found
     if not many:
-        raise InvalidArgument("images is empty, allowed: an image or a list of images", hint="chat answers without")
+        raise InvalidArgument("images is empty, allowed: an image or a list of images", hint="For a text alone: mpool.chat or mpool.generate")
     return [{"role": "user", "content": [*({"type": "image", "image": image} for image in many),
                                          {"type": "text", "text": prompt}]}]

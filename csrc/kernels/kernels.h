@@ -59,7 +59,7 @@ typedef enum mp_compute { MP_COMPUTE_AUTO, MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_C
 
 /* y[m, n] = sum_k x[m, k] * w[n, k]. Packing permutes, it never requantises. A panel holds MP_PANEL_N outputs with the
  * same inputs interleaved, so that one vector lane is one output; the last panel is padded with zeros. The memory is
- * the caller's: 64-byte aligned, mp_wmat_bytes() long, plus MP_WMAT_SLACK that prefetch may touch. */
+ * the caller's: 64-byte aligned, mp_wmat_bytes() long, plus MP_WMAT_SLACK that is read, but counts for nothing. */
 enum { MP_PANEL_N = 32, MP_WMAT_SLACK = 16384 };
 
 typedef struct mp_wmat {

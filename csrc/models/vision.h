@@ -10,7 +10,7 @@
  *
  * The store of an engine keeps the rows of tiles by the hash of their pixels, as long as somebody needs them and beyond
  * that while there is room. It computes one tile at a time, a few layers in each step, so that answers which are being
- * written wait no longer than for any other step.
+ * written wait no longer than for any other step, or for one layer of a tile: of thousands of patches that is seconds.
  *
  * In a sequence's tokens a placeholder is minus the number of its image, which an image gets when it is first seen and
  * keeps: so the prefix cache, which compares tokens, knows images from each other. */

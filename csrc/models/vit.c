@@ -184,7 +184,7 @@ static void attend_rows(const mp_vit *model, const mp_vit_image *image, int head
 
 /* One unit of work is an image, or a window of it, and a head. */
 static void attend(const mp_vit *model, const mp_lane *lane, const mp_vit_layer *layer, const mp_vit_image *images,
-                   int count, const buffers *b, void *scratch) {
+                   int count, const buffers *b, mp_vit_stop *stop, void *scratch) {
     int64_t begin, end, unit = 0, units = 0;
     for (int i = 0; i < count; i++)
         units += (int64_t)model->heads * (layer->windowed ? images[i].window_count : 1);
@@ -193,9 +193,12 @@ static void attend(const mp_vit *model, const mp_lane *lane, const mp_vit_layer 
         const mp_vit_image *image = &images[i];
         for (int w = 0; w < (layer->windowed ? image->window_count : 1); w++)
             for (int head = 0; head < model->heads; head++, unit++)
-                if (unit >= begin && unit < end)
+                if (unit >= begin && unit < end) {
                     attend_rows(model, image, head, layer->windowed ? image->windows[w] : 0,
                                 layer->windowed ? image->windows[w + 1] : image->n, b, scratch);
+                    if (lane->index == 0) /* a sign of life; whether to go on is asked after the layer */
+                        mp_lease_poll(stop->lease);
+                }
     }
     mp_lane_sync(lane);
 }
@@ -231,7 +234,7 @@ static void gate_rows(const mp_vit *model, const mp_lane *lane, int M, float *in
 }
 
 static void run_layer(const mp_vit *model, const mp_lane *lane, const mp_vit_layer *layer, const mp_vit_image *images,
-                      int count, int M, const buffers *b, void *scratch) {
+                      int count, int M, const buffers *b, mp_vit_stop *stop, void *scratch) {
     const int hidden = model->hidden;
     mp_epilogue plain = {0}, activate = {.act = model->act};
     norm_rows(model, lane, layer->attention_norm, layer->attention_norm_bias, M, b->x, b->mixed);
@@ -239,7 +242,7 @@ static void run_layer(const mp_vit *model, const mp_lane *lane, const mp_vit_lay
     mp_lane_sync(lane);
     if (model->axial)
         rotate(model, lane, images, count, b);
-    attend(model, lane, layer, images, count, b, scratch);
+    attend(model, lane, layer, images, count, b, stop, scratch);
     add_linear(model, lane, &layer->out, layer->attention_scale, b->mixed, hidden, M, b);
     norm_rows(model, lane, layer->ffn_norm, layer->ffn_norm_bias, M, b->x, b->mixed);
     mp_linear_forward(&layer->up, lane, b->mixed, hidden, M, b->acts, NULL, NULL, model->gated ? &plain : &activate,
@@ -374,7 +377,7 @@ int mp_vit_run(const mp_vit *model, const mp_lane *lane, const mp_vit_image *ima
     if (from == 0)
         embed(model, lane, images, count, M, P, &b, lane_scratch);
     for (int l = from; l < end; l++) {
-        run_layer(model, lane, &model->layers[l], images, count, M, &b, lane_scratch);
+        run_layer(model, lane, &model->layers[l], images, count, M, &b, stop, lane_scratch);
         /* the others read it after this barrier, before the next: it is not written again until they did */
         if (lane->index == 0 && mp_lease_poll(stop->lease))
             atomic_store_explicit(&stop->stop, true, memory_order_relaxed);

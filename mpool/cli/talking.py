@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ from .common import for_output, make_pool, note, print_json, say, stats_line
 if TYPE_CHECKING:
     from ..pool import Pool
     from ..results import Completion
+
+#: What is meant as a command, and not as a path.
+_COMMAND = re.compile(r"/[a-z]+(?=\s|$)")
 
 _HELP = '''/exit   leave (also Ctrl-D)
 /clear  forget the conversation
@@ -144,8 +148,8 @@ class Conversation:
             note("(forgotten)")
         elif text == "/help":
             note(_HELP)
-        elif text.startswith("/") and " " not in text and "/" not in text[1:]:
-            note(f"{text} is no command; /help lists them")
+        elif _COMMAND.match(text):
+            note(f"{text.split()[0]} is no command; /help lists them, and mpool vision asks about images")
         elif text.strip():
             self.turn(text)
 

@@ -42,12 +42,13 @@ _BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")
 _WHITE = (255, 255, 255, 255)
 
 
-def images_of(images: Any, most: int) -> list[Any] | None:
+def images_of(images: Any, most: int,
+              hint: str = "max_inputs= or PoolConfig.max_embed_inputs raises the limit") -> list[Any] | None:
     """The images of a call; None: it is a single one.
 
     Raises:
         InvalidArgument: neither an image nor a list of them.
-        LimitError: more than ``most``.
+        LimitError: more than ``most``; ``hint`` says what to do.
     """
     from ..errors import LimitError
 
@@ -62,7 +63,7 @@ def images_of(images: Any, most: int) -> list[Any] | None:
                               "an array [height, width, 3], or a list of them")
     if len(images) > most:
         raise LimitError(f"images has {len(images):,} images, one call takes at most {most:,}",
-                         hint="max_inputs= or PoolConfig.max_embed_inputs raises the limit")
+                         hint=hint)
     return list(images)
 
 

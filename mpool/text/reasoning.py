@@ -142,6 +142,9 @@ class Harmony(Splitter):
             self._open(True)
             return True
         if not mark:
+            if last and head.strip() and "<|" not in head:  # no header at all: it is not lost
+                self._open(True)
+                return True
             if last:
                 self._text = ""  # a header that nothing follows
             return False
@@ -155,7 +158,7 @@ class Harmony(Splitter):
         head = head.lstrip()
         known = (_CHANNEL, _START, "to=")
         if whole and not head or head.startswith(known):
-            return True
+            return not (last and not whole and head.startswith("to="))
         return not whole and not last and any(begin.startswith(head) for begin in (*known, _MESSAGE))
 
     def _open(self, answers: bool) -> None:

@@ -28,7 +28,7 @@ static problem make(mp_wkind kind, int M, int N, int K) {
     p.w = kt_alloc(sizeof(float) * (size_t)N * (size_t)K);
     p.x = kt_alloc(sizeof(float) * (size_t)M * (size_t)K);
     mp_wmat_init(&p.packed, kind, N, K);
-    p.packed.data = kt_alloc(mp_wmat_bytes(&p.packed));
+    p.packed.data = kt_alloc(mp_wmat_bytes(&p.packed) + MP_WMAT_SLACK);
     const mp_akind acts = mp_wmat_acts(kind);
     p.acts_memory = kt_alloc(mp_acts_bytes(acts, M, K));
     mp_acts_init(&p.acts, acts, M, K, p.acts_memory);

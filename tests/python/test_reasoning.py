@@ -38,6 +38,8 @@ CASES: list[tuple[type[Splitter], str, str | None, str]] = [
     (Harmony, f"{M}no channel", None, "no channel"),
     (Harmony, f"{C}analysis{M}forgot the end{C}final{M}x", "forgot the end", "x"),
     (Harmony, f"{C}final{M}", None, ""),
+    (Harmony, f"{C}final{M}Hello{E}more text", None, "Hello\nmore text"),
+    (Harmony, "to= be or not to be", None, "to= be or not to be"),
 ]
 
 
