@@ -24,7 +24,7 @@ FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "R
                      "LATENT_ATTENTION"],
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
          "diffusion": ["SINGLE_BLOCKS"],
-         "vision": []}  # its networks are rows of their own
+         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes"}
@@ -42,19 +42,19 @@ VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", 
                 "ATTENTION_POOL": "v.head."}
 VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "the model takes"}
 #: Flags that a file without the tensor turns off by itself: they are flipped only where they are set.
-WHERE_SET = {"TOKEN_TYPES", "BIAS"}
+WHERE_SET = {"TOKEN_TYPES", "BIAS", "ROOT_NORMS", "AXIAL"}
 #: A flag that says nothing without another one.
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Which tests hold a row against transformers.
 TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py",
-         "test_parity_images.py", "test_parity_pictures.py")
+         "test_parity_images.py", "test_parity_pictures.py", "test_parity_vision.py")
 NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
          "siglip_text": "texts and siglip"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
 TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
 CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]
          if f"MP_ARCH_{flag}" in flags.split(" | ")
-         or flag not in WHERE_SET and f"MP_ARCH_{ONLY_WITH.get(flag)}" in ["MP_ARCH_None", *flags.split(" | ")]]
+         or family != "vision" and flag not in WHERE_SET and f"MP_ARCH_{ONLY_WITH.get(flag)}" in ["MP_ARCH_None", *flags.split(" | ")]]
 REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(TABLE) if family in ("encoder", "vit")
             for flag in FLAGS[family]
             for table in [({"encoder": REFUSED_WHEN_NOT_SET, "vit": VIT_WHEN_NOT_SET}
