@@ -227,6 +227,7 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
     found = images_of(images, MOST_IMAGES, "Ask about fewer at a time")
     many = [images] if found is None else found
     if not many:
-        raise InvalidArgument("images is empty, allowed: an image or a list of images", hint="For a text alone: mpool.chat or mpool.generate")
+        raise InvalidArgument("images is empty, allowed: an image or a list of images",
+                              hint="For a text alone: mpool.chat or mpool.generate")
     return [{"role": "user", "content": [*({"type": "image", "image": image} for image in many),
                                          {"type": "text", "text": prompt}]}]
