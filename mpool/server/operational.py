@@ -23,7 +23,7 @@ async def health(context: Context, body: None) -> Response:
     """Waits for no work; needs no token, and so says little."""
     state = context.state
     found = "unhealthy" if state.stopping else state.pool.health().status
-    return json_answer(HealthAnswer(found, round(time.time() - state.started, 3), state.streams),
+    return json_answer(HealthAnswer(found, round(time.monotonic() - state.started, 3), state.streams),
                        503 if found == "unhealthy" else 200)
 
 

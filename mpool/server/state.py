@@ -51,7 +51,7 @@ class State:
         streams: answers that are being streamed.
         running: id -> request in flight that names a model.
         stopping: the server takes no further requests.
-        started: ``time.time()`` at which it was made.
+        started: ``time.monotonic()`` at which it was made.
     """
 
     def __init__(self, settings: Settings, pool: Pool, models: Iterable[str | os.PathLike[str]] = (),
@@ -59,7 +59,7 @@ class State:
         self.settings, self.pool = settings, pool
         self.models = Models(pool, models, catalogue, compute)
         self.hosts = settings.hosts(settings.port)
-        self.streams, self.stopping, self.started = 0, False, time.time()
+        self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, Running] = {}
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 

@@ -362,7 +362,7 @@ class Worker:
         return json_answer(HealthAnswer(
             status=status, resident=row is not None and row.state in ("ready", "busy"),
             bytes_used=0 if row is None else row.model_bytes + row.engine_bytes, waiting=self.turns.waiting,
-            uptime=round(time.time() - state.started, 3), **self._facts),
+            uptime=round(time.monotonic() - state.started, 3), **self._facts),
             503 if status in ("stopping", "unhealthy") else 200)
 
 

@@ -135,7 +135,7 @@ def snapshot(state: State) -> Snapshot:
             [count for _, count in counted["latency"]["histogram"]]))
     memory = health.memory
     return Snapshot(
-        __version__, now, time.time() - state.started, "unhealthy" if state.stopping else health.status,
+        __version__, now, time.monotonic() - state.started, "unhealthy" if state.stopping else health.status,
         list(health.reasons), found["lanes"], found["lanes_leased"], state.streams,
         MemoryState(memory.used, memory.limit, memory.available, memory.pressure, found["bytes_by_kind"]),
         [PoolState(one.capability, one.policy, len(one.models), one.workers.total, one.workers.busy, one.workers.dead,
