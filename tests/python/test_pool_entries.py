@@ -4,9 +4,11 @@ breaker. Who adds an entry adds its row."""
 from __future__ import annotations
 
 import asyncio
+import http.server
 import inspect
 import io
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from test_pool_calls import DRAWN, IMAGE, WAYS, _awaited
 
 Entry = Callable[[mpool.Pool, str, dict[str, Any]], Any]
 BAD = "z"
+DEMO = Path(mpool.__file__).parent / "demo_models"
+DIGIT = str(DEMO / "images" / "7.png")
 
 
 def _default(call: Callable[..., Any]) -> Entry:
@@ -56,22 +60,36 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
                                                                 "a")),
     "mpool generate --json": ("llama", lambda pool, model, o: _command("generate", "--json", "--model", model,
                                                                        "--max-tokens", "2", "a")),
+    "mpool.vision": ("llava", _default(lambda model, o: mpool.vision(DIGIT, "Which digit?", model, **TEXT, **o))),
+    "Model.vision": ("llava", lambda pool, model, o: pool.get(model).vision(DIGIT, "Which digit?", **TEXT, **o)),
+    "aio.vision": ("llava", lambda pool, model, o: asyncio.run(aio.vision(DIGIT, "Which digit?", model, pool=pool,
+                                                                          **TEXT, **o))),
+    "mpool.describe_image": ("llava", _default(lambda model, o: mpool.describe_image(DIGIT, model=model, **TEXT))),
+    "aio.describe_image": ("llava", lambda pool, model, o: asyncio.run(aio.describe_image(DIGIT, model=model, pool=pool,
+                                                                                          **TEXT))),
+    "mpool.describe_url": ("llava", lambda pool, model, o: _served(
+        lambda url: mpool.describe_url(url, model=model, **TEXT))),
+    "aio.describe_url": ("llava", lambda pool, model, o: _served(
+        lambda url: asyncio.run(aio.describe_url(url, model=model, pool=pool, **TEXT)))),
+    "mpool vision": ("llava", lambda pool, model, o: _command("vision", "--model", model, "--max-tokens", "2",
+                                                              "--image", DIGIT, "Which digit?")),
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by where they are; all others must be among those that do not.
 COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "submit",
-                      "check"},
-            "aio": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat"},
+                      "check", "vision", "describe_image", "describe_url"},
+            "aio": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "vision",
+                    "describe_image", "describe_url"},
             "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image",
-                      "chat"}}
+                      "chat", "vision"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown"},
           "aio": {"load", "unload"},
           "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
 
 
-#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table.
-OTHER_COMMANDS = {"demo", "models", "pull", "show"}
+#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table, as serve and worker do.
+OTHER_COMMANDS = {"demo", "models", "pull", "show", "serve", "worker"}
 
 
 def _image_file() -> str:
@@ -83,6 +101,28 @@ def _image_file() -> str:
     file = io.BytesIO()
     Image.fromarray(IMAGE).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _served(call: Callable[[str], Any]) -> Any:
+    """What is called with the address of a digit's picture on this machine."""
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = Path(DIGIT).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Type", "image/png")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *values: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            return call(f"http://127.0.0.1:{server.server_address[1]}/digit.png")
+        finally:
+            server.shutdown()
 
 
 class _Failed(Exception):
@@ -107,7 +147,7 @@ def test_the_table_is_complete() -> None:
     from mpool.cli.parser import make_parser
 
     commands = next(iter(make_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
-    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "generate", "chat"}
+    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "generate", "chat", "vision"}
     assert all(f"mpool {name}" in ENTRIES for name in set(commands) - OTHER_COMMANDS)
 
 
@@ -146,7 +186,13 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path,
+def llava() -> Path:
+    """Folder of a small model that reads images."""
+    return DEMO / "digits-llava"
+
+
+@pytest.fixture(scope="module")
+def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llava: Path,
              tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
     """Models for which one token gives NaN: kind -> folder, token."""
     from safetensors.numpy import load_file, save_file
@@ -170,6 +216,13 @@ def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path,
         weights[name] = np.full_like(weights[name], np.nan)  # every image, every pair does
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         found[kind] = str(folder), 0
+    folder = tmp_path_factory.mktemp("poisoned") / "llava"
+    shutil.copytree(llava, folder)
+    weights = load_file(str(folder / "model.safetensors"))
+    name = next(name for name in weights if name.endswith("model.norm.weight"))
+    weights[name] = np.full_like(weights[name], np.nan)  # every answer does
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    found["llava"] = str(folder), 0
     folder = tmp_path_factory.mktemp("poisoned") / "flux"
     shutil.copytree(flux, folder)
     path = str(folder / "transformer" / "diffusion_pytorch_model.safetensors")
@@ -205,6 +258,8 @@ def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[
             pool.embed_image(IMAGE, folder)
         elif kind == "ranker":
             pool.rerank("a", ["b"], folder)
+        elif kind == "llava":
+            pool.vision(DIGIT, "Which digit?", folder, **TEXT)
         elif kind == "flux":
             pool.generate_image("a", folder, **DRAWN)
         else:
