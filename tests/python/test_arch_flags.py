@@ -54,7 +54,8 @@ ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
 TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
 CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]
          if f"MP_ARCH_{flag}" in flags.split(" | ")
-         or family != "vision" and flag not in WHERE_SET and f"MP_ARCH_{ONLY_WITH.get(flag)}" in ["MP_ARCH_None", *flags.split(" | ")]]
+         or family != "vision" and flag not in WHERE_SET
+         and f"MP_ARCH_{ONLY_WITH.get(flag)}" in ["MP_ARCH_None", *flags.split(" | ")]]
 REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(TABLE) if family in ("encoder", "vit")
             for flag in FLAGS[family]
             for table in [({"encoder": REFUSED_WHEN_NOT_SET, "vit": VIT_WHEN_NOT_SET}

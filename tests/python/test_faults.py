@@ -321,8 +321,8 @@ def test_nothing_reads_the_wall_clock() -> None:
     found = [f"{path.relative_to(ROOT)}:{number}" for folder, ending in (("csrc", "*.[ch]"), ("mpool", "*.py"))
              for path in sorted((ROOT / folder).rglob(ending))
              for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if wall.search(line)]
-    # what is written into prompts may know the date, and so may a note beside a file that was checked and the answers of
-    # protocols that say when they were made
+    # what is written into prompts may know the date, and so may a note beside a file that was checked and the answers
+    # of protocols that say when they were made
     dated = ("mpool/text/", "mpool/catalog/store.py", "mpool/server/openai/", "mpool/server/ollama.py",
              "mpool/server/models.py")
     assert [place for place in found if not place.startswith(dated)] == []

@@ -88,7 +88,8 @@ OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "
           "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
 
 
-#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table, as serve and worker do.
+#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table, as serve and worker
+#: do.
 OTHER_COMMANDS = {"demo", "models", "pull", "show", "serve", "worker"}
 
 
