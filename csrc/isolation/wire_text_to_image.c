@@ -1,10 +1,10 @@
 /* wire_text_to_image.c: see capability_wire.h. A call goes on from the latents after its last step, and what a preview
  * that is due is to show; both come with the step, and pixels with the picture. */
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "isolation/capability_wire.h"
-#include "kernels/kernels.h"
 
 typedef struct draw_note { /* in both processes: what has come, or was sent */
     uint32_t cursor;
@@ -181,8 +181,12 @@ static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record
 }
 
 static bool get_floats(mp_wire_in *in, float *to, size_t count, const char *what) {
-    return mp_get(in, to, count * sizeof *to) &&
-           (mp_kernels_get()->all_finite(to, (int64_t)count) || mp_wire_refuse(in, what));
+    if (!mp_get(in, to, count * sizeof *to))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (!isfinite(to[i]))
+            return mp_wire_refuse(in, what);
+    return true;
 }
 
 static bool get_pixels(mp_wire_in *in, const mp_draw_call *call, int32_t picture) {
