@@ -167,45 +167,36 @@ MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
     }
 }
 
-MP_TEST(kernels_attention_bf16_any_split) {
-    mp_test_random random = {22};
-    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_full_bf16);)
-        for (int round = 0; round < 80; round++) {
-            full_case c = full_make(&random, pick(&random, 1, 150), 8 * pick(&random, 1, 8), 3.0f);
-            full_options(&c, round % 8, &random);
-            mp_attn_full a = c.a;
-            a.out = c.want;
-            v.call.attn_full_bf16(&a, 0, a.T, c.scratch);
-            a.out = c.got;
-            for (int r = 0, next; r < a.T; r = next) {
-                next = r + pick(&random, 0, 40);
-                next = next < a.T ? next : a.T;
-                v.call.attn_full_bf16(&a, r, next, c.scratch);
-            }
-            kt_same(&v, c.want, c.got, c.out_floats, "attn_full_bf16 in parts, T=%d D=%d", a.T, a.D);
-            full_free(&c);
+/* Any split of the rows into parts of at most `most`, each with whatever another left in the scratch: the same bits. */
+static void any_split(const kt_set *v, mp_attn_full_function full, const char *slot, int rounds, int most,
+                      mp_test_random *random) {
+    for (int round = 0; round < rounds; round++) {
+        full_case c = full_make(random, pick(random, 1, 150), 8 * pick(random, 1, 8), 3.0f);
+        full_options(&c, round % 8, random);
+        mp_attn_full a = c.a;
+        a.out = c.want;
+        full(&a, 0, a.T, c.scratch);
+        a.out = c.got;
+        for (int r = 0, next; r < a.T; r = next) {
+            next = r + pick(random, 0, most);
+            next = next < a.T ? next : a.T;
+            full(&a, r, next, c.scratch);
         }
+        kt_same(v, c.want, c.got, c.out_floats, "%s in parts, T=%d D=%d", slot, a.T, a.D);
+        full_free(&c);
+    }
 }
 
-/* Any split of the rows, each part with whatever another left in the scratch. */
 MP_TEST(kernels_attention_full_any_split) {
     mp_test_random random = {13};
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full);)
-        for (int round = 0; round < 60; round++) {
-            full_case c = full_make(&random, pick(&random, 1, 150), 8 * pick(&random, 1, 8), 3.0f);
-            full_options(&c, round % 8, &random);
-            mp_attn_full a = c.a;
-            a.out = c.want;
-            v.call.attn_full(&a, 0, a.T, c.scratch);
-            a.out = c.got;
-            for (int r = 0, next; r < a.T; r = next) {
-                next = r + pick(&random, 0, 20);
-                next = next < a.T ? next : a.T;
-                v.call.attn_full(&a, r, next, c.scratch);
-            }
-            kt_same(&v, c.want, c.got, c.out_floats, "attn_full in parts, T=%d D=%d", a.T, a.D);
-            full_free(&c);
-        }
+        any_split(&v, v.call.attn_full, "attn_full", 60, 20, &random);
+}
+
+MP_TEST(kernels_attention_bf16_any_split) {
+    mp_test_random random = {22};
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_full_bf16);)
+        any_split(&v, v.call.attn_full_bf16, "attn_full_bf16", 80, 40, &random);
 }
 
 /* What a row cannot see may hold anything finite. */

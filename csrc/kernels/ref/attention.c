@@ -45,9 +45,12 @@ static void full_visible(const mp_attn_full *a, int row, int *from, int *to) {
     }
 }
 
-static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scratch) {
+static float rounded(float x, bool bf16) { return bf16 ? mp_bf16_to_f32(mp_bf16_from_f32(x)) : x; }
+
+/* Both slots: the scale is a factor of the score, or of the query before it is rounded. */
+static void full_rows(const mp_attn_full *a, int row0, int row1, bool bf16, float *s) {
+    const float before = bf16 ? a->scale : 1.0f, after = bf16 ? 1.0f : a->scale;
     assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);
-    float *s = scratch;
     for (int r = row0; r < row1; r++) {
         const float *q = a->q + r * a->ld;
         int from, to;
@@ -56,8 +59,8 @@ static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scrat
             const float *k = a->k + t * a->ld;
             float f = 0.0f;
             for (int d = 0; d < a->D; d++)
-                f = fmaf(q[d], k[d], f);
-            s[t] = f * a->scale;
+                f = fmaf(rounded(q[d] * before, bf16), rounded(k[d], bf16), f);
+            s[t] = f * after;
             if (a->bias)
                 s[t] += a->bias[r * a->ld_bias + t];
         }
@@ -65,36 +68,18 @@ static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scrat
         for (int d = 0; d < a->D; d++) {
             float f = 0.0f;
             for (int t = from; t < to; t++)
-                f = fmaf(s[t], a->v[t * a->ld + d], f);
+                f = fmaf(rounded(s[t], bf16), rounded(a->v[t * a->ld + d], bf16), f);
             a->out[r * a->ld_out + d] = (f + 0.0f) * inverse;
         }
     }
 }
 
-static float to_bf16(float x) { return mp_bf16_to_f32(mp_bf16_from_f32(x)); }
+static void ref_attn_full(const mp_attn_full *a, int row0, int row1, void *scratch) {
+    full_rows(a, row0, row1, false, scratch);
+}
 
 static void ref_attn_full_bf16(const mp_attn_full *a, int row0, int row1, void *scratch) {
-    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);
-    float *s = scratch;
-    for (int r = row0; r < row1; r++) {
-        const float *q = a->q + r * a->ld;
-        int from, to;
-        full_visible(a, r, &from, &to);
-        for (int t = from; t < to; t++) {
-            const float *k = a->k + t * a->ld;
-            float f = 0.0f;
-            for (int d = 0; d < a->D; d++)
-                f = fmaf(to_bf16(q[d] * a->scale), to_bf16(k[d]), f);
-            s[t] = a->bias ? f + a->bias[r * a->ld_bias + t] : f;
-        }
-        float max, inverse = 1.0f / softmax_visible(s, a->T, from, to, &max);
-        for (int d = 0; d < a->D; d++) {
-            float f = 0.0f;
-            for (int t = from; t < to; t++)
-                f = fmaf(to_bf16(s[t]), to_bf16(a->v[t * a->ld + d]), f);
-            a->out[r * a->ld_out + d] = (f + 0.0f) * inverse;
-        }
-    }
+    full_rows(a, row0, row1, true, scratch);
 }
 
 static void ref_kv_store(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block, void *v_block) {
