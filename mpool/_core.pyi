@@ -139,15 +139,15 @@ class Ticket:
     def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:
         """Decided text from byte ``start`` on, tokens so far, finish (0 none, 1 stop, 2 length, 3 eos, 4 cancelled),
         stop index."""
-    def tokens(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint32]]:
-        """ids, logprobs, byte_end of the tokens so far (copies)."""
+    def tokens(self, choice: int, start: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint32]]:
+        """ids, logprobs, byte_end of the tokens so far, from number ``start`` on (copies)."""
     def drawn_ids(self, choice: int, start: int) -> tuple[list[int], bool]:
         """Ids from number ``start`` on, and whether there will be no more."""
     def mask(self, choice: int, index: int, bits: bytes) -> None:
         """Which tokens may be number ``index`` of a choice, the next one: a bit an id, as many bytes as submit_text
         got. The answer waits for it. One thread at a time for a choice."""
-    def top_logprobs(self, choice: int) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """(tokens, k) ids and logprobs."""
+    def top_logprobs(self, choice: int, start: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """(tokens, k) ids and logprobs of the tokens so far, from number ``start`` on (copies)."""
     def usage(self) -> tuple[int, int, int, float, float, float]:
         """prompt tokens, generated tokens of all choices, cached tokens; seconds: queued, prompt, generation."""
     def prompt_logits(self) -> NDArray[np.float32]:

@@ -216,23 +216,23 @@ class Reader:
         """Of tokens whose text has been given; at the end, of the rest too."""
         if self.request.sampling.logprobs < 0:
             return None
-        ids, logprobs, ends = self.ticket.tokens(index)
         start = self._tokens[index]
-        stop = len(ids) if last else int(np.searchsorted(ends, self._bytes[index], side="right"))
-        self._tokens[index] = max(start, stop)
-        return self._logprobs(index, ids, logprobs, start, stop)
+        ids, logprobs, ends = self.ticket.tokens(index, start)
+        count = len(ids) if last else int(np.searchsorted(ends, self._bytes[index], side="right"))
+        self._tokens[index] = start + count
+        return self._logprobs(index, start, ids[:count], logprobs[:count])
 
-    def _logprobs(self, index: int, ids: Any, logprobs: Any, start: int, stop: int) -> tuple[TokenLogprob, ...]:
-        top = self.ticket.top_logprobs(index)
+    def _logprobs(self, index: int, start: int, ids: Any, logprobs: Any) -> tuple[TokenLogprob, ...]:
+        """Of tokens from number ``start`` on."""
+        top = self.ticket.top_logprobs(index, start)
         text = self.request.entry.token_text
         found = []
-        for at in range(start, stop):
+        for at, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist())):
             others: tuple[TopLogprob, ...] = ()
             if top is not None:
-                others = tuple(TopLogprob(token, text(token), logprob)
-                               for token, logprob in zip(top[0][at].tolist(), top[1][at].tolist()) if token >= 0)
-            token = int(ids[at])
-            found.append(TokenLogprob(token, text(token), float(logprobs[at]), others))
+                others = tuple(TopLogprob(other, text(other), its) for other, its in
+                               zip(top[0][at].tolist(), top[1][at].tolist()) if other >= 0)
+            found.append(TokenLogprob(token, text(token), logprob, others))
         return tuple(found)
 
     def completion(self) -> Completion:
@@ -244,7 +244,7 @@ class Reader:
             ids, logprobs = ids[:count], logprobs[:count]
             details = None
             if self.request.sampling.logprobs >= 0:
-                details = self._logprobs(index, ids, logprobs, 0, len(ids))
+                details = self._logprobs(index, 0, ids, logprobs)
             thoughts, text = reasoning.split(self.request.splitter, data.decode())
             reason, stop = _FINISH[finish] or "cancelled", self.stop(finish, at)
             parsed = None

@@ -314,12 +314,25 @@ PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyOb
     Py_RETURN_NONE;
 }
 
-PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args) {
+/* Of (choice, start=0): the choice, and how many of its tokens there are from the start on, 0 if they are fewer. */
+static mp_choice *tokens_from(mp_state *state, mp_ticket *ticket, PyObject *args, const char *format,
+                              unsigned int *start, npy_intp *count) {
     int index;
     mp_choice *choice;
-    if (!PyArg_ParseTuple(args, "i:tokens", &index) || !(choice = choice_at(state, ticket, index)))
+    *start = 0;
+    if (!PyArg_ParseTuple(args, format, &index, start) || !(choice = choice_at(state, ticket, index)))
         return NULL;
-    npy_intp count = atomic_load_explicit(&choice->token_count, memory_order_acquire);
+    uint32_t tokens = atomic_load_explicit(&choice->token_count, memory_order_acquire);
+    *count = tokens > *start ? (npy_intp)(tokens - *start) : 0;
+    return choice;
+}
+
+PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args) {
+    unsigned int start;
+    npy_intp count;
+    mp_choice *choice = tokens_from(state, ticket, args, "i|I:tokens", &start, &count);
+    if (!choice)
+        return NULL;
     PyObject *ids = PyArray_SimpleNew(1, &count, NPY_INT32), *logprobs = PyArray_SimpleNew(1, &count, NPY_FLOAT32);
     PyObject *ends = PyArray_SimpleNew(1, &count, NPY_UINT32), *result = NULL;
     if (ids && logprobs && ends) {
@@ -327,9 +340,9 @@ PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args) {
         float *logprob = PyArray_DATA((PyArrayObject *)logprobs);
         uint32_t *end = PyArray_DATA((PyArrayObject *)ends);
         for (npy_intp i = 0; i < count; i++) {
-            id[i] = choice->tokens[i].id;
-            logprob[i] = choice->tokens[i].logprob;
-            end[i] = choice->tokens[i].byte_end;
+            id[i] = choice->tokens[start + i].id;
+            logprob[i] = choice->tokens[start + i].logprob;
+            end[i] = choice->tokens[start + i].byte_end;
         }
         result = PyTuple_Pack(3, ids, logprobs, ends);
     }
@@ -340,21 +353,22 @@ PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args) {
 }
 
 PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *args) {
-    int index;
-    mp_choice *choice;
-    if (!PyArg_ParseTuple(args, "i:top_logprobs", &index) || !(choice = choice_at(state, ticket, index)))
+    unsigned int start;
+    npy_intp shape[2];
+    mp_choice *choice = tokens_from(state, ticket, args, "i|I:top_logprobs", &start, &shape[0]);
+    if (!choice)
         return NULL;
     int k = text_call(state, ticket)->sampling.logprobs;
     if (k <= 0)
         Py_RETURN_NONE;
-    npy_intp shape[2] = {atomic_load_explicit(&choice->token_count, memory_order_acquire), k};
+    shape[1] = k;
     PyObject *ids = PyArray_SimpleNew(2, shape, NPY_INT32), *logprobs = PyArray_SimpleNew(2, shape, NPY_FLOAT32);
     PyObject *result = NULL;
     if (ids && logprobs) {
-        size_t items = (size_t)shape[0] * (size_t)k;
+        size_t items = (size_t)shape[0] * (size_t)k, first = (size_t)start * (size_t)k;
         if (items) {
-            memcpy(PyArray_DATA((PyArrayObject *)ids), choice->top_ids, items * sizeof(int32_t));
-            memcpy(PyArray_DATA((PyArrayObject *)logprobs), choice->top_logprobs, items * sizeof(float));
+            memcpy(PyArray_DATA((PyArrayObject *)ids), choice->top_ids + first, items * sizeof(int32_t));
+            memcpy(PyArray_DATA((PyArrayObject *)logprobs), choice->top_logprobs + first, items * sizeof(float));
         }
         result = PyTuple_Pack(2, ids, logprobs);
     }

@@ -385,7 +385,7 @@ class Tokens:
         ticket, found, at = self._stream._ticket, [], 0
         assert ticket is not None
         data = self._rest + chunk.text.encode()
-        ends = ticket.tokens(0)[2][self._seen:].tolist()
+        ends = ticket.tokens(0, self._seen)[2].tolist()
         last = self._seen + len(ends) - 1
         for end in ends:
             stop = end - self._base

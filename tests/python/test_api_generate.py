@@ -100,6 +100,47 @@ def test_logprobs(pool: mpool.Pool, llama: Path) -> None:
     assert tuple(token for chunk in chunks for token in chunk.logprobs) == done.logprobs
 
 
+class Growing:
+    """A ticket that is done, as one whose first choice gets a further token whenever its text is asked for; counts the
+    rows that are copied out of it."""
+
+    def __init__(self, ticket: Any) -> None:
+        self._ticket, self.shown, self.rows = ticket, 0, 0
+        self._ends = ticket.tokens(0)[2].tolist()
+
+    def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:
+        self.shown += 1
+        data, count, finish, at = self._ticket.text(choice)
+        if self.shown >= count:
+            return data[start:], count, finish, at
+        whole = data[:self._ends[self.shown - 1]].decode(errors="ignore").encode()  # characters
+        return whole[start:], self.shown, 0, -1
+
+    def tokens(self, choice: int, start: int = 0) -> tuple[Any, ...]:
+        return self._shown(self._ticket.tokens(choice, start), start)
+
+    def top_logprobs(self, choice: int, start: int = 0) -> tuple[Any, ...]:
+        return self._shown(self._ticket.top_logprobs(choice, start), start)
+
+    def _shown(self, parts: tuple[Any, ...], start: int) -> tuple[Any, ...]:
+        found = tuple(part[:max(0, self.shown - start)] for part in parts)
+        self.rows += len(found[0])
+        return found
+
+
+def test_logprobs_of_a_long_stream_are_copied_once(pool: mpool.Pool, llama: Path) -> None:
+    stream = pool.generate(PROMPT, llama, temperature=0, max_tokens=200, ignore_eos=True, top_logprobs=2, stream=True)
+    done, reader = stream.result(), stream._reader
+    growing: Any = Growing(reader.ticket)
+    reader.ticket, found, pieces = growing, [], 0
+    while not reader.ended:
+        for chunk in reader.take():
+            found += chunk.logprobs or ()
+            pieces += 1
+    assert tuple(found) == done.logprobs and len(found) == 200
+    assert pieces > 50 and growing.rows < 4 * 200  # a character of several tokens is asked for again
+
+
 def test_bias_and_bans(pool: mpool.Pool, llama: Path) -> None:
     first = greedy(pool, llama, max_tokens=1).token_ids[0]
     assert greedy(pool, llama, max_tokens=1, logit_bias={first: -100}).token_ids[0] != first

@@ -180,6 +180,11 @@ def test_a_ticket_tells_how_far_it_is(llama: tuple[_core.Registry, str]) -> None
         may_end = top_ids[:, 0] != 2  # the end of generation is barred from the choice, not from the distribution
         assert may_end.any() and (top_ids[may_end, 0] == ids[may_end]).all()
         assert np.allclose(top_logprobs[may_end, 0], logprobs[may_end])
+        for start in (1, 29, 30, 31, 2**32 - 1):
+            for some, whole in zip(ticket.tokens(choice, start), (ids, logprobs, ends), strict=True):
+                assert np.array_equal(some, whole[start:])
+            for some, whole in zip(ticket.top_logprobs(choice, start), (top_ids, top_logprobs), strict=True):
+                assert some.shape[1] == 2 and np.array_equal(some, whole[start:])
         with pytest.raises(mpool.InvalidArgument, match="start"):
             ticket.text(choice, len(text) + 1)
     prompt, generated, cached, queued, prompt_time, generation = ticket.usage()

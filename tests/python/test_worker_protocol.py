@@ -92,13 +92,15 @@ def test_utf_8_never_splits_over_two_events(worker: Worker) -> None:
 
 
 class Ticket:
-    """Tells of tokens as the core does: where their texts end."""
+    """Tells of tokens as the core does: where their texts end. ``told``: of how many in all, each time anew."""
 
     def __init__(self, *ends: int) -> None:
-        self._ends = ends
+        self.ends, self.told = list(ends), 0
 
-    def tokens(self, choice: int) -> Any:
-        return None, None, np.array(self._ends, np.uint32)
+    def tokens(self, choice: int, start: int = 0) -> Any:
+        found = np.array(self.ends[start:], np.uint32)
+        self.told += len(found)
+        return None, None, found
 
 
 @pytest.mark.parametrize("pieces, wanted", [
@@ -117,6 +119,15 @@ def test_the_text_of_every_token(pieces: list[Any], wanted: list[Any]) -> None:
         stream._ticket = Ticket(*ends)
         found += [(token.t, token.i) for token in tokens.of(Chunk(text, finish_reason="stop" if last else None))]
     assert found == wanted
+
+
+def test_tokens_of_a_long_text_are_read_once() -> None:
+    ticket = Ticket()
+    tokens, found = Tokens(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
+    for at in range(500):
+        ticket.ends.append(at + 1)
+        found += len(tokens.of(Chunk("a", finish_reason="length" if at == 499 else None)))
+    assert found == ticket.told == 500
 
 
 def test_tokens_go_out_as_they_are_made(slow_worker: Worker) -> None:
