@@ -17,7 +17,7 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "mpool").rglob("*.py"))
 #: Names of modules that differ from those of their distributions.
-DISTRIBUTIONS = {"PIL": "pillow"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def _normal(name: str) -> str:

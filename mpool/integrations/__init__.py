@@ -1,0 +1,7 @@
+"""mpool inside other libraries: each a module of its own, which is imported by its name and needs its extra.
+
+- ``sklearn``: :class:`mpool.integrations.sklearn.EmbeddingTransformer`.
+
+They translate and nothing else: options, ranges and errors are those of the library. They use the process-wide pool,
+unless they are given a :class:`mpool.Model` of another one.
+"""

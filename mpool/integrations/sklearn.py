@@ -1,0 +1,126 @@
+"""A transformer for scikit-learn: texts become vectors, as the first step of a pipeline (extra ``sklearn``)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+
+from .._runtime import default_pool
+from ..embedding import texts_of
+from ..errors import InvalidArgument
+from ..model import Model
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from sklearn.utils import Tags
+    from typing_extensions import Self
+
+
+class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Vectors of texts, as :func:`mpool.embed` makes them.
+
+    It learns nothing from data: :meth:`transform` works without :meth:`fit`, which checks the parameters, loads the
+    model, and finds how many columns there will be, which ``get_feature_names_out`` and ``set_output`` need. It pickles
+    as its parameters, never with weights; another process loads the model anew.
+
+    Args:
+        model: what :func:`mpool.embed` takes: a key, a path, a reference or a :class:`mpool.Model`; None:
+            all-MiniLM-L6-v2.
+        task, prompt, prompt_name, dimensions, normalize, compute, truncate: as for :func:`mpool.embed`.
+        on_error: ``"null"``: a text that cannot be embedded (missing, empty, too long) gives a row of NaN, which an
+            imputer or a model that takes NaN may follow; ``"raise"``: an error.
+
+    Example:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from mpool.integrations.sklearn import EmbeddingTransformer
+        >>> classifier = make_pipeline(EmbeddingTransformer(), LogisticRegression())
+        >>> texts = ["A cat sleeps.", "Dogs bark.", "Shares fell.", "Banks lend money."]
+        >>> str(classifier.fit(texts, ["animals", "animals", "money", "money"]).predict(["The horse runs."])[0])
+        'animals'
+
+    Source:
+        https://scikit-learn.org/stable/developers/develop.html
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | Model | None = None, *, task: str | None = None,
+                 prompt: str | None = None, prompt_name: str | None = None, dimensions: int | None = None,
+                 normalize: bool | None = None, compute: str = "auto", truncate: bool = True,
+                 on_error: str = "raise") -> None:
+        self.model = model
+        self.task = task
+        self.prompt = prompt
+        self.prompt_name = prompt_name
+        self.dimensions = dimensions
+        self.normalize = normalize
+        self.compute = compute
+        self.truncate = truncate
+        self.on_error = on_error
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Checks the parameters and the model on the first text.
+
+        Args:
+            X: as for :meth:`transform`, at least one text.
+            y: not looked at.
+
+        Returns:
+            itself.
+
+        Raises:
+            InvalidArgument: there is no text.
+            and what :func:`mpool.embed` raises.
+        """
+        texts = _texts(X)
+        if not texts:
+            raise InvalidArgument("X has no texts, allowed: at least one")
+        self._n_features_out = self._embed(texts[:1]).shape[1]
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """Vectors of texts.
+
+        Args:
+            X: a list of str, an array or Series of them, or a table with one column of them; any number.
+
+        Returns:
+            float32 ``(n, d)``; as ``set_output`` says.
+
+        Raises:
+            InvalidArgument: X is not as described.
+            and what :func:`mpool.embed` raises.
+        """
+        return self._embed(_texts(X))
+
+    def _embed(self, texts: list[Any]) -> NDArray[np.float32]:
+        pool = self.model.pool if isinstance(self.model, Model) else default_pool()
+        options = {name: value for name, value in self.get_params(deep=False).items() if name != "model"}
+        found: NDArray[np.float32] = pool.embed(texts, self.model, max_inputs=max(len(texts), 1), **options)
+        return found
+
+    def __sklearn_tags__(self) -> Tags:
+        tags: Tags = super().__sklearn_tags__()
+        tags.input_tags.string = tags.input_tags.one_d_array = True
+        tags.input_tags.two_d_array = False
+        tags.input_tags.allow_nan = self.on_error == "null"
+        tags.transformer_tags.preserves_dtype = []
+        tags.requires_fit = False
+        return tags
+
+
+def _texts(X: Any) -> list[Any]:
+    if isinstance(X, str):
+        raise InvalidArgument("X is one str, allowed: a list of str")
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if len(shape) == 2 and shape[1] == 1 and not hasattr(X, "toarray"):
+        X = np.asarray(X, dtype=object)[:, 0]
+    elif len(shape) > 1:
+        raise InvalidArgument(f"X has the shape {tuple(shape)}, allowed: (n,) or (n, 1)",
+                              hint="A ColumnTransformer takes one column of several")
+    return texts_of(X, len(X) if hasattr(X, "__len__") else 0, "X")
+
+
+__all__ = ["EmbeddingTransformer"]
