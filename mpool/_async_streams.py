@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from . import _awaiting, _options
-from ._watching import watcher
+from ._watching import Followed, watcher
 from .errors import Cancelled
 from .generation import unread
 from .pictures import PictureStep
@@ -53,6 +53,7 @@ class AsyncFlow(Generic[P]):
         self._call: Call | None = call
         self._ticket: _core.Ticket | None = None
         self._reader: Reads[P] | None = None
+        self._followed: Followed | None = None
         self._error: Exception | None = None
         self._turn, self._starters = asyncio.Lock(), 0
         self._ready: deque[P] = deque()
@@ -63,7 +64,7 @@ class AsyncFlow(Generic[P]):
         """Over what a job's own stream reads."""
         self = cls.__new__(cls)
         self._make, self._call, self._ticket, self._reader = None, None, stream._ticket, stream._reader
-        self._error, self._turn, self._starters = None, asyncio.Lock(), 0
+        self._followed, self._error, self._turn, self._starters = None, None, asyncio.Lock(), 0
         self._ready, self._over, self._left = stream._ready, stream._over, stream._left
         return self
 
@@ -127,14 +128,16 @@ class AsyncFlow(Generic[P]):
             self._ready.extend(reader.take())
             return True if self._ready or done else None
 
+        watch = watcher()
+        self._followed = followed = watch.following(ticket)
         try:
-            await watcher().follow(ticket, ready)
+            await watch.follow(followed, ready)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError) or not _awaiting.others(ticket):
                 self._leave()
             raise
         if not self._ready:
-            self._over = True
+            self._over, self._followed = True, None
             if not self._left:
                 reader.check()
 

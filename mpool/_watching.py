@@ -32,13 +32,14 @@ class _Line:
         self.turn, self.length = asyncio.Lock(), 0
 
 
-class _Followed:
-    """A ticket that coroutines of one loop wait for: the number it is bound under, and who is to be woken."""
+class Followed:
+    """A ticket that coroutines of one loop wait for: the number it is bound under, and who is to be woken. Whoever
+    waits for it again and again holds this meanwhile: to bind it anew for each piece costs a wake-up a piece."""
 
-    __slots__ = ("number", "coroutines", "bound", "parked")
+    __slots__ = ("ticket", "number", "bound", "parked", "__weakref__")
 
-    def __init__(self, number: int) -> None:
-        self.number, self.coroutines, self.bound = number, 0, False
+    def __init__(self, ticket: _core.Ticket, number: int) -> None:
+        self.ticket, self.number, self.bound = ticket, number, False
         self.parked: list[asyncio.Future[None]] = []
 
 
@@ -48,8 +49,9 @@ class Watcher:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.notifier = _core.Notifier()
         self._numbers = itertools.count(1)
-        self._tickets: dict[int, _Followed] = {}  # by identity
-        self._followed: dict[int, _Followed] = {}  # by number
+        # they hold their tickets, and are held by who waits
+        self._tickets: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by identity
+        self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by number
         self._lines: dict[str, _Line] = {}
         self._room: set[asyncio.Future[None]] = set()
         loop.add_reader(self.notifier.fileno(), self._moved)
@@ -62,21 +64,25 @@ class Watcher:
                 for future in parked:
                     _wake(future)
 
-    async def follow(self, ticket: _core.Ticket, ready: Callable[[], T | None]) -> T:
+    def following(self, ticket: _core.Ticket) -> Followed:
+        """What :meth:`follow` takes: one for all coroutines that wait for the ticket."""
+        found = self._tickets.get(id(ticket))
+        if found is None:
+            found = self._tickets[id(ticket)] = Followed(ticket, next(self._numbers))
+            self._followed[found.number] = found
+        return found
+
+    async def follow(self, followed: Followed, ready: Callable[[], T | None]) -> T:
         """Asks ``ready()`` whenever the ticket moves, until it gives something.
 
         Cancelled: so is the ticket, unless somebody else waits for it, here or in another loop or thread.
         """
+        ticket = followed.ticket
         if (found := ready()) is not None:
             if ticket.done():
                 self._wake_line()
             return found
-        loop, key = asyncio.get_running_loop(), id(ticket)
-        followed = self._tickets.get(key)
-        if followed is None:
-            followed = self._tickets[key] = _Followed(next(self._numbers))
-            self._followed[followed.number] = followed
-        followed.coroutines += 1
+        loop = asyncio.get_running_loop()
         try:
             with _awaiting.Waiter(ticket):
                 while (found := ready()) is None:
@@ -88,15 +94,12 @@ class Watcher:
                     await future
             return found
         finally:
-            followed.coroutines -= 1
-            if not followed.coroutines:
-                del self._tickets[key], self._followed[followed.number]
             if ticket.done():
                 self._wake_line()
 
     async def done(self, ticket: _core.Ticket) -> None:
         """Until the ticket is done."""
-        await self.follow(ticket, lambda: ticket.done() or None)
+        await self.follow(self.following(ticket), lambda: ticket.done() or None)
 
     async def enter(self, key: str, submit: Callable[[], T], wait: bool = True) -> T:
         """Submits; while the queue is full, waits in line with the other coroutines that want the same model.

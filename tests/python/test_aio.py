@@ -484,6 +484,27 @@ def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) ->
     assert threads[0] == "MainThread" and threads[1].startswith("mpool-text")
 
 
+def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not anew for each piece: each time wakes the loop once more."""
+    made: list[Any] = []
+
+    class Counted(_watching.Followed):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self.number)
+
+    monkeypatch.setattr(_watching, "Followed", Counted)
+
+    async def work() -> None:
+        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 300})
+        pieces = [chunk async for chunk in stream]
+        assert len(pieces) > 20 and len(made) == 1
+        watcher = _watching.watcher()
+        assert not watcher._tickets and not watcher._followed and (await stream.result()).text
+
+    run(work())
+
+
 def test_a_cancellation_is_not_lost_to_room_that_comes_with_it() -> None:
     async def work() -> None:
         watcher = _watching.watcher()
