@@ -50,8 +50,8 @@ def _given(value: bytes) -> bytes:
     return b""
 
 
-class Door:
-    """ASGI middleware: the server that is meant, and pages that may call it. It stands before CORS."""
+class _Guard:
+    """ASGI middleware that answers what it refuses itself."""
 
     def __init__(self, app: App, state: State) -> None:
         self.app, self.state = app, state
@@ -59,6 +59,13 @@ class Door:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         refusal = self._refused(scope)
         await (self.app if refusal is None else answer(refusal, scope["path"]))(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> Refusal | None:
+        raise NotImplementedError
+
+
+class Door(_Guard):
+    """The server that is meant, and pages that may call it. It stands before CORS."""
 
     def _refused(self, scope: Scope) -> Refusal | None:
         host = header(scope, b"host")
@@ -75,15 +82,8 @@ class Door:
             or origin in self.state.settings.allowed_origins
 
 
-class Lock:
-    """ASGI middleware: the token, and whether the server still takes requests. It stands behind CORS."""
-
-    def __init__(self, app: App, state: State) -> None:
-        self.app, self.state = app, state
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        refusal = self._refused(scope)
-        await (self.app if refusal is None else answer(refusal, scope["path"]))(scope, receive, send)
+class Lock(_Guard):
+    """The token, and whether the server still takes requests. It stands behind CORS."""
 
     def _refused(self, scope: Scope) -> Refusal | None:
         if scope["path"] == "/health":

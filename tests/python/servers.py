@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,16 +27,23 @@ def serving(models: list[str], config: mpool.PoolConfig | None = None, catalogue
     """A server that runs for as long as the ``with`` lasts, and then has ended as it should."""
     pool = mpool.Pool(config or mpool.PoolConfig(shutdown_grace=1.0, offline=True))
     server = Serving(Settings(**{"port": 0, **settings}), pool, models, catalogue)
+    with running(server.run, server.stop):
+        yield server
+
+
+@contextmanager
+def running(run: Callable[[Callable[[], object]], None], stop: Callable[[], None]) -> Iterator[None]:
+    """``run(ready)`` on a thread of its own, that is ready; at the end it has ended because of ``stop()``."""
     up = threading.Event()
-    thread = threading.Thread(target=server.run, args=(up.set,), name="server")
+    thread = threading.Thread(target=run, args=(up.set,), name="server")
     thread.start()
     try:
         assert up.wait(30)
-        yield server
+        yield
     finally:
-        server.stop()
+        stop()
         thread.join(30)
-        assert not thread.is_alive(), "the server does not end"
+        assert not thread.is_alive(), "it does not end"
 
 
 class Raw:

@@ -6,13 +6,12 @@ import dataclasses
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from servers import Raw, idle
+from servers import Raw, idle, running
 from mpool.server.worker import Worker, worker_config, worker_settings
 
 TERMINAL = ("end", "error")
@@ -25,16 +24,8 @@ def working(ref: Any, limits: dict[str, Any] | None = None, **options: Any) -> I
     of its pool's config."""
     config = dataclasses.replace(worker_config(grace=1.0), **(limits or {}))
     worker = Worker(ref, worker_settings(0), config, **options)
-    up = threading.Event()
-    thread = threading.Thread(target=worker.run, args=(up.set,), name="worker")
-    thread.start()
-    try:
-        assert up.wait(30)
+    with running(worker.run, worker.serving.stop):
         yield worker
-    finally:
-        worker.serving.stop()
-        thread.join(30)
-        assert not thread.is_alive(), "the worker does not end"
 
 
 class Events:
