@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 import subprocess
@@ -19,7 +20,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("the benchmarks are not here", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
 
-from benchmarks import build_kernels, limits, peers, policies, report, texts  # noqa: E402
+from benchmarks import build_kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
 from benchmarks.__main__ import Turn  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 
@@ -236,6 +237,46 @@ def test_c_programs_fit_the_core(name: str) -> None:
     run = subprocess.run([compiler, *builder.BASE_FLAGS, *variant.flags, "-fsyntax-only", f"-I{ROOT / 'csrc'}",
                           str(ROOT / "benchmarks" / name)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What HTTP costs, and a server under clients of which each gets every token of its answers."""
+    pytest.importorskip("uvicorn")
+    bert, llama = tinymodels.cached(tmp_path_factory, "bert"), tinymodels.cached(tmp_path_factory, "llama")
+    models = [f"--embedding={bert}", f"--text={llama}", "--rounds=1", "--threads=1"]
+    for arguments, lines in ((["overhead", "--count=5", "--tokens=8"], 4),
+                             (["throughput", "--clients", "1", "3", "--seconds=0.2", "--tokens=4"], 4)):
+        done = subprocess.run([sys.executable, "-m", "benchmarks.serving", *arguments, *models], cwd=ROOT,
+                              capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        rows = done.stdout.splitlines()
+        assert len(rows) == lines and rows[0].startswith("others used ")
+        assert all(any(char.isdigit() for char in row) for row in rows[2:])
+    assert [row.split()[0] for row in rows[2:]] == ["1", "3"] and all(float(row.split()[1]) > 0 for row in rows[2:])
+
+
+def test_the_generator_of_requests_finds_what_is_missing() -> None:
+    """An answer without its last token, one that is refused, and a client with nothing left to ask."""
+    whole = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
+    cut = whole.replace(b'"length"', b"null")
+
+    async def ask(answer: bytes, status: bytes, seconds: float) -> http_client.Load:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n" + answer)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await http_client.load(port, "/v1/completions", [[{}, {}]] * 3, seconds)
+
+    found = asyncio.run(ask(whole, b"200 OK", 0.0))
+    assert found.answers == len(found.first) == 3 and found.seconds > 0
+    for answer, status, seconds, words in ((cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
+                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "everything")):
+        with pytest.raises(RuntimeError, match=words):
+            asyncio.run(ask(answer, status, seconds))
 
 
 def test_wrong_arguments() -> None:

@@ -1,0 +1,310 @@
+"""``python -m benchmarks.serving overhead``, and ``throughput`` beside llama-cpp-python's server: what HTTP costs.
+
+``overhead``: the same work by the library and over HTTP in turns, of one pool in one process; the client is another
+process, so that it takes nothing from the server's interpreter. An embedding is one short text, no text twice; a stream
+is an answer of ``--tokens`` tokens, the same one. Printed are medians over rounds of what HTTP takes more: in time, as
+the client sees it, and in CPU time of the server's thread beside that of a thread that awaits ``mpool.aio``.
+
+``throughput``: ``mpool serve`` and ``llama_cpp.server`` in turns, each in a process of its own and alone; 1, 8 and 32
+clients that stream answers of ``--tokens`` tokens (ends are barred by ``logit_bias``), prompts that never come twice.
+mpool makes no guesses at next tokens, since the other makes none, unless ``--guesses``.
+
+What others used of the CPUs is printed beside the figures: of a machine that others use they say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from . import http_client, texts
+from .probe import Watch
+from .timing import percentile
+
+PROMPT = "Write a long story about a lighthouse."
+
+
+# ---- overhead: the process with the pool -----------------------------------------------------------------------------
+
+class Host:
+    """A pool with a server on a thread, and the same calls by the library. It does what it is told, a line a time."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        import mpool
+        from mpool.server.serving import Serving
+        from mpool.server.settings import Settings
+
+        self.mpool = mpool
+        self.pool = mpool.Pool(mpool.PoolConfig(threads=args.threads, shutdown_grace=1.0))
+        self.server = Serving(Settings(port=0), self.pool, [f"embedding={args.embedding}", f"text={args.text}"], False)
+        self.embedding, self.text = (self.pool.load(served.model) for served in self.server.state.models.all())
+        up = threading.Event()
+        self.thread = threading.Thread(target=self.server.run, args=(up.set,))
+        self.thread.start()
+        up.wait()
+        assert self.thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(self.thread.ident)
+
+    def clock(self) -> float:
+        """Seconds of CPU time of the server's thread."""
+        return time.clock_gettime(self._clock)
+
+    def port(self) -> int:
+        """Where the server is."""
+        return self.server.port
+
+    def embed(self, texts: list[str]) -> list[float]:
+        """Seconds of each call by the library, from a thread that waits for it."""
+        found = []
+        for text in texts:
+            began = time.perf_counter()
+            self.embedding.embed(text)
+            found.append(time.perf_counter() - began)
+        return found
+
+    def await_embed(self, texts: list[str]) -> float:
+        """Seconds of CPU time of a loop's thread, a call."""
+        async def work() -> float:
+            await self.mpool.aio.embed(texts[0], self.embedding, pool=self.pool)
+            began = time.thread_time()
+            for text in texts[1:]:
+                await self.mpool.aio.embed(text, self.embedding, pool=self.pool)
+            return (time.thread_time() - began) / (len(texts) - 1)
+
+        return asyncio.run(work())
+
+    def stream(self, tokens: int) -> dict[str, Any]:
+        """Of an answer that a loop's thread awaits: when its pieces came, and CPU time of that thread."""
+        async def work() -> dict[str, Any]:
+            messages = [{"role": "user", "content": PROMPT}]
+            began, clock, times = time.perf_counter(), time.thread_time(), []
+            async for _ in self.mpool.aio.chat(messages, self.text, stream=True, pool=self.pool, temperature=0,
+                                               max_tokens=tokens, ignore_eos=True):
+                times.append(time.perf_counter() - began)
+            return {"times": times, "cpu": time.thread_time() - clock}
+
+        return asyncio.run(work())
+
+    def obey(self, orders: TextIO, answers: TextIO) -> None:
+        """Until the orders end."""
+        for order in orders:
+            name, *arguments = json.loads(order)
+            print(json.dumps(getattr(self, name)(*arguments)), file=answers, flush=True)
+        self.server.stop()
+        self.thread.join()
+
+
+class Remote:
+    """A :class:`Host` in a process of its own."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        options = [f"--{name}={getattr(args, name)}" for name in ("embedding", "text", "threads")]
+        self._process = subprocess.Popen([sys.executable, "-m", "benchmarks.serving", "host", *options],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([name, *arguments]), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process with the pool has ended")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def _pace(times: list[float]) -> float:
+    """Seconds a piece, from the first to the last."""
+    return (times[-1] - times[0]) / max(1, len(times) - 1)
+
+
+def embedding_round(remote: Remote, connection: http_client.Connection, count: int, turn: int) -> dict[str, float]:
+    """What an embedding takes by the library and over HTTP, in microseconds."""
+    single = texts.same(3 * count + 2, 9, turn)
+    library = statistics.median(remote("embed", single[:count]))
+    awaited = remote("await_embed", single[count:2 * count + 1])
+
+    def post(text: str) -> float:
+        return connection.post("/v1/embeddings", {"model": "embedding", "input": text})[0]
+
+    post(single[2 * count + 1])
+    clock = remote("clock")
+    over = statistics.median([post(text) for text in single[2 * count + 2:]])
+    served = (remote("clock") - clock) / count
+    return {"library": library * 1e6, "HTTP": over * 1e6, "more": (over - library) * 1e6, "library CPU": awaited * 1e6,
+            "HTTP CPU": served * 1e6, "more CPU": (served - awaited) * 1e6}
+
+
+def stream_round(remote: Remote, connection: http_client.Connection, tokens: int) -> dict[str, float]:
+    """What a piece of a stream takes by the library and over HTTP, in microseconds."""
+    library = remote("stream", tokens)
+    body = {"model": "text", "messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": tokens,
+            "ignore_eos": True}
+    clock = remote("clock")
+    times = connection.stream("/v1/chat/completions", body)
+    served = (remote("clock") - clock) / len(times)
+    awaited = library["cpu"] / len(library["times"])
+    return {"library": _pace(library["times"]) * 1e6, "HTTP": _pace(times) * 1e6,
+            "more": (_pace(times) - _pace(library["times"])) * 1e6, "library CPU": awaited * 1e6,
+            "HTTP CPU": served * 1e6, "more CPU": (served - awaited) * 1e6}
+
+
+def overhead(args: argparse.Namespace) -> None:
+    """Prints a table."""
+    rows: dict[str, list[dict[str, float]]] = {"an embedding": [], "a streamed piece": []}
+    with Watch() as watch:
+        remote = Remote(args)
+        try:
+            connection = http_client.Connection(remote("port"))
+            stream_round(remote, connection, args.tokens)  # warms up: the first answer finds the prompt unread
+            for turn in range(args.rounds):
+                rows["an embedding"].append(embedding_round(remote, connection, args.count, turn + 1))
+                rows["a streamed piece"].append(stream_round(remote, connection, args.tokens))
+            connection.close()
+        finally:
+            remote.close()
+    print(f"{state(watch)}; {args.rounds} rounds; microseconds, medians of rounds (least to most)")
+    names = list(rows["an embedding"][0])
+    print(f"{'':18}" + "".join(f"{name:>24}" for name in names))
+    for what, found in rows.items():
+        cells = []
+        for name in names:
+            values = [one[name] for one in found]
+            cells.append(f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})")
+        print(f"{what:18}" + "".join(f"{cell:>24}" for cell in cells))
+
+
+def state(watch: Watch) -> str:
+    """Of the machine meanwhile."""
+    return "nobody knows what others used" if watch.others is None else f"others used {watch.others:.0%} of the CPUs"
+
+
+# ---- throughput ------------------------------------------------------------------------------------------------------
+
+@contextmanager
+def running(engine: str, args: argparse.Namespace) -> Iterator[int]:
+    """A server in a process of its own, that has answered once. Gives its port."""
+    port = _free_port()
+    if engine == "mpool":
+        command = [sys.executable, "-m", "mpool", "serve", "--model", f"text={args.text}", "--only", "--load",
+                   f"--port={port}", f"--threads={args.threads}"]
+    else:
+        command = [args.peer_python, "-m", "llama_cpp.server", f"--model={_file_of(args.text)}", "--model_alias=text",
+                   "--host=127.0.0.1", f"--port={port}", f"--n_threads={args.threads}", "--n_ctx=2048",
+                   f"--n_threads_batch={args.threads}", "--interrupt_requests=False", "--verbose=False"]
+    guesses = {} if args.guesses else {"MPOOL_SPECULATION": "0"}
+    # elsewhere: in the clone, Python would find its sources, not what is installed
+    process = subprocess.Popen(command, env={**os.environ, **guesses}, cwd=os.sep, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                asyncio.run(http_client.load(port, "/v1/completions", bodies(1, 2, args.tokens, 0), 0))
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the server of {engine} does not start: {' '.join(command)}") from None
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port: int = made.getsockname()[1]
+        return port
+
+
+def _file_of(reference: str) -> str:
+    """The GGUF file behind a reference."""
+    from mpool.catalog import resolve
+
+    return str(resolve(reference, progress=False).path)
+
+
+def bodies(clients: int, each: int, tokens: int, turn: int) -> list[list[dict[str, Any]]]:
+    """What clients ask for: prompts of 32 words, other ones each turn."""
+    prompts = iter(texts.same(clients * each, 32, turn))
+    return [[{"model": "text", "prompt": next(prompts), "max_tokens": tokens, "temperature": 0,
+              "logit_bias": {"0": -100, "2": -100}} for _ in range(each)] for _ in range(clients)]
+
+
+def throughput(args: argparse.Namespace) -> None:
+    """Prints a table."""
+    engines = ["mpool"] + (["llama-cpp-python"] if args.peer_python else [])
+    rates: dict[tuple[str, int], list[float]] = {}
+    first: dict[tuple[str, int], list[float]] = {}
+    with Watch() as watch:
+        for turn in range(args.rounds):
+            for engine in engines:
+                with running(engine, args) as port:
+                    for clients in args.clients:
+                        asked = bodies(clients, max(2, 4000 // clients), args.tokens, 1 + turn)
+                        found = asyncio.run(http_client.load(port, "/v1/completions", asked, args.seconds))
+                        rates.setdefault((engine, clients), []).append(found.answers * args.tokens / found.seconds)
+                        first.setdefault((engine, clients), []).extend(found.first)
+    print(f"{state(watch)}; {args.rounds} rounds; answers of {args.tokens} tokens, medians of rounds")
+    print(f"{'clients':>8}" + "".join(f"{engine + ' tokens/s':>27}{'first piece p50, p99 ms':>27}"
+                                      for engine in engines) + f"{'ratio':>8}")
+    for clients in args.clients:
+        cells, medians = "", []
+        for engine in engines:
+            waits = first[engine, clients]
+            medians.append(statistics.median(rates[engine, clients]))
+            cells += f"{medians[-1]:27.0f}{percentile(waits, 0.5) * 1e3:18.0f},{percentile(waits, 0.99) * 1e3:8.0f}"
+        print(f"{clients:8}{cells}" + (f"{medians[0] / medians[1]:8.2f}" if len(medians) > 1 else ""))
+
+
+def main() -> int:
+    """Command line: see the module's text."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("overhead", "throughput", "host"), help="host is for overhead's own use")
+    parser.add_argument("--embedding", default="all-MiniLM-L6-v2")
+    parser.add_argument("--text", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--threads", type=int, default=2, help="of computing (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 15 of overhead, 2 of throughput")
+    parser.add_argument("--count", type=int, default=300, help="embeddings a round (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=0,
+                        help="of an answer; default: 400 of overhead, 64 of throughput")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of throughput, each (default: %(default)s)")
+    parser.add_argument("--guesses", action="store_true", help="mpool guesses at next tokens, as it does by default")
+    parser.add_argument("--peer-python", metavar="PATH", help="Python that has llama-cpp-python[server]")
+    args = parser.parse_args()
+    args.text = os.path.abspath(args.text) if os.path.exists(args.text) else args.text
+    over = args.what != "throughput"
+    args.rounds, args.tokens = args.rounds or (15 if over else 2), args.tokens or (400 if over else 64)
+    if args.what == "host":
+        Host(args).obey(sys.stdin, sys.stdout)
+    else:
+        (overhead if over else throughput)(args)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
