@@ -1,8 +1,8 @@
 """Answers of a given form: JSON, a JSON schema, a regular expression, a grammar (``response_format=``).
 
 Before each token llguidance says which ones the form allows; no other is drawn, so that an answer fits whatever the
-model, the seed and the temperature are. These masks (a bit a token) are made outside the core, by one thread for the
-whole process: when a token is written, it tells the matcher of that answer, and hands the mask for the next one to the
+model, the seed and the temperature are. These masks (a bit a token) are made outside the core, by a few threads for the
+whole process: when a token is written, one tells the matcher of that answer, and hands the mask for the next one to the
 core while that computes the token's row. An answer whose mask comes late waits for it alone.
 """
 
@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 MAX_CHARS, MAX_DEPTH = 65536, 64
 _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
+#: Formats that are kept compiled, a tokenizer; threads that make masks, at most.
+_KEPT, _THREADS = 32, 4
+#: Sets of tokens that are looked at once: where a form allows all of one, its tokens are not tried one by one. After
+#: llguidance's own, which are for strings in JSON, those for words; each set takes what the ones before it left.
+_WORDS = ("[a-z]{1,20}", "[A-Za-z ]{1,20}")
 #: Between the parts of JSON: bounded, so that a model that likes blanks comes to an end.
 _BLANKS = r"[\x20\x0A]{1,16}"
 
@@ -55,7 +61,7 @@ class Format:
     def follow(self, ticket: _core.Ticket, n: int, key: str) -> None:
         """Has masks made for a call that was started with :attr:`first`."""
         matchers = [self.matcher.deep_copy() for _ in range(n)]
-        _filler().follow(_Followed(ticket, self, matchers, key))
+        _follow(_Followed(ticket, self, matchers, key))
 
     def hold(self, ticket: _core.Ticket, reader: object) -> None:
         """Cancels the ticket once the reader, which its caller holds, is gone: the thread holds the ticket, too."""
@@ -98,26 +104,11 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | N
             raise InvalidArgument(f"{name} is {value} with a response_format, allowed: none: the format says when an "
                                   "answer ends")
     try:
-        import llguidance
+        made = _made(tokenizer)
     except ImportError:
         raise Unsupported("response_format needs the package llguidance",
                           hint='pip install "mpool[grammar]" installs it') from None
-    make = llguidance.LLMatcher
-    try:
-        if kind == "regex":
-            grammar = make.grammar_from_regex(source)
-        elif kind == "grammar":
-            grammar = make.grammar_from_lark(source)
-        else:
-            grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": _BLANKS})
-    except ValueError as error:
-        raise _refused(kind, str(error)) from None
-    limits = llguidance.LLParserLimits(verbose_errors=False)  # they would carry the schema and the text into logs
-    matcher = make(_tokenizer_of(tokenizer), grammar, log_level=0, limits=limits)
-    if not matcher.is_error():
-        first = matcher.compute_bitmask()
-    if matcher.is_error():
-        raise _refused(kind, matcher.get_error())
+    first, matcher = made.compiled(kind, source)
     return Format(first, matcher, kind == "schema", model)
 
 
@@ -229,30 +220,79 @@ class _Tokens:
         return [int(token) for token in self._tokenizer.encode(text.decode(errors="replace"), add_special=False)]
 
 
-_lock = threading.Lock()
-_tokenizers: weakref.WeakKeyDictionary[Tokenizer, llguidance.LLTokenizer] = weakref.WeakKeyDictionary()
+class _Made:
+    """What is made of a tokenizer, which takes a fifth of a second, and of the formats that were used last with it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        import llguidance
+
+        if not tokenizer.eog_ids:
+            raise InvalidArgument("response_format needs a model whose answers have an end: its tokenizer names no "
+                                  "token that ends a text")
+        blanks, *others = llguidance.LLTokenizer.general_slices()
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(tokenizer)), n_vocab=tokenizer.vocab_size,
+            eos_token=list(tokenizer.eog_ids), slices=[blanks, *_WORDS, *others])
+        self._formats: OrderedDict[tuple[str, str], tuple[bytes, llguidance.LLMatcher]] = OrderedDict()
+
+    def compiled(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher]:
+        """Mask for the first token, and a matcher at the beginning of an answer, which nobody moves.
+
+        Raises:
+            InvalidArgument: llguidance cannot use it.
+        """
+        with _lock:
+            found = self._formats.get((kind, source))
+            if found is not None:
+                self._formats.move_to_end((kind, source))
+                return found
+        found = self._compile(kind, source)
+        with _lock:
+            self._formats[kind, source] = found
+            while len(self._formats) > _KEPT:
+                self._formats.popitem(last=False)
+        return found
+
+    def _compile(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher]:
+        import llguidance
+
+        make = llguidance.LLMatcher
+        try:
+            if kind == "regex":
+                grammar = make.grammar_from_regex(source)
+            elif kind == "grammar":
+                grammar = make.grammar_from_lark(source)
+            else:
+                grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": _BLANKS})
+        except ValueError as error:
+            raise _refused(kind, str(error)) from None
+        limits = llguidance.LLParserLimits(verbose_errors=False)  # they would carry the schema and the text into logs
+        matcher = make(self._tokenizer, grammar, log_level=0, limits=limits)
+        first = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _refused(kind, matcher.get_error())
+        return first, matcher
 
 
-def _tokenizer_of(tokenizer: Tokenizer) -> llguidance.LLTokenizer:
-    """Made once for each: it takes a fifth of a second."""
-    import llguidance
+_lock, _making = threading.Lock(), threading.Lock()
+_tokenizers: weakref.WeakKeyDictionary[Tokenizer, _Made] = weakref.WeakKeyDictionary()
 
-    with _lock:
+
+def _made(tokenizer: Tokenizer) -> _Made:
+    """Made once for each."""
+    import llguidance  # noqa: F401
+
+    with _making:
         made = _tokenizers.get(tokenizer)
         if made is None:
-            if not tokenizer.eog_ids:
-                raise InvalidArgument("response_format needs a model whose answers have an end: its tokenizer names no "
-                                      "token that ends a text")
-            wrapped = llguidance.TokenizerWrapper(_Tokens(tokenizer))
-            made = llguidance.LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eog_ids))
-            _tokenizers[tokenizer] = made
+            made = _tokenizers[tokenizer] = _Made(tokenizer)
         return made
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
 
 class _Followed:
-    """A call whose masks are being made. The filler's thread, but for the constructor."""
+    """A call whose masks are being made. One filler's thread, but for the constructor."""
 
     def __init__(self, ticket: _core.Ticket, form: Format, matchers: list[llguidance.LLMatcher], key: str) -> None:
         self.ticket, self._form, self._matchers, self._key = ticket, form, matchers, key
@@ -286,20 +326,25 @@ class _Followed:
 
 
 class _Filler:
-    """The thread that makes masks. It sleeps until a call that it follows moves."""
+    """A thread that makes masks. It sleeps until a call that it follows moves, and gives each that moved one mask an
+    answer before any gets the next.
+
+    Attributes:
+        calls: that it follows, by number.
+    """
 
     def __init__(self) -> None:
         from . import _core
 
         self._notifier = _core.Notifier()
         self._numbers = itertools.count(1)
-        self._calls: dict[int, _Followed] = {}
+        self.calls: dict[int, _Followed] = {}
         threading.Thread(target=self._run, name="mpool-masks", daemon=True).start()
 
     def follow(self, call: _Followed) -> None:
         """From now until it ends. Tokens that were written already are told at once."""
         number = next(self._numbers)
-        self._calls[number] = call
+        self.calls[number] = call
         call.ticket.bind(self._notifier, number)
 
     def _run(self) -> None:
@@ -308,26 +353,32 @@ class _Filler:
         while True:
             poll.poll()
             for number in self._notifier.take():
-                call = self._calls.get(number)
+                call = self.calls.get(number)
                 if call is not None and not call.advance():
-                    self._calls.pop(number, None)
+                    self.calls.pop(number, None)
                 del call  # or it would live until the next one moves
 
 
-_started: _Filler | None = None
+_fillers: list[_Filler] = []
 
 
-def _filler() -> _Filler:
-    global _started
+def _follow(call: _Followed) -> None:
+    """By the thread that has the fewest calls: one that is costly holds up those beside it, not all. A further thread
+    is started where every one has a call, up to as many as compute."""
+    from . import _core
+
     with _lock:
-        if _started is None:
-            _started = _Filler()
-        return _started
+        found = min(_fillers, key=lambda filler: len(filler.calls), default=None)
+        if found is None or found.calls and len(_fillers) < min(_THREADS, _core.config()["lanes"]):
+            found = _Filler()
+            _fillers.append(found)
+        found.follow(call)
 
 
 def _after_fork_in_child() -> None:
-    global _started, _lock
-    _started, _lock = None, threading.Lock()
+    global _lock, _making
+    _lock, _making = threading.Lock(), threading.Lock()
+    _fillers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import defaultmodels
@@ -194,6 +195,113 @@ def test_a_fault_while_masks_are_made(pool: mpool.Pool, llama: Path, monkeypatch
         list(pool.generate("Once", llama, stream=True, response_format=NESTED, seed=1, **HOT))
     monkeypatch.undo()
     fits(pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT), NESTED)
+
+
+def test_a_format_that_is_slow_holds_up_few(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads, one of which stands still: calls of the other go on, and no third one is started."""
+    from mpool import _core
+
+    monkeypatch.setattr(grammar, "_fillers", [])
+    monkeypatch.setattr(_core, "config", lambda: {"lanes": 2})
+    gate, stands, advance = threading.Event(), threading.Event(), grammar._Followed.advance
+    chosen: list[grammar._Followed] = []
+
+    def slow(self: grammar._Followed) -> bool:
+        if not chosen:
+            chosen.append(self)
+        if self is chosen[0]:
+            stands.set()
+            gate.wait()
+        return advance(self)
+
+    monkeypatch.setattr(grammar._Followed, "advance", slow)
+    options = {"response_format": SHORT, **HOT}
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            held = thread.submit(pool.generate, "Once", llama, seed=1, **options)
+            assert stands.wait(30) and len(grammar._fillers) == 1
+            for seed in range(4):  # one after the other: each finds the thread that has none
+                fits(pool.generate("Once", llama, seed=seed, timeout=30, **options), SHORT)
+            assert len(grammar._fillers) == 2 and not held.done()
+        finally:
+            gate.set()
+        fits(held.result(60), SHORT)
+
+
+class Words:
+    """A tokenizer of many words, as llguidance wants one."""
+
+    eos_token_id, bos_token_id, special_token_ids = 0, None, [0]
+    tokens = [b"<|0|>", *(bytes(97 + at // 26**place % 26 for place in range(4)) for at in range(20_000))]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return []
+
+
+def test_masks_are_made_without_the_lock_of_python() -> None:
+    """Else no stream of the process would move meanwhile. Threads are never made to take turns here."""
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), slices=[])
+    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex("[a-z]{4000}"), log_level=0)
+    ticket: Any = SimpleNamespace(drawn_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
+    call = grammar._Followed(ticket, None, [matcher], "key")  # type: ignore[arg-type]
+    count, over, before = 0, threading.Event(), sys.getswitchinterval()
+
+    def counts() -> None:
+        nonlocal count
+        while not over.is_set():
+            count += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=counts)
+    thread.start()
+    sys.setswitchinterval(1000.0)
+    moved = 0
+    try:
+        for _ in range(900):
+            seen = count
+            call._advance(0)
+            moved += count != seen
+            if moved > 3:
+                break
+    finally:
+        over.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    assert moved > 3
+
+
+@pytest.mark.parametrize("regex", ["[A-Z][a-z]+ [A-Za-z ,]{20,60}", "[a-z]{1,9}( [a-z]{1,25})*", "([a-z ]|[0-9])+"])
+def test_sets_of_words_change_no_mask(pool: mpool.Pool, llama: Path, regex: str) -> None:
+    tokenizer = pool.get(llama)._entry.tokenizer()
+    made = grammar._made(tokenizer)
+    plain = llguidance.LLMatcher(made._tokenizer.with_slices([]), llguidance.LLMatcher.grammar_from_regex(regex))
+    sets, seed = made.compiled("regex", regex)[1].deep_copy(), 1
+    for _ in range(25):
+        mask = sets.compute_bitmask()
+        assert mask == plain.compute_bitmask() and any(mask)
+        allowed = [at for at in range(tokenizer.vocab_size) if mask[at // 8] >> at % 8 & 1]
+        seed = (seed * 48271) % 2147483647
+        token = allowed[seed % len(allowed)]
+        if not sets.consume_token(token) or not plain.consume_token(token) or sets.is_stopped():
+            break
+    assert not sets.is_error() and not plain.is_error()
+
+
+def test_formats_are_compiled_once(pool: mpool.Pool, llama: Path) -> None:
+    """The last ones are kept, so many a tokenizer; what cannot be used is not."""
+    made = grammar._made(pool.get(llama)._entry.tokenizer())
+    first = made.compiled("regex", "a{1,3}")
+    assert made.compiled("regex", "a{1,3}") is first
+    for at in range(grammar._KEPT):
+        made.compiled("regex", f"b{{1,{at + 2}}}")
+        if at % 8 == 0:
+            assert made.compiled("regex", "a{1,3}") is first
+    for at in range(grammar._KEPT):
+        made.compiled("regex", f"c{{1,{at + 2}}}")
+    assert made.compiled("regex", "a{1,3}") is not first and len(made._formats) == grammar._KEPT
+    with pytest.raises(mpool.InvalidArgument):
+        made.compiled("regex", "(a")
+    assert ("regex", "(a") not in made._formats
 
 
 def test_length_and_stop_cut(pool: mpool.Pool, llama: Path) -> None:
