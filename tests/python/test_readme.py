@@ -69,10 +69,12 @@ def test_commands(tmp_path: Path) -> None:
     for name in ("minilm", "smollm2"):
         catalogued_path(name)
     (tmp_path / "bin").mkdir()
-    shim = tmp_path / "bin" / "mpool"
-    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mpool "$@"\n')
-    shim.chmod(0o755)
-    env = {**os.environ, "PATH": f"{shim.parent}{os.pathsep}{os.environ['PATH']}"}
+    for name in ("mpool", "llm"):
+        shim = tmp_path / "bin" / name
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {name} "$@"\n')
+        shim.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+           "LLM_USER_PATH": str(tmp_path / "llm")}
     lines = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines()
              if line.strip() and line not in SETUP]
     assert len(lines) >= 7

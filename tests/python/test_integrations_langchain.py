@@ -1,0 +1,218 @@
+"""LangChain's chat model and embeddings: LangChain's own standard tests, and what they leave out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+pytest.importorskip("langchain_core")
+pytest.importorskip("langchain_tests")
+
+from langchain_core.exceptions import OutputParserException  # noqa: E402
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage  # noqa: E402
+from langchain_core.prompts import ChatPromptTemplate  # noqa: E402
+from langchain_core.vectorstores import InMemoryVectorStore  # noqa: E402
+from langchain_tests.integration_tests import (  # noqa: E402
+    ChatModelIntegrationTests,
+    EmbeddingsIntegrationTests,
+)
+from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
+
+from mpool.integrations.langchain import ChatMpool, MpoolEmbeddings  # noqa: E402
+from realmodels import real_path  # noqa: E402
+
+
+#: The standard tests are of both kinds, and meant for a mode of pytest-asyncio that is not this project's.
+async_too = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore:.*is marked with.*asyncio")]
+
+
+class TestChatUnit(ChatModelUnitTests):
+    """Standard tests that compute nothing."""
+
+    @property
+    def chat_model_class(self) -> type[ChatMpool]:
+        return ChatMpool
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "SmolLM2-135M-Instruct", "seed": 1}
+
+
+class TestChat(ChatModelIntegrationTests):
+    """Standard tests with a model: all that are not of tools, images, documents and sounds."""
+
+    pytestmark = async_too
+
+    @property
+    def chat_model_class(self) -> type[ChatMpool]:
+        return ChatMpool
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": str(real_path("smollm2")), "seed": 1}
+
+    @property
+    def model_override_value(self) -> str:
+        return str(real_path("smollm2"))
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supported_usage_metadata_details(self) -> Any:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        model = ChatMpool(model=str(real_path("smollm2")), max_tokens=4)
+        text = "The quick brown fox jumps over the lazy dog. " * 30
+        for _ in range(2):
+            found = sum_of(model.stream(text)) if stream else model.invoke(text)
+        assert found.usage_metadata["input_token_details"]["cache_read"] >= 64
+        return found
+
+
+def sum_of(chunks: Any) -> Any:
+    """All pieces of a stream, as one message."""
+    found = None
+    for chunk in chunks:
+        found = chunk if found is None else found + chunk
+    return found
+
+
+class TestEmbeddingsUnit(EmbeddingsUnitTests):
+    """Standard tests that compute nothing."""
+
+    @property
+    def embeddings_class(self) -> type[MpoolEmbeddings]:
+        return MpoolEmbeddings
+
+
+class TestEmbeddings(EmbeddingsIntegrationTests):
+    """Standard tests with a model."""
+
+    pytestmark = async_too
+
+    @property
+    def embeddings_class(self) -> type[MpoolEmbeddings]:
+        return MpoolEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": str(real_path("minilm"))}
+
+
+def test_answers_are_those_of_chat(llama: Path) -> None:
+    """Word by word, in every way to ask."""
+    expected = mpool.chat([{"role": "system", "content": "Short."}, {"role": "user", "content": "A cat?"},
+                           {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "A dog?"}],
+                          str(llama), temperature=0.8, seed=5, max_tokens=12, repetition_penalty=1.1)
+    model = ChatMpool(model=str(llama), temperature=0.8, seed=7, max_tokens=12, options={"repetition_penalty": 1.1})
+    messages = [SystemMessage("Short."), HumanMessage("A cat?"), AIMessage("Yes."), HumanMessage("A dog?")]
+    found = model.invoke(messages, seed=5)
+    assert found.content == expected.text
+    assert found.response_metadata == {"finish_reason": expected.finish_reason, "model_name": str(llama), "seed": 5,
+                                       "model_provider": "mpool"}
+    assert found.usage_metadata is not None and found.usage_metadata["output_tokens"] == 12
+    streamed = sum_of(model.stream(messages, seed=5))
+    assert streamed.content == expected.text and streamed.usage_metadata["output_tokens"] == 12
+    assert streamed.response_metadata == found.response_metadata
+
+    async def both() -> tuple[str, str]:
+        whole = await model.ainvoke(messages, seed=5)
+        return whole.content, "".join([chunk.content async for chunk in model.astream(messages, seed=5)])
+
+    assert asyncio.run(both()) == (expected.text, expected.text)
+    several = model.generate([messages], n=3, seed=5).generations[0]
+    assert len(several) == 3 and several[0].text == expected.text
+    with pytest.raises(mpool.InvalidArgument, match="n is 2"):
+        list(model.stream(messages, n=2))
+
+
+def test_a_stream_that_is_left_ends_the_work(llama: Path) -> None:
+    with mpool.Pool() as pool:
+        model = ChatMpool(model=pool.register("left", llama), max_tokens=8000, options={"ignore_eos": True})
+        for _ in model.stream("A cat?"):
+            break
+        stream = model.stream("A cat?")
+        next(stream)
+        stream.close()
+        done = pool.submit("text_to_text", prompt="x", model="left", max_tokens=1)
+        done.result(timeout=30)
+        assert not any(row.running or row.queued for row in pool.ps())
+
+
+def test_structured_output(llama: Path) -> None:
+    """By construction: also of a model of noise. What is cut is told."""
+    pytest.importorskip("llguidance")
+
+    class Answer(BaseModel):
+        """An answer."""
+
+        yes: bool
+        number: int
+
+    model = ChatMpool(model=str(llama), seed=3, max_tokens=60, temperature=1.0)
+    schema = {"title": "Pair", "type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}},
+              "required": ["a", "b"], "additionalProperties": False}
+    assert isinstance(model.with_structured_output(Answer).invoke("?"), Answer)
+    found = model.with_structured_output(schema, method="function_calling").invoke("?")
+    assert found["a"] in ("x", "y") and isinstance(found["b"], bool)
+    raw = model.with_structured_output(Answer, include_raw=True).invoke("?")
+    assert isinstance(raw["raw"], AIMessage) and isinstance(raw["parsed"], Answer) and raw["parsing_error"] is None
+    assert isinstance(model.with_structured_output(method="json_mode").invoke("?"), dict)
+    cut = ChatMpool(model=str(llama), max_tokens=2).with_structured_output(Answer, include_raw=True).invoke("?")
+    assert cut["parsed"] is None and isinstance(cut["parsing_error"], OutputParserException)
+    for wrong in ({"method": "guess"}, {"schema": None}, {"temperature": 3}):
+        with pytest.raises(mpool.InvalidArgument):
+            model.with_structured_output(**{"schema": Answer, **wrong})
+
+
+def test_chain_and_store() -> None:
+    """What they are for: documents found by a question, and an answer from them."""
+    store = InMemoryVectorStore(MpoolEmbeddings(model=str(real_path("minilm"))))
+    store.add_texts(["The capital of France is Paris.", "Bread rises because of yeast.", "Shares fell on Monday."])
+    assert store.similarity_search("What makes dough grow?", k=1)[0].page_content.startswith("Bread")
+    prompt = ChatPromptTemplate([("user", "{context} {question}")])
+    chain = prompt | ChatMpool(model=str(real_path("smollm2")), temperature=0, max_tokens=16)
+    found = chain.invoke({"context": store.similarity_search("the capital of France", k=1)[0].page_content,
+                          "question": "What is the capital of France?"})
+    assert "Paris" in found.content
+
+
+def test_embeddings_are_those_of_embed(prompted: Path) -> None:
+    """With the prompts of documents and queries."""
+    texts = ["A cat sat on the mat.", "Numbers 0 1 2."]
+    made = MpoolEmbeddings(model=str(prompted), options={"dimensions": 8, "compute": "float32"})
+    same = {"dimensions": 8, "compute": "float32"}
+    assert np.array_equal(np.float32(made.embed_documents(texts)),
+                          mpool.embed(texts, str(prompted), task="document", **same))
+    query = mpool.embed(texts[0], str(prompted), task="query", **same)
+    assert np.array_equal(np.float32(made.embed_query(texts[0])), query)
+    assert np.array_equal(np.float32(asyncio.run(made.aembed_query(texts[0]))), query)
+    assert made.embed_documents([]) == []
+
+
+def test_tokens_are_the_models_own(llama: Path) -> None:
+    model = ChatMpool(model=str(llama))
+    ids = mpool.tokenize("A cat sat.", str(llama), add_special=False)
+    assert model.get_token_ids("A cat sat.") == ids and model.get_num_tokens("A cat sat.") == len(ids)
+
+
+def test_faults(llama: Path) -> None:
+    """Names that there are not are refused, here or by the library."""
+    with pytest.raises(ValueError, match="temprature"):
+        ChatMpool(model=str(llama), temprature=0)  # type: ignore[call-arg]
+    with pytest.raises(mpool.InvalidArgument, match="nearest is temperature"):
+        ChatMpool(model=str(llama)).invoke("A cat?", temprature=0)
+    with pytest.raises(mpool.UnknownModel):
+        ChatMpool(model="SmolLM3-135M-Instruct").invoke("A cat?")
+    with pytest.raises(ValueError, match="extra"):
+        MpoolEmbeddings(dimensions=8)  # type: ignore[call-arg]
