@@ -54,6 +54,14 @@ if TYPE_CHECKING:
     from ._runtime import unload as unload
     from ._runtime import vision as vision
     from ._similarity import similarity as similarity
+    from .captures import Capture as Capture
+    from .captures import CaptureJob as CaptureJob
+    from .captures import CaptureRecord as CaptureRecord
+    from .captures import capture as capture
+    from .comparing import CaptureComparison as CaptureComparison
+    from .comparing import CaptureDifference as CaptureDifference
+    from .comparing import compare_captures as compare_captures
+    from .comparing import read_capture as read_capture
     from .config import PoolConfig as PoolConfig
     from .drawing import PictureStream as PictureStream
     from .embedding import EmbedIterator as EmbedIterator
@@ -120,6 +128,8 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "_events": ("PoolEvent",),
     "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "_options": ("CallOptions",),
+    "captures": ("Capture", "CaptureJob", "CaptureRecord", "capture"),
+    "comparing": ("CaptureComparison", "CaptureDifference", "compare_captures", "read_capture"),
     "config": ("PoolConfig",),
     "drawing": ("PictureStream",),
     "embedding": ("EmbedIterator",),

@@ -154,6 +154,9 @@ class Ticket:
         """(n_prompt, vocab) when asked for."""
     def image_rows(self) -> NDArray[np.float32]:
         """(rows of all images, hidden) of a call with prompt_logits and images, as far as they were computed."""
+    def capture(self) -> tuple[NDArray[np.float32], int, int, int, int]:
+        """Of a call with capture_values that is done: (tokens, values) as csrc/models/capture.h says, not copied;
+        layers, hidden, vocab of the model; tokens whose records had no room."""
     # text_to_image
     def drawn(self) -> tuple[int, int, int, int]:
         """Steps, previews and pictures finished so far, of all pictures together; previews that a picture gets."""
@@ -226,12 +229,14 @@ class Registry:
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
                     stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
-                    mask: bytes | None = None, timeout: float | None = None, patience: float = -1.0,
-                    keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
-                    fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket:
+                    mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0,
+                    timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
+                    lane: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                    policy: str = "default") -> Ticket:
         """vision: a call to a model that reads images, which ``images`` may have: pixels, sizes, tile_keys, runs,
         run_keys, sources, as of ``mpool.seeing.Images``. mask: which tokens may come first; those for later ones have
-        to follow (``Ticket.mask``)."""
+        to follow (``Ticket.mask``). capture_values: of each record of what the layers give out, 0 for none;
+        capture_records: how many there may be memory for."""
     def submit_draw(self, key: str, width: int, height: int, ids: Sequence[Sequence[NDArray[np.int32] | None]],
                     counts: tuple[int, int, int], noise: NDArray[np.float32], times: NDArray[np.float32],
                     sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0, preview_every: int = 0,

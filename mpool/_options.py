@@ -17,6 +17,7 @@ from ._durations import seconds_of
 from .errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from .captures import Capture, CaptureJob
     from .config import PoolConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -345,6 +346,7 @@ class TextOptions(CallKeywords, total=False):
     n: int | None
     parse_special: bool
     response_format: Mapping[str, Any] | type | None
+    capture: Capture | CaptureJob | None
     tools: Sequence[Mapping[str, Any]] | None
     template_options: Mapping[str, Any] | None
     allow_urls: bool

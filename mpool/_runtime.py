@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -70,6 +71,9 @@ def _at_exit() -> None:
         pool.begin_shutdown()
     for pool in pools:
         pool.close()
+    captures = sys.modules.get("mpool.captures")
+    if captures is not None:
+        captures.finish()
     _logging.stop()
 
 
@@ -285,6 +289,7 @@ def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bo
                 model may end only where the form is complete; what ``max_tokens`` or a stop string cuts is a piece of
                 it, with ``finish_reason`` ``"length"`` or a ``stop``. ``parsed`` of the result is what JSON says. Not
                 in worker processes. Needs the extra ``grammar``.
+            capture: what :func:`capture` returns, or a ``job()`` of it: records of what the model's layers give out.
             parse_special (False): take texts of control tokens in the prompt for those tokens.
             compute ("auto"): as for :func:`embed`.
             timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.

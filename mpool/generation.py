@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from . import _core
     from ._entry import Entry
     from ._options import Call
+    from .captures import CaptureJob
     from .grammar import Format
     from .seeing import Images
     from .text import Tokenizer
@@ -36,7 +38,7 @@ _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "can
 class Request:
     """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``; ``splitter``: what takes its answers
     apart (:mod:`mpool.text.reasoning`), None if they are given as they are; ``format``: what its answers must look like
-    (:mod:`mpool.grammar`)."""
+    (:mod:`mpool.grammar`); ``capture``: where its records go."""
 
     entry: Entry
     registry: _core.Registry
@@ -49,10 +51,14 @@ class Request:
     images: Images | None = None
     vision: bool = False
     format: Format | None = None
+    capture: CaptureJob | None = None
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
         s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast, again)
+        capture = self.capture if self.capture is not None and self.capture.begins() else None
+        if capture is not None:
+            keywords |= {"capture_values": capture.capture.values, "capture_records": capture.capture.limit}
         try:
             ticket = self.registry.submit_text(
                 self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,
@@ -68,6 +74,8 @@ class Request:
             raise
         if self.format is not None:
             self.format.follow(ticket, s.n, self.entry.key)
+        if capture is not None:
+            capture.follow(ticket)
         return ticket
 
     def reader(self, ticket: _core.Ticket) -> Reader:
@@ -98,8 +106,15 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
     tokenizer = entry.tokenizer()
     with keyed(entry):
         wanted = options.get("response_format")
-        rest = {name: value for name, value in options.items() if name != "response_format"}
+        capture = None
+        if options.get("capture") is not None:
+            from .captures import job_of
+
+            capture = job_of(options["capture"])
+        rest = {name: value for name, value in options.items() if name not in ("response_format", "capture")}
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
+        if capture is not None and chosen.n > 1:
+            raise InvalidArgument(f"n is {chosen.n} with capture, allowed: 1")
         format = None
         if wanted is not None:
             from . import grammar
@@ -112,7 +127,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                               hint="Shorten the prompt", key=entry.key)
     most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter, images,
-                   entry.capability == "vision", format)
+                   entry.capability == "vision", format, capture)
 
 
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
@@ -163,6 +178,8 @@ class Reader:
         self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
         if request.format is not None:
             request.format.hold(ticket, self)
+        if request.capture is not None:  # its thread holds the ticket, too: who drops the reader leaves the call
+            weakref.finalize(self, ticket.cancel).atexit = False
         self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
 
     def take(self) -> list[Chunk]:

@@ -46,6 +46,9 @@ static mp_status text_check(const mp_call *base, mp_error *error) {
     if (((const mp_text_call *)base)->want_prompt_logits)
         return mp_fail(error, MP_UNSUPPORTED,
                        "a prompt's logits do not come out of a worker process: use isolation=\"thread\"");
+    if (((const mp_text_call *)base)->capture.values > 0)
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "what is captured does not come out of a worker process: use isolation=\"thread\"");
     if (((const mp_text_call *)base)->masks)
         return mp_fail(error, MP_UNSUPPORTED,
                        "response_format does not reach into a worker process yet: use isolation=\"thread\"");

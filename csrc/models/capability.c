@@ -264,7 +264,9 @@ static void free_output(mp_text_call *call) {
     }
     mp_free(call->prompt_logits);
     mp_free(call->image_rows);
-    call->prompt_logits = call->image_rows = NULL;
+    mp_free(call->capture.data);
+    call->prompt_logits = call->image_rows = call->capture.data = NULL;
+    call->capture.tokens = 0;
     call->base.bytes -= call->output_bytes;
     call->output_bytes = 0;
 }
@@ -335,6 +337,12 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     MP_TRY(check_number("repetition_penalty", s->repetition_penalty, 1e-3, 1e3, error));
     MP_TRY(check_number("presence_penalty", s->presence_penalty, -100, 100, error));
     MP_TRY(check_number("frequency_penalty", s->frequency_penalty, -100, 100, error));
+    MP_TRY(check_range("the number of values of a captured record", args->capture_values, 0, MP_CAPTURE_MOST_VALUES,
+                       error));
+    MP_TRY(check_range("the number of captured records", args->capture_records, args->capture_values > 0, INT32_MAX,
+                       error));
+    if (args->capture_values > 0)
+        MP_TRY(check_range("n of a call that is captured", args->n_choices, 1, 1, error));
     MP_TRY(check_range("the bytes of a mask", args->mask_bytes, 0, MP_TEXT_MOST_MASK_BYTES, error));
     if (args->mask_bytes % 4 != 0 || (args->mask_bytes > 0 && (s->ignore_eos || s->min_tokens > 0)))
         return mp_fail(error, MP_INVALID_ARGUMENT,
@@ -458,6 +466,8 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
     call->n_stop_ids = args->n_stop_ids;
     call->n_bias = args->n_bias;
     call->want_prompt_logits = args->want_prompt_logits;
+    call->capture.values = args->capture_values;
+    call->capture.most = args->capture_records;
     call->prompt = copy(args->prompt, (size_t)args->n_prompt, sizeof *args->prompt, bytes, &ok);
     call->stop_bytes = copy(args->stop_bytes, (size_t)args->n_stop, sizeof *args->stop_bytes, bytes, &ok);
     call->stop_ids = copy(args->stop_ids, (size_t)args->n_stop_ids, sizeof *args->stop_ids, bytes, &ok);
@@ -492,20 +502,35 @@ static void *output(size_t count, size_t size, uint64_t *bytes, bool *ok) {
     return memory;
 }
 
+/* How many tokens' records there is to be memory for. */
+static mp_status size_capture(const mp_text_call *call, int32_t *tokens, mp_error *error) {
+    const mp_capture *capture = &call->capture;
+    int32_t records = mp_capture_records(capture);
+    if (capture->values == 0)
+        return MP_OK;
+    MP_TRY(check_range("the number of captured records", capture->most, records, INT32_MAX, error));
+    *tokens = capture->most / records;
+    *tokens = *tokens < call->sampling.max_tokens ? *tokens : call->sampling.max_tokens;
+    return MP_OK;
+}
+
 mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error) {
     enum { GROWN = 3, REST = 8 }; /* bytes of U+FFFD; an unfinished character at the end */
     const mp_sampling *s = &call->sampling;
     size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
     if (call->output_bytes > 0) {
         bool fits = call->output_token_bytes >= max_token_bytes;
-        if (fits && (!call->want_prompt_logits ||
-                     (call->output_vocab == call->vocab && call->output_hidden == call->hidden)))
+        bool same = call->output_vocab == call->vocab && call->output_hidden == call->hidden &&
+                    call->output_layers == call->capture.layers;
+        if (fits && (same || (!call->want_prompt_logits && call->capture.values == 0)))
             return MP_OK;
         free_output(call);
     }
     bool ok = true;
     uint64_t bytes = 0;
+    int32_t captured = 0;
     size_t text = tokens * max_token_bytes; /* both below 2^32 */
+    MP_TRY(size_capture(call, &captured, error));
     if (text > (UINT32_MAX - REST) / GROWN)
         return mp_fail(error, MP_LIMIT, "max_tokens is %d: the text could exceed 4 GiB", s->max_tokens);
     for (int c = 0; c < call->n_choices; c++) {
@@ -523,11 +548,15 @@ mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_e
         call->image_rows = output((size_t)(last->source + last->rows) * (size_t)call->hidden, sizeof(float), &bytes,
                                   &ok);
     }
+    if (captured > 0)
+        call->capture.data = output((size_t)captured * mp_capture_floats(&call->capture), sizeof(float), &bytes, &ok);
+    call->capture.tokens = captured;
     call->base.bytes += bytes;
     call->output_bytes = bytes;
     call->output_token_bytes = max_token_bytes;
     call->output_vocab = call->vocab;
     call->output_hidden = call->hidden;
+    call->output_layers = call->capture.layers;
     if (ok)
         return MP_OK;
     free_output(call);

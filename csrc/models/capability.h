@@ -7,6 +7,7 @@
 #define MP_MODELS_CAPABILITY_H
 
 #include "base/alloc.h"
+#include "models/capture.h"
 
 typedef enum mp_capability {
 #define MP_CAPABILITY(NAME, name, queue, bulk, policy) MP_##NAME,
@@ -210,11 +211,12 @@ typedef struct mp_text_call {
     float *image_rows;    /* [rows of all runs, hidden] when want_prompt_logits, as they were computed; else NULL */
     int32_t hidden;       /* columns of image_rows; the check's */
     bool want_prompt_logits;
+    mp_capture capture;    /* of calls with one answer */
     int32_t vocab;         /* columns of prompt_logits; the engine's check fills it in, and this: */
     int32_t sampled_vocab; /* ids from here on are never drawn */
     uint64_t output_bytes; /* what mp_text_call_output allocated, and for what: */
     uint32_t output_token_bytes;
-    int32_t output_vocab, output_hidden;
+    int32_t output_vocab, output_hidden, output_layers;
 } mp_text_call;
 
 typedef struct mp_text_image_args {
@@ -242,6 +244,7 @@ typedef struct mp_text_args {
     const int32_t *bias_ids;
     const float *bias;
     bool want_prompt_logits;
+    int32_t capture_values, capture_records; /* see mp_capture; 0: nothing is captured */
     bool vision; /* a call to a model that reads images, of which there may be none */
     const void *mask; /* [mask_bytes] for the first token of each answer; NULL: none, now and later */
     int64_t mask_bytes; /* a multiple of 4 */
@@ -259,7 +262,8 @@ static inline const uint32_t *mp_text_call_mask_at(const mp_text_call *call, int
     return __atomic_load_n((const uint32_t *)&mask->ready, __ATOMIC_ACQUIRE) == index + 1 ? mask->bits : NULL;
 }
 /* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,
- * and prompt_logits when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD (3 bytes).
+ * prompt_logits and records when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD
+ * (3 bytes).
  * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew. */
 mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error);
 

@@ -253,6 +253,34 @@ static void attend(const mp_decoder_pass *pass, const mp_lane *lane, const mp_de
         attend_units(pass, lane, layer, view);
 }
 
+/* ---- captures ---------------------------------------------------------------------------------------------------- */
+
+/* Records number `record` of the rows that want any: lane 0 copies, before a barrier behind which x is written to. */
+static inline void capture_rows(const mp_decoder_pass *pass, const mp_lane *lane, int record) {
+    for (int i = 0; i < pass->rows.n_capture && lane->index == 0; i++) {
+        const mp_capture_row *row = &pass->rows.capture[i];
+        memcpy(row->to + (ptrdiff_t)record * row->values, pass->x + (ptrdiff_t)row->row * pass->model->hidden,
+               (size_t)row->values * sizeof(float));
+    }
+}
+
+/* Those of the last norm (normed) and of the logits (y), one after the other, of the outputs from `first` on. */
+static void capture_outputs(const mp_decoder_pass *pass, const mp_lane *lane, int first, int M, const float *normed,
+                            const float *y) {
+    const mp_decoder *model = pass->model;
+    for (int i = 0; i < pass->rows.n_capture && lane->index == 0; i++) {
+        const mp_capture_row *row = &pass->rows.capture[i];
+        float *to = row->to + (ptrdiff_t)(model->layer_count + 1) * row->values;
+        int at = row->output - first;
+        if (at < 0 || at >= M)
+            continue;
+        if (normed)
+            memcpy(to, normed + (ptrdiff_t)at * model->hidden, (size_t)row->values * sizeof(float));
+        if (y)
+            memcpy(to + row->values, y + (ptrdiff_t)at * model->vocab, (size_t)row->logits * sizeof(float));
+    }
+}
+
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
 /* Rows that every lane prepares for itself stand in its own scratch, others in shared memory, followed by a barrier. */
@@ -407,11 +435,14 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
     mp_lane_sync(lane);
 }
 
-/* Logits of M rows of x (no more than a block) into y [M, vocab]. */
+/* Logits of M rows of x (no more than a block) into y [M, vocab]; first: which of the pass's outputs they are, -1: none
+ * of them. */
 static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const float *x, int M,
-                        float *y) {
+                        int first, float *y) {
     const mp_decoder *model = pass->model;
     const float *in = norm_rows(model, lane, view, x, model->norm, M, pass->normed);
+    if (first >= 0)
+        capture_outputs(pass, lane, first, M, in, NULL);
     mp_epilogue plain = {0};
     mp_linear_forward(&model->head, lane, in, model->hidden, M, pass->acts, view->base + view->at.acts, &view->unpacked,
                       &plain, y, model->vocab);
@@ -444,6 +475,7 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
                       .unpacked = {NULL, pass->keep_until_ns}};
     view.unpacked.scratch = view.base + view.at.panel;
     embed_rows(pass, lane);
+    capture_rows(pass, lane, 0);
     for (int l = 0; l < model->layer_count; l++) {
         if (l % POLL_LAYERS == 0 && stopped(pass, lane))
             return;
@@ -452,12 +484,13 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
             view.rows = M - view.first < pass->block_rows ? M - view.first : pass->block_rows;
             run_layer(pass, lane, l, &view);
         }
+        capture_rows(pass, lane, l + 1);
     }
     for (int s = 0; s < pass->rows.n_seq; s++) {
         const mp_row_seq *seq = &pass->rows.seq[s];
         for (int r = 0; seq->all_outputs && r < seq->all_rows; r += most)
             output_rows(pass, lane, &view, pass->x + (size_t)(seq->row0 + r) * hidden,
-                        seq->all_rows - r < most ? seq->all_rows - r : most,
+                        seq->all_rows - r < most ? seq->all_rows - r : most, -1,
                         seq->all_outputs + (size_t)r * (size_t)model->vocab);
     }
     for (int first = 0; first < pass->rows.n_output; first += most) {
@@ -469,6 +502,8 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
             memcpy(pass->qkv + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[first + i] * hidden,
                    hidden * sizeof(float));
         mp_lane_sync(lane);
-        output_rows(pass, lane, &view, pass->qkv, n, pass->rows.logits + (size_t)first * (size_t)model->vocab);
+        float *logits = pass->rows.logits + (size_t)first * (size_t)model->vocab;
+        output_rows(pass, lane, &view, pass->qkv, n, first, logits);
+        capture_outputs(pass, lane, first, n, NULL, logits);
     }
 }

@@ -99,6 +99,8 @@ typedef struct mp_rows {
     int n_output;
     int *output_row; /* [n_output] */
     float *logits;   /* [n_output, vocab] */
+    int n_capture;
+    mp_capture_row *capture; /* [n_capture] in the order of their outputs */
 } mp_rows;
 
 typedef struct mp_attention_unit { /* work on one KV head of one sequence */

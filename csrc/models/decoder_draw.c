@@ -97,6 +97,8 @@ static mp_status draw(mp_text_engine *engine, mp_item *item, int c, float *logit
     const mp_sampling *s = &call->sampling;
     int32_t vocab = engine->model->sampled_vocab;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+    if (call->capture.values > 0) /* also if nothing can be drawn: the records show where it comes from */
+        atomic_store_explicit(&call->capture.drawn, index + 1, memory_order_release);
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
     const uint32_t *mask = call->masks ? mp_text_call_mask_at(call, c, index) : NULL;

@@ -59,6 +59,9 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     call->vocab = model->vocab;
     call->hidden = model->hidden;
     call->sampled_vocab = model->sampled_vocab;
+    call->capture.layers = model->layer_count;
+    call->capture.hidden = model->hidden;
+    call->capture.vocab = model->vocab;
     return mp_text_call_output(call, model->max_token_bytes, error);
 }
 
@@ -420,10 +423,27 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
     }
 }
 
+static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
+    for (int s = 0; s < engine->step_count; s++)
+        if (((const mp_text_call *)plan->items[engine->steps[s].plan]->call)->capture.values > 0)
+            return true;
+    return false;
+}
+
+/* The rows of a step that have logits, if its call wants their records and there is memory for them. */
+static void capture_step(const mp_step_seq *step, const mp_text_call *call, mp_rows *rows) {
+    const mp_capture *capture = &call->capture;
+    int token = step->seq->count - call->n_prompt; /* its number in the answer, from the row of the one before it */
+    for (int i = 0; i <= step->guesses && token + i < capture->tokens; i++)
+        rows->capture[rows->n_capture++] =
+            mp_capture_at(capture, token + i, rows->M - 1 - step->guesses + i, step->output + i);
+}
+
 /* Lay the rows out. id, seq and output_row hold as many as collect counted. */
 static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
     rows->M = 0;
     rows->n_output = 0;
+    rows->n_capture = 0;
     rows->n_seq = engine->step_count;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
@@ -453,6 +473,8 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         step->output = last ? rows->n_output : -1;
         for (int row = rows->M - 1 - step->guesses; last && row < rows->M; row++)
             rows->output_row[rows->n_output++] = row;
+        if (last)
+            capture_step(step, call, rows);
     }
     rows->id = id;
 }
@@ -546,7 +568,7 @@ static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns,
 }
 
 typedef struct step_lists { /* of the rows of a step, in the arena */
-    size_t id_bytes, seq_bytes, output_bytes, vector_bytes;
+    size_t id_bytes, seq_bytes, output_bytes, vector_bytes, capture_bytes;
 } step_lists;
 
 static void lay_out(mp_text_engine *engine, const mp_plan *plan, const step_lists *lists, mp_rows *rows) {
@@ -555,6 +577,7 @@ static void lay_out(mp_text_engine *engine, const mp_plan *plan, const step_list
     rows->seq = mp_arena_take(&engine->arena, lists->seq_bytes);
     rows->output_row = mp_arena_take(&engine->arena, lists->output_bytes);
     rows->vector = lists->vector_bytes ? mp_arena_take(&engine->arena, lists->vector_bytes) : NULL;
+    rows->capture = lists->capture_bytes ? mp_arena_take(&engine->arena, lists->capture_bytes) : NULL;
     fill_rows(engine, plan, rows, id);
 }
 
@@ -574,8 +597,10 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int 
         .seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq)),
         .output_bytes = mp_arena_cost((seqs + (size_t)guesses) * sizeof(int)),
         .vector_bytes = engine->model->vision ? mp_arena_cost((size_t)(M + guesses) * sizeof(float *)) : 0,
+        .capture_bytes =
+            is_captured(engine, plan) ? mp_arena_cost((seqs + (size_t)guesses) * sizeof(mp_capture_row)) : 0,
     };
-    size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes + lists.vector_bytes;
+    size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes + lists.vector_bytes + lists.capture_bytes;
     mp_status status = reserve(engine, bytes, &error);
     if (status == MP_OK) {
         lay_out(engine, plan, &lists, rows);

@@ -133,6 +133,7 @@ PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyOb
 PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket);
+PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket);
 
 mp_draw_call *mp_draw_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);

@@ -156,6 +156,8 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
                             "vision",
                             "images",
                             "mask",
+                            "capture_values",
+                            "capture_records",
                             MP_SUBMIT_NAMES,
                             NULL};
     PyObject *prompt_in, *stop = NULL, *stop_ids = NULL, *bias_ids = NULL, *bias = NULL, *images = Py_None;
@@ -165,12 +167,13 @@ mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwa
     unsigned long long seed = 0;
     int ignore_eos = 0, prompt_logits = 0, vision = 0;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOppOO" MP_SUBMIT_FORMAT, names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|$fifffffKiiipiOOOOppOOii" MP_SUBMIT_FORMAT, names,
                                      &submit->key, &prompt_in,
                                      &s->temperature, &s->top_k, &s->top_p, &s->min_p, &s->repetition_penalty,
                                      &s->presence_penalty, &s->frequency_penalty, &seed, &s->max_tokens, &s->min_tokens,
                                      &s->logprobs, &ignore_eos, &text.n_choices, &stop, &stop_ids, &bias_ids, &bias,
-                                     &prompt_logits, &vision, &images, &mask, MP_SUBMIT_TARGETS(submit)) ||
+                                     &prompt_logits, &vision, &images, &mask, &text.capture_values,
+                                     &text.capture_records, MP_SUBMIT_TARGETS(submit)) ||
         !mp_submit_options_in(state, submit))
         return NULL;
     if (!bias) { /* the last that is needed: the format cannot ask for keywords */
@@ -405,6 +408,22 @@ PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket) {
     if (!call->prompt_logits)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without prompt_logits");
     return mp_borrowed_array(ticket, 2, (npy_intp[]){call->n_prompt, call->vocab}, NPY_FLOAT32, call->prompt_logits);
+}
+
+PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket) {
+    mp_text_call *call = text_call(state, ticket);
+    if (!call)
+        return NULL;
+    const mp_capture *capture = &call->capture;
+    if (capture->values == 0)
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without capture_values");
+    npy_intp drawn = atomic_load_explicit(&capture->drawn, memory_order_acquire);
+    npy_intp kept = drawn < capture->tokens ? drawn : capture->tokens;
+    PyObject *data = mp_borrowed_array(ticket, 2, (npy_intp[]){kept, (npy_intp)mp_capture_floats(capture)},
+                                       NPY_FLOAT32, capture->data);
+    return data ? Py_BuildValue("(Niiin)", data, capture->layers, capture->hidden, capture->vocab,
+                                (Py_ssize_t)(drawn - kept))
+                : NULL;
 }
 
 PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket) {

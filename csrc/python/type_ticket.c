@@ -177,6 +177,13 @@ static PyObject *ticket_prompt_logits(PyObject *self, PyObject *none) {
     return mp_text_prompt_logits(mp_state_of(self), ticket_of(self));
 }
 
+static PyObject *ticket_capture(PyObject *self, PyObject *none) {
+    (void)none;
+    if (!mp_ticket_done(ticket_of(self)))
+        return mp_raise_new(mp_state_of(self), MP_INVALID_ARGUMENT, "the call is not done yet: wait() first");
+    return mp_text_capture(mp_state_of(self), ticket_of(self));
+}
+
 static PyObject *ticket_image_rows(PyObject *self, PyObject *none) {
     (void)none;
     if (!mp_ticket_check(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key))
@@ -224,6 +231,8 @@ static PyMethodDef methods[] = {
      "(choice, start=0): (tokens, k) ids and logprobs of the same, or None."},
     {"usage", ticket_usage, METH_NOARGS, "Prompt, generated and cached tokens; seconds queued, prompt, generation."},
     {"prompt_logits", ticket_prompt_logits, METH_NOARGS, "float32 (n_prompt, vocab) when asked for, not copied."},
+    {"capture", ticket_capture, METH_NOARGS,
+     "With capture_values: float32 (tokens, values), not copied; layers, hidden, vocab; tokens that had no room."},
     {"image_rows", ticket_image_rows, METH_NOARGS,
      "float32 (rows of all images, hidden), with prompt_logits, as they were computed; not copied."},
     {"drawn", ticket_drawn, METH_NOARGS, "Steps, previews and pictures finished so far; previews a picture."},

@@ -62,6 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
                      _lazy("embedding", "embed_image")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
     _chat(add("chat", "talk with a model", _lazy("talking", "chat")))
+    _capture(add("capture", "record what a model's layers give out, to be held against another engine",
+                 _lazy("capturing", "capture")))
     _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
     _pull(add("pull", "fetch models to this machine", _lazy("models", "pull")))
     _models(add("models", "list the known models, and which are here", _lazy("models", "models")))
@@ -210,6 +212,33 @@ def _generate(command: argparse.ArgumentParser) -> None:
                          help="log probabilities, and those of K alternatives; shown with --json")
     _json(command)
     _sampling(command)
+
+
+def _capture(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue, as it is; -: standard input is "
+                                                                "read to its end")
+    command.add_argument("-o", "--out", metavar="PATH", help="a .jsonl file, which is replaced, or a folder, which "
+                                                             "gets one")
+    _model(command, "the catalogue's, see `mpool models`")
+    command.add_argument("--values", type=int, default=10, metavar="N", help="numbers a record (default: 10)")
+    command.add_argument("--records", type=int, default=100_000, metavar="N",
+                         help="records that have room (default: 100000)")
+    command.add_argument("--job-id", metavar="NAME", help="what the records are called (default: 1)")
+    command.add_argument("--parse-special", action="store_true", help="texts of control tokens are those tokens")
+    _sampling(command, leave_out=("n",))
+    compare = command.add_subparsers(title="commands", metavar="compare").add_parser(
+        "compare", help="hold two captures against each other; without it: capture --prompt to --out, at temperature "
+                        "0 unless another is given",
+        description="How far two captures of one prompt are apart, for each token and stage. Exact is up to 1e-5, "
+                    "close up to 1e-3, acceptable up to 1e-1, by the largest absolute difference. The exit code is 1 "
+                    "if they are not as close as --least.")
+    compare.set_defaults(run=_lazy("capturing", "compare"))
+    compare.add_argument("first", help="a .jsonl file, or a folder of them")
+    compare.add_argument("second", help="the other")
+    compare.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of each call")
+    compare.add_argument("--least", default="acceptable", choices=("exact", "close", "acceptable"),
+                         help="the grade that is asked for (default: acceptable)")
+    _json(compare)
 
 
 def _chat(command: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ _HELP = '''/exit   leave (also Ctrl-D)
 Ctrl-C stops an answer. Text over several lines stands between """ and """.'''
 
 
-def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of sampling that were given."""
     from ..sampling import NAMES
 
@@ -33,7 +33,8 @@ def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def _default() -> str:
+def default_model() -> str:
+    """Key of the model that writes texts unless one is named."""
     from ..catalog import load_catalogue
 
     return load_catalogue().default("text_to_text").key
@@ -44,9 +45,9 @@ def _default() -> str:
 def generate(arguments: argparse.Namespace) -> int:
     """Runs ``mpool generate``."""
     prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
-    options = {**_sampling(arguments), "compute": arguments.compute, "parse_special": arguments.parse_special}
+    options = {**sampling_of(arguments), "compute": arguments.compute, "parse_special": arguments.parse_special}
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or _default(), compute=arguments.compute)
+        model = pool.load(arguments.model or default_model(), compute=arguments.compute)
         if arguments.json:
             done = model.generate(prompt, **options)
             print_json(asdict(done))
@@ -65,7 +66,7 @@ def generate(arguments: argparse.Namespace) -> int:
 def vision(arguments: argparse.Namespace) -> int:
     """Runs ``mpool vision``."""
     question = sys.stdin.read() if arguments.question == "-" else arguments.question
-    options = {**_sampling(arguments), "compute": arguments.compute, "allow_urls": arguments.allow_urls}
+    options = {**sampling_of(arguments), "compute": arguments.compute, "allow_urls": arguments.allow_urls}
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model, compute=arguments.compute)
         if arguments.json:
@@ -93,7 +94,7 @@ def _print_stream(stream: Any) -> Completion:
 def chat(arguments: argparse.Namespace) -> int:
     """Runs ``mpool chat``."""
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or _default(), compute=arguments.compute)
+        model = pool.load(arguments.model or default_model(), compute=arguments.compute)
         talk = Conversation(pool, model, arguments)
         if talk.interactive:
             note(f"{model.key}. /exit leaves, /help says more.")
@@ -111,7 +112,7 @@ class Conversation:
 
     def __init__(self, pool: Pool, model: Any, arguments: argparse.Namespace) -> None:
         self.pool, self.model = pool, model
-        self.options = {**_sampling(arguments), "compute": arguments.compute}
+        self.options = {**sampling_of(arguments), "compute": arguments.compute}
         self.stats = arguments.stats
         self.interactive = sys.stdin.isatty()
         self.start = [{"role": "system", "content": arguments.system}] if arguments.system else []

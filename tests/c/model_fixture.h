@@ -519,6 +519,10 @@ typedef struct tiny_job {
     bool admitted, done;
 } tiny_job;
 
+static inline size_t tiny_capture_bytes(const mp_text_call *call) {
+    return (size_t)call->capture.tokens * mp_capture_floats(&call->capture) * sizeof(float);
+}
+
 static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp_text_args *args, uint32_t tenant) {
     mp_error error;
     uint64_t cost;
@@ -527,6 +531,8 @@ static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp
     job->item.call = &job->call->base;
     job->item.tenant = tenant;
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
+    if (job->call->capture.data) /* NaN, which no record has */
+        memset(job->call->capture.data, 0xFF, tiny_capture_bytes(job->call));
 }
 
 static inline uint64_t tiny_hash_bytes(uint64_t hash, const void *data, size_t bytes) { /* FNV-1a */
@@ -536,13 +542,20 @@ static inline uint64_t tiny_hash_bytes(uint64_t hash, const void *data, size_t b
     return hash;
 }
 
-/* Of all that a finished call gives: tokens, log probabilities, alternatives, logits of the prompt. */
+/* Of all that a finished call gives: tokens, log probabilities, alternatives, logits of the prompt, records. */
 static inline uint64_t tiny_job_hash(const tiny_job *job) {
     const mp_text_call *call = job->call;
     size_t answer = (size_t)call->sampling.max_tokens, tops = answer * (size_t)call->sampling.logprobs;
     uint64_t hash = 14695981039346656037u;
     if (call->want_prompt_logits)
         hash = tiny_hash_bytes(hash, call->prompt_logits, (size_t)call->n_prompt * TINY_VOCAB * sizeof(float));
+    if (call->capture.values > 0) {
+        size_t bytes = tiny_capture_bytes(call);
+        MP_CHECK_INT(call->capture.drawn, answer);
+        for (size_t i = 0; i < bytes / sizeof(float); i++)
+            MP_CHECK(isfinite(call->capture.data[i]));
+        hash = tiny_hash_bytes(hash, call->capture.data, bytes);
+    }
     for (int c = 0; c < call->n_choices; c++) {
         const mp_choice *choice = &call->choices[c];
         MP_CHECK_INT(choice->token_count, answer);

@@ -1,6 +1,6 @@
 /* The numeric contract, stated once: however a prompt is cut, whoever shares the step, however many lanes work,
- * whatever is preempted, whatever was found in the cache, whatever was guessed, the tokens and every logit are the same
- * bits. */
+ * whatever is preempted, whatever was found in the cache, whatever was guessed, the tokens, every logit and every
+ * record of a capture are the same bits. */
 #include "model_fixture.h"
 #include "models/decoder_speculation.h"
 
@@ -27,6 +27,8 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
         .prompt = prompt,
         .n_choices = rows[index].n,
         .want_prompt_logits = rows[index].logits,
+        .capture_values = rows[index].n == 1 ? 5 : 0,
+        .capture_records = rows[index].n == 1 ? 1000 : 0,
         .sampling = {.temperature = index % 2 ? 0.9f : 0, .top_k = index == 3 ? 40 : 0, .top_p = index == 1 ? 0.95f : 1,
                      .repetition_penalty = index == 3 ? 1.2f : 1, .seed = 7, .max_tokens = ANSWER, .logprobs = 9,
                      .ignore_eos = true},

@@ -1,0 +1,73 @@
+"""``mpool capture`` and ``mpool capture compare``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from .common import for_output, make_pool, note, print_json, say, table
+from .talking import default_model, sampling_of
+
+if TYPE_CHECKING:
+    from ..comparing import CaptureComparison, Grade
+
+
+def capture(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool capture``. What is captured can be repeated, so the likeliest token is taken unless it is told."""
+    from ..captures import Capture
+    from ..errors import FileError, InvalidArgument
+
+    for name in ("prompt", "out"):
+        if getattr(arguments, name) is None:
+            raise InvalidArgument(f"--{name} is missing")
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
+    found = Capture(arguments.out, values=arguments.values, records=arguments.records)
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model or default_model(), compute=arguments.compute)
+        done = model.generate(prompt, capture=found.job(arguments.job_id), **options)
+        found.flush()
+    say(for_output(done.text, sys.stdout))
+    if not found.written:
+        raise FileError(f"the records could not be written to {found.path}")
+    if found.dropped:
+        note(f"mpool: {found.dropped} records had no room (--records)")
+    note(f"{done.usage.completion_tokens} tokens, their records in {found.path}")
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool capture compare``; the exit code is 1 if they are further apart than allowed."""
+    from ..comparing import GRADES, compare_captures
+
+    found = compare_captures(arguments.first, arguments.second, tokens=arguments.tokens)
+    if arguments.json:
+        departs = found.departs(arguments.least)
+        print_json({"grade": found.grade, "max": found.worst.most, "mean": found.mean,
+                    "departs": None if departs is None else asdict(departs),
+                    "differences": [{**asdict(row), "grade": row.grade} for row in found.differences]})
+    else:
+        _print(found)
+    return 0 if found.worst.most <= GRADES[arguments.least] else 1
+
+
+def _print(found: CaptureComparison) -> None:
+    many = len({row.job_id for row in found.differences}) > 1
+    head = ["token", "checkpoint", "max", "mean", "grade"]
+    rows = [[str(row.token_idx), row.checkpoint, f"{row.most:.3g}", f"{row.mean:.3g}", row.grade]
+            for row in found.differences]
+    if many:
+        head.insert(0, "job")
+        for cells, row in zip(rows, found.differences):
+            cells.insert(0, row.job_id)
+    say(for_output(table(head, rows), sys.stdout))
+    say()
+    grades: tuple[Grade, ...] = ("exact", "close", "acceptable")
+    for grade in grades:
+        departs = found.departs(grade)
+        if departs is not None:
+            say(for_output(f"beyond {grade}: first {departs.checkpoint} of token {departs.token_idx}"
+                           + (f" of job {departs.job_id}" if many else "") + f", by {departs.most:.3g}", sys.stdout))
+    say(f"{found.grade}: max {found.worst.most:.3g}, mean {found.mean:.3g}, {len(found.differences)} records")
