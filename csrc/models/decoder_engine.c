@@ -109,25 +109,24 @@ static void abandon(mp_item *item) {
     item->state = NULL;
 }
 
+/* What the cache and the images have of an item. */
+static void release(mp_text_engine *engine, mp_item *item) {
+    mp_answers_drop(item->state, &engine->cache);
+    mp_images_release(&engine->images, (const mp_text_call *)item->call, item->state);
+    if (--engine->admitted == 0)
+        mp_images_rest(&engine->images);
+}
+
 static void engine_preempt(mp_engine *base, mp_item *item) {
-    mp_text_engine *engine = (mp_text_engine *)base;
-    mp_answers *state = item->state;
-    mp_answers_drop(state, &engine->cache);
-    mp_images_release(&engine->images, (const mp_text_call *)item->call, state);
+    release((mp_text_engine *)base, item);
     item->abandon = abandon;
-    engine->admitted--;
 }
 
 static void engine_retire(mp_engine *base, mp_item *item) {
-    mp_text_engine *engine = (mp_text_engine *)base;
-    mp_answers *state = item->state;
-    if (!state)
+    if (!item->state)
         return;
-    if (!item->abandon) { /* else it was preempted and holds no blocks */
-        mp_answers_drop(state, &engine->cache);
-        mp_images_release(&engine->images, (const mp_text_call *)item->call, state);
-        engine->admitted--;
-    }
+    if (!item->abandon) /* else it was preempted and holds no blocks */
+        release((mp_text_engine *)base, item);
     abandon(item);
     item->abandon = NULL;
 }
@@ -173,15 +172,15 @@ static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
     engine->look.tile = tile;
 }
 
-/* The look into the plan, with the time that is left; layers of the network take part of a step like rows. */
+/* The look into the plan, with the time that is left; parts of the network take part of a step like rows. */
 static void plan_look(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
-    const mp_vision *vision = engine->model->vision;
     const mp_text_call *call = (const mp_text_call *)engine->look.item->call;
-    uint64_t layer_ns = mp_images_layer_ns(&engine->images, call, engine->look.tile);
-    uint64_t all = layer_ns * (uint64_t)vision->tower.layer_count;
-    uint64_t left = budget_ns > plan->cost_ns + layer_ns ? budget_ns - plan->cost_ns : layer_ns;
-    engine->look.budget_ns = left < all ? left : all;
-    plan->cost_ns += engine->look.budget_ns;
+    const uint64_t all = mp_images_left_ns(&engine->images, call, engine->look.tile);
+    const uint64_t least = mp_images_part_ns(&engine->images);
+    uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
+    left = left > least ? left : least;
+    engine->look.budget_ns = left;
+    plan->cost_ns += left < all ? left : all;
     plan->items[plan->count] = engine->look.item;
     plan->amount[plan->count++] = 0;
 }
@@ -229,6 +228,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         }
     }
     plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
+    if (!engine->look.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
+        mp_images_rest(&engine->images); /* nobody waits for a tile */
     if (engine->look.item && plan->count == MP_PLAN_MAX)
         engine->look.item = NULL;
     if (engine->look.item) {
@@ -626,7 +627,7 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int 
     return true;
 }
 
-/* Layers of the image network for the item that was planned for it. */
+/* Parts of the image network for the item that was planned for it. */
 static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     mp_item *item = engine->look.item;
     int p = 0;
@@ -637,7 +638,7 @@ static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, m
         atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         return;
     mp_status status = mp_images_compute(&engine->images, lease, (const mp_text_call *)item->call, item->state,
-                                         engine->look.tile, engine->look.budget_ns, &item->error);
+                                         engine->look.tile, engine->look.budget_ns, &item->cancelled, &item->error);
     if (status != MP_OK)
         outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
 }

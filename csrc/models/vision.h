@@ -9,8 +9,9 @@
  * `sources` says, and the learned newline where that says so.
  *
  * The store of an engine keeps the rows of tiles by the hash of their pixels, as long as somebody needs them and beyond
- * that while there is room. It computes one tile at a time, a few layers in each step, so that answers which are being
- * written wait no longer than for any other step, or for one layer of a tile: of thousands of patches that is seconds.
+ * that while there is room. It computes one tile at a time, as much of it in each step as there is time for, and looks
+ * after each part of a layer (vit.h) whether there is more and whether anybody still wants it: so answers which are
+ * being written wait no longer than for any other step. What it computes in goes when nobody waits for a tile.
  *
  * In a sequence's tokens a placeholder is minus the number of its image, which an image gets when it is first seen and
  * keeps: so the prefix cache, which compares tokens, knows images from each other. */
@@ -20,7 +21,7 @@
 #include "models/decoder_sequence.h"
 #include "models/vit.h"
 
-enum { MP_VISION_MOST_PATCHES = 16384 }; /* of a tile, so that a layer of it takes seconds at worst */
+enum { MP_VISION_MOST_PATCHES = 16384 }; /* of a tile */
 
 typedef struct mp_vision { /* the part of a decoder that is about images; immutable once loaded */
     mp_vit tower;          /* without a head; its norm only when it is used */
@@ -31,7 +32,6 @@ typedef struct mp_vision { /* the part of a decoder that is about images; immuta
     float *newline;          /* [width] or NULL */
     int32_t width;           /* of the decoder */
     int32_t image_token;     /* id of placeholders */
-    _Atomic uint64_t row_ns; /* running estimate of time per row and layer of the network */
 } mp_vision;
 
 /* Hyper-parameters, and jobs of the builder, for a decoder of so many components. *vision is made; destroy it. */
@@ -57,10 +57,12 @@ typedef struct mp_tile {
 
 typedef struct mp_tile_job { /* the tile that is being computed */
     bool active;
-    uint8_t key[MP_IMAGE_KEY];
     mp_vit_image image;
-    uint8_t *state; /* the network's, between steps */
-    int layer;      /* the next */
+    uint8_t *state;      /* the network's, between steps */
+    mp_vit_cursor at;    /* where it stands there */
+    uint64_t ops;        /* done so far */
+    struct mp_tile *tile; /* its rows, of which so many have been projected */
+    int32_t projected;
 } mp_tile_job;
 
 typedef struct mp_image_number {
@@ -93,7 +95,9 @@ void mp_images_deinit(mp_image_store *store);
 uint64_t mp_images_bytes(const mp_image_store *store); /* that it holds, all charged */
 /* Give back at least so many bytes of tiles that nobody holds, if there are; returns how many. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
-/* Give back all of them, and what it computes in; a tile that is being computed is forgotten. */
+/* Give back what it computes in; a tile that is being computed is forgotten. */
+uint64_t mp_images_rest(mp_image_store *store);
+/* That and all tiles that nobody holds. */
 uint64_t mp_images_trim(mp_image_store *store);
 
 /* For an item's new answers: numbers instead of placeholders in their tokens; with axes positions on them, where an
@@ -112,11 +116,12 @@ const float *mp_images_row(const mp_image_store *store, const mp_text_call *call
                            int32_t position, int64_t *source);
 /* Whether this is the tile that is being computed. */
 bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile);
-/* Predicted time of a layer of it. */
-uint64_t mp_images_layer_ns(const mp_image_store *store, const mp_text_call *call, int tile);
-/* Compute a missing tile, or some layers of it for about budget_ns, one at least, and hold it in the end; one that was
- * begun and is another than this is forgotten. */
+/* Predicted time until it is computed, and of a part of that, the least that a step takes. */
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call, int tile);
+uint64_t mp_images_part_ns(const mp_image_store *store);
+/* Compute a missing tile for about budget_ns, one part of it at least, and hold it in the end; one that was begun and
+ * is another than this is forgotten. Ends early when the lease's owner or `unwanted` says so. */
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
-                            int tile, uint64_t budget_ns, mp_error *error);
+                            int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error);
 
 #endif

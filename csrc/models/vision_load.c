@@ -1,6 +1,5 @@
 /* vision_load.c: image network and projector beside a decoder, from one spec. Tensors are named as in GGUF's files of
  * image encoders: "v." the network's, "mm.0" and "mm.2" the projector's. */
-#include <stdatomic.h>
 #include <string.h>
 
 #include "models/vision.h"
@@ -65,7 +64,6 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
         return mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.vision.tower", "an image network", "%s",
                             name);
     mp_compute compute = builder->compute;
-    int64_t parameters = builder->parameters;
     builder->compute = mp_vit_class(args->compute);
     mp_status status = mp_vit_read(&vision->tower, builder, args->spec, arch->flags, norm, error);
     if (status == MP_OK)
@@ -76,8 +74,6 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     if ((!vision->tower.axial && vision->tower.grid % vision->merge) || (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.vision.merge",
                             "a divisor of the patches a side", "%d of %d", vision->merge, vision->tower.grid);
-    int64_t own = builder->parameters - parameters;
-    atomic_init(&vision->row_ns, (uint64_t)(own / vision->tower.layer_count / 256 + 100));
     return MP_OK;
 }
 

@@ -1,5 +1,4 @@
-/* vision_store.c: the rows of images: computed tile by tile and a few layers a step, kept by what they were computed
- * from. */
+/* vision_store.c: the rows of images: computed tile by tile and part by part, kept by what they were computed from. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -15,13 +14,17 @@ static int32_t largest(int32_t a, int32_t b) { return a > b ? a : b; }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
-static void drop_tile(mp_image_store *store, mp_tile **at) {
-    mp_tile *tile = *at;
-    *at = tile->next;
+static void free_tile(mp_image_store *store, mp_tile *tile) {
     store->tile_bytes -= tile->bytes;
     mp_budget_give(store->budget, tile->bytes);
     mp_free(tile->rows);
     mp_free(tile);
+}
+
+static void drop_tile(mp_image_store *store, mp_tile **at) {
+    mp_tile *tile = *at;
+    *at = tile->next;
+    free_tile(store, tile);
 }
 
 /* Give back tiles that nobody holds, the least recently used first, until only so many bytes are left of all of them or
@@ -93,6 +96,7 @@ static mp_status make_tile(mp_image_store *store, const uint8_t *key, int32_t co
     }
     *tile = (mp_tile){.rows = rows, .bytes = bytes, .count = count};
     memcpy(tile->key, key, MP_IMAGE_KEY);
+    store->tile_bytes += bytes;
     *out = tile;
     return MP_OK;
 }
@@ -103,18 +107,26 @@ void mp_images_init(mp_image_store *store, const mp_vision *vision, mp_budget *b
     *store = (mp_image_store){.vision = vision, .budget = budget, .cache = cache};
 }
 
-static void end_job(mp_image_store *store) { store->job.active = false; }
+static void forget_job(mp_image_store *store) {
+    if (store->job.tile)
+        free_tile(store, store->job.tile);
+    store->job = (mp_tile_job){0};
+}
 
 uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes + store->charged; }
 
-uint64_t mp_images_trim(mp_image_store *store) {
-    uint64_t bytes = mp_images_shrink(store, UINT64_MAX) + store->charged;
-    end_job(store);
+uint64_t mp_images_rest(mp_image_store *store) {
+    const uint64_t before = mp_images_bytes(store);
+    forget_job(store);
     mp_arena_deinit(&store->state);
     mp_arena_deinit(&store->scratch);
     mp_budget_give(store->budget, store->charged);
     store->charged = 0;
-    return bytes;
+    return before - mp_images_bytes(store);
+}
+
+uint64_t mp_images_trim(mp_image_store *store) {
+    return mp_images_shrink(store, UINT64_MAX) + mp_images_rest(store);
 }
 
 void mp_images_deinit(mp_image_store *store) {
@@ -279,13 +291,32 @@ static mp_vit_image describe(const mp_vision *vision, const mp_text_images *imag
 }
 
 bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile) {
-    return store->job.active &&
-           memcmp(store->job.key, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, MP_IMAGE_KEY) == 0;
+    return store->job.tile &&
+           memcmp(store->job.tile->key, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, MP_IMAGE_KEY) == 0;
 }
 
-uint64_t mp_images_layer_ns(const mp_image_store *store, const mp_text_call *call, int tile) {
-    mp_vit_image image = describe(store->vision, &call->images, tile);
-    return (uint64_t)image.n * atomic_load_explicit(&store->vision->row_ns, memory_order_relaxed) + 1;
+/* Of a row of a tile in the projector. */
+static uint64_t project_ops(const mp_vision *vision) {
+    return 2 * ((uint64_t)vision->first.K * (uint64_t)vision->first.N +
+                (uint64_t)vision->second.K * (uint64_t)vision->second.N);
+}
+
+static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
+    return image->down * image->across / (vision->merge * vision->merge) + vision->keep_class;
+}
+
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call, int tile) {
+    const mp_vision *vision = store->vision;
+    const mp_vit_image image = describe(vision, &call->images, tile);
+    const uint64_t all = mp_vit_image_ops(&vision->tower, image.down, image.across) +
+                         (uint64_t)rows_of(vision, &image) * project_ops(vision);
+    const uint64_t done = mp_images_computing(store, call, tile) ? store->job.ops : 0;
+    return mp_vit_ns(&vision->tower, all > done ? all - done : 0);
+}
+
+uint64_t mp_images_part_ns(const mp_image_store *store) {
+    const mp_vit *tower = &store->vision->tower;
+    return mp_vit_ns(tower, mp_vit_part_ops(tower));
 }
 
 /* Charged memory for an arena; what is in it is lost. */
@@ -306,23 +337,14 @@ static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, m
 
 typedef struct job_run {
     mp_image_store *store;
-    mp_vit_stop stop;
-    int end, patches;
-    _Atomic int reached;
-    uint8_t *state, *lane_scratch, *acts;
-    size_t lane_bytes;
-    float *inner, *out; /* of the projector */
-    int32_t count;
+    mp_vit_pass pass;
+    uint8_t *own; /* [lanes][own_bytes] */
+    size_t own_bytes;
+    int32_t rows;     /* of a part in the projector */
+    float *gathered;  /* [rows, first.K] */
+    float *inner;     /* [rows, first.N], or NULL */
+    uint8_t *acts;
 } job_run;
-
-static void layers_body(const mp_lane *lane, void *arg) {
-    job_run *run = arg;
-    const mp_tile_job *job = &run->store->job;
-    int next = mp_vit_run(&run->store->vision->tower, lane, &job->image, 1, job->image.n, run->patches, job->layer,
-                          run->end, &run->stop, run->state, run->lane_scratch + (size_t)lane->index * run->lane_bytes);
-    if (lane->index == 0)
-        atomic_store_explicit(&run->reached, next, memory_order_relaxed);
-}
 
 /* Row `index` of the tile, as the projector takes it: the patches that it merges, line by line, normed. */
 static void gather(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, float *out) {
@@ -340,102 +362,132 @@ static void gather(const mp_vision *vision, const mp_vit_image *image, const flo
     }
 }
 
-static void project_body(const mp_lane *lane, void *arg) {
-    const job_run *run = arg;
+/* Rows [row0, row1) of the tile, of which the network has made all. */
+static void project(const job_run *run, const mp_lane *lane, int32_t row0, int32_t row1) {
     const mp_vision *vision = run->store->vision;
     const mp_tile_job *job = &run->store->job;
     const mp_linear *first = &vision->first, *second = &vision->second;
-    float *gathered;
-    const float *x = mp_vit_states(&vision->tower, job->image.n, run->patches, run->state, &gathered);
-    mp_epilogue plain = {0}, activate = {.act = vision->act};
-    int64_t row0, row1;
-    mp_lane_split(lane, run->count, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++)
-        gather(vision, &job->image, x, (int32_t)r, gathered + r * first->K);
-    mp_lane_sync(lane);
     const bool two = second->parts > 0;
-    mp_linear_forward(first, lane, gathered, first->K, run->count, run->acts, NULL, NULL, two ? &activate : &plain,
-                      two ? run->inner : run->out, first->N);
+    const int M = row1 - row0;
+    float *out = job->tile->rows + (int64_t)row0 * vision->width;
+    mp_epilogue plain = {0}, activate = {.act = vision->act};
+    int64_t begin, end;
+    mp_lane_split(lane, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++)
+        gather(vision, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r, run->gathered + r * first->K);
     mp_lane_sync(lane);
-    if (two)
-        mp_linear_forward(second, lane, run->inner, first->N, run->count, run->acts, NULL, NULL, &plain, run->out,
-                          second->N);
+    mp_linear_forward(first, lane, run->gathered, first->K, M, run->acts, NULL, NULL, two ? &activate : &plain,
+                      two ? run->inner : out, first->N);
+    if (!two)
+        return;
     mp_lane_sync(lane);
+    mp_linear_forward(second, lane, run->inner, first->N, M, run->acts, NULL, NULL, &plain, out, second->N);
+}
+
+static void job_body(const mp_lane *lane, void *arg) {
+    job_run *run = arg;
+    mp_tile_job *job = &run->store->job;
+    mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
+    int32_t row = job->projected, next;
+    for (bool go_on = mp_vit_advance(&l); go_on && row < job->tile->count; row = next) {
+        next = row + (int32_t)mp_vit_next_rows(&run->store->vision->tower, job->tile->count - row, run->rows);
+        project(run, lane, row, next);
+        go_on = mp_vit_meet(&l, (uint64_t)(next - row) * project_ops(run->store->vision));
+    }
+    if (lane->index == 0 && row > job->projected) /* the others have read it before the barrier */
+        job->projected = row;
 }
 
 static mp_status start_job(mp_image_store *store, const mp_text_call *call, int tile, mp_error *error) {
     mp_tile_job *job = &store->job;
-    mp_vit_image image = describe(store->vision, &call->images, tile);
-    int patches = image.down * image.across;
-    job->active = false;
     const mp_vit *tower = &store->vision->tower;
+    mp_vit_image image = describe(store->vision, &call->images, tile);
     size_t axes = tower->axial ? mp_vit_axes_bytes(tower, image.down, image.across) : 0;
-    size_t state = mp_arena_cost(mp_vit_group_scratch(tower, image.n, patches, 1));
+    size_t state = mp_arena_cost(mp_vit_state_bytes(tower, image.n));
+    forget_job(store);
     MP_TRY(reserve(store, &store->state, state + axes, error));
-    *job = (mp_tile_job){.active = true, .image = image};
+    MP_TRY(make_tile(store, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, rows_of(store->vision, &image),
+                     &job->tile, error));
+    job->image = image;
     job->state = mp_arena_take(&store->state, state);
     if (axes)
         mp_vit_axes(tower, &job->image, mp_arena_take(&store->state, axes));
-    memcpy(job->key, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, MP_IMAGE_KEY);
     return MP_OK;
 }
 
-/* The rows of the job's tile, whose last layer has been computed. */
-static mp_status finish_job(mp_image_store *store, mp_lease *lease, job_run *run, mp_error *error) {
+/* What a step of the job computes in. */
+static mp_status make_run(mp_image_store *store, mp_lease *lease, job_run *run, mp_error *error) {
     const mp_vision *vision = store->vision;
-    mp_tile *tile = NULL;
-    run->count = run->patches / (vision->merge * vision->merge) + vision->keep_class;
-    MP_TRY(make_tile(store, store->job.key, run->count, &tile, error));
-    store->tile_bytes += tile->bytes;
+    const mp_vit *tower = &vision->tower;
+    mp_tile_job *job = &store->job;
+    const uint64_t part_ops = mp_vit_part_ops(tower), rows = part_ops / (project_ops(vision) + 1);
+    const int32_t grain = tower->grain, most = job->tile->count;
+    *run = (job_run){.store = store, .own_bytes = mp_vit_lane_scratch(tower, job->image.n)};
+    run->rows = rows < (uint64_t)most ? (int32_t)rows / grain * grain : most;
+    run->rows = run->rows > grain ? run->rows : grain < most ? grain : most;
+    const int part_rows = mp_vit_part_rows(tower, job->image.n, part_ops);
+    const size_t f = sizeof(float), count = (size_t)run->rows, lanes = run->own_bytes * (size_t)lease->lanes;
+    const size_t gathered = mp_arena_cost(count * (size_t)vision->first.K * f);
+    const size_t inner = vision->second.parts ? mp_arena_cost(count * (size_t)vision->first.N * f) : 0;
+    const size_t first = mp_linear_scratch(&vision->first, run->rows);
+    const size_t second = vision->second.parts ? mp_linear_scratch(&vision->second, run->rows) : 0;
+    const size_t acts = mp_arena_cost(first > second ? first : second);
+    const size_t network = mp_arena_cost(mp_vit_part_bytes(tower, part_rows, 1)), projector = gathered + inner + acts;
+    const size_t part = network > projector ? network : projector;
+    MP_TRY(reserve(store, &store->scratch, mp_arena_cost(lanes) + part, error));
+    run->own = mp_arena_take(&store->scratch, mp_arena_cost(lanes));
+    uint8_t *memory = mp_arena_take(&store->scratch, part); /* of both, one after the other */
+    run->gathered = (float *)(void *)memory;
+    run->inner = inner ? (float *)(void *)(memory + gathered) : NULL;
+    run->acts = memory + gathered + inner;
+    run->pass = (mp_vit_pass){
+        .model = tower,
+        .images = &job->image,
+        .count = 1,
+        .M = job->image.n,
+        .P = job->image.down * job->image.across,
+        .state = job->state,
+        .part = memory,
+        .part_rows = part_rows,
+        .part_ops = part_ops,
+        .lease = lease,
+        .cursor = job->at,
+    };
+    return MP_OK;
+}
+
+/* The job's tile, all of whose rows are there, is kept. */
+static mp_status finish_job(mp_image_store *store, mp_error *error) {
+    mp_tile *tile = store->job.tile;
+    store->job = (mp_tile_job){0};
     tile->next = store->tiles;
     store->tiles = tile;
-    run->out = tile->rows;
-    mp_lease_run(lease, project_body, run);
-    end_job(store);
-    if (mp_kernels_get()->all_finite(tile->rows, (int64_t)tile->count * vision->width))
+    if (mp_kernels_get()->all_finite(tile->rows, (int64_t)tile->count * store->vision->width))
         return MP_OK;
     drop_tile(store, &store->tiles);
     return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity of an image");
 }
 
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
-                            int tile, uint64_t budget_ns, mp_error *error) {
+                            int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error) {
     mp_vision *vision = (mp_vision *)store->vision; /* its estimate of time changes */
     mp_tile_job *job = &store->job;
+    job_run run;
+    const uint64_t start = mp_sys_now_ns();
     if (!mp_images_computing(store, call, tile))
         MP_TRY(start_job(store, call, tile, error));
-    job_run run = {.store = store, .stop = {.lease = lease}, .patches = job->image.down * job->image.across};
-    const int32_t count = run.patches; /* at least as many rows as there will be, but for a class token */
-    size_t acts = mp_linear_scratch(&vision->first, count + 1), inner = 0;
-    if (vision->second.parts) {
-        size_t second = mp_linear_scratch(&vision->second, count + 1);
-        acts = acts > second ? acts : second;
-        inner = mp_arena_cost((size_t)(count + 1) * (size_t)largest(vision->first.N, 1) * sizeof(float));
-    }
-    run.lane_bytes = mp_vit_lane_scratch(&vision->tower, job->image.n);
-    size_t lanes = mp_arena_cost(run.lane_bytes * (size_t)lease->lanes);
-    MP_TRY(reserve(store, &store->scratch, lanes + mp_arena_cost(acts) + inner, error));
-    run.lane_scratch = mp_arena_take(&store->scratch, lanes);
-    run.acts = mp_arena_take(&store->scratch, mp_arena_cost(acts));
-    run.inner = inner ? mp_arena_take(&store->scratch, inner) : NULL;
-    run.state = job->state;
-    const int layers = vision->tower.layer_count, from = job->layer;
-    const uint64_t layer_ns = mp_images_layer_ns(store, call, tile), fits = budget_ns / layer_ns;
-    run.end = fits < (uint64_t)(layers - from) ? from + (fits > 0 ? (int)fits : 1) : layers;
-    run.end = run.end < layers ? run.end : layers;
-    if (from < layers) {
-        uint64_t start = mp_sys_now_ns();
-        /* its pixels are this call's, which may be another than the one it was begun for */
-        job->image.pixels = call->images.pixels + call->images.offsets[tile];
-        mp_lease_run(lease, layers_body, &run);
-        job->layer = atomic_load_explicit(&run.reached, memory_order_relaxed);
-        uint64_t spent = (mp_sys_now_ns() - start) / (uint64_t)(job->layer - from) / (uint64_t)job->image.n;
-        uint64_t old = atomic_load_explicit(&vision->row_ns, memory_order_relaxed);
-        atomic_store_explicit(&vision->row_ns, (3 * old + spent) / 4 + 1, memory_order_relaxed);
-    }
-    if (job->layer < layers || mp_lease_poll(lease))
+    MP_TRY(make_run(store, lease, &run, error));
+    run.pass.until_ns = mp_sys_after(start, budget_ns);
+    run.pass.unwanted = unwanted;
+    /* its pixels are this call's, which may be another than the one it was begun for */
+    job->image.pixels = call->images.pixels + call->images.offsets[tile];
+    mp_lease_run(lease, job_body, &run);
+    job->at = run.pass.cursor;
+    job->ops += run.pass.ops;
+    mp_vit_learn(&vision->tower, run.pass.ops, mp_sys_now_ns() - start);
+    if (job->projected < job->tile->count)
         return MP_OK;
-    MP_TRY(finish_job(store, lease, &run, error));
+    MP_TRY(finish_job(store, error));
     hold(store, &call->images, answers, tile); /* nobody may take it for idle before the next step */
     return MP_OK;
 }

@@ -12,8 +12,10 @@
 #include "models/layers/linear.h"
 #include "models/layers/pooling.h"
 
-enum { MP_VIT_MOST_PATCHES = 8192 }; /* of an image, so that a layer of it takes seconds at worst: signs of life come
-                                      * after each */
+enum {
+    MP_VIT_MOST_PATCHES = 8192, /* of an image */
+    MP_VIT_GRAIN = 96           /* rows of a part, a multiple of every kernel's tile */
+};
 
 typedef struct mp_vit_layer {
     mp_linear qkv, out, up, down;                /* up: gate and up side by side when gated */
@@ -59,7 +61,9 @@ typedef struct mp_vit {
     mp_vit_layer *layers;
     mp_vit_pool pool;
     mp_head head;
-    _Atomic uint64_t row_ns; /* running estimate of time per row on one lane */
+    int32_t grain;            /* MP_VIT_GRAIN, and operations of a part at most; tests want smaller ones */
+    uint64_t most_ops;
+    _Atomic uint64_t mega_ns; /* running estimate of the time of a million operations */
 } mp_vit;
 
 typedef struct mp_vit_image { /* one image of a group */
@@ -102,18 +106,27 @@ uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);
 void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int32_t y, int32_t x0, float *scratch,
                          float *x);
 size_t mp_vit_position_scratch(const mp_vit *model);
-
-/* ---- the forward pass (vit.c) ------------------------------------------------------------------------------------ */
-
-/* Whoever computes asks it between layers whether to go on. */
-typedef struct mp_vit_stop {
-    mp_lease *lease;
-    _Atomic bool stop;
-} mp_vit_stop;
-
 /* Bytes for what axial networks want to know of an image, and its making, which sets image->place and so on. */
 size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across);
 void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory);
+
+/* ---- what it costs (vit_cost.c) ---------------------------------------------------------------------------------- */
+
+/* Multiplications and additions that a row takes before attention, and after it. */
+uint64_t mp_vit_before_ops(const mp_vit *model);
+uint64_t mp_vit_after_ops(const mp_vit *model);
+/* Those of attention of rows to T rows, in one head. */
+uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T);
+/* Those of an image from its pixels to the last layer: quadratic in its rows where they see each other. */
+uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across);
+/* As time, and what a part may have, which is to take about 10 ms. */
+uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops);
+uint64_t mp_vit_part_ops(const mp_vit *model);
+/* So many operations took so long. */
+void mp_vit_learn(mp_vit *model, uint64_t ops, uint64_t ns);
+
+/* ---- the forward pass (vit.c) ------------------------------------------------------------------------------------ */
+
 /* A row of x after a norm of the network. */
 static inline void mp_vit_norm(const mp_vit *model, const float *x, const float *weight, const float *bias, float *y) {
     if (model->root_norms)
@@ -122,20 +135,56 @@ static inline void mp_vit_norm(const mp_vit *model, const float *x, const float 
         mp_kernels_get()->layer_norm(x, weight, bias, model->eps, model->hidden, y);
 }
 
-/* Scratch of a group of M rows with P patches and `count` images, the longest of T rows. */
-size_t mp_vit_group_scratch(const mp_vit *model, int M, int P, int count);
+/* Where a group stands on its way through the layers; zeros: at its beginning. It goes in parts: some rows of what is
+ * before or after attention, or some of attention's rows and heads. Nothing but the state is left of a part. */
+typedef struct mp_vit_cursor {
+    int32_t layer; /* layer_count: at the end */
+    int32_t stage; /* of it: 0 (of the first alone) the embeddings, then before attention, attention, after it */
+    int64_t at;    /* the next row, or piece of attention */
+} mp_vit_cursor;
+
+typedef struct mp_vit_pass { /* a group of images on its way; all lanes of a region share it */
+    const mp_vit *model;
+    mp_vit_image *images;
+    int count, M, P;      /* images, rows, patches; M >= P */
+    uint8_t *state;       /* mp_vit_state_bytes, which stay while it is on its way; first its rows, [M, hidden] */
+    uint8_t *part;        /* mp_vit_part_bytes for part_rows */
+    int part_rows;        /* mp_vit_part_rows */
+    uint64_t part_ops;    /* that a part of all lanes may have, about */
+    mp_lease *lease;
+    const _Atomic int *unwanted; /* raised when there is no point in going on, beside the lease's; or NULL */
+    uint64_t until_ns;    /* no part begins after it; 0 = whenever */
+    mp_vit_cursor cursor;
+    uint64_t ops;         /* done so far */
+    bool stopped;         /* nobody wants it any more */
+    bool go_on[2];        /* what the lanes agreed on, in turns */
+} mp_vit_pass;
+
+typedef struct mp_vit_lane {
+    const mp_lane *lane;
+    mp_vit_pass *pass;
+    void *own; /* mp_vit_lane_scratch */
+    unsigned turn;
+} mp_vit_lane;
+
+/* Barrier after a part of so many operations, at which the lanes agree whether there is to be another. */
+bool mp_vit_meet(mp_vit_lane *l, uint64_t ops);
+
+/* Rows of a part of a group of M rows. */
+int mp_vit_part_rows(const mp_vit *model, int M, uint64_t part_ops);
+/* How many of the rows that are left a part takes: parts are of nearly the same size. */
+int64_t mp_vit_next_rows(const mp_vit *model, int64_t left, int64_t most);
+size_t mp_vit_state_bytes(const mp_vit *model, int M);
+/* Scratch of a part, for groups of up to `count` images. */
+size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count);
 size_t mp_vit_lane_scratch(const mp_vit *model, int T);
-/* Layers [from, end) of a group, after the embeddings when from is 0; the state stays in group_scratch between calls.
- * Returns the next layer to compute: before `end` when stop->stop was set. All lanes as below. */
-int mp_vit_run(const mp_vit *model, const mp_lane *lane, const mp_vit_image *images, int count, int M, int P, int from,
-               int end, mp_vit_stop *stop, void *group_scratch, void *lane_scratch);
-/* Where the rows of a group stand after mp_vit_run, [M, hidden]; *spare: floats [M, 3 hidden] that are free then. */
-float *mp_vit_states(const mp_vit *model, int M, int P, void *group_scratch, float **spare);
-/* Compute a group. All lanes of the region call it with the same group, shared scratch and stop, each with lane scratch
- * of its own. Sets finite of every image. Bits do not depend on the grouping or the lanes. Leaves without results when
- * stop->stop was set. */
-void mp_vit_forward(const mp_vit *model, const mp_lane *lane, mp_vit_image *images, int count, int M, int P,
-                    mp_vit_stop *stop, void *group_scratch, void *lane_scratch);
+/* Parts from the cursor on, one at least: until the last layer is done, or somebody says otherwise. True: it is done,
+ * and the lanes may go on. All lanes of the region call it, with the same pass. Bits do not depend on the grouping, the
+ * parts or the lanes. */
+bool mp_vit_advance(mp_vit_lane *l);
+/* Compute a group to its vectors, with all lanes of the region. Sets finite of every image. False: it was stopped and
+ * has no results. */
+bool mp_vit_forward(mp_vit_lane *l);
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_vit_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);

@@ -56,6 +56,7 @@ mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_
     const bool tokens = call->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     int64_t rows = 0;
+    uint64_t ops = 0;
     if (call->dimensions < 0 || call->dimensions > most || (tokens && call->dimensions && call->dimensions != most))
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives %s%d", call->dimensions,
                        tokens ? "" : "1 to ", most);
@@ -63,8 +64,9 @@ mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_
         int32_t height = call->sizes[2 * i], width = call->sizes[2 * i + 1];
         MP_TRY(check_size(model, i, height, width, error));
         rows += mp_vit_rows(model, height / model->patch, width / model->patch);
+        ops += mp_vit_image_ops(model, height / model->patch, width / model->patch);
     }
-    *cost_ns = (uint64_t)rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
+    *cost_ns = mp_vit_ns(model, ops);
     *total = (uint32_t)call->n_images;
     return mp_image_call_output(call, rows, call->dimensions ? call->dimensions : most, error);
 }
@@ -81,31 +83,43 @@ static int64_t image_rows(const mp_vit *model, const mp_image_call *call, uint32
     return mp_vit_rows(model, call->sizes[2 * image] / model->patch, call->sizes[2 * image + 1] / model->patch);
 }
 
-/* As for texts: each item in turn is offered an equal share of what is left, and the first gets at least one image. */
+static uint64_t image_ns(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+    return mp_vit_ns(model, mp_vit_image_ops(model, call->sizes[2 * image] / model->patch,
+                                             call->sizes[2 * image + 1] / model->patch));
+}
+
+/* As for texts: each item in turn is offered an equal share of the time that is left, and the first gets at least one
+ * image. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     vit_engine *engine = (vit_engine *)base;
     const mp_vit *model = engine->model;
-    uint64_t row_ns = atomic_load_explicit(&model->row_ns, memory_order_relaxed);
-    uint64_t fits = budget_ns / (row_ns ? row_ns : 1);
-    int64_t left = fits < STEP_ROWS ? (int64_t)fits : STEP_ROWS, planned = 0;
+    const uint64_t group_ns = mp_vit_ns(model, GROUP_ROWS * (mp_vit_before_ops(model) + mp_vit_after_ops(model)) *
+                                                   (uint64_t)model->layer_count);
+    uint64_t left = budget_ns;
+    int64_t planned = 0;
     uint32_t images = 0;
     plan->count = 0;
+    plan->cost_ns = 0;
     for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
         mp_item *item = items[i];
         const mp_image_call *call = (const mp_image_call *)item->call;
-        int64_t share = left / (n - i) > GROUP_ROWS ? left / (n - i) : left < GROUP_ROWS ? left : GROUP_ROWS, used = 0;
+        const uint64_t equal = left / (uint64_t)(n - i), least = left < group_ns ? left : group_ns;
+        const uint64_t share = equal > least ? equal : least;
+        uint64_t used = 0;
         uint32_t taken = 0;
         while (item->cursor + taken < item->total) {
-            int64_t rows = image_rows(model, call, item->cursor + taken);
-            if (used + rows > share && !(plan->count == 0 && taken == 0))
+            const int64_t rows = image_rows(model, call, item->cursor + taken);
+            const uint64_t ns = image_ns(model, call, item->cursor + taken);
+            if ((ns > share - used || planned + rows > STEP_ROWS) && !(plan->count == 0 && taken == 0))
                 break;
-            used += rows;
+            used = ns < share - used ? used + ns : share;
+            planned += rows;
+            plan->cost_ns += ns;
             taken++;
         }
         if (taken == 0)
             continue;
-        left = left > used ? left - used : 0;
-        planned += used;
+        left -= used;
         images += taken;
         plan->items[plan->count] = item;
         plan->amount[plan->count++] = taken;
@@ -114,40 +128,63 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->lanes = images < 256 ? (int)images : 256;
     if (plan->together)
         plan->lanes = mp_lanes_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
-    plan->cost_ns = (uint64_t)planned * row_ns;
 }
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
 typedef struct step_run {
     vit_engine *engine;
-    mp_vit_stop stop;
-    int group_count;
-    bool together;          /* all lanes share one group instead of taking one each */
-    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces */
-    size_t group_bytes, lane_bytes;
+    mp_lease *lease;
+    int group_count, part_rows;
+    bool together;  /* all lanes share one group instead of taking one each */
+    uint64_t part_ops;
+    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces: state, then what a part needs */
+    size_t state_bytes, group_bytes, lane_bytes;
     uint8_t *lane_scratch; /* [lanes] pieces */
+    mp_vit_pass shared;    /* of the one group */
     _Atomic int next;
+    _Atomic bool stopped;
+    _Atomic uint64_t ops;
 } step_run;
+
+static mp_vit_pass pass_of(const step_run *run, const group *part, int piece) {
+    uint8_t *scratch = run->group_scratch + (size_t)piece * run->group_bytes;
+    return (mp_vit_pass){
+        .model = run->engine->model,
+        .images = run->engine->images + part->first,
+        .count = part->count,
+        .M = part->rows,
+        .P = part->patches,
+        .state = scratch,
+        .part = scratch + run->state_bytes,
+        .part_rows = run->part_rows,
+        .part_ops = run->part_ops,
+        .lease = run->lease,
+    };
+}
+
+static void forward(step_run *run, const mp_lane *lane, mp_vit_pass *pass, void *own) {
+    mp_vit_lane l = {.lane = lane, .pass = pass, .own = own};
+    if (!mp_vit_forward(&l))
+        atomic_store_explicit(&run->stopped, true, memory_order_relaxed);
+    if (lane->index == 0)
+        atomic_fetch_add_explicit(&run->ops, pass->ops, memory_order_relaxed);
+}
 
 static void step_body(const mp_lane *lane, void *arg) {
     step_run *run = arg;
-    const vit_engine *engine = run->engine;
-    void *lane_scratch = run->lane_scratch + (size_t)lane->index * run->lane_bytes;
+    void *own = run->lane_scratch + (size_t)lane->index * run->lane_bytes;
     const mp_lane single = mp_lane_single();
     if (run->together) { /* one image, one group */
-        const group *part = &engine->groups[0];
-        mp_vit_forward(engine->model, lane, engine->images, part->count, part->rows, part->patches, &run->stop,
-                       run->group_scratch, lane_scratch);
+        forward(run, lane, &run->shared, own);
         return;
     }
     for (;;) {
         int g = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
-        if (g >= run->group_count || mp_lease_poll(run->stop.lease))
+        if (g >= run->group_count || mp_lease_poll(run->lease))
             return;
-        const group *part = &engine->groups[g];
-        mp_vit_forward(engine->model, &single, engine->images + part->first, part->count, part->rows, part->patches,
-                       &run->stop, run->group_scratch + (size_t)lane->index * run->group_bytes, lane_scratch);
+        mp_vit_pass pass = pass_of(run, &run->engine->groups[g], lane->index);
+        forward(run, &single, &pass, own);
     }
 }
 
@@ -251,9 +288,10 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     return MP_OK;
 }
 
-static int make_groups(vit_engine *engine, int images, int64_t limit, size_t *group_bytes) {
+/* Groups of the step's images; the rows and images of the largest. */
+static int make_groups(vit_engine *engine, int images, int64_t limit, int *most_rows, int *most_images) {
     int count = 0;
-    *group_bytes = 0;
+    *most_rows = *most_images = 1;
     for (int i = 0; i < images;) {
         group *part = &engine->groups[count++];
         *part = (group){.first = i};
@@ -265,8 +303,8 @@ static int make_groups(vit_engine *engine, int images, int64_t limit, size_t *gr
             part->patches += image->down * image->across;
             part->count++;
         }
-        size_t bytes = mp_vit_group_scratch(engine->model, part->rows, part->patches, part->count);
-        *group_bytes = bytes > *group_bytes ? bytes : *group_bytes;
+        *most_rows = part->rows > *most_rows ? part->rows : *most_rows;
+        *most_images = part->count > *most_images ? part->count : *most_images;
     }
     return count;
 }
@@ -297,7 +335,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     vit_engine *engine = (vit_engine *)base;
     mp_error error;
     mp_error_clear(&error);
-    int images = 0, longest = 1;
+    int images = 0, longest = 1, group_rows, group_images;
     int64_t rows = 0;
     uint64_t start = mp_sys_now_ns();
     if (collect(engine, plan, &images, &rows, &longest, &error) != MP_OK) {
@@ -307,8 +345,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     /* groups of equal size, at least one a lane when there are images enough; a single image is shared by all lanes */
     int64_t limit = (rows + lease->lanes - 1) / lease->lanes;
     limit = limit < GROUP_ROWS ? limit : GROUP_ROWS;
-    step_run run = {.engine = engine, .stop = {.lease = lease}, .together = images == 1 && lease->lanes > 1};
-    run.group_count = make_groups(engine, images, limit, &run.group_bytes);
+    step_run run = {.engine = engine, .lease = lease, .together = images == 1 && lease->lanes > 1};
+    run.group_count = make_groups(engine, images, limit, &group_rows, &group_images);
+    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.together ? 1 : lease->lanes);
+    run.part_rows = mp_vit_part_rows(engine->model, group_rows, run.part_ops);
+    run.state_bytes = mp_vit_state_bytes(engine->model, group_rows);
+    run.group_bytes = run.state_bytes + mp_vit_part_bytes(engine->model, run.part_rows, group_images);
     run.lane_bytes = mp_vit_lane_scratch(engine->model, longest);
     size_t shared = run.group_bytes * (size_t)(run.together ? 1 : lease->lanes);
     size_t lanes = run.lane_bytes * (size_t)lease->lanes;
@@ -319,10 +361,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     run.group_scratch = mp_arena_take(&engine->arena, shared);
     run.lane_scratch = mp_arena_take(&engine->arena, lanes);
-    if (images > 0)
+    if (images > 0) {
+        run.shared = pass_of(&run, &engine->groups[0], 0);
         mp_lease_run(lease, step_body, &run);
+    }
 
-    bool stopped = mp_lease_poll(lease) || atomic_load_explicit(&run.stop.stop, memory_order_relaxed);
+    bool stopped = mp_lease_poll(lease) || atomic_load_explicit(&run.stopped, memory_order_relaxed);
     bool poisoned = mp_weights_poisoned(engine->model->weights);
     uint64_t end = mp_sys_now_ns();
     for (int i = 0; i < plan->count; i++) {
@@ -335,11 +379,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     if (stopped)
         return;
     conclude(engine, plan, images, poisoned, outcomes);
-    if (rows > 0) {
-        uint64_t spent = (end - start) / (uint64_t)rows;
-        uint64_t old = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed);
-        atomic_store_explicit(&engine->model->row_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);
-    }
+    mp_vit_learn(engine->model, atomic_load_explicit(&run.ops, memory_order_relaxed), end - start);
 }
 
 static void engine_preempt(mp_engine *engine, mp_item *item) {

@@ -10,6 +10,9 @@
 
 enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_PATCH = 256, MAX_GRID = 256, MAX_REGISTERS = 64 };
 
+#define MOST_OPS ((uint64_t)100 * 1000 * 1000 * 1000) /* of a part: whatever was learnt, no more than a second */
+enum { FIRST_MEGA_NS = 8000 };
+
 static void vit_destroy(mp_model *base) {
     mp_vit *model = (mp_vit *)base;
     if (!model)
@@ -237,6 +240,9 @@ mp_compute mp_vit_class(mp_compute asked) {
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error) {
     model->compute = builder->compute;
+    model->grain = MP_VIT_GRAIN;
+    model->most_ops = MOST_OPS;
+    atomic_init(&model->mega_ns, FIRST_MEGA_NS);
     MP_TRY(read_hyper(model, spec, flags, error));
     MP_TRY(read_embeddings(model, builder, flags, norm, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
@@ -277,8 +283,7 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
     model->charged = builder.charged;
     model->budget = args->budget;
     builder.slab = NULL;
-    atomic_init(&model->row_ns, (uint64_t)builder.parameters / 64 + 100);
-    model->base.speed[0] = &model->row_ns;
+    model->base.speed[0] = &model->mega_ns;
     static const char *const names[] = {"auto", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
         .compute = names[compute],

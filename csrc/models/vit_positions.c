@@ -1,4 +1,5 @@
-/* vit_positions.c: learned positions for images of other sizes, interpolated as torch's bicubic does. */
+/* vit_positions.c: learned positions for images of other sizes, interpolated as torch's bicubic does, and what axial
+ * networks have instead. */
 #include "models/vit.h"
 
 #include <math.h>
@@ -72,4 +73,68 @@ void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int3
             mixed[i] += line[i] * rows.weight[r];
     }
     mp_kernels_get()->add(mixed, n, x);
+}
+
+/* ---- axial networks ---------------------------------------------------------------------------------------------- */
+
+static int32_t windows_of(const mp_vit *model, int32_t down, int32_t across) {
+    const int32_t side = model->window * model->cell;
+    return ((down + side - 1) / side) * ((across + side - 1) / side);
+}
+
+size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across) {
+    const size_t patches = (size_t)down * (size_t)across;
+    return mp_arena_cost(patches * sizeof(int32_t)) +
+           mp_arena_cost(((size_t)windows_of(model, down, across) + 1) * sizeof(int32_t)) +
+           mp_arena_cost(patches * (size_t)model->head_dim * sizeof(float));
+}
+
+/* Half of a head's pairs turn with the line, the others with the column, at the same speeds: one half. */
+static void turn(const mp_vit *model, int32_t at, float *out) {
+    const int half = model->head_dim / 4;
+    for (int i = 0; i < half; i++) {
+        double angle = at * pow((double)model->rope_base, -(double)i / half);
+        out[2 * i] = (float)cos(angle);
+        out[2 * i + 1] = (float)sin(angle);
+    }
+}
+
+/* The rotations of the first line and column, of which the others are made. */
+static void turn_all(const mp_vit *model, const mp_vit_image *image, float *rotation) {
+    const int32_t down = image->down, across = image->across, half = model->head_dim / 2;
+    const size_t bytes = (size_t)half * sizeof *rotation;
+    for (int32_t y = 0; y < down; y++)
+        turn(model, y, rotation + 2 * (int64_t)image->place[y * across] * half);
+    for (int32_t x = 0; x < across; x++)
+        turn(model, x, rotation + (2 * (int64_t)image->place[x] + 1) * half);
+    for (int32_t y = 0; y < down; y++)
+        for (int32_t x = 0; x < across; x++) {
+            float *out = rotation + 2 * (int64_t)image->place[y * across + x] * half;
+            if (x > 0)
+                memcpy(out, rotation + 2 * (int64_t)image->place[y * across] * half, bytes);
+            if (y > 0)
+                memcpy(out + half, rotation + (2 * (int64_t)image->place[x] + 1) * half, bytes);
+        }
+}
+
+void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory) {
+    const int32_t down = image->down, across = image->across, cell = model->cell, side = model->window * cell;
+    const size_t windows_at = mp_arena_cost((size_t)down * (size_t)across * sizeof(int32_t));
+    const size_t list = ((size_t)windows_of(model, down, across) + 1) * sizeof(int32_t);
+    int32_t *place = memory, *windows = (void *)((uint8_t *)memory + windows_at), row = 0;
+    float *rotation = (void *)((uint8_t *)memory + windows_at + mp_arena_cost(list));
+    image->window_count = 0;
+    for (int32_t top = 0; top < down; top += side)
+        for (int32_t left = 0; left < across; left += side) {
+            windows[image->window_count++] = row;
+            for (int32_t y = top; y < down && y < top + side; y += cell)
+                for (int32_t x = left; x < across && x < left + side; x += cell)
+                    for (int32_t i = 0; i < cell * cell; i++, row++)
+                        place[(y + i / cell) * across + x + i % cell] = row;
+        }
+    windows[image->window_count] = row;
+    image->place = place;
+    image->windows = windows;
+    image->rotation = rotation;
+    turn_all(model, image, rotation);
 }

@@ -1,8 +1,11 @@
-/* Decoders that read images: however prompts and the layers of the image network are cut into steps, whoever shares
- * them, whatever is preempted, given back or found again, the tokens and every logit are the same bits; an image is
- * computed once while it is kept, another image is never taken for it; memory is counted. */
+/* Decoders that read images: however prompts and the layers of the image network are cut into parts and steps, whoever
+ * shares them, whatever is preempted, given back or found again, the tokens and every logit are the same bits; an image
+ * is computed once while it is kept, another image is never taken for it; memory is counted, and given back when nobody
+ * waits for an image. */
+#include <stdatomic.h>
+
 #include "model_fixture.h"
-#include "models/vision.h"
+#include "models/decoder_engine.h"
 
 enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDEN = 24, FFN = 40, TOWER = 3, MOST = 3,
        ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
@@ -202,6 +205,16 @@ static int step(tiny_model *tiny, const mp_plan *plan, tiny_job *jobs, bool pati
     return done;
 }
 
+static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)tiny->engine; }
+
+/* The network's parts from now on: about so many operations in `grain` rows or a little more. */
+static mp_vit *cut(tiny_model *tiny, int32_t grain, uint64_t ops) {
+    mp_vit *tower = &((mp_decoder *)tiny->model)->vision->tower;
+    tower->grain = grain;
+    tower->most_ops = ops;
+    return tower;
+}
+
 static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     for (int i = 0; i < ITEMS; i++) {
         tiny_job jobs[ITEMS] = {{0}};
@@ -221,8 +234,8 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     }
 }
 
-/* All together: random budgets of time (a layer and some rows, or more), absences, preemptions, empty caches. limit: of
- * the budget beyond what is taken now; 0 = none. */
+/* All together: random budgets of time (a part of the network and some rows, or more), parts of a few rows or all,
+ * absences, preemptions, empty caches. limit: of the budget beyond what is taken now; 0 = none. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, uint64_t limit) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];
@@ -255,8 +268,12 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (n == 0)
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
+        if (!engine_of(tiny)->images.job.tile && mp_test_random_u64(&random) % 4 == 0) /* not within one */
+            cut(tiny, 1 + (int32_t)(mp_test_random_u64(&random) % 7), UINT64_C(1) << mp_test_random_u64(&random) % 24);
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
+        if (mp_test_random_u64(&random) % 4)
+            engine_of(tiny)->look.budget_ns = 0; /* one part */
         open -= step(tiny, &plan, jobs, limit > 0);
         MP_CHECK(tiny->budget.used <= tiny->budget.limit);
     }
@@ -306,7 +323,7 @@ MP_TEST_SECONDS(models_vision_contract_axial, 300) {
     check_contract(&(tiny_kind){.arch = "qwen2_5_vl", .more = add_axial}, floats, 1, MP_COMPUTE_F32);
 }
 
-/* Runs one job to its end, a step at a time; returns how many passes over the prompt and steps that took. */
+/* Runs one job to its end, with one part of the network a step; returns how many steps that took. */
 static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     tiny_job jobs[ITEMS] = {{0}};
     int steps = 0;
@@ -315,7 +332,8 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     for (; !jobs[0].done; steps++) {
         mp_item *items[1] = {&jobs[0].item};
         mp_plan plan;
-        tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan); /* a layer a step */
+        tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
+        engine_of(tiny)->look.budget_ns = 0;
         step(tiny, &plan, jobs, false);
     }
     *cached = jobs[0].call->cached_tokens;
@@ -323,7 +341,8 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     return steps;
 }
 
-/* An image that was looked at is not looked at again, also in another prompt; a layer is a step of its own. */
+/* An image that was looked at is not looked at again, also in another prompt; a part of a layer is a step of its
+ * own. */
 MP_TEST(models_vision_looks_once) {
     static const mp_dtype floats[] = {MP_F32};
     int32_t cached;
@@ -331,7 +350,13 @@ MP_TEST(models_vision_looks_once) {
     tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* which would take fewer steps now and then */
     int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
-    MP_CHECK_INT(first - again, TOWER + 1); /* and the rows before the image did not wait for it */
+    /* embeddings, before attention, attention, after it, projector; the rows before the image did not wait for it */
+    MP_CHECK_INT(first - again, 1 + 3 * TOWER + 1 + 1);
+    tiny.engine->ops->trim(tiny.engine);
+    cut(&tiny, 1, 1); /* each row is a part, in attention two of them in each of three heads */
+    MP_CHECK_INT(run_one(&tiny, 0, &cached) - again,
+                 (ROWS + 1) * (1 + 2 * TOWER) + (ROWS + 2) / 2 * 3 * TOWER + ROWS + 1);
+    cut(&tiny, MP_VIT_GRAIN, UINT64_MAX);
     int both = run_one(&tiny, 1, &cached), turned = run_one(&tiny, 2, &cached);
     MP_CHECK(both > turned); /* image 2 was new to the first alone */
     MP_CHECK_INT(cached, 0);
@@ -341,6 +366,103 @@ MP_TEST(models_vision_looks_once) {
     MP_CHECK_INT(cached, 64);
     run_one(&tiny, 7, &cached); /* another tenant's */
     MP_CHECK_INT(cached, 0);
+    tiny_unload(&tiny);
+}
+
+/* A call that stands at its image, none of which has been computed. */
+static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
+    static mp_item *items[1];
+    make_job(tiny, job, 0);
+    tiny_job_admit(tiny, job);
+    items[0] = &job->item;
+    tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
+    step(tiny, plan, job, false); /* the rows before it */
+    tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
+    MP_CHECK(engine_of(tiny)->look.item == &job->item);
+    MP_CHECK(plan->cost_ns >= mp_images_part_ns(&engine_of(tiny)->images) ||
+             plan->cost_ns >= mp_images_left_ns(&engine_of(tiny)->images, job->call, 0));
+    return &job->item;
+}
+
+/* Within a layer it is seen that nobody wants the step any more, or this one of its calls, or that its time is over;
+ * what has been computed counts. */
+MP_TEST(models_vision_stops_within_a_layer) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const _Atomic int raised = 1;
+    for (int lanes = 1; lanes <= 2; lanes++) {
+        tiny_model tiny;
+        tiny_job jobs[ITEMS] = {{0}};
+        mp_plan plan;
+        mp_error error;
+        tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, lanes);
+        mp_vit *tower = cut(&tiny, 2, 1);
+        mp_item *item = stand_at_image(&tiny, jobs, &plan);
+        mp_image_store *store = &engine_of(&tiny)->images;
+        uint64_t left = UINT64_MAX;
+        for (int part = 1; part <= 9 + lanes * 2; part++) {
+            tiny.lease.cancelled = part % 3 == 0 ? &raised : NULL;
+            MP_CHECK_OK(mp_images_compute(store, &tiny.lease, jobs[0].call, item->state, 0,
+                                          part % 3 == 1 ? 0 : UINT64_MAX, part % 3 == 2 ? &raised : NULL, &error),
+                        &error);
+            MP_CHECK_INT(store->job.at.layer, 0);
+            MP_CHECK_INT(store->job.at.stage, part > 8); /* rows before attention, after nine parts of embeddings */
+            MP_CHECK_INT(store->job.at.at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
+            atomic_store(&tower->mega_ns, 1000000);
+            MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
+            left = mp_images_left_ns(store, jobs[0].call, 0);
+        }
+        tiny.lease.cancelled = NULL;
+        while (!jobs[0].done) {
+            tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+            step(&tiny, &plan, jobs, false);
+        }
+        mp_call_destroy(&jobs[0].call->base);
+        tiny_unload(&tiny);
+    }
+}
+
+/* What the network computes in is charged while a tile is in work, and goes with the first plan in which nobody waits
+ * for one, or with the last call. */
+MP_TEST(models_vision_gives_its_scratch_back) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    mp_plan plan;
+    tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    mp_vit *tower = cut(&tiny, 2, 1);
+    const mp_image_store *store = &engine_of(&tiny)->images;
+    const uint64_t state = mp_vit_state_bytes(tower, ROWS + 1);
+    for (int cancelled = 0; cancelled < 2; cancelled++) {
+        tiny_job jobs[ITEMS] = {{0}};
+        tiny.engine->ops->trim(tiny.engine);
+        mp_item *item = stand_at_image(&tiny, jobs, &plan);
+        uint64_t held = tiny.engine->ops->bytes(tiny.engine), used = tiny.budget.used;
+        MP_CHECK_INT(store->charged, 0);
+        engine_of(&tiny)->look.budget_ns = 0;
+        step(&tiny, &plan, jobs, false);
+        MP_CHECK(store->charged > state && store->job.tile != NULL);
+        MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine) - held, store->charged + store->job.tile->bytes);
+        MP_CHECK_INT(tiny.budget.used - used, store->charged + store->job.tile->bytes);
+        MP_CHECK(mp_alloc_bytes(MP_TAG_SCRATCH) > state);
+        if (cancelled) {
+            tiny.engine->ops->retire(tiny.engine, item);
+        } else {
+            while (!store->tiles) {
+                tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+                step(&tiny, &plan, jobs, false);
+            }
+            MP_CHECK(store->charged > state);
+            tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+        }
+        MP_CHECK_INT(store->charged, 0);
+        MP_CHECK(!store->job.tile && !store->state.memory && !store->scratch.memory);
+        MP_CHECK_INT(store->tile_bytes, cancelled ? 0 : store->tiles->bytes);
+        if (!cancelled) {
+            MP_CHECK_INT(tiny.budget.used - used, store->tile_bytes);
+            step(&tiny, &plan, jobs, false);
+            tiny.engine->ops->retire(tiny.engine, item);
+        }
+        mp_call_destroy(&jobs[0].call->base);
+    }
     tiny_unload(&tiny);
 }
 

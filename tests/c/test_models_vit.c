@@ -136,13 +136,22 @@ static mp_spec *make_family(const void *arg) {
     return make_spec(of->arch, of->gated);
 }
 
+/* Parts of a few rows. */
+static void cut(tiny_model *tiny) {
+    mp_vit *model = (mp_vit *)tiny->model;
+    model->grain = 5;
+    model->most_ops = 1000000;
+}
+
 static void check_grouping(const char *arch, bool gated, mp_compute compute) {
     static pictures all;
-    static float alone[IMAGES * WIDTH];
+    static float alone[IMAGES * WIDTH], parts[IMAGES * WIDTH];
     const family of = {arch, gated};
     make_pictures(&all, strcmp(arch, "siglip") != 0);
     check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, NULL}, alone);
     MP_CHECK(memcmp(alone, alone + WIDTH, WIDTH * sizeof(float)) != 0);
+    check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, cut}, parts);
+    MP_CHECK(memcmp(alone, parts, sizeof alone) == 0);
 }
 
 MP_TEST_SECONDS(models_vit_contract_float32, 60) { check_grouping("dinov2", false, MP_COMPUTE_F32); }
@@ -291,6 +300,121 @@ MP_TEST(models_vit_cancelled_in_a_step) {
         mp_call_destroy(items[i].call);
     }
     tiny_unload(&tiny);
+}
+
+typedef struct parted { /* a group, and how far it got */
+    mp_vit_pass pass;
+    uint8_t *own;
+    size_t own_bytes;
+    _Atomic int done;
+} parted;
+
+static void parted_body(const mp_lane *lane, void *arg) {
+    parted *p = arg;
+    mp_vit_lane l = {.lane = lane, .pass = &p->pass, .own = p->own + (size_t)lane->index * p->own_bytes};
+    atomic_store(&p->done, mp_vit_advance(&l));
+}
+
+/* Images through all layers; returns in how many regions. stop: after each part somebody wants an end. rows: out,
+ * [M, HIDDEN] */
+static int run_parts(tiny_model *tiny, const pictures *all, int first, int count, bool stop, float *rows, int *M) {
+    static const _Atomic int raised = 1;
+    const mp_vit *model = (const mp_vit *)tiny->model;
+    mp_vit_image images[IMAGES] = {{0}};
+    parted p = {.pass = {.model = model, .images = images, .count = count, .lease = &tiny->lease}};
+    uint64_t ops = 0;
+    int regions = 0, longest = 0;
+    for (int i = 0; i < count; i++) {
+        const int32_t *size = all->sizes + 2 * (first + i);
+        mp_vit_image *image = &images[i];
+        image->pixels = all->pixels + all->offsets[first + i];
+        image->width = size[1];
+        image->down = size[0] / PATCH;
+        image->across = size[1] / PATCH;
+        image->n = mp_vit_rows(model, image->down, image->across);
+        image->row = p.pass.M;
+        image->patch = p.pass.P;
+        p.pass.M += image->n;
+        p.pass.P += image->down * image->across;
+        longest = image->n > longest ? image->n : longest;
+        ops += mp_vit_image_ops(model, image->down, image->across);
+    }
+    p.pass.part_ops = mp_vit_part_ops(model);
+    p.pass.part_rows = mp_vit_part_rows(model, p.pass.M, p.pass.part_ops);
+    p.own_bytes = mp_vit_lane_scratch(model, longest);
+    p.pass.state = mp_alloc(mp_vit_state_bytes(model, p.pass.M), MP_TAG_SCRATCH);
+    p.pass.part = mp_alloc(mp_vit_part_bytes(model, p.pass.part_rows, count), MP_TAG_SCRATCH);
+    p.own = mp_alloc(p.own_bytes * (size_t)tiny->lease.lanes, MP_TAG_SCRATCH);
+    tiny->lease.cancelled = stop ? &raised : NULL;
+    do {
+        p.pass.stopped = false;
+        mp_lease_run(&tiny->lease, parted_body, &p);
+        MP_CHECK(++regions < 100000);
+    } while (p.pass.cursor.layer < LAYERS);
+    tiny->lease.cancelled = NULL;
+    MP_CHECK(atomic_load(&p.done) == !stop);
+    MP_CHECK_INT(p.pass.ops, ops);
+    *M = p.pass.M;
+    memcpy(rows, p.pass.state, (size_t)*M * HIDDEN * sizeof *rows);
+    mp_free(p.pass.state);
+    mp_free(p.pass.part);
+    mp_free(p.own);
+    return regions;
+}
+
+/* A group goes through the layers in parts of a few rows as it does in one go, to the bit, and what it was said to cost
+ * is what it does; each part is one after which it can be left. */
+MP_TEST_SECONDS(models_vit_parts, 60) {
+    enum { FIRST = 2, COUNT = 3, MOST_ROWS = COUNT * (MOST_SIDE / PATCH + 1) * (MOST_SIDE / PATCH + 1) };
+    static pictures all;
+    static float whole[MOST_ROWS * HIDDEN], cut_up[MOST_ROWS * HIDDEN];
+    const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
+    make_pictures(&all, true);
+    for (int c = 0; c < 3; c++)
+        for (int lanes = 1; lanes <= 2; lanes++) {
+            tiny_model tiny;
+            int M, rows = 0;
+            tiny_load(&tiny, make_spec("dinov2", c == 1), classes[c], lanes);
+            MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, whole, &M), 1);
+            cut(&tiny);
+            MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, cut_up, &rows), 1);
+            MP_CHECK(rows == M && memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
+            memset(cut_up, 0, sizeof cut_up);
+            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention of 30 at most a lane and head */
+            const int regions = run_parts(&tiny, &all, FIRST, COUNT, true, cut_up, &rows);
+            MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / lanes);
+            MP_CHECK(memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
+            tiny_unload(&tiny);
+        }
+}
+
+/* Attention costs the square of the rows that see each other: all, or those of a window. */
+MP_TEST(models_vit_costs) {
+    mp_vit_layer layers[2] = {{.windowed = true}, {.windowed = false}};
+    mp_vit model = {.hidden = 64, .heads = 4, .head_dim = 16, .ffn = 96, .layer_count = 2, .gated = true, .axial = true,
+                    .window = 2, .cell = 2, .layers = layers, .patches = {.K = 12, .N = 64}, .rope_base = 10000};
+    const int32_t sizes[][2] = {{2, 2}, {4, 4}, {6, 10}, {16, 8}, {14, 18}};
+    atomic_init(&model.mega_ns, 5000);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int64_t rows = (int64_t)sizes[i][0] * sizes[i][1];
+        mp_vit_image image = {.down = sizes[i][0], .across = sizes[i][1]};
+        void *memory = mp_alloc(mp_vit_axes_bytes(&model, image.down, image.across), MP_TAG_SCRATCH);
+        mp_vit_axes(&model, &image, memory);
+        uint64_t seen = (uint64_t)(rows * rows);
+        for (int w = 0; w < image.window_count; w++)
+            seen += (uint64_t)(image.windows[w + 1] - image.windows[w]) *
+                    (uint64_t)(image.windows[w + 1] - image.windows[w]);
+        mp_free(memory);
+        const uint64_t linear = 2 * 64 * 12 + 2 * 2 * 64 * (4 * 64 + 3 * 96);
+        MP_CHECK_INT(mp_vit_image_ops(&model, image.down, image.across), (uint64_t)rows * linear + 4 * 64 * seen);
+    }
+    MP_CHECK_INT(mp_vit_ns(&model, 3000000), 15001);
+    model.most_ops = UINT64_MAX;
+    MP_CHECK_INT(mp_vit_part_ops(&model), 2000000000); /* 10 ms */
+    mp_vit_learn(&model, 1000000000, 1000000000);
+    MP_CHECK_INT(atomic_load(&model.mega_ns), (3 * 5000 + 1000000) / 4 + 1);
+    model.most_ops = 1000;
+    MP_CHECK_INT(mp_vit_part_ops(&model), 1000);
 }
 
 static pictures sweep_pictures;
