@@ -70,12 +70,13 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
 
     settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
     assert settings is not None
-    token = tokenizer.token_text(settings.image_token_id)
+    own = settings.image_token_id >= 0
+    token = tokenizer.token_text(settings.image_token_id) if own else None
     stand_in = None
-    if not template.places_images(token, tokenizer):
+    if token is None or not template.places_images(token, tokenizer):
         # a template for texts: the images stand in them, as lines of their own
-        stand_in = seeing.STAND_IN, token
-        messages = [{**message, "content": _joined(message["content"], seeing.STAND_IN + "\n")} for message in messages]
+        stand_in = seeing.stand_in(messages), token
+        messages = [{**message, "content": _joined(message["content"], stand_in[0] + "\n")} for message in messages]
     cuts = seeing.read_images(entry, images, allow_urls, None if call is None else call.deadline)
     made = template.prompt(messages, tokenizer, stand_in=stand_in, **variables)
     ids, first = made.ids, tokenizer.prefix_ids

@@ -258,8 +258,12 @@ class Pool:
         for name in ("tools", "template_options", "allow_urls"):
             if options.pop(name, None) is not None:
                 raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
-        parse_special = options.pop("parse_special", False)
-        return generation.prepare(entry, generation.prompt_ids(entry, prompt, parse_special), compute, options)
+        ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False))
+        if entry.capability == "vision":
+            from . import seeing
+
+            seeing.check_raw(entry, ids)
+        return generation.prepare(entry, ids, compute, options)
 
     def _chat_request(self, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                       capability: str = "text_to_text") -> Request:

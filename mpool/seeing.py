@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: Kinds of parts of a message that are images.
 IMAGE_PARTS = ("image", "image_url", "input_image")
-#: Stands for an image in a conversation while its template is rendered.
-STAND_IN = "\ufdd8"
+#: One of them stands for an image in a conversation while its template is rendered.
+_STAND_INS = "\ufdd8\ufdd9\ufdda\ufddb"
 #: Images of one call.
 MOST_IMAGES = 256
 _KEY = 16
@@ -98,6 +98,22 @@ def _text_or_base64(part: Mapping[str, Any], value: Any) -> Any:
     return value
 
 
+def stand_in(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A character that no text of a conversation holds.
+
+    Raises:
+        InvalidArgument: they hold all that could be.
+    """
+    from .text.chat import _each_string
+
+    texts: list[str] = []
+    _each_string(list(messages), texts.append, texts.append)
+    found = next((char for char in _STAND_INS if not any(char in text for text in texts)), None)
+    if found is None:
+        raise InvalidArgument("messages hold the noncharacters U+FDD8 to U+FDDB, which no text may hold")
+    return found
+
+
 # ---- preparing -------------------------------------------------------------------------------------------------------
 
 def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float | None) -> list[Cut]:
@@ -159,6 +175,7 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[Cut]) -> tuple[N
         ContextOverflow: the images leave no room for an answer.
     """
     settings, tokenizer = _settings(entry), entry.tokenizer()
+    row = np.int32(max(settings.image_token_id, 0))  # what stands for a row; the core knows by its runs that it does
     places = np.flatnonzero(ids == settings.image_token_id)
     if len(places) != len(cuts):
         raise InvalidArgument(f"the prompt has {len(places)} places for images and there are {len(cuts)} images, "
@@ -185,7 +202,7 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[Cut]) -> tuple[N
                 run_keys.append(_digest(order, *keys[tile:tile + piece.tiles]))
                 sources.append(np.arange(piece.rows, dtype=np.int32) if piece.sources is None else piece.sources)
                 tile += piece.tiles
-                piece = np.full(piece.rows, settings.image_token_id, dtype=np.int32)
+                piece = np.full(piece.rows, row, dtype=np.int32)
             parts.append(piece)
             length += len(piece)
         start = at + 1
@@ -201,6 +218,20 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[Cut]) -> tuple[N
         runs=np.array(runs, dtype=np.int32), run_keys=np.frombuffer(b"".join(run_keys), dtype=np.uint8),
         sources=np.empty(0, dtype=np.int32) if plain else np.concatenate(sources))
     return whole, made
+
+
+def check_raw(entry: Entry, ids: NDArray[np.int32]) -> None:
+    """A raw prompt, which has no images.
+
+    Raises:
+        InvalidArgument: it has a place for one.
+    """
+    token = _settings(entry).image_token_id
+    places = np.flatnonzero(ids == token) if token >= 0 else ids[:0]
+    if len(places):
+        raise InvalidArgument(f"token {places[0]} of the prompt is {entry.tokenizer().token_text(token)}, the place of "
+                              "an image, and a raw prompt has no images", key=entry.key,
+                              hint="Use mpool.vision(images, prompt, model), or mpool.chat with image parts")
 
 
 def _check_room(entry: Entry, tokens: int, texts: int, images: int) -> None:

@@ -31,7 +31,7 @@ typedef struct mp_vision { /* the part of a decoder that is about images; immuta
     mp_linear first, second; /* second: none when it has no parts */
     float *newline;          /* [width] or NULL */
     int32_t width;           /* of the decoder */
-    int32_t image_token;     /* id of placeholders */
+    int32_t image_token;     /* id of placeholders; -1: they are what runs say, whatever stands there */
 } mp_vision;
 
 /* Hyper-parameters, and jobs of the builder, for a decoder of so many components. *vision is made; destroy it. */

@@ -18,7 +18,7 @@ void mp_vision_destroy(mp_vision *vision) {
 static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *error) {
     int64_t merge, token, one = 1;
     bool no = false;
-    MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", 0, MAX_IMAGE_TOKEN, NULL, &token, error));
+    MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", -1, MAX_IMAGE_TOKEN, NULL, &token, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, error));
     MP_TRY(mp_spec_bool(spec, "mpool.vision.keep_class", &no, &vision->keep_class, error));
     MP_TRY(mp_model_activation(spec, "mpool.vision.activation", &vision->act, error));
@@ -141,6 +141,7 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
 mp_status mp_vision_check(const mp_vision *vision, const mp_text_call *call, mp_error *error) {
     const mp_text_images *images = &call->images;
     MP_TRY(check_tiles(vision, images, error));
+    const bool known = vision->image_token >= 0;
     int64_t placeholders = 0, rows = 0;
     for (int32_t i = 0; i < call->n_prompt; i++)
         placeholders += call->prompt[i] == vision->image_token;
@@ -148,11 +149,11 @@ mp_status mp_vision_check(const mp_vision *vision, const mp_text_call *call, mp_
         const mp_image_run *run = &images->runs[r];
         MP_TRY(check_run(vision, images, r, error));
         for (int32_t i = run->start; i < run->start + run->rows; i++)
-            rows += call->prompt[i] == vision->image_token;
+            rows += !known || call->prompt[i] == vision->image_token;
     }
     int64_t of_runs = images->n_runs ? images->runs[images->n_runs - 1].source + images->runs[images->n_runs - 1].rows
                                      : 0;
-    if (placeholders != rows || rows != of_runs)
+    if ((known && placeholders != rows) || rows != of_runs)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "the prompt has %lld placeholders for images, the images have %lld rows",
                        (long long)placeholders, (long long)of_runs);

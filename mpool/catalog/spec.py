@@ -135,7 +135,7 @@ class VisionSettings:
             image at one of the sizes of ``grid`` cut into tiles; ``"split"``, tiles with a text before each, then the
             whole; ``"any"``, one tile of the image's own proportions.
         image: how a tile is prepared.
-        image_token_id: the placeholder that stands in the prompt for a row of an image.
+        image_token_id: the placeholder that stands in the prompt for a row of an image; -1: the vocabulary has none.
         keep_class: whether the image network's class token is a row, too.
         merge: patches a side that become one row.
         grid: (height, width) in pixels, of whole tiles.

@@ -32,6 +32,13 @@ _NETWORK = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.posit
             "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
 
 
+#: The conversation that LLaVA 1.5 was trained on (Vicuna's, without its system text), for files that hold none.
+LLAVA_TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
+                  "{% elif message['role'] == 'assistant' %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}"
+                  "{% else %}{{ 'USER: ' + message['content'] + ' ' }}{% endif %}{% endfor %}"
+                  "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}")
+
+
 def companion(folder: Folder) -> str | None:
     """The one projector file in a folder; None: there is none.
 
@@ -71,6 +78,8 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
     _check_width(taken, text, projector)
     first = len(text.spec.files)
     token = _image_token(text)
+    if kind == "mlp" and text.chat_template is None:
+        text = replace(text, chat_template=LLAVA_TEMPLATE)
     kv |= {"mpool.vision.decoder": text.spec.architecture, "mpool.vision.image_token_id": token,
            "mpool.vision.merge": merge, "mpool.vision.norm": kind == "idefics3"}
     settings = VisionSettings(scheme="one" if kind == "mlp" else "split", image=image, image_token_id=token,
@@ -168,14 +177,8 @@ def _check_width(tensors: list[TensorEntry], text: ModelDescription, file: str) 
 
 
 def _image_token(text: ModelDescription) -> int:
-    """The placeholder: ``<image>``, or in vocabularies without it the unknown token, which no text becomes."""
+    """The placeholder ``<image>``, or -1 in vocabularies without it: then places are known without a token."""
     assert text.tokenizer is not None and text.tokenizer.gguf is not None
     keys: Mapping[str, Any] = text.tokenizer.gguf
     tokens = keys["tokenizer.ggml.tokens"]
-    if "<image>" in tokens:
-        return int(tokens.index("<image>"))
-    unknown = keys.get("tokenizer.ggml.unknown_token_id")
-    if type(unknown) is not int or not 0 <= unknown < len(tokens):
-        raise Unsupported(f"{text.spec.files[0]}: the vocabulary has neither <image> nor an unknown token, so nothing "
-                          "can stand for an image in a prompt")
-    return unknown
+    return int(tokens.index("<image>")) if "<image>" in tokens else -1

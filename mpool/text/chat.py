@@ -113,7 +113,7 @@ class ChatTemplate:
     def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
-               continue_final_message: bool = False, stand_in: tuple[str, str] | None = None,
+               continue_final_message: bool = False, stand_in: tuple[str, str | None] | None = None,
                **variables: Any) -> ChatPrompt:
         """The conversation as token ids.
 
@@ -121,19 +121,23 @@ class ChatTemplate:
         the template's own are control tokens. Without such texts the ids are those of the rendered text.
 
         Args and errors are those of :meth:`render`; ``add_generation_prompt`` is on unless the last message is
-        continued. ``stand_in``: a character in the messages, and the text of the control token that it stands for.
+        continued. ``stand_in``: a character in the messages, and the text of the control token that it stands for, or
+        None: it becomes -1, whatever the vocabulary has.
         """
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         data = self._data(messages, tools, documents, variables)
         mark = _Guard.of(tokenizer).apply(data)
         text = self._render(data, add_generation_prompt, continue_final_message)
-        if stand_in is not None:
-            text = text.replace(*stand_in)
+        char = None
+        if stand_in is not None and stand_in[1] is not None:
+            text = text.replace(stand_in[0], stand_in[1])
+        elif stand_in is not None:
+            char = stand_in[0]
         if mark is None:
-            return ChatPrompt(tokenizer.encode_marked(text, None), text)
+            return ChatPrompt(tokenizer.encode_marked(text, None, char), text)
         text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) writes it so
-        return ChatPrompt(tokenizer.encode_marked(text, mark), text.replace(mark, ""))
+        return ChatPrompt(tokenizer.encode_marked(text, mark, char), text.replace(mark, ""))
 
     def places_images(self, token: str, tokenizer: Tokenizer) -> bool:
         """Whether it takes a message as a list of parts and writes ``token`` where one of them is an image."""

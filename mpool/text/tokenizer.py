@@ -277,14 +277,19 @@ class Tokenizer:
         around = len(self.prefix_ids) + len(self.suffix_ids) if add_special else 0
         return len(self._one(text, parse_special)) + around
 
-    def encode_marked(self, text: str, mark: str | None) -> np.ndarray:
+    def encode_marked(self, text: str, mark: str | None, stand_in: str | None = None) -> np.ndarray:
         """Ids of a rendered chat prompt, int32 ``[tokens]``, without special tokens around it.
 
         Control tokens are parsed, except where ``mark`` (one of :data:`MARKS`) stands within their text; the marks
-        themselves are not part of the text.
+        themselves are not part of the text. ``stand_in``: a character that is cut out as control tokens are, and
+        becomes -1.
         """
         try:
-            return np.array(self._parsed(_checked(text, None), mark), dtype=np.int32)
+            pieces = [_checked(text, None)] if stand_in is None else _checked(text, None).split(stand_in)
+            ids = list(self._parsed(pieces[0], mark))
+            for piece in pieces[1:]:
+                ids += -1, *self._parsed(piece, mark)
+            return np.array(ids, dtype=np.int32)
         except (UnicodeEncodeError, TypeError):
             raise _bad_text(text, None) from None
 

@@ -496,6 +496,23 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
             call->images.n_runs = 2;
         mp_call_destroy(&call->base);
     }
+    /* of a vocabulary without placeholders any token may be one, and is where a run says so */
+    ((mp_decoder *)tiny.model)->vision->image_token = -1;
+    for (int fault = 0; fault < 2; fault++) {
+        mp_error error;
+        mp_text_call *call;
+        uint64_t cost;
+        uint32_t total;
+        mp_error_clear(&error);
+        make_call(1, &call, &error);
+        MP_CHECK_OK(error.code, &error);
+        call->prompt[0] = MARK;
+        call->prompt[call->images.runs[0].start] = 1;
+        call->images.runs[1].rows -= fault;
+        MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error),
+                     fault ? MP_INVALID_ARGUMENT : MP_OK);
+        mp_call_destroy(&call->base);
+    }
     tiny_unload(&tiny);
 }
 

@@ -203,8 +203,10 @@ def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path)
     with pytest.raises(errors.ContextOverflow, match="1000 of them for 40 images") as caught:
         pool.vision([PHOTO] * 40, text(1, 100), model)
     assert caught.value.limit == 1023
-    with pytest.raises(errors.InvalidArgument, match="placeholders for images"):
-        pool.generate([5, visionmodels.IMAGE, 9], model)
+    for prompt, more in (([5, visionmodels.IMAGE, 9], {}), ("w5 <image> w9", {"parse_special": True})):
+        with pytest.raises(errors.InvalidArgument, match="token 1 of the prompt is <image>, the place of an") as found:
+            pool.generate(prompt, model, **more)
+        assert "mpool.vision(images, prompt, model)" in str(found.value)
     with pytest.raises(errors.InvalidArgument, match="prompt is missing"):
         pool.submit("vision", images=PHOTO, model=model)
     with pytest.raises(errors.InvalidArgument, match="an http or https URL"):

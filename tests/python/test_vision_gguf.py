@@ -19,7 +19,6 @@ from paritymodels import transformers
 from test_parity_vision import pictures, relative, request, run
 from tinygguf import gguf
 
-#: Of the files: where no <image> is in the vocabulary the unknown token stands for a row of an image.
 UNKNOWN = 0
 LLAVA = {"k_proj": "attn_k", "q_proj": "attn_q", "v_proj": "attn_v", "out_proj": "attn_out", "layer_norm1": "ln1",
          "layer_norm2": "ln2", "fc1": "ffn_up", "fc2": "ffn_down"}
@@ -98,7 +97,7 @@ def test_gguf_pair_is_the_folder(tmp_path: Path, family: str, swapped: bool) -> 
         wanted = run(pool, made, prompt_logits=True, max_tokens=8)
         found = pool.get(str(pair))
         assert found.capability == "vision"
-        assert found.description.vision.image_token_id == UNKNOWN
+        assert found.description.vision.image_token_id == -1  # no <image> is in the vocabulary: any token may stand
         prompt = np.where(made.prompt == visionmodels.IMAGE, UNKNOWN, made.prompt).astype(np.int32)
         ticket = pool.registry.submit_text(found._entry.core_key("float32"), prompt, vision=True,
                                            images=made.images.arrays(),
@@ -135,6 +134,30 @@ def test_a_question_to_a_pair(llava: Path) -> None:
     other = transformers.LlavaImageProcessorPil(**config, do_rescale=False, do_normalize=False)(
         picture, return_tensors="pt", input_data_format="channels_last")["pixel_values"][0].numpy()
     assert np.abs(tile - other.transpose(1, 2, 0)).max() <= 1
+
+
+def test_a_place_is_no_token(tmp_path: Path) -> None:
+    """In a vocabulary without <image>, and without bytes, words become the unknown token; none of them is an image."""
+    model = visionmodels.randomised("llava")
+    decoder(model, tmp_path / "text-F32.gguf")
+    projector(model, tmp_path / "mmproj-F32.gguf")
+    picture = visionmodels.image(3, 50, 90)
+    with mpool.Pool() as pool:
+        made = pool._vision_request([picture, picture], "w10 \u00fc <unk> \ufdd8 w11", str(tmp_path), {})
+        runs = made.images.runs.reshape(-1, 3).tolist()
+        entry = pool.get(str(tmp_path))._entry
+        head, line = ([*entry.tokenizer().encode(text, add_special=False)] for text in ("USER: ", "\n"))
+        assert runs == [[len(head), 25, 1], [len(head) + 25 + len(line), 25, 1]]
+        assert (made.prompt == UNKNOWN).sum() > 50 + len(line)  # some of them in the text
+        done = pool.vision(picture, "w10 \u00fc w11", str(tmp_path), temperature=0, max_tokens=3)
+        assert len(done.token_ids) <= 3 and done.usage.prompt_tokens == len(pool._vision_request(
+            picture, "w10 \u00fc w11", str(tmp_path), {}).prompt)
+        with pytest.raises(errors.InvalidArgument, match=r"U\+FDD8 to U\+FDDB"):
+            pool.vision(picture, "\ufdd8\ufdd9\ufdda\ufddb", str(tmp_path))
+        talk = [{"role": role, "content": word} for role, word in (
+            ("system", "w1"), ("user", "w2"), ("assistant", "w3"), ("user", "w4"))]
+        assert entry.template().render(talk, add_generation_prompt=True) == (  # LLaVA 1.5's own
+            "w1 USER: w2 ASSISTANT: w3</s>USER: w4 ASSISTANT:")
 
 
 def test_pairs_that_do_not_belong_together(llava: Path, tmp_path: Path) -> None:
