@@ -36,7 +36,7 @@ SUFFIX = ".jsonl"
 #: Seconds after which calls that ended before the oldest one are seen.
 _PERIOD = 0.1
 #: Seconds that the end of the interpreter waits for a disk.
-_LAST = 10.0
+_LAST = 1.0
 
 
 @dataclass(frozen=True, slots=True)

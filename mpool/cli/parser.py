@@ -164,6 +164,8 @@ def _worker(command: argparse.ArgumentParser) -> None:
                               "(default: wait)")
     command.add_argument("--timeout", type=float, metavar="SECONDS", help="that a job may take once it has its turn "
                                                                           "(default: any)")
+    command.add_argument("--capture", metavar="PATH", help="record what the layers give out for every job: a folder, "
+                                                           "which gets a .jsonl file a job, or a .jsonl file")
 
 
 def _number_or_none(text: str) -> int | None:

@@ -67,6 +67,7 @@ def worker(arguments: argparse.Namespace) -> int:
     where the worker listens to standard output."""
     for name, value in _NO_THREADS.items():
         os.environ.setdefault(name, value)
+    from ..captures import Capture
     from ..errors import MpoolError
 
     with _packages():
@@ -74,10 +75,12 @@ def worker(arguments: argparse.Namespace) -> int:
         from ..server.settings import token_of
         from ..server.worker import Worker, worker_config, worker_settings
     token = None if arguments.token_file is None else token_of(arguments.token_file)
+    capture = None if arguments.capture is None else Capture(arguments.capture)
     try:
         made = Worker(arguments.model, worker_settings(arguments.port, token),
                       worker_config(arguments.threads, arguments.offline or None), arguments.compute, arguments.busy,
-                      arguments.timeout, lambda share, what: note(f"mpool: loading {share} %: {what}"))
+                      arguments.timeout, capture,
+                      lambda share, what: note(f"mpool: loading {share} %: {what}"))
     except MpoolError as error:
         note(f"mpool: {worker_code(refusal_of(error, 'load'))}")
         raise

@@ -33,6 +33,7 @@ from .streaming import EVENTS, Streamed, event
 if TYPE_CHECKING:
     import os
 
+    from ..captures import Capture
     from ..generation import Request
     from ..results import Chunk
 
@@ -231,6 +232,7 @@ class Worker:
         compute: class of arithmetic.
         busy: what becomes of a job that comes while there is another one: it waits for its turn, or gets 409.
         timeout: seconds that a job may take once it has its turn; None: any.
+        capture: what records the layers of every job, under its ``job_id`` (:func:`mpool.capture`); None: nothing does.
         announce: told how far the load is: per cent, and what has been done.
 
     Attributes:
@@ -242,11 +244,11 @@ class Worker:
     """
 
     def __init__(self, ref: str | os.PathLike[str], settings: Settings, config: PoolConfig, compute: str = "auto",
-                 busy: Literal["wait", "refuse"] = "wait", timeout: float | None = None,
+                 busy: Literal["wait", "refuse"] = "wait", timeout: float | None = None, capture: Capture | None = None,
                  announce: Callable[[int, str], object] = lambda share, what: None) -> None:
         if busy not in ("wait", "refuse"):
             raise InvalidArgument(f"busy is {busy!r}, allowed: 'wait', 'refuse'")
-        self.busy, self.timeout, self.turns = busy, timeout, Turns()
+        self.busy, self.timeout, self.capture, self.turns = busy, timeout, capture, Turns()
         self._options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         _options.begin(config, dict(self._options))  # checks it
         self.pool = Pool(config)
@@ -302,6 +304,8 @@ class Worker:
         if body.seed is not None and body.seed > _MAX_SEED:
             raise Refusal("invalid_value", f"seed: allowed is 0 to {_MAX_SEED}.", "seed")
         options = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
+        if self.capture is not None:
+            options["capture"] = self.capture.job(body.job_id)
         request = self.pool._prompt_request(body.prompt, self.model, {**options, "max_tokens": body.max_tokens})
         if self.turns.find(body.job_id) is not None:
             raise Refusal("invalid_value", "job_id: a job of this id has not ended yet.", "job_id")

@@ -136,6 +136,18 @@ def test_a_prompt_that_was_read_before_has_the_same_records(model: mpool.Model) 
     assert done.usage.cached_tokens > 0 and first.records() == second.records()
 
 
+def test_models_that_read_images(pool: mpool.Pool) -> None:
+    """Their decoder's layers; the answer is the same."""
+    image = np.zeros((28, 28, 3), np.uint8)
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
+    plain = pool.vision(image, "Which digit is this?", "mpool:digits-llava", **options)
+    with mpool.capture() as capture:
+        done = pool.vision(image, "Which digit is this?", "mpool:digits-llava", capture=capture, **options)
+    drawn = done.usage.completion_tokens + (done.finish_reason == "stop")
+    assert done.text == plain.text and drawn > 0
+    assert [record.token_idx for record in capture.records() if record.checkpoint == "logits"] == list(range(drawn))
+
+
 def test_guesses_leave_no_trace(tmp_path: Path) -> None:
     """Rows of guesses that were wrong are not among the records, and those that were right are, once."""
     program = """if True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import mpool
@@ -44,9 +45,9 @@ def test_numbers_in_words() -> None:
     assert [in_words(minute) for minute in (0, 13, 20, 59)] == ["zero", "thirteen", "twenty", "fifty-nine"]
 
 
-def test_haiku_generation_anti_cheat() -> None:
+def test_haiku_generation_anti_cheat(tmp_path: Path) -> None:
     """Three haiku, each with the current minute in words and a random word; the same from the library, from the library
-    again and from a worker over HTTP.
+    again and from workers over HTTP, of which one captures what its layers give out and one does not.
 
     Rates measured for SmolLM2-135M-Instruct (Q4_1), 30 nonces each, both parts in the answer: asked plainly for a haiku
     2 of 30 (greedy or at temperature 0.7), asked in its chat format 8 of 30, after the two haiku shown above 28 of 30
@@ -58,7 +59,8 @@ def test_haiku_generation_anti_cheat() -> None:
     ref = SMOLLM2 if found is None else str(found)  # without the weights this fails, and says how to get them
     held = 0
     model = mpool.get(ref)  # of the default pool, which has nothing to do with the worker's
-    with working(f"haiku={ref}") as worker:
+    captured = mpool.capture(tmp_path / "jobs")
+    with working(f"haiku={ref}") as plain, working(f"haiku={ref}", capture=captured) as capturing:
         for number, word in enumerate(random.SystemRandom().sample(WORDS, 3)):
             minute = in_words(time.localtime().tm_min)
             prompt = SHOWN.format(minute, word)
@@ -68,16 +70,19 @@ def test_haiku_generation_anti_cheat() -> None:
             held += minute in lower and word in lower
             assert "\ufffd" not in done.text and done.text.isascii() and len(done.text.split()) >= 5, done.text
             assert sum(char.isalpha() or char.isspace() for char in done.text) > 0.8 * len(done.text), done.text
-            live = run(worker.serving, job_id=f"greedy{number}", prompt=prompt, **greedy)
-            assert text_of(live) == done.text and live[-1][1]["tokens_out"] == done.usage.completion_tokens
+            for worker in (plain, capturing):
+                live = run(worker.serving, job_id=f"greedy{number}", prompt=prompt, **greedy)
+                assert text_of(live) == done.text and live[-1][1]["tokens_out"] == done.usage.completion_tokens
 
             drawn: dict[str, Any] = {"temperature": 0.9, "seed": random.getrandbits(60), "max_tokens": 40}
             first, again = (model.generate(prompt, logprobs=True, **drawn) for _ in range(2))
             tokens = [[token.token_id for token in result.logprobs or ()] for result in (first, again)]
             assert tokens[0] == tokens[1] and len(tokens[0]) == first.usage.completion_tokens > 0
-            live = run(worker.serving, job_id=f"drawn{number}", prompt=prompt, **drawn)
-            assert text_of(live) == first.text and live[-1][1]["tokens_out"] == len(tokens[0])
-            if first.text.isascii():  # else some tokens are parts of characters, which go out together
-                assert [(data["t"], data["i"]) for name, data in live if name == "token"] == [
-                    (token.token, at) for at, token in enumerate(first.logprobs or ()) if token.token]
+            for worker in (plain, capturing):
+                live = run(worker.serving, job_id=f"drawn{number}", prompt=prompt, **drawn)
+                assert text_of(live) == first.text and live[-1][1]["tokens_out"] == len(tokens[0])
+                if first.text.isascii():  # else some tokens are parts of characters, which go out together
+                    assert [(data["t"], data["i"]) for name, data in live if name == "token"] == [
+                        (token.token, at) for at, token in enumerate(first.logprobs or ()) if token.token]
+        assert captured.flush(60) and (captured.written, captured.failed) == (6, 0)
     assert held >= 2, "the answers do not carry what only the prompt said"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mpool
 from mpool import errors
 from mpool.results import Chunk
 from realmodels import real_path
@@ -273,9 +274,12 @@ def test_a_job_id_is_one_job(slow_worker: Worker) -> None:
     free(slow_worker)
 
 
-def test_the_threads_are_the_loop_the_team_maintenance_and_drain(llama: Path) -> None:
-    """While a job runs, and after many: no thread for requests, bodies or tokenising ever came."""
-    with Process("-m", f"tiny={llama}", "--threads", "2") as process:
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_threads_are_the_loop_the_team_maintenance_and_drain(llama: Path, tmp_path: Path, captured: bool) -> None:
+    """And the one that writes captures, if there is one. While a job runs, and after many: no thread for requests,
+    bodies or tokenising ever came."""
+    more = ("--capture", str(tmp_path / "jobs")) if captured else ()
+    with Process("-m", f"tiny={llama}", "--threads", "2", *more) as process:
         folder = f"/proc/{process.process.pid}/task"
         at_once: list[list[str]] = []
         for number in range(6):
@@ -287,7 +291,70 @@ def test_the_threads_are_the_loop_the_team_maintenance_and_drain(llama: Path) ->
         kinds = Counter(at_once[0])
         core = {name: kinds.pop(name) for name in ("mpool-compute", "mpool-worker") if name in kinds}
         assert core["mpool-compute"] == 1, at_once[0]  # the team's second lane; the worker's engine is the first
-        assert sum(kinds.values()) == 2, at_once[0]  # the loop, and what drains the core's log
+        assert sum(kinds.values()) == 2 + captured, at_once[0]  # the loop, and what drains the core's log
+
+
+# ---- captures --------------------------------------------------------------------------------------------------------
+
+def test_jobs_are_captured_while_it_serves(llama: Path, tmp_path: Path) -> None:
+    """Each job under its name, in a file of its own, with as many records as it should have; the events are the same
+    to the byte, but for how long it took."""
+    def events_of(worker: Worker) -> list[Any]:
+        found = [run(worker.serving, job_id=name, prompt="A cat sat", max_tokens=9, temperature=1.0, seed=5)
+                 for name in ("a/../b", "b")]
+        return [(name, {key: value for key, value in data.items() if key != "decode_time_ms"})
+                for events in found for name, data in events]
+
+    with working(f"tiny={llama}") as made:
+        wanted = events_of(made)
+    with working(f"tiny={llama}", capture=mpool.capture(tmp_path / "jobs")) as made:
+        assert events_of(made) == wanted
+        capture = made.capture
+        assert capture is not None and capture.flush(60)
+        layers = int(made.model.description.spec.kv["llama.block_count"])
+    found = capture.records()
+    assert sorted(os.listdir(tmp_path / "jobs")) == ["000001.jsonl", "000002.jsonl"]
+    assert [record.job_id for record in found] == ["a/../b"] * 9 * (layers + 3) + ["b"] * 9 * (layers + 3)
+    assert (capture.written, capture.dropped, capture.failed) == (2, 0, 0)
+    first, second = ([record for record in found if record.job_id == name] for name in ("a/../b", "b"))
+    assert mpool.compare_captures(first, second).worst.most == 0
+
+
+def test_a_worker_that_is_killed_keeps_the_records_of_jobs_that_ended(tmp_path: Path) -> None:
+    """Killed in the middle of a job, which needs seconds; what it had written is whole, and of all jobs before."""
+    with Process("-m", str(real_path("smollm2")), "--capture", str(tmp_path / "jobs.jsonl")) as process:
+        for name in ("a", "b"):
+            run(process, job_id=name, prompt="Once upon a time", max_tokens=5, **GREEDY)
+        # the next turn comes after the end of the one before, but its records are written beside it
+        until(lambda: (tmp_path / "jobs.jsonl").exists()
+              and {record.job_id for record in mpool.read_capture(tmp_path / "jobs.jsonl")} == {"a", "b"})
+        events = Events(process, job_id="c", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+        process.process.kill()
+        process.process.wait(30)
+        events.close()
+    found = mpool.read_capture(tmp_path / "jobs.jsonl")
+    assert Counter(record.job_id for record in found) == {"a": 5 * 33, "b": 5 * 33}
+
+
+def test_a_worker_whose_disk_is_full_serves_on(llama: Path, tmp_path: Path) -> None:
+    capture = mpool.capture(tmp_path / "jobs")
+    with working(f"tiny={llama}", capture=capture) as made:
+        (tmp_path / "jobs").rmdir()
+        (tmp_path / "jobs").write_text("no folder")  # nothing can be written there
+        for name in ("a", "b"):
+            assert run(made.serving, job_id=name, prompt="A cat", max_tokens=5, **GREEDY)[-1][0] == "end"
+        assert capture.flush(60) and (capture.written, capture.failed) == (0, 2)
+        assert ask(made.serving, "/health")[1]["status"] == "ready"
+
+
+def test_captures_end_with_the_worker(llama: Path, tmp_path: Path) -> None:
+    """SIGTERM in the middle of a job: it ends, its records are written, and the exit code is 0."""
+    with Process("-m", f"tiny={llama}", "--capture", str(tmp_path / "jobs")) as process:
+        events = Events(process, job_id="last", prompt="A cat", max_tokens=20, **GREEDY)
+        process.process.send_signal(signal.SIGTERM)
+        found = list(events)
+        assert found[-1][0] == "end" and process.process.wait(30) == 0
+    assert len({record.token_idx for record in mpool.read_capture(tmp_path / "jobs")}) >= found[-1][1]["tokens_out"]
 
 
 # ---- ends that somebody else decides on ------------------------------------------------------------------------------
