@@ -107,6 +107,8 @@ if TYPE_CHECKING:
     from .results import Completion as Completion
     from .results import Timings as Timings
     from .results import TokenLogprob as TokenLogprob
+    from .results import ToolCall as ToolCall
+    from .results import ToolCallDelta as ToolCallDelta
     from .results import TopLogprob as TopLogprob
     from .results import Usage as Usage
     from .show import show_config as show_config
@@ -139,7 +141,8 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "pictures": ("Picture", "PictureStep", "Pictures"),
     "pool": ("Pool",),
     "reranking": ("RankedDocument", "Ranking"),
-    "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "TopLogprob", "Usage"),
+    "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
+                "Usage"),
     "show": ("show_config",),
     "_similarity": ("similarity",),
     "streams": ("Stream",),

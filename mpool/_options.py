@@ -347,7 +347,9 @@ class TextOptions(CallKeywords, total=False):
     parse_special: bool
     response_format: Mapping[str, Any] | type | None
     capture: Capture | CaptureJob | None
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None
+    tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
     template_options: Mapping[str, Any] | None
     allow_urls: bool
     compute: Compute

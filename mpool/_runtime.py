@@ -335,11 +335,19 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
         messages: dicts ``{"role": ..., "content": ...}``; roles are system, developer, user, assistant, tool; content
             is a text, or a list of ``{"type": "text", "text": ...}``. For a model that reads images a part may be one,
             ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`` or ``{"type": "image",
-            "image": ...}`` with what :func:`embed_image` takes; or a message has ``"images": [...]``.
+            "image": ...}`` with what :func:`embed_image` takes; or a message has ``"images": [...]``. An assistant's
+            may have ``tool_calls``, as OpenAI and Ollama write them; their results are messages of the role tool, with
+            ``tool_call_id``, or ``name``.
         model: as for :func:`generate`.
         stream: as for :func:`generate`.
         **sampling: as for :func:`generate`, without ``parse_special``; and
             template_options: dict of what else the model's template reads, such as ``{"enable_thinking": False}``.
+            tools: what the model may call, at most 128: OpenAI's dicts ``{"type": "function", "function": {"name":
+            ..., "description": ..., "parameters": JSON schema, "strict": bool}}``, Python functions whose parameters
+            have annotations (what they are for is read from the docstring), pydantic classes.
+            tool_choice ("auto"): "auto": the model may answer, or call; "required": it has to call; ``{"type":
+            "function", "function": {"name": ...}}``: it has to call this one; "none": as if no tools were given.
+            parallel_tool_calls (True): an answer may have several calls.
             allow_urls (False): fetch images at http and https URLs.
 
     Returns:
@@ -348,10 +356,19 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
         ``reasoning``, of results and of the pieces of a stream; stop strings and ``max_tokens`` count in both. With a
         ``response_format`` it answers without.
 
+        With ``tools``, the calls that the model asks for are in ``tool_calls``, and ``finish_reason`` is
+        ``"tool_calls"``. With the extra ``grammar`` they are valid by construction: nothing can be written but the
+        model's own form of calls, names that were given, and arguments that fit the schema, without properties that it
+        does not list. Keywords that a grammar cannot keep (``uniqueItems``, unknown formats) are refused of tools that
+        are strict, and not kept of others. Without the extra, or with workers that are processes, calls are parsed:
+        what is none, or calls what was not given, is text; nothing can be required.
+
     Raises:
-        InvalidArgument: the messages are not as described.
-        Unsupported: the model has no chat template, tools are given, or a message has images and the model reads text
-            only.
+        InvalidArgument: the messages or tools are not as described, a schema cannot be used, or tools are given with a
+            ``response_format``, ``min_tokens`` or ``ignore_eos``.
+        LimitError: there are more tools than 128, or they are larger than 262,144 characters as JSON.
+        Unsupported: the model has no chat template, tools are given and the template does not speak of any, a call is
+            required and the extra ``grammar`` is not installed, or a message has images and the model reads text only.
         TemplateError: the template refuses the conversation.
         others as for :func:`generate`.
 

@@ -296,7 +296,8 @@ def _text(pool: Pool, model: Any, options: dict[str, Any], chars: int, stream: b
     compute = options.get("compute", "auto")
     if isinstance(compute, str) and compute == "auto" and hasattr(model, "_compute"):
         compute = model._compute
-    long = chars >= _threads.LONG // 4 or options.get("response_format") is not None  # grammars are compiled
+    long = chars >= _threads.LONG // 4 or any(options.get(name) is not None  # grammars are compiled
+                                              for name in ("response_format", "tools"))
 
     async def request() -> Request:
         return await _prepared(pool, model, capability, compute, lambda: make(begun), long, chat)

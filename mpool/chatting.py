@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._options import Call
     from .seeing import Images
     from .text import ChatPrompt, ChatTemplate
+    from .tools import Tools
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
@@ -27,16 +28,16 @@ def template_of(entry: Entry) -> ChatTemplate:
 
 
 def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
-              call: Call | None = None) -> tuple[ChatPrompt, Images | None]:
-    """A conversation, up to where the answer begins, and its images. Takes its own options out of ``options``.
+              call: Call | None = None) -> tuple[ChatPrompt, Images | None, Tools | None]:
+    """A conversation, up to where the answer begins, its images, and the tools that the answer may call. Takes its own
+    options out of ``options``.
 
     Raises:
-        InvalidArgument: the messages are not of the shape described in :func:`mpool.chat`.
-        Unsupported: they hold images and the model reads text only, tools are given, or the model has no template.
+        InvalidArgument: the messages or the tools are not of the shape described in :func:`mpool.chat`.
+        Unsupported: they hold images and the model reads text only, tools are given and the model's template knows of
+            none, or the model has no template.
         TemplateError: the template refuses the conversation.
     """
-    if _given(options.pop("tools", None)):
-        raise Unsupported("tools are not supported yet", key=entry.key, hint="Describe them in a system message")
     if options.pop("parse_special", False) is not False:
         raise InvalidArgument("parse_special is given for a chat, allowed: in generate",
                               hint="What a message says is plain text; the template writes the control tokens",
@@ -51,9 +52,17 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
     try:
         images: list[Any] | None = [] if sees else None
         checked = check_messages(messages, images)
+        tools = None
+        if any(options.get(name) is not None for name in ("tools", "tool_choice", "parallel_tool_calls")):
+            from .tools import take
+
+            tools = take(entry, options)
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            options.pop(name, None)
+        checked, given = _told(entry, checked, tools)
         if images is not None:
-            return _with_images(entry, checked, images, variables, allow_urls, call)
-        return entry.template().prompt(checked, entry.tokenizer(), **variables), None
+            return *_with_images(entry, checked, images, variables, allow_urls, call, given), tools
+        return entry.template().prompt(checked, entry.tokenizer(), tools=given, **variables), None, tools
     except TypeError as error:
         # a variable by the name of one of prompt's own arguments
         raise InvalidArgument(f"template_options cannot hold these names: {error}", key=entry.key) from None
@@ -62,8 +71,27 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         raise
 
 
+def _told(entry: Entry, messages: list[dict[str, Any]],
+          tools: Tools | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """The conversation with its calls as the template reads them, and the tools that it is given beside it."""
+    if tools is None and not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+        return messages, None
+    from .text import tool_formats, tool_templates
+    from .tools import name_results
+
+    template = entry.template()
+    use = tool_templates.use_of(template)
+    name_results(messages)
+    messages = tool_templates.with_calls(messages, use, tool_formats.of_template(template.source))
+    if tools is None:
+        return messages, None
+    return (messages, tools.given) if use.tools == "variable" else \
+        (tool_templates.with_tools(messages, tools.given), None)
+
+
 def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any], variables: Mapping[str, Any],
-                 allow_urls: Any, call: Call | None) -> tuple[ChatPrompt, Images | None]:
+                 allow_urls: Any, call: Call | None,
+                 tools: list[dict[str, Any]] | None) -> tuple[ChatPrompt, Images | None]:
     import numpy as np
 
     from . import seeing
@@ -78,7 +106,7 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
         stand_in = seeing.stand_in(messages), token
         messages = [{**message, "content": _joined(message["content"], stand_in[0] + "\n")} for message in messages]
     cuts = seeing.read_images(entry, images, allow_urls, None if call is None else call.deadline)
-    made = template.prompt(messages, tokenizer, stand_in=stand_in, **variables)
+    made = template.prompt(messages, tokenizer, tools=tools, stand_in=stand_in, **variables)
     ids, first = made.ids, tokenizer.prefix_ids
     if first and ids[:len(first)].tolist() != list(first):  # as processors do, whose templates may leave it out
         ids = np.concatenate([np.array(first, dtype=np.int32), ids])
@@ -117,8 +145,16 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         content = _content(where, message, role, images)
         chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
             else len(content or "")
-        checked.append({**{name: value for name, value in message.items() if name != "images" or images is None},
-                        "content": content})
+        one = {**{name: value for name, value in message.items() if name != "images" or images is None},
+               "content": content}
+        calls = one.pop("tool_calls", None)
+        if _given(calls):
+            if role != "assistant":
+                raise InvalidArgument(f"{where} has tool_calls and the role {role}, allowed: the role assistant")
+            from .tools import check_calls
+
+            one["tool_calls"] = check_calls(where, calls)
+        checked.append(one)
     if chars > MAX_CHARS:
         raise InvalidArgument(f"messages have {chars:,} characters together, allowed: {MAX_CHARS:,}",
                               hint="Leave out the oldest")

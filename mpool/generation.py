@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,17 @@ from . import _threads, sampling
 from ._options import PLAIN
 from .embedding import MAX_CHARS, surrogate_of
 from .errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
-from .results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, TopLogprob, Usage
+from .results import (
+    Choice,
+    Chunk,
+    Completion,
+    FinishReason,
+    Timings,
+    TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
+    Usage,
+)
 from .sampling import Sampling, _short
 from .text import reasoning
 
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
     from .seeing import Images
     from .text import Tokenizer
     from .text.reasoning import Splitter
+    from .text.tool_calls import Calls
+    from .tools import Tools
 
 #: What the core calls the end of a text -> what results call it.
 _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
@@ -38,7 +50,7 @@ _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "can
 class Request:
     """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``; ``splitter``: what takes its answers
     apart (:mod:`mpool.text.reasoning`), None if they are given as they are; ``format``: what its answers must look like
-    (:mod:`mpool.grammar`); ``capture``: where its records go."""
+    (:mod:`mpool.grammar`); ``capture``: where its records go; ``tools``: what they may call."""
 
     entry: Entry
     registry: _core.Registry
@@ -52,6 +64,7 @@ class Request:
     vision: bool = False
     format: Format | None = None
     capture: CaptureJob | None = None
+    tools: Tools | None = None
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
@@ -82,6 +95,15 @@ class Request:
         """Of what its ticket does."""
         return Reader(self, ticket)
 
+    def parser(self, choice: int) -> Calls | None:
+        """What takes calls off the answer of this number; None if it may have none."""
+        if self.tools is None:
+            return None
+        from .tools import identifier
+
+        seed = b"%b %d %d" % (self.prompt.tobytes(), self.sampling.seed, choice)
+        return self.tools.parser(lambda number: identifier(seed, number))
+
 
 @contextmanager
 def keyed(entry: Entry) -> Iterator[None]:
@@ -94,8 +116,10 @@ def keyed(entry: Entry) -> Iterator[None]:
 
 
 def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
-            splitter: Callable[[], Splitter] | None = None, images: Images | None = None) -> Request:
-    """A call for a prompt that is tokens already, and the images in it. ``splitter``: as of :class:`Request`.
+            splitter: Callable[[], Splitter] | None = None, images: Images | None = None,
+            tools: Tools | None = None) -> Request:
+    """A call for a prompt that is tokens already, and the images in it. ``splitter``, ``tools``: as of
+    :class:`Request`.
 
     Raises:
         InvalidArgument: an option of sampling is unknown or out of range.
@@ -119,7 +143,16 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         if wanted is not None:
             from . import grammar
 
-            format, splitter = grammar.prepare(wanted, tokenizer, chosen), None  # thoughts would not fit it
+            format = grammar.prepare(wanted, tokenizer, chosen)
+            if tools is not None and format is not None:
+                raise InvalidArgument("response_format is given with tools, allowed: one of them",
+                                      hint='tool_choice="none" leaves the tools out')
+            splitter = None if tools is None else splitter  # thoughts would not fit it
+        if tools is not None:
+            from .tools import constrain
+
+            format = constrain(tools, entry, chosen, splitter)
+            tools = replace(tools, sure=format is not None)
     room = settings.context_length - len(ids)
     if room < 1:
         raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "
@@ -127,7 +160,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                               hint="Shorten the prompt", key=entry.key)
     most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter, images,
-                   entry.capability == "vision", format, capture)
+                   entry.capability == "vision", format, capture, tools)
 
 
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
@@ -181,6 +214,7 @@ class Reader:
         if request.capture is not None:  # its thread holds the ticket, too: who drops the reader leaves the call
             weakref.finalize(self, ticket.cancel).atexit = False
         self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
+        self._parsers = [request.parser(index) for index in range(n)]
 
     def take(self) -> list[Chunk]:
         """Pieces of all choices that moved."""
@@ -198,10 +232,15 @@ class Reader:
             text, thoughts = data.decode(), ""
             if self._splitters is not None:
                 thoughts, text = self._splitters[index].feed(text, bool(finish))
-                if not finish and not text and not thoughts:
-                    continue
-            chunks.append(Chunk(text, index, _FINISH[finish], self.stop(finish, at),
-                                self._new_logprobs(index, bool(finish)), thoughts))
+            parser, calls = self._parsers[index], ()  # type: Any, tuple[ToolCallDelta, ...]
+            if parser is not None:
+                text, new = parser.feed(text, bool(finish))
+                calls = tuple(ToolCallDelta(*piece) for piece in new)
+            if not finish and not text and not thoughts and not calls:
+                continue
+            stop = self.stop(finish, at)
+            chunks.append(Chunk(text, index, _reason(_FINISH[finish], stop, parser), stop,
+                                self._new_logprobs(index, bool(finish)), thoughts, calls))
         return chunks
 
     def check(self) -> None:
@@ -254,6 +293,8 @@ class Reader:
 
     def completion(self) -> Completion:
         """All of it; the ticket is done, or was cancelled and is taken as it stands."""
+        from .tools import calls_of
+
         choices = []
         for index in range(self.request.sampling.n):
             data, count, finish, at = self.ticket.text(index, 0)
@@ -263,11 +304,15 @@ class Reader:
             if self.request.sampling.logprobs >= 0:
                 details = self._logprobs(index, 0, ids, logprobs)
             thoughts, text = reasoning.split(self.request.splitter, data.decode())
-            reason, stop = _FINISH[finish] or "cancelled", self.stop(finish, at)
+            stop, parser = self.stop(finish, at), self.request.parser(index)
+            if parser is not None:
+                text, _ = parser.feed(text, True)
+            reason = _reason(_FINISH[finish] or "cancelled", stop, parser)
             parsed = None
             if self.request.format is not None and reason == "stop" and stop is None:
                 parsed = self.request.format.parse(text)
-            choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thoughts, parsed))
+            choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thoughts, parsed,
+                                  () if parser is None else calls_of(parser)))
         self.request.tokenizer.finish_later()
         prompt, _, cached, queued, prompting, generating = self.ticket.usage()
         first = choices[0]
@@ -275,11 +320,17 @@ class Reader:
             text=first.text, finish_reason=first.finish_reason, stop=first.stop, token_ids=first.token_ids,
             logprobs=first.logprobs, usage=Usage(prompt, sum(len(choice.token_ids) for choice in choices), cached),
             timings=Timings(queued, prompting, generating, self._total()), model=self.request.entry.key,
-            seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning, parsed=first.parsed)
+            seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning, parsed=first.parsed,
+            tool_calls=first.tool_calls)
 
     def _total(self) -> float:
         submitted, _, finished = self.ticket.times()
         return max(0.0, finished - submitted) if finished else 0.0
+
+
+def _reason(reason: FinishReason | None, stop: str | int | None, parser: Calls | None) -> Any:
+    """Why an answer ended, by what is known once its calls were taken off."""
+    return "tool_calls" if reason == "stop" and stop is None and parser is not None and parser.calls else reason
 
 
 def unread() -> Completion:

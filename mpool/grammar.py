@@ -8,6 +8,7 @@ core while that computes the token's row. An answer whose mask comes late waits 
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -15,18 +16,22 @@ import select
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
 from .sampling import Sampling, _short
+from .text.running_text import RunningText
+from .text.specials import CALL_MARKS, SHOWN, compile_trie
 
 if TYPE_CHECKING:
     import llguidance
 
     from . import _core
     from .text import Tokenizer
+    from .text.tool_grammar import Grammar
 
 #: Bounds of what a caller may give; what llguidance makes of it has bounds of its own.
 MAX_CHARS, MAX_DEPTH = 65536, 64
@@ -50,18 +55,21 @@ class Format:
         matcher: at the beginning of an answer.
         is_json: the text can be parsed.
         model: the pydantic class that was given, if one was.
+        running: makes what follows one answer that may be text, and says where a mask stays the one before.
     """
 
     first: bytes
     matcher: llguidance.LLMatcher
     is_json: bool
     model: Any
+    running: Callable[[], RunningText] | None = None
     _faults: dict[int, MpoolError] = field(default_factory=dict)  # by identity of the ticket, while it is held
 
     def follow(self, ticket: _core.Ticket, n: int, key: str) -> None:
         """Has masks made for a call that was started with :attr:`first`."""
         matchers = [self.matcher.deep_copy() for _ in range(n)]
-        _follow(_Followed(ticket, self, matchers, key))
+        running = [None if self.running is None else self.running() for _ in matchers]
+        _follow(_Followed(ticket, self, matchers, key, running))
 
     def hold(self, ticket: _core.Ticket, reader: object) -> None:
         """Cancels the ticket once the reader, which its caller holds, is gone: the thread holds the ticket, too."""
@@ -99,10 +107,7 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | N
     kind, source, model = _read(wanted)
     if kind == "text":
         return None
-    for name, value in (("ignore_eos", sampling.ignore_eos), ("min_tokens", sampling.min_tokens)):
-        if value:
-            raise InvalidArgument(f"{name} is {value} with a response_format, allowed: none: the format says when an "
-                                  "answer ends")
+    _check_ends("a response_format", sampling)
     try:
         made = _made(tokenizer)
     except ImportError:
@@ -110,6 +115,33 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | N
                           hint='pip install "mpool[grammar]" installs it') from None
     first, matcher = made.compiled(kind, source)
     return Format(first, matcher, kind == "schema", model)
+
+
+def installed() -> bool:
+    """Whether there is what makes masks."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling) -> Format:
+    """What keeps answers to calls of tools, and to text before them (:mod:`mpool.text.tool_grammar`).
+
+    Raises:
+        InvalidArgument: a schema cannot be used, or an option beside tools keeps answers from ending.
+    """
+    _check_ends("tools", sampling)
+    made = _made(tokenizer)
+    first, matcher = made.compiled("tools", wanted.lark)
+    running = None
+    if wanted.marks is not None:
+        running = partial(RunningText, tuple(mark.encode() for mark in wanted.marks), wanted.leads,
+                          made.tokens.__getitem__)
+    return Format(first, matcher, False, None, running)
+
+
+def _check_ends(what: str, sampling: Sampling) -> None:
+    for name, value in (("ignore_eos", sampling.ignore_eos), ("min_tokens", sampling.min_tokens)):
+        if value:
+            raise InvalidArgument(f"{name} is {value} with {what}, allowed: none: the format says when an answer ends")
 
 
 def check(wanted: Any) -> None:
@@ -122,9 +154,10 @@ def check(wanted: Any) -> None:
 
 
 def _refused(kind: str, why: str) -> InvalidArgument:
-    what = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar"}[kind]
+    what = {"schema": "response_format: the JSON schema", "regex": "response_format: the regular expression",
+            "grammar": "response_format: the grammar", "tools": "tools: a schema"}[kind]
     lines = " ".join(why.split())
-    return InvalidArgument(f"response_format: {what} cannot be used: {lines[:300]}")
+    return InvalidArgument(f"{what} cannot be used: {lines[:300]}")
 
 
 def _read(wanted: Any) -> tuple[str, str, Any]:
@@ -215,9 +248,20 @@ class _Tokens:
         self.special_token_ids = sorted({*self.special_token_ids, *tokenizer.eog_ids})
         self.eos_token_id, self.bos_token_id = tokenizer.eog_ids[0], None
         self._tokenizer = tokenizer
+        found = ((word, tokenizer.token_id(word)) for word in (*CALL_MARKS, *SHOWN))
+        self._marks = {word: token for word, token in found
+                       if token is not None and self.tokens[token] == word.encode()}
+        self._mark = compile_trie(self._marks, group=True)
 
     def __call__(self, text: bytes) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text.decode(errors="replace"), add_special=False)]
+        """Tokens of a text that a format wants, as models write it: marks are one token, also those of control."""
+        ids: list[int] = []
+        for part in self._mark.split(text.decode(errors="replace")):
+            if part in self._marks:
+                ids.append(self._marks[part])
+            elif part:
+                ids += map(int, self._tokenizer.encode(part, add_special=False))
+        return ids
 
 
 class _Made:
@@ -230,8 +274,10 @@ class _Made:
             raise InvalidArgument("response_format needs a model whose answers have an end: its tokenizer names no "
                                   "token that ends a text")
         blanks, *others = llguidance.LLTokenizer.general_slices()
+        tokens = _Tokens(tokenizer)
+        self.tokens = tokens.tokens
         self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(tokenizer)), n_vocab=tokenizer.vocab_size,
+            llguidance.TokenizerWrapper(tokens), n_vocab=tokenizer.vocab_size,
             eos_token=list(tokenizer.eog_ids), slices=[blanks, *_WORDS, *others])
         self._formats: OrderedDict[tuple[str, str], tuple[bytes, llguidance.LLMatcher]] = OrderedDict()
 
@@ -260,7 +306,7 @@ class _Made:
         try:
             if kind == "regex":
                 grammar = make.grammar_from_regex(source)
-            elif kind == "grammar":
+            elif kind in ("grammar", "tools"):
                 grammar = make.grammar_from_lark(source)
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": _BLANKS})
@@ -294,9 +340,11 @@ def _made(tokenizer: Tokenizer) -> _Made:
 class _Followed:
     """A call whose masks are being made. One filler's thread, but for the constructor."""
 
-    def __init__(self, ticket: _core.Ticket, form: Format, matchers: list[llguidance.LLMatcher], key: str) -> None:
+    def __init__(self, ticket: _core.Ticket, form: Format, matchers: list[llguidance.LLMatcher], key: str,
+                 running: list[RunningText | None] | None = None) -> None:
         self.ticket, self._form, self._matchers, self._key = ticket, form, matchers, key
         self._counts, self._ended = [0] * len(matchers), [False] * len(matchers)
+        self._running = running or [None] * len(matchers)
 
     def advance(self) -> bool:
         """Masks for the tokens that were written. False: nothing more is to be done."""
@@ -316,10 +364,13 @@ class _Followed:
         ids, self._ended[choice] = self.ticket.drawn_ids(choice, self._counts[choice])
         if not ids or self._ended[choice]:
             return
-        matcher = self._matchers[choice]
-        mask = matcher.compute_bitmask() if matcher.consume_tokens(ids) else b""
+        matcher, running = self._matchers[choice], self._running[choice]
+        known = None if running is None else running.known(ids)
+        mask = b"" if not matcher.consume_tokens(ids) else known or matcher.compute_bitmask()
+        if running is not None and known is None:
+            running.keep(mask)
         if matcher.is_error():  # by its limits: no token was drawn that it does not allow
-            raise LimitError(f"response_format: the format became too complex at token {self._counts[choice]}: "
+            raise LimitError(f"the format of the answer became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}")
         self._counts[choice] += len(ids)
         self.ticket.mask(choice, self._counts[choice], mask)

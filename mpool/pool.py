@@ -255,7 +255,7 @@ class Pool:
         from . import generation
 
         entry, compute = self._text_entry(model, options)
-        for name in ("tools", "template_options", "allow_urls"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
             if options.pop(name, None) is not None:
                 raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
         ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False))
@@ -271,9 +271,9 @@ class Pool:
         from .text import reasoning
 
         entry, compute = self._text_entry(model, options, capability)
-        prompt, images = chatting.prompt_of(entry, messages, options, call)
-        return generation.prepare(entry, prompt.ids, compute, options,
-                                  reasoning.of_template(entry.template().source, prompt.text), images)
+        prompt, images, tools = chatting.prompt_of(entry, messages, options, call)
+        splitter = reasoning.of_template(entry.template().source, prompt.text, tools is not None)
+        return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools)
 
     def _vision_request(self, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                         call: Call | None = None) -> Request:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 #: Why a text ended. ``"stop"``: the model ended it, or a stop string or token did (see ``stop``); ``"length"``:
-#: ``max_tokens`` or the context was full; ``"cancelled"``: the stream was left early.
-FinishReason = Literal["stop", "length", "cancelled"]
+#: ``max_tokens`` or the context was full; ``"tool_calls"``: the model ended it, and wants tools to be called;
+#: ``"cancelled"``: the stream was left early.
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,39 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model asks for.
+
+    Attributes:
+        id: the message with its result names it, as ``tool_call_id``.
+        name: of the tool.
+        arguments: by name; None if the answer was cut before they were complete.
+        raw: the arguments as JSON text.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """What a piece of a stream adds to a call.
+
+    Attributes:
+        index: which of the answer's calls, from 0.
+        id, name: as in :class:`ToolCall`, in the first piece of a call, else None.
+        arguments: what was added to the JSON text of the arguments.
+    """
+
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of the ``n`` answers to a prompt.
 
@@ -90,6 +124,7 @@ class Choice:
         parsed: with a ``response_format`` of JSON, what the text says: an instance of the pydantic class that was
             given, else dicts, lists and so on. None if the text was cut (``finish_reason`` ``"length"``, a stop
             string), or the class has validators of its own that refuse it: its ``model_validate_json(text)`` says why.
+        tool_calls: of a chat with ``tools``, the calls that the model asks for, in order.
     """
 
     index: int
@@ -100,6 +135,7 @@ class Choice:
     logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str | None = None
     parsed: Any = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +143,7 @@ class Completion:
     """An answer. ``str()`` of it is its text.
 
     Attributes:
-        text, finish_reason, stop, token_ids, logprobs, reasoning, parsed: those of the first choice (see
+        text, finish_reason, stop, token_ids, logprobs, reasoning, parsed, tool_calls: those of the first choice (see
             :class:`Choice`).
         usage: counts of tokens.
         timings: where the time went.
@@ -128,13 +164,19 @@ class Completion:
     choices: tuple[Choice, ...]
     reasoning: str | None = None
     parsed: Any = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
-    def message(self) -> dict[str, str]:
+    def message(self) -> dict[str, Any]:
         """The answer as a chat message, ready to be appended to ``messages``: with its ``reasoning``, if there is one,
-        which :func:`mpool.chat` hands to templates under the names that they read it by."""
-        thoughts = {} if self.reasoning is None else {"reasoning": self.reasoning}
-        return {"role": "assistant", "content": self.text, **thoughts}
+        which :func:`mpool.chat` hands to templates under the names that they read it by, and with its complete
+        ``tool_calls``, in OpenAI's shape."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning is not None:
+            found["reasoning"] = self.reasoning
+        calls = [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.raw}}
+                 for call in self.tool_calls if call.arguments is not None]
+        return {**found, "tool_calls": calls} if calls else found
 
     def __str__(self) -> str:
         return self.text
@@ -152,6 +194,7 @@ class Chunk:
         stop: as in :class:`Choice`, in the last piece.
         logprobs: of the tokens decided since the piece before, if asked for.
         reasoning: what was added to the choice's ``reasoning``, which comes before its text.
+        tool_calls: what was added to the choice's ``tool_calls``.
     """
 
     text: str
@@ -160,9 +203,11 @@ class Chunk:
     stop: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
     def __str__(self) -> str:
         return self.text
 
 
-__all__ = ["Choice", "Chunk", "Completion", "FinishReason", "Timings", "TokenLogprob", "TopLogprob", "Usage"]
+__all__ = ["Choice", "Chunk", "Completion", "FinishReason", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta",
+           "TopLogprob", "Usage"]

@@ -1,10 +1,11 @@
-"""What answers are to look like, as each protocol says it: checked here, kept to by :mod:`mpool.grammar`."""
+"""What answers are to look like, and what tools they may call, as each protocol says it: checked here, kept to by
+:mod:`mpool.grammar`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import grammar
+from .. import grammar, tool_schemas
 from ..errors import MpoolError
 from .errors import Refusal
 
@@ -50,3 +51,19 @@ def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     except MpoolError as error:
         raise Refusal("invalid_value", error.message[:200] + ".", name) from None
     return {"response_format": wanted}
+
+
+def of_tools(tools: list[dict[str, Any]] | None, choice: Any = None, parallel: bool | None = None) -> dict[str, Any]:
+    """Options of the library for tools, whether they have to be called, and whether several may be at once.
+
+    Raises:
+        Refusal: something is no tool, or they are beyond the bounds.
+    """
+    if not tools:
+        return {}
+    try:
+        tool_schemas.read(tools)
+    except MpoolError as error:
+        raise Refusal("invalid_value", error.message[:300] + ".", "tools") from None
+    found = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return {name: value for name, value in found.items() if value is not None}

@@ -27,10 +27,12 @@ from .ollama_structs import (
     ModelRows,
     NameRequest,
     OllamaAnswerMessage,
+    OllamaCall,
     OllamaChatAnswer,
     OllamaChatRequest,
     OllamaEmbeddingsAnswer,
     OllamaEmbeddingsRequest,
+    OllamaFunction,
     OllamaMessage,
     Options,
     Progress,
@@ -142,12 +144,10 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
 async def chat(context: Context, body: OllamaChatRequest) -> Response:
     """An answer to a conversation."""
     served = await context.model(body.model)
-    if body.tools:
-        raise Refusal("unsupported_parameter", "tools are not supported yet.", "tools")
     if not body.messages:
         return await _only_load(context, served, body, _answered)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    options = {**sampling(context, body), **call_options(body)}
+    options = {**sampling(context, body), **call_options(body), **forms.of_tools(body.tools)}
     stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **_thought(options, body))
     return await _answer(context, served, body, stream, _answered)
 
@@ -163,11 +163,14 @@ def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, 
     found: dict[str, Any] = {"role": message.role, "content": context.check_text(message.content, where)}
     if message.images:
         found["images"] = [image_of(image, f"{where}.images[{at}]") for at, image in enumerate(message.images)]
-    for name in ("thinking", "tool_calls"):
-        if value := getattr(message, name):
+    for name, value in (("thinking", message.thinking), ("name", message.tool_name),
+                        ("tool_call_id", message.tool_call_id)):
+        if value:
             found[name] = value
-    if message.tool_name:
-        found["name"] = message.tool_name
+    if message.tool_calls:
+        found["tool_calls"] = [{"id": call.id, "function": {"name": call.function.name,
+                                                            "arguments": call.function.arguments}}
+                               for call in message.tool_calls]
     return found
 
 
@@ -179,7 +182,7 @@ async def _answer(context: Context, served: Served, body: TextRequest, stream: A
         finally:
             await stream.aclose()
         fields = {**_last(context, body.model, done), "logprobs": _logprobs(served, done.logprobs)}
-        return json_answer(shape(done.text, done.reasoning or None, fields))
+        return json_answer(_calling(shape(done.text, done.reasoning or None, fields), done))
     pieces = Pieces(context.state, [stream])
     await pieces.begin()
 
@@ -187,9 +190,22 @@ async def _answer(context: Context, served: Served, body: TextRequest, stream: A
         async for _, chunk in pieces:
             if chunk.text or chunk.reasoning or chunk.logprobs:
                 yield line(_encode(_piece(served, body.model, chunk, shape)))
-        yield line(_encode(shape("", None, _last(context, body.model, await stream.result()))))
+        done = await stream.result()
+        if done.tool_calls:
+            fields = {"model": body.model, "created_at": now(), "done": False}
+            yield line(_encode(_calling(shape("", None, fields), done)))
+        yield line(_encode(shape("", None, _last(context, body.model, done))))
 
     return Streamed(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES, pieces.close)
+
+
+def _calling(answer: msgspec.Struct, done: Completion) -> msgspec.Struct:
+    """The answer with the calls of tools that are complete: each is told whole."""
+    calls = [OllamaCall(OllamaFunction(call.name, call.arguments, at), call.id)
+             for at, call in enumerate(done.tool_calls) if call.arguments is not None]
+    if isinstance(answer, OllamaChatAnswer) and calls:
+        answer.message.tool_calls = calls
+    return answer
 
 
 def _piece(served: Served, name: str, chunk: Chunk, shape: Shape) -> msgspec.Struct:
@@ -296,9 +312,9 @@ def _named(body: NameRequest | PullRequest) -> str:
 async def show(context: Context, body: NameRequest) -> Response:
     """What is known of a model."""
     served = await context.model(_named(body))
-    found = await asyncio.to_thread(facts.of, served)
-    return json_answer(ShowAnswer(Details(**found.details), found.info, found.capabilities, found.modified_at,
-                                  found.license, found.parameters))
+    found, abilities = await asyncio.to_thread(lambda: (facts.of(served), facts.abilities(served)))
+    return json_answer(ShowAnswer(Details(**found.details), found.info, found.capabilities + abilities,
+                                  found.modified_at, found.license, found.parameters))
 
 
 async def pull(context: Context, body: PullRequest) -> Response:

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ..errors import MpoolError
+from ..text import ChatTemplate, tool_formats
+from ..text.tool_templates import use_of
+
 if TYPE_CHECKING:
     from ..pool import Pool
     from .models import Models, Served
@@ -73,6 +77,18 @@ def of(served: Served) -> Facts:
         parameters="\n".join(f"{name} {value}" for name, value in sorted(defaults.items())))
 
 
+def abilities(served: Served) -> list[str]:
+    """What a model's chat template says that it can do beside answering."""
+    source = served.model.description.chat_template
+    if not source or tool_formats.of_template(source) is None:
+        return []
+    try:
+        use = use_of(ChatTemplate(source, special={"bos_token": "", "eos_token": ""}))
+    except MpoolError:  # what is wrong with a template is told when it is used
+        return []
+    return [] if use.tools is None else ["tools"]
+
+
 async def fetch(name: str, models: Models, pool: Pool) -> None:
     """Fetches a model of the catalogue, on a thread that ends with the process: a download must not keep a server that
     is being stopped.
@@ -111,4 +127,4 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
     await models.find(name)
 
 
-__all__ = ["Facts", "fetch", "of"]
+__all__ = ["Facts", "abilities", "fetch", "of"]

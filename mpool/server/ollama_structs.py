@@ -86,22 +86,40 @@ class GenerateRequest(TextRequest, kw_only=True):
     images: list[str] | None = None
 
 
+class OllamaFunction(Struct, omit_defaults=True):
+    """What is called, and with what; ``index``: which of the answer's calls."""
+
+    name: str
+    arguments: dict[str, Any]
+    index: int | None = None
+
+
+class OllamaCall(Struct, omit_defaults=True):
+    """A call of a tool."""
+
+    function: OllamaFunction
+    id: str | None = None
+
+
 class OllamaMessage(Struct, forbid_unknown_fields=True):
-    """A message of a conversation; ``images`` are base64."""
+    """A message of a conversation; ``images`` are base64. Of the role ``tool``: the result of a call of
+    ``tool_name``, or of the call ``tool_call_id``."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
     images: list[str] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[OllamaCall], Meta(max_length=1000)] | None = None
     tool_name: str | None = None
+    tool_call_id: str | None = None
 
 
 class OllamaChatRequest(TextRequest, kw_only=True):
-    """A conversation; without messages the model is only loaded, or unloaded. ``tools`` are refused for now."""
+    """A conversation; without messages the model is only loaded, or unloaded. ``tools`` are functions, for models whose
+    template knows tools, and not beside ``format``."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=10_000)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
 
 
 class EmbedRequest(Request, kw_only=True):
@@ -183,6 +201,7 @@ class OllamaAnswerMessage(Struct, omit_defaults=True):
     role: str
     content: str
     thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
 
 
 class OllamaChatAnswer(Counts, kw_only=True):

@@ -23,7 +23,7 @@ from mpool.catalog.spec import TokenTable
 from mpool.errors import FormatError, LimitError, Unsupported
 from mpool.text import limits
 from mpool.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from mpool.text.specials import BY_TEXT, END_OF_GENERATION, SHOWN
+from mpool.text.specials import BY_TEXT, CALL_MARKS, END_OF_GENERATION, SHOWN
 
 if TYPE_CHECKING:
     from mpool import _core
@@ -104,7 +104,8 @@ class GGUFVocab:
         special: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``, ``mask``, ``eot``, ``eom``, ``fim_*`` -> id.
         prefix, suffix: ids put around a text when special tokens are asked for.
         eog: ids that end a generation, ascending.
-        shown: ids of control tokens whose text is part of an answer: the markers of a harmony conversation.
+        shown: ids of control tokens whose text is part of an answer: the markers of a harmony conversation, and
+            marks of calls.
         pre: the pre-tokenizer (``bpe``), else ``None``.
         lstrip, rstrip: ids of tokens that swallow the white space before or after them.
         file: path for error messages, or ``None``.
@@ -323,6 +324,7 @@ class GGUFVocab:
         self.shown = {ids[text] for text in SHOWN if text in ids}
         for token in self.shown:
             types[token] = TokenType.CONTROL
+        self.shown |= {ids[text] for text in CALL_MARKS if text in ids and types[ids[text]] == TokenType.CONTROL} - eog
         eog |= {special[name] for name in ("eos", "eot", "eom") if name in special}
         ends = {self.texts[token] for token in eog}
         # harmony and solar-open use <|end|> between the messages of one answer

@@ -15,7 +15,7 @@ from mpool.catalog.spec import TokenTable
 from mpool.errors import FileError, FormatError, LimitError
 from mpool.text import limits
 from mpool.text.gguf_vocab import byte_alphabet
-from mpool.text.specials import END_OF_TURN, SHOWN, compile_trie
+from mpool.text.specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from mpool.text.tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 
 if TYPE_CHECKING:
@@ -203,12 +203,14 @@ class JSONTokenizer(Tokenizer):
         return TokenTable(data=b"".join(parts), offsets=offsets, control=bytes(hidden), eog=self.eog_ids)
 
     def _shown(self) -> tuple[str, ...]:
-        """Control tokens that are part of an answer's text: harmony's, if the model has those, as from GGUF files."""
+        """Control tokens that are part of an answer's text: marks of calls, and harmony's, if the model has those, as
+        from GGUF files."""
         ids = [self._hf.token_to_id(text) for text in SHOWN]
         ends = self._hf.token_to_id("<|end|>")
+        marks = tuple(text for text in CALL_MARKS if self._hf.token_to_id(text) not in self.eog_ids)
         if None in ids[:3]:
-            return ()
-        return SHOWN if ends in self.eog_ids else (*SHOWN, "<|end|>")
+            return marks
+        return (*marks, *SHOWN) if ends in self.eog_ids else (*marks, *SHOWN, "<|end|>")
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         return self._hf.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special)

@@ -14,23 +14,34 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from mpool.text.json_extent import JsonExtent
+
 _OPEN, _CLOSE = "<think>", "</think>"
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 #: What ends a message of harmony; those that end an answer, too, stand in its text only if a tokenizer shows them.
 _BREAKS = (_END, _START, _CHANNEL, "<|return|>", "<|call|>")
 _BREAK = re.compile("|".join(map(re.escape, _BREAKS)))
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+_FUNCTION = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
+#: What begins a message to a function, as :class:`HarmonyCalls` writes it; its name and ``<|message|>`` follow.
+CALL = "<|channel|>commentary to=functions."
 
 
-def of_template(source: str, prompt: str) -> Callable[[], Splitter] | None:
+def is_harmony(source: str) -> bool:
+    """Whether a chat template is one of harmony."""
+    return _CHANNEL in source and _MESSAGE in source
+
+
+def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], Splitter] | None:
     """What makes splitters for the answers to a prompt; None if the model's answers have one part.
 
     Args:
         source: the chat template.
         prompt: what it was rendered to.
+        calls: the model was given functions: messages to them belong to the answer.
     """
-    if _CHANNEL in source and _MESSAGE in source:
-        return Harmony
+    if is_harmony(source):
+        return HarmonyCalls if calls else Harmony
     if _OPEN in source or _CLOSE in source:
         return OpenThoughts if prompt.rstrip().endswith(_OPEN) else Thoughts
     return None
@@ -148,10 +159,14 @@ class Harmony(Splitter):
             if last:
                 self._text = ""  # a header that nothing follows
             return False
-        name = _CHANNEL_NAME.search(head)
         self._text = rest
-        self._open((name is None or name[1] == "final") and " to=" not in head)
+        self._address(head)
         return True
+
+    def _address(self, head: str) -> None:
+        """To whom the message with this header is."""
+        name = _CHANNEL_NAME.search(head)
+        self._open((name is None or name[1] == "final") and " to=" not in head)
 
     def _begins(self, head: str, whole: bool, last: bool) -> bool:
         """Whether the beginning of an answer is a header, or may become one."""
@@ -178,3 +193,45 @@ class Harmony(Splitter):
         self._header = True
         self._text = self._text[end:] if found[0] == _CHANNEL else self._text[found.end():]
         return True
+
+
+class HarmonyCalls(Harmony):
+    """The same, but messages to functions are part of the answer: :data:`CALL`, the function's name, ``<|message|>``,
+    content ``<|call|>``. No other message can hold these words, since they would end it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = ""  # of a call whose content has not begun
+        self._calls = False
+        self._extent: JsonExtent | None = None  # of arguments: words in them end nothing
+
+    def _address(self, head: str) -> None:
+        to = _FUNCTION.search(head)
+        if to is None:
+            super()._address(head)
+            return
+        self._open(True)
+        self._start, self._calls, self._extent = CALL + to[1] + _MESSAGE, True, JsonExtent(0)
+
+    def _read_body(self, out: list[str], last: bool) -> bool:
+        if self._start:
+            self._text = self._text.lstrip()
+            if not self._text:
+                return False
+            out[1] += "\n" * self._apart + self._start
+            self._start, self._apart, self._said[1] = "", False, True
+            if self._text[0] != "{":
+                self._extent = None
+        if self._extent is not None:
+            end = self._extent.end(self._text)
+            taken = len(self._text) if end < 0 else end
+            out[1] += self._text[:taken]
+            self._text = self._text[taken:]
+            self._extent.at -= taken
+            self._extent = None if end >= 0 else self._extent
+            return True
+        more = super()._read_body(out, last)
+        if self._header and self._calls:
+            out[1] += "<|call|>"
+            self._calls = False
+        return more

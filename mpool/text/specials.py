@@ -35,6 +35,12 @@ BY_TEXT: Mapping[str, tuple[str, ...]] = {
 #: Markers of a harmony conversation: shown as text, whatever their type says.
 SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
+#: Marks of calls of tools: shown as text, too, where they are control tokens.
+CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", "<tool_call>",
+              "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+              "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+              "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
+
 
 def trie_pattern(words: Iterable[str]) -> str:
     """A regular expression that matches the longest of ``words`` at a place, without trying them one by one."""

@@ -422,8 +422,8 @@ def test_messages_that_are_none(pool: mpool.Pool, llama: Path, messages: object)
 
 def test_what_chat_cannot_do_yet(pool: mpool.Pool, llama: Path) -> None:
     good = [{"role": "user", "content": "Hi"}]
-    with pytest.raises(mpool.Unsupported, match="tools are not supported"):
-        pool.chat(good, llama, tools=[{"type": "function"}])
+    with pytest.raises(mpool.Unsupported, match="does not support tools"):
+        pool.chat(good, llama, tools=[{"type": "function", "function": {"name": "f"}}])
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(mpool.Unsupported, match="reads text only"):
         pool.chat(image, llama)

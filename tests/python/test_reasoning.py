@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from pathlib import Path
 from typing import Any
 
+import chainmodels
 import pytest
 
 import mpool
 from mpool.text import reasoning
-from mpool.text.reasoning import Harmony, OpenThoughts, Splitter, Thoughts
+from mpool.text.reasoning import Harmony, HarmonyCalls, OpenThoughts, Splitter, Thoughts
 
 C, M, S, E = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
 CASES: list[tuple[type[Splitter], str, str | None, str]] = [
@@ -40,6 +40,13 @@ CASES: list[tuple[type[Splitter], str, str | None, str]] = [
     (Harmony, f"{C}final{M}", None, ""),
     (Harmony, f"{C}final{M}Hello{E}more text", None, "Hello\nmore text"),
     (Harmony, "to= be or not to be", None, "to= be or not to be"),
+    (HarmonyCalls, f"{C}analysis{M}a{E}{S}assistant{C}commentary to=functions.f <|constrain|>json{M}{{}}<|call|>", "a",
+     f"{C}commentary to=functions.f{M}{{}}<|call|>"),
+    (HarmonyCalls, f" to=functions.f{C}commentary json{M}{{}}", None, f"{C}commentary to=functions.f{M}{{}}"),
+    (HarmonyCalls, f"{C}final{M}Hi{E}{S}assistant to=functions.f{C}commentary{M}{{}}{E}{S}assistant{C}final{M}x", None,
+     f"Hi\n{C}commentary to=functions.f{M}{{}}<|call|>\nx"),
+    (HarmonyCalls, f"{C}commentary to=browser.open{M}{{}}<|call|>", "{}", ""),
+    (HarmonyCalls, f"{C}final{M}{C}commentary to=functions.f", None, ""),
 ]
 
 
@@ -93,41 +100,12 @@ CHAINS = {
     THINK: [("]", "<think>"), ("<think>", "Ã"), ("Ã", "¤"), ("¤", "Ġthink"), ("Ġthink", "</think>"),
             ("</think>", "Yes"), ("Yes", "."), (".", "<|return|>")],
 }
-SPECIAL = ["<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
+WORDS = ("assistant", "analysis", "final", "Yes", " think", "<think>", "</think>")
 GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "max_tokens": 40, "compute": "float32"}
 
 
 def _model(folder: Path, template: str) -> Path:
-    """A Llama without layers that do anything, whose head says what follows each token."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (
-        "assistant", "analysis", "final", "Yes", "Ġthink".replace("Ġ", " "), "<think>", "</think>")])
-    size, hidden = tokenizer.get_vocab_size(), 272
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=size, hidden_size=hidden, intermediate_size=32, num_hidden_layers=1, num_attention_heads=17,
-        max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None))
-    for parameter in model.parameters():
-        parameter.data.zero_()
-    model.model.norm.weight.data.fill_(1.0)
-    model.model.embed_tokens.weight.data[:, :size] = torch.eye(size, hidden)[:, :size]
-    for before, *after in CHAINS[template]:
-        for rank, text in enumerate(after):
-            ids = [tokenizer.token_to_id(name.replace("Ġ", " ") if len(name) > 1 else name) for name in (text, before)]
-            model.lm_head.weight.data[ids[0], ids[1]] = 1.0 - 0.05 * rank
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "added_tokens_decoder": {
-            str(tokenizer.token_to_id(text)): {"content": text, "special": True} for text in SPECIAL}}))
-    return folder
+    return chainmodels.save(folder, template, CHAINS[template], WORDS)
 
 
 @pytest.fixture(scope="module", params=[HARMONY, THINK], ids=["harmony", "think"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET
 from starlette.responses import Response
@@ -15,6 +15,8 @@ from ..operations import Context, Operation, image_of, json_answer
 from ..streaming import EVENTS
 from .structs import (
     AnswerMessage,
+    CallDelta,
+    CalledFunction,
     ChatAnswer,
     ChatChoice,
     ChatLogprobs,
@@ -23,15 +25,17 @@ from .structs import (
     ChatRequest,
     ChatToken,
     Delta,
+    FunctionDelta,
     ImagePart,
     Message,
+    MessageCall,
     TopToken,
     Usage,
 )
 from .text import LOWEST, encode, finish, sampling, streamed, usage_of
 
 if TYPE_CHECKING:
-    from ...results import Chunk, TokenLogprob
+    from ...results import Choice, Chunk, TokenLogprob, ToolCallDelta
     from ..models import Served
 
 
@@ -42,6 +46,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
     options |= forms.of_openai(body.response_format)
+    options |= forms.of_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())
@@ -51,10 +56,12 @@ async def chat(context: Context, body: ChatRequest) -> Response:
 
         def choice(index: int, delta: Delta, logprobs: Any = None, reason: str | None = None) -> bytes:
             return encode(ChatPiece(name, created, body.model, [
-                ChatPieceChoice(index, delta, _logprobs(served, logprobs), finish(reason))], unsaid))
+                ChatPieceChoice(index, delta, _logprobs(served, logprobs), _finish(reason))], unsaid))
 
         def piece(at: int, chunk: Chunk) -> bytes:
-            delta = Delta(content=chunk.text or None, reasoning_content=chunk.reasoning or None)
+            calls = [_delta(one) for one in chunk.tool_calls]
+            delta = Delta(content=chunk.text or None, reasoning_content=chunk.reasoning or None,
+                          tool_calls=calls or None)
             return choice(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
 
         def last(usage: Usage) -> bytes:
@@ -64,16 +71,28 @@ async def chat(context: Context, body: ChatRequest) -> Response:
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
         return await streamed(context, [stream], first, piece, last if counts else None)
     done = await aio.chat(messages, served.model, pool=pool, **options)
-    choices = [ChatChoice(one.index, AnswerMessage(
-        one.text, reasoning_content=UNSET if one.reasoning is None else one.reasoning), _logprobs(served, one.logprobs),
-                          finish(one.finish_reason) or "stop") for one in done.choices]
+    choices = [ChatChoice(one.index, _message_of(one), _logprobs(served, one.logprobs),
+                          _finish(one.finish_reason) or "stop") for one in done.choices]
     return json_answer(ChatAnswer(name, created, body.model, choices, usage_of([done])))
 
 
+def _finish(reason: str | None) -> Literal["stop", "length", "tool_calls"] | None:
+    return "tool_calls" if reason == "tool_calls" else finish(reason)
+
+
+def _delta(one: ToolCallDelta) -> CallDelta:
+    return CallDelta(one.index, one.id, None if one.id is None else "function", FunctionDelta(one.name, one.arguments))
+
+
+def _message_of(one: Choice) -> AnswerMessage:
+    calls = [MessageCall(call.id, CalledFunction(call.name, call.raw)) for call in one.tool_calls]
+    return AnswerMessage(one.text if one.text or not calls else None,
+                         reasoning_content=UNSET if one.reasoning is None else one.reasoning,
+                         tool_calls=calls or UNSET)
+
+
 def _check(body: ChatRequest) -> None:
-    if body.tools:
-        raise Refusal("unsupported_parameter", "tools are not supported yet.", "tools")
-    if body.tool_choice not in (None, "none", "auto"):
+    if not body.tools and body.tool_choice not in (None, "none", "auto"):
         raise Refusal("unsupported_parameter", "tool_choice is given without tools.", "tool_choice")
     if body.top_logprobs and not body.logprobs:
         raise Refusal("invalid_value", "top_logprobs: allowed with logprobs.", "top_logprobs")
@@ -89,9 +108,13 @@ def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
     elif message.role != "assistant":
         raise Refusal("invalid_value", f"{where}: content is missing.", where)
     found: dict[str, Any] = {"role": message.role, "content": content}
-    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
+    for at, call in enumerate(message.tool_calls or ()):
+        context.check_text(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
+        found.setdefault("tool_calls", []).append(
+            {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments}})
     return found
 
 

@@ -221,27 +221,43 @@ class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields
     image_url: ImageURL
 
 
+class CalledFunction(Struct):
+    """What is called; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class MessageCall(Struct):
+    """A call of a tool that an earlier answer asked for."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A message of a conversation."""
+    """A message of a conversation; of the role ``tool``: the result of the call ``tool_call_id``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[MessageCall], Meta(max_length=1000)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
 
 
 class ChatRequest(TextRequest, kw_only=True):
-    """A conversation to be answered. ``tools`` are refused for now; ``response_format`` is text, json_object or
-    json_schema."""
+    """A conversation to be answered. ``tools`` are functions, for models whose template knows tools; ``tool_choice`` is
+    auto, none, required or ``{"type": "function", "function": {"name": ...}}``; ``response_format`` is text,
+    json_object or json_schema, and not beside tools."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
@@ -273,12 +289,14 @@ class ChatLogprobs(Struct):
 
 
 class AnswerMessage(Struct):
-    """The answer; ``reasoning_content``: what the model thought before it, where the two are told apart."""
+    """The answer; ``content`` is null if it is calls of tools only; ``reasoning_content``: what the model thought
+    before it, where the two are told apart."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MessageCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -287,7 +305,7 @@ class ChatChoice(Struct):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatAnswer(Struct):
@@ -301,12 +319,29 @@ class ChatAnswer(Struct):
     object: str = "chat.completion"
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    """What a piece adds to a call: its name, in the first, and text of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(Struct, omit_defaults=True):
+    """Which call a piece adds to; the first of each says its ``id`` and ``type``."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta | None = None
+
+
 class Delta(Struct, omit_defaults=True):
     """What a piece adds."""
 
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChatPieceChoice(Struct):
@@ -315,7 +350,7 @@ class ChatPieceChoice(Struct):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
 
 
 class ChatPiece(Struct):

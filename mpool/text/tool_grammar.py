@@ -1,0 +1,211 @@
+"""Grammars of answers that may call tools, or have to, in a model's own form (:mod:`mpool.text.tool_formats`).
+
+Text is free up to a mark; what follows is calls to the last character, each with arguments that fit the function's JSON
+schema. Written for llguidance, whose lexemes are greedy unless marked lazy; a lazy one ends everything else that began
+where it did, which is why text cannot run over a mark.
+
+Sources:
+    https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mpool.text import reasoning
+from mpool.text.tool_formats import HARMONY, Function, ToolFormat
+
+
+class Grammar(NamedTuple):
+    """What keeps answers to a form.
+
+    Attributes:
+        lark: for llguidance.
+        marks: a text that holds none of these, and ends with no part of one, can be followed by the same as before;
+            behind the first of them come calls. None: that cannot be said.
+        leads: nor can it be said of answers that begin with a brace or a tag.
+    """
+
+    lark: str
+    marks: tuple[str, ...] | None
+    leads: bool
+
+
+#: The beginning of an answer that is a call where nothing marks it.
+LEADING = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
+#: Spaces in arguments: as JSON is written by most, or none.
+_SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+#: Keywords of a schema by which objects may have more properties than it lists.
+_OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref",
+            "$dynamicRef", "if", "dependentSchemas", "propertyNames", "minProperties")
+_ANY = "/(?s:.*)/"
+
+
+def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
+               splitter: Callable[[], reasoning.Splitter] | None) -> Grammar:
+    """The grammar of answers.
+
+    Args:
+        form: of calls.
+        functions: what may be called.
+        forced: an answer is calls, after thoughts if the model thinks; else it may be text, or text and then calls.
+        single: one call at most.
+        splitter: what takes thoughts off the answers; None if they have none.
+    """
+    rules = ["%llguidance {}", "", *_calls(form, functions, single or form.most == 1)]
+    if form is HARMONY:
+        rules[1] = "start: " + _harmony(rules, forced)
+        return Grammar("\n".join(rules), None, False)
+    mark = _literal(form.mark)
+    if forced:
+        body = "calls"
+    elif form.leads:
+        body = "(calls | UNLED)"
+        rules.append(f"UNLED: {_ANY} & ~/{LEADING}(?s:.*)/")
+    else:
+        body = "(head rest | TEXT)"
+        rules += ["head[lazy]: HEAD", f"HEAD: {_ANY} {mark}", f"TEXT: {_ANY}"]
+    thinks = splitter in (reasoning.Thoughts, reasoning.OpenThoughts)
+    start = body
+    if thinks:
+        rules += [r"thoughts[lazy]: /(?s:.*)<\/think>/", r"GAP: /\n{1,2}/"]
+        gap = "GAP? " if forced else ""
+        if splitter is reasoning.OpenThoughts:
+            start = f"thoughts {gap}{body}" + (" | UNENDED" if not forced else "")
+            rules += [f"UNENDED: {_ANY}"] * (not forced)
+        elif forced or form.leads:
+            start = f"opened thoughts {gap}{body} | {body}"
+            rules.append(r"opened[lazy]: /\s*<think>/")
+        else:
+            start = f"opened thoughts {body} | unthought rest | PLAIN"
+            rules += [r"opened[lazy]: /\s*<think>/", "unthought[lazy]: UNTHOUGHT",
+                      rf"UNTHOUGHT: ({_ANY} {mark}) & ~/\s*<think>(?s:.*)/", rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/"]
+    rules[1] = "start: " + start
+    marks = tuple(found for found in (form.mark, *(("<think>", "</think>") if thinks else ())) if found)
+    return Grammar("\n".join(rules), None if forced else marks, form.leads)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text)
+
+
+def _regex(text: str) -> str:
+    """A text as part of a regular expression between slashes."""
+    return re.sub(r"[^\w\s]", lambda found: "\\" + found[0] if found[0].isascii() else found[0], text) \
+        .replace("\n", r"\n")
+
+
+def _calls(form: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
+    """Rules ``calls``, ``rest`` (without the mark) and what they need; for harmony ``call`` only."""
+    rules: list[str] = []
+    calls = []
+    for at, function in enumerate(functions):
+        before, after = form.around(function.name)
+        if form.body == "xml":
+            calls.append(f"{_literal(before)} {_tagged(at, function, rules)}".rstrip())
+            continue
+        if form.numbered:
+            head = f"{_literal(function.name + ':')} /[0-9]{{1,3}}/ {_literal(form.middle)}"
+        elif form is HARMONY:
+            head = f"{_literal(function.name)} MIDDLE"
+        elif form.leads:  # one word with what may stand before it, or free text would win over that
+            head = rf"/(\n{{1,2}}|<\|python_tag\|>)?{_regex(before)}/"
+        else:
+            head = _literal(before)
+        calls.append(f"{head} args_{at}" + (f" {_literal(after)}" if after else ""))
+        rules.append(f"args_{at}: %json {json.dumps(_arguments(function))}")
+    rules.append("call: " + " | ".join(calls))
+    if form is HARMONY:
+        return rules
+    close = f" {_literal(form.close)}" if form.close else ""
+    tail = f" call{close}"
+    if not single:
+        tail += f" ({_literal(form.between + form.open)} call{close})*"
+    if form.listed or form.end:
+        tail += " " + _literal("]" * form.listed + form.end)
+    start, rest = form.prefix, form.prefix[len(form.mark):]
+    rules.append("calls:" + (f" {_literal(start)}" if start else "") + tail)
+    rules.append("rest:" + (f" {_literal(rest)}" if rest else "") + tail)
+    return rules
+
+
+def _harmony(rules: list[str], forced: bool) -> str:
+    """The start rule. A message to a function names it in its header, before the channel or behind it."""
+    rules.append(r"MIDDLE: / ?(<\|channel\|>(commentary|analysis))?( ?<\|constrain\|>json| json)?<\|message\|>/")
+    if forced:
+        rules.append(r"thoughts[lazy]: /<\|channel\|>analysis<\|message\|>(?s:.*)<\|end\|><\|start\|>assistant/")
+        return f"thoughts? {_literal(reasoning.CALL)} call"
+    rules += [r"head[lazy]: /(?s:.*)(<\|channel\|>commentary|<\|start\|>assistant) to=functions\./",
+              'leading[lazy]: " to=functions."', f"TEXT: {_ANY}"]
+    return "(leading | head) call | TEXT"
+
+
+def _arguments(function: Function) -> dict[str, Any]:
+    """The schema of a function's arguments, for llguidance: an object, with no property that it does not list unless
+    it says something of others."""
+    schema = dict(function.parameters)
+    if not any(name in schema for name in ("type", "$ref", "allOf", "anyOf", "oneOf")):
+        schema["type"] = "object"
+    if "properties" in schema and not any(name in schema for name in _OPENERS):
+        schema["additionalProperties"] = False
+    return {"x-guidance": {**_SPACES, "lenient": not function.strict}, **schema}
+
+
+# ---- arguments in tags -----------------------------------------------------------------------------------------------
+
+def is_text(schema: Any) -> bool:
+    """Whether a value of this schema stands between tags as it is; all others stand there as JSON."""
+    if not isinstance(schema, Mapping):
+        return False
+    kind = schema.get("type")
+    if kind is None:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(options, list):
+            kinds = [option.get("type") for option in options if isinstance(option, Mapping)]
+            return "string" in kinds and set(kinds) <= {"string", "null"} and len(kinds) == len(options)
+        return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+    return kind == "string" or isinstance(kind, list) and "string" in kind and set(kind) <= {"string", "null"}
+
+
+def _tagged(at: int, function: Function, rules: list[str]) -> str:
+    """What matches a function's arguments in tags, in the order of the schema."""
+    schema = function.parameters
+    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    found = []
+    for number, (name, value) in enumerate(properties.items()):
+        rule = f"value_{at}_{number}"
+        end = "\n</parameter>\n"
+        if is_text(value):
+            rules += [f"{rule}[lazy]: TEXT_{at}_{number}", f"TEXT_{at}_{number}: ({_text(value)}) {_literal(end)}"]
+            shown = rule
+        else:
+            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+            inner = value if isinstance(value, Mapping) else {}
+            inner = {"x-guidance": {**_SPACES, "lenient": not function.strict}, **shared, **inner}
+            rules.append(f"{rule}: %json {json.dumps(inner)}")
+            shown = f"{rule} {_literal(end)}"
+        one = f"{_literal(f'<parameter={name}>' + chr(10))} {shown}"
+        found.append(one if name in required else f"({one})?")
+    return " ".join(found)
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    """A terminal that matches a text of a schema, as far as that can be said: its values, length and pattern."""
+    for option in schema.get("anyOf") or schema.get("oneOf") or ():
+        if option.get("type") == "string":
+            return _text(option)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return " | ".join(_literal(value) for value in values if isinstance(value, str))
+    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+    parts = [rf"/(?s:.{{{low},{high}}})/" if low or high != "" else _ANY]
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        inner = pattern.removeprefix("^").removesuffix("$").replace("/", r"\/")
+        parts.append(f"/{'' if pattern.startswith('^') else '(?s:.*)'}({inner})"
+                     f"{'' if pattern.endswith('$') else '(?s:.*)'}/")
+    return " & ".join(parts)

@@ -1,0 +1,105 @@
+"""Chat templates in miniature, as the families write them: how each is told of tools, of calls and of their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TURNS = "{% for m in messages %}"
+_END = "{% endfor %}{% if add_generation_prompt %}"
+_CHATML_END = _END + "<|im_start|>assistant\n{% endif %}"
+_HERMES_TOOLS = ("{% if tools %}<|im_start|>system\n# Tools\n<tools>{% for t in tools %}\n{{ t | tojson }}{% "
+                 "endfor %}\n"
+                 "</tools>\nAnswer with <tool_call>\n{\"name\": <name>, \"arguments\": "
+                 "<args>}\n</tool_call><|im_end|>\n"
+                 "{% endif %}")
+_HERMES_TURNS = ("<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n{% if m.role == 'tool' %}<tool_response>\n"
+                 "{{ m.content }}\n</tool_response>{% elif m.content %}{{ m.content }}{% endif %}"
+                 "{% for c in m.tool_calls or [] %}\n<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": "
+                 "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n")
+
+HERMES = _HERMES_TOOLS + _TURNS + _HERMES_TURNS + _CHATML_END
+#: As Qwen3's: thoughts before the answer.
+THINKING = HERMES.replace("{% if m.content %}", "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content "
+                                                "}}\n</think>"
+                          "\n\n{% endif %}{% if m.content %}") + "{# <think> </think> #}"
+#: As DeepSeek's distilled models': the prompt opens the thoughts.
+OPENED = THINKING.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+QWEN3_CODER = (
+    "{% if tools %}<|im_start|>system\n<tools>{% for t in tools %}\n<function>\n<name>{{ t.function.name }}</name>\n"
+    "<parameters>{{ t.function.parameters | tojson }}</parameters>\n</function>{% endfor %}\n</tools>\nAnswer with "
+    "<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
+    "{% endif %}"
+    + _TURNS + "<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] "
+               "%}\n<tool_call>\n<function="
+    "{{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v if v is "
+    "string else "
+    "v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>\n" + _CHATML_END)
+LLAMA3 = ("{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>\n\nRespond in the format "
+          '{"name": function name, "parameters": dictionary of argument name and its value}.{% for t in tools %}'
+          "{{ t | tojson(indent=4) }}{% endfor %}<|eot_id|>{% endif %}" + _TURNS +
+          "<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>\n\n"
+          "{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') "
+          "}}{% endif %}"
+          '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ '
+          'm.tool_calls[0].function.arguments | tojson }}}'
+          "{% else %}{{ m.content }}{% endif %}<|eot_id|>" + _END +
+          "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}")
+_MISTRAL = ("{{ bos_token }}" + _TURNS + "{% if m.role == 'user' %}{% if tools and loop.last %}[AVAILABLE_TOOLS]"
+            "{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}"
+            "[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% elif m.tool_calls %}CALLS{% else %}{{ m.content + "
+            "eos_token }}"
+            "{% endif %}{% endfor %}")
+MISTRAL = _MISTRAL.replace("CALLS", "[TOOL_CALLS] [{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
+                           "{{ raise_exception('ids have nine characters') }}{% endif %}{{ (c.function | "
+                           "tojson)[:-1] }}, "
+                           '"id": "{{ c.id }}"}{{ ", " if not loop.last }}{% endfor %}]{{ eos_token }}')
+MISTRAL_MARKED = _MISTRAL.replace("CALLS", "{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+                                  "{{ c.function.arguments | tojson }}{% endfor %}{{ eos_token }}")
+PHI4 = (_TURNS + "{% if m.role == 'system' and m.tools %}<|system|>{{ m.content }}<|tool|>{{ m.tools }}<|/tool|><|end|>"
+        "{% else %}<|{{ m.role }}|>{{ '' + m.content }}<|end|>{% endif %}" + _END + "<|assistant|>{% endif %}")
+GRANITE3 = ("{% if tools %}<|start_of_role|>tools<|end_of_role|>{{ tools | tojson }}<|end_of_text|>Write <|tool_call|> "
+            "followed by a JSON list of tools used.{% endif %}" + _TURNS + "<|start_of_role|>{{ m.role "
+                "}}<|end_of_role|>"
+            "{{ '' + m.content }}<|end_of_text|>" + _END + "<|start_of_role|>assistant<|end_of_role|>{% endif %}")
+_DEEPSEEK = ("{{ bos_token }}{% if tools %}{% for t in tools %}{{ t.function | tojson }}{% endfor %}{% endif %}" +
+             _TURNS + "{% if m.role == 'assistant' and m.content is none %}<｜Assistant｜><｜tool▁calls▁begin｜>{% for "
+             "c in "
+             "m.tool_calls %}CALL{% endfor %}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>{% elif m.role == 'tool' %}"
+             "<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>{% else %}<｜{{ m.role }}｜>{{ m.content }}"
+             "{% endif %}" + _END + "<｜Assistant｜>{% endif %}")
+DEEPSEEK_V3 = _DEEPSEEK.replace("CALL", "<｜tool▁call▁begin｜>{{ c.type + '<｜tool▁sep｜>' + c.function.name + "
+                                        "'\n```json\n' + "
+                                "c.function.arguments + '\n```<｜tool▁call▁end｜>' }}")
+DEEPSEEK_V31 = _DEEPSEEK.replace("CALL", "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
+                                 "c.function.arguments + '<｜tool▁call▁end｜>' }}")
+KIMI_K2 = ("{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}" + _TURNS +
+           "<|im_{{ m.role }}|>{{ m.content or '' }}{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in "
+           "m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{% if "
+           "c.function.arguments is string "
+           "%}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}<|tool_call_end|>"
+           "{% endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>" + _END + "<|im_assistant|>{% endif %}")
+HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% for t in tools %}type {{ "
+           "t.function.name }} = "
+           "({{ t.function.parameters | tojson }}){% endfor %}<|end|>{% endif %}" + _TURNS + "{% if m.tool_calls %}"
+           "<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
+           "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% elif m.role == 'tool' %}<|start|>functions."
+           "{{ m.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>{% else %}<|start|>"
+           "{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>{{ m.content }}<|end|>{% endif %}"
+           + _END + "<|start|>assistant{% endif %}")
+#: Name of the form -> template.
+TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3": LLAMA3, "mistral_spaced": MISTRAL,
+             "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "granite3": GRANITE3, "deepseek_v3": DEEPSEEK_V3,
+             "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "harmony": HARMONY}
+#: Knows of no tools.
+PLAIN = _TURNS + "[{{ m.role }}]{{ m.content }}" + _END + "[assistant]{% endif %}"
+
+WEATHER: dict[str, Any] = {"type": "function", "function": {
+    "name": "get_weather", "description": "The weather of a place.", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "maxLength": 8},
+                                         "unit": {"enum": ["C", "F"]},
+                                         "days": {"type": "integer", "minimum": 1, "maximum": 14},
+                                         "note": {"type": "string", "minLength": 2, "maxLength": 40},
+                                         "parts": {"type": "array", "items": {"enum": ["wind", "rain"]},
+                                                   "maxItems": 2}},
+        "required": ["city", "days"]}}}
+CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock", "description": "The time."}}
