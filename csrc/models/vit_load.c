@@ -174,6 +174,27 @@ static mp_status add_vectors(mp_builder *builder, int index, const named_vector 
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
+/* Where the first matrix stands in halves, for two frames that are equal: their sum, for one. */
+static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error) {
+    const int32_t inputs = MP_IMAGE_CHANNELS * model->patch * model->patch;
+    const int64_t shape[2] = {model->hidden, inputs}, n = (int64_t)model->hidden * inputs;
+    mp_tensor first, second;
+    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight", 2, shape, &first, error));
+    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight.1", 2, shape, &second, error));
+    float *sum = mp_alloc_array((size_t)n + (size_t)inputs, sizeof *sum, MP_TAG_MISC);
+    if (!sum)
+        return mp_fail_memory(error, (uint64_t)n * sizeof *sum, "the first matrix of an image network");
+    for (int32_t row = 0; row < model->hidden; row++) {
+        float *to = sum + (int64_t)row * inputs;
+        mp_dequantize_row(first.dtype, mp_tensor_row(&first, row), inputs, to);
+        mp_dequantize_row(second.dtype, mp_tensor_row(&second, row), inputs, sum + n);
+        for (int32_t i = 0; i < inputs; i++)
+            to[i] += sum[n + i];
+    }
+    model->frames = 1;
+    return mp_builder_linear_taken(builder, &model->patches, sum, model->hidden, inputs, error);
+}
+
 static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
     const bool classes = model->classes > 0, input_norm = (flags & MP_ARCH_INPUT_NORM) != 0;
     const int32_t inputs = MP_IMAGE_CHANNELS * model->frames * model->patch * model->patch;
@@ -183,7 +204,10 @@ static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t fl
                                     {input_norm ? "pre_ln.bias" : NULL, &model->input_norm_bias},
                                     {norm ? "post_ln.weight" : NULL, &model->norm},
                                     {norm && !model->root_norms ? "post_ln.bias" : NULL, &model->norm_bias}};
-    MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
+    if (model->axial && mp_weights_has(builder->weights, "v.patch_embd.weight.1"))
+        MP_TRY(read_halves(model, builder, error));
+    else
+        MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
     MP_TRY(add_vectors(builder, -1, vectors, COUNT(vectors), model->hidden, error));
     if (model->registers)
         MP_TRY(mp_builder_plain(builder, &model->register_tokens, "v.register_embd", model->registers, model->hidden,

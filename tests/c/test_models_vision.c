@@ -11,6 +11,7 @@ enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDE
        ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
 
 static int tile_rows = ROWS; /* rows that a tile becomes */
+static bool halves;          /* the first matrix of an axial network stands in two, as in GGUF files */
 
 static void set_string(mp_spec *spec, const char *key, const char *text) {
     mp_error error;
@@ -91,7 +92,9 @@ static void add_axial(tiny_file *file) {
         tiny_int(spec, name, numbers[i].value);
     }
     tiny_float(spec, "qwen2_5_vl.vision.attention.layer_norm_epsilon", 1e-6);
-    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, 2 * 3 * PATCH * PATCH, 0.2f, 0);
+    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, (halves ? 1 : 2) * 3 * PATCH * PATCH, 0.2f, 0);
+    if (halves)
+        tiny_tensor(file, "v.patch_embd.weight.1", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
     tiny_tensor(file, "v.post_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
     const struct {
         const char *name;
@@ -531,13 +534,19 @@ static void compare(const mp_call *first, const mp_call *second) {
             MP_CHECK_INT(a->choices[c].tokens[t].id, b->choices[c].tokens[t].id);
 }
 
-MP_TEST_SECONDS(models_vision_survives_each_refused_allocation, 300) {
+static void sweep(const tiny_kind *kind) {
     static const mp_dtype floats[] = {MP_F32};
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    tiny_life life = {.spec = tiny_decoder_spec_as(&kind, floats, 1, 42, -1), .compute = MP_COMPUTE_F32,
+    tiny_life life = {.spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1), .compute = MP_COMPUTE_F32,
                       .make = make_one, .compare = compare};
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
+}
+MP_TEST_SECONDS(models_vision_survives_each_refused_allocation, 300) { sweep(&kind); }
+MP_TEST_SECONDS(models_vision_survives_each_refused_allocation_in_halves, 300) {
+    tile_rows = ROWS / 4;
+    halves = true;
+    sweep(&(tiny_kind){.arch = "qwen2_5_vl", .more = add_axial});
 }

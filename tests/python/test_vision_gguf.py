@@ -20,6 +20,7 @@ from test_parity_vision import pictures, relative, request, run
 from tinygguf import gguf
 
 UNKNOWN = 0
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 LLAVA = {"k_proj": "attn_k", "q_proj": "attn_q", "v_proj": "attn_v", "out_proj": "attn_out", "layer_norm1": "ln1",
          "layer_norm2": "ln2", "fc1": "ffn_up", "fc2": "ffn_down"}
 OTHERS = {"embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedding.weight": "v.patch_embd.weight",
@@ -28,18 +29,68 @@ OTHERS = {"embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedd
           "pre_layrnorm.bias": "v.pre_ln.bias", "post_layernorm.bias": "v.post_ln.bias"}
 
 
+QWEN = {"attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down"}
+
+
 def decoder(model: Any, path: Path, image: int | None = None) -> None:
-    text = transformers.LlamaForCausalLM(model.config.text_config)
+    qwen = model.mpool_family == "qwen2_5_vl"
+    kind, config = (transformers.Qwen2ForCausalLM, transformers.Qwen2Config) if qwen else \
+        (transformers.LlamaForCausalLM, transformers.LlamaConfig)  # files of Mistral are Llama's
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
+    given = model.config.text_config
+    text = kind(config(**{name: getattr(given, name) for name in names}, tie_word_embeddings=False, rope_parameters={
+        "rope_type": "default", "rope_theta": given.rope_parameters["rope_theta"]}))
     inner = getattr(model.model, "language_model", None) or model.model.text_model
     text.load_state_dict({**{f"model.{name}": value for name, value in inner.state_dict().items()},
                           "lm_head.weight": model.lm_head.weight})
-    tinygguf.write(path, text, image=image)
+    tinygguf.write(path, text, image=image, sections=given.rope_parameters["mrope_section"] if qwen else None)
+
+
+def qwen_projector(model: Any, path: Path) -> None:
+    """As llama.cpp's converter writes Qwen2.5-VL's: the first matrix in two halves, queries, keys and values apart."""
+    vision, network = model.config.vision_config, model.model.visual
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_string("clip.projector_type", "qwen2.5vl_merger")
+    writer.add_bool("clip.use_silu", True)
+    for key, value in (("image_size", 560), ("patch_size", vision.patch_size), ("block_count", vision.depth),
+                       ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
+                       ("attention.head_count", vision.num_heads), ("window_size", vision.window_size),
+                       ("n_wa_pattern", vision.fullatt_block_indexes[0] + 1), ("image_min_pixels", 400),
+                       ("image_max_pixels", 6000), ("projection_dim", vision.out_hidden_size)):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    steps = visionmodels.processor("qwen2_5_vl")
+    writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
+    writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
+    for name, value in network.state_dict().items():
+        parts, end = name.split("."), name.rpartition(".")[2]
+        values = np.ascontiguousarray(value.numpy())
+        if name == "patch_embed.proj.weight":
+            writer.add_tensor("v.patch_embd.weight", np.ascontiguousarray(values[:, :, 0]))
+            writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values[:, :, 1]))
+        elif ".qkv." in name:
+            for letter, part in zip("qkv", np.split(values, 3)):
+                writer.add_tensor(f"v.blk.{parts[1]}.attn_{letter}.{end}", np.ascontiguousarray(part))
+        elif parts[0] == "blocks":
+            writer.add_tensor(f"v.blk.{parts[1]}.{QWEN['.'.join(parts[2:-1])]}.{end}", values)
+        elif parts[1] == "ln_q":
+            writer.add_tensor("v.post_ln.weight", values)
+        else:
+            writer.add_tensor(f"mm.{parts[2]}.{end}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def projector(model: Any, path: Path, *, swapped: bool = False, width: int | None = None) -> None:
     """swapped: halves of the feed-forward layer under each other's names, as old files have them."""
     family, vision = model.mpool_family, model.config.vision_config
-    llava = family == "llava"
+    llava = family in ("llava", "llava_next")
+    if family == "qwen2_5_vl":
+        return qwen_projector(model, path)
     network = model.model.vision_tower if llava else model.model.vision_model
     layers = vision.num_hidden_layers - llava  # the last is not used
     writer = gguf.GGUFWriter(str(path), "clip")
@@ -56,6 +107,12 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     if not llava:
         writer.add_uint32("clip.vision.projector.scale_factor", model.config.scale_factor)
         writer.add_uint32("clip.vision.preproc_image_size", 96)
+    if family == "llava_next":
+        writer.add_array("clip.vision.image_grid_pinpoints",
+                         [side for high, wide in model.config.image_grid_pinpoints for side in (wide, high)])
+        writer.add_string("clip.vision.mm_patch_merge_type", "spatial_unpad")
+        writer.add_string("clip.vision.image_aspect_ratio", "anyres")
+        writer.add_tensor("model.image_newline", model.model.image_newline.detach().numpy())
     ends = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if swapped else {}
     for name, value in network.state_dict().items():
         parts = name.split(".")
@@ -82,10 +139,12 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     writer.close()
 
 
-@pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("smolvlm", False)])
+@pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_next", False),
+                                             ("smolvlm", False), ("qwen2_5_vl", False)])
 def test_gguf_pair_is_the_folder(tmp_path: Path, family: str, swapped: bool) -> None:
     """Rows of the images, logits, and greedy tokens, from the same tiles."""
     model = visionmodels.randomised(family)
+    model.config.text_config.sliding_window = None  # which files of Mistral do not have
     folder = visionmodels.save(model, family, tmp_path / "folder")
     pair = tmp_path / "pair"
     pair.mkdir()
@@ -104,9 +163,46 @@ def test_gguf_pair_is_the_folder(tmp_path: Path, family: str, swapped: bool) -> 
                                            **{**SAMPLING, "prompt_logits": True, "max_tokens": 8})
         ticket.wait()
         ticket.check()
+        if family in ("llava_next", "qwen2_5_vl"):  # files say how these are prepared
+            pair_made = pool._vision_request(images, visionmodels.text(3, 20), pool.register(
+                "named", str(pair), chat_template=TEMPLATE), {})
+            for one, other in zip(pair_made.images.arrays()[:3], made.images.arrays()[:3]):
+                assert np.array_equal(one, other)
+            runs = [one.images.runs.reshape(-1, 3)[:, 1:].tolist() for one in (pair_made, made)]
+            assert runs[0] == runs[1]
+            assert np.array_equal(pair_made.images.sources, made.images.sources)
     assert relative(ticket.image_rows(), wanted.image_rows()) <= 1e-4
     assert relative(ticket.prompt_logits(), wanted.prompt_logits()) <= 1e-4
     assert ticket.tokens(0)[0].tolist() == wanted.tokens(0)[0].tolist()
+
+
+def test_the_decoder_of_a_pair_alone(tmp_path: Path) -> None:
+    """That of Qwen2.5-VL writes text by itself, as Qwen2: the positions of text are the same on all axes."""
+    model = visionmodels.randomised("qwen2_5_vl")
+    folder = visionmodels.save(model, "qwen2_5_vl", tmp_path / "folder")
+    decoder(model, tmp_path / "text.gguf", visionmodels.IMAGE)
+    prompt = [int(word[1:]) for word in visionmodels.text(3, 20).split()]
+    options = {"temperature": 0, "max_tokens": 8, "compute": "float32"}
+    with mpool.Pool() as pool:
+        alone = pool.generate(prompt, str(tmp_path / "text.gguf"), **options)
+        assert alone.token_ids == pool.generate(prompt, str(folder), **options).token_ids
+
+
+@pytest.mark.parametrize("key, value, words", [
+    ("clip.vision.image_grid_pinpoints", [40, 80, 80], "widths and heights in turn"),
+    ("clip.vision.image_grid_pinpoints", [41, 80], "multiples of 40"),
+    ("clip.vision.image_grid_pinpoints", [4000, 4000], "at most"),
+    ("clip.vision.mm_patch_merge_type", "flat", "beside clip.vision.mm_patch_merge_type"),
+    ("clip.vision.mm_patch_merge_type", "other", "flat, spatial_unpad")])
+def test_tiles_that_are_none(tmp_path: Path, key: str, value: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = visionmodels.randomised("llava_next")
+    decoder(model, tmp_path / "text-F32.gguf", visionmodels.IMAGE)
+    given = "add_array" if isinstance(value, list) else "add_string"
+    add = getattr(gguf.GGUFWriter, given)
+    monkeypatch.setattr(gguf.GGUFWriter, given, lambda self, name, old: add(self, name, value if name == key else old))
+    projector(model, tmp_path / "mmproj-F32.gguf")
+    with mpool.Pool() as pool, pytest.raises(errors.FormatError, match=words):
+        pool.load(str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +216,9 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_question_to_a_pair(llava: Path) -> None:
     """With the template of whoever registers it; prepared as LLaVA 1.5 was trained: made square, then resized."""
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     picture = visionmodels.image(3, 50, 90)
     with mpool.Pool() as pool:
-        model = pool.register("pair", str(llava), chat_template=template)
+        model = pool.register("pair", str(llava), chat_template=TEMPLATE)
         done = model.vision([picture, picture], "w10 w11", temperature=0, max_tokens=4)
         made = pool._vision_request(picture, "w10", "pair", {})
         alone = pool.load(str(llava / "text-F32.gguf"))

@@ -31,6 +31,7 @@ def _adjacent_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | None = None) -> None:
     """Any valid vocabulary; parity tests give ids. image: the token that stands for images."""
+    name = "<|image_pad|>" if arch == "qwen2vl" else "<image>"
     if arch == "bert":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         tokens = special + [f"\u2581w{i}" for i in range(len(special), size)]
@@ -42,7 +43,7 @@ def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | 
         tokens = [f"\u2581w{i}" for i in range(size)]
         tokens[0], tokens[eos] = "<unk>", "</s>"
         if image is not None:
-            tokens[image] = "<image>"
+            tokens[image] = name
         writer.add_tokenizer_model("llama")
         writer.add_token_types([UNKNOWN if i == 0 else CONTROL if i in (eos, image) else NORMAL for i in range(size)])
         writer.add_token_scores([-float(i) for i in range(size)])
@@ -165,7 +166,8 @@ def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
 
 
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
-          experts: Any = None, halves: bool = True, image: int | None = None) -> Path:
+          experts: Any = None, halves: bool = True, image: int | None = None,
+          sections: list[int] | None = None) -> Path:
     """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
 
     Args:
@@ -174,15 +176,19 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
         halves: whether the two halves of DeepSeek's kv_b are tensors of their own, as files have them since 2025.
         pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
         image: the token that stands for images.
+        sections: of a head's pairs for three positions, which makes Qwen2 the decoder of Qwen2.5-VL.
     """
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
             "deepseek_v3": "deepseek2"}.get(config.model_type, config.model_type)
+    arch = arch if sections is None else "qwen2vl"
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
     _write_sizes(writer, arch, config, halves)
+    if sections is not None:
+        writer.add_rope_dimension_sections([*sections, 0])
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
     _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0, image)
