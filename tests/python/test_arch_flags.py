@@ -90,7 +90,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("csrc", "mpool"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_libs"))
     (tree / "tests").mkdir()
-    shutil.copytree(ROOT / "tests/python", tree / "tests/python", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("python", "parity"):
+        shutil.copytree(ROOT / "tests" / name, tree / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree / name)
     return tree
