@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,11 +102,9 @@ class Capture:
         self.values = _count("values", values, MAX_VALUES)
         self.limit = _count("records", records, MAX_RECORDS)
         self.written = self.dropped = self.failed = 0
-        self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._kept: list[CaptureRecord] = []
-        self._files = itertools.count(1 + max((int(old.stem) for old in _numbered(self.path)), default=0)) \
-            if self.path is not None and self.path.suffix != SUFFIX else None
+        self._next_file = 0  # in a folder; what it has is not counted again
 
     def job(self, job_id: str | None = None) -> CaptureJob:
         """A name for one call, as ``capture=capture.job("a")``; None: the next number, as for calls without a name.
@@ -114,7 +113,7 @@ class Capture:
             InvalidArgument: not a text of 1 to 256 characters.
         """
         if job_id is None:
-            with self._lock:
+            with _lock:
                 job_id = str(next(self._numbers))
         if not isinstance(job_id, str) or not 1 <= len(job_id) <= MAX_JOB_ID:
             raise InvalidArgument(f"job_id is {_short(job_id)}, allowed: a text of 1 to {MAX_JOB_ID} characters")
@@ -124,7 +123,7 @@ class Capture:
         """All records of the calls that have ended, after :meth:`flush`; read from ``path`` if there is one."""
         self.flush()
         if self.path is None:
-            with self._lock:
+            with _lock:
                 return tuple(self._kept)
         from .comparing import read_capture
 
@@ -133,8 +132,6 @@ class Capture:
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until the captured calls have ended and their records are written; False: not within ``timeout``."""
         return _flush(self, timeout)
-
-    close = flush
 
     def __enter__(self) -> Capture:
         return self
@@ -151,28 +148,42 @@ class Capture:
         """What a call has, which is done."""
         try:
             data, layers, hidden, vocab, beyond = ticket.capture()
-            with self._lock:
+            with _lock:
                 self.dropped += beyond * (layers + 3)
             self._put(_Table(job_id, self.values, data, layers, hidden, vocab))
         except Exception as error:
             self._lose(job_id, error)
 
     def _lose(self, job_id: str, reason: object) -> None:
-        with self._lock:
+        with _lock:
             self.failed += 1
         _logging.log.warning("The capture of job %r is lost: %s", job_id, reason)
 
     def _put(self, table: _Table) -> None:
         if self.path is None:
             found = list(table.records())
-            with self._lock:
+            with _lock:
                 self._kept += found
-        elif self._files is not None:
-            _write(self.path / f"{next(self._files):06d}{SUFFIX}", table, None)
+        elif self.path.suffix == SUFFIX:
+            with _beside(self.path, table, self.path if self.written else None) as whole:
+                os.replace(whole, self.path)
         else:
-            _write(self.path, table, self.path if self.written else None)
-        with self._lock:
+            self._add(self.path, table)
+        with _lock:
             self.written += 1
+
+
+    def _add(self, folder: Path, table: _Table) -> None:
+        """A file in a folder, which others may write to as well."""
+        if not self._next_file:
+            self._next_file = 1 + max((int(old.stem) for old in _numbered(folder)), default=0)
+        with _beside(folder / f"{os.getpid()}{SUFFIX}", table, None) as whole:
+            while True:
+                try:
+                    os.link(whole, folder / f"{self._next_file:06d}{SUFFIX}")
+                    return
+                except FileExistsError:
+                    self._next_file += 1
 
 
 def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, records: int = 100_000) -> Capture:
@@ -248,9 +259,9 @@ def _checked(path: Any) -> Path | None:
     return found
 
 
-def _numbered(path: Path | None) -> Iterator[Path]:
+def _numbered(folder: Path) -> Iterator[Path]:
     """Captures in a folder."""
-    for old in path.glob(f"*{SUFFIX}") if path is not None and path.is_dir() else ():
+    for old in folder.glob(f"*{SUFFIX}"):
         if old.stem.isascii() and old.stem.isdigit():
             yield old
 
@@ -301,20 +312,20 @@ class _Table:
                 yield f"{head % token}{', '.join(_texts(row[place]))}]}}\n"
 
 
-def _write(path: Path, table: _Table, before: Path | None) -> None:
-    """A file with what is in ``before``, and behind it a call's records: complete, or not at all."""
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.unlink(missing_ok=True)  # of a process that was killed
+@contextmanager
+def _beside(path: Path, table: _Table, before: Path | None) -> Iterator[Path]:
+    """A file beside another with what is in ``before``, and behind it a call's records: whole, or there is an error."""
+    found = path.with_name(f"{path.name}.tmp")
+    found.unlink(missing_ok=True)  # of a process that was killed
     try:
-        with open(beside, "xb") as file:
+        with open(found, "xb") as file:
             if before is not None:
                 with open(before, "rb") as old:
                     shutil.copyfileobj(old, file, 1 << 20)
             file.writelines(line.encode() for line in table.lines())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        yield found
+    finally:
+        found.unlink(missing_ok=True)
 
 
 # ---- the thread ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* Captures: every record is of its checkpoint and its token, there are exactly as many as there should be, and nothing
  * else of an answer depends on them. That no schedule changes one is in test_models_contract.c. */
 #include "model_fixture.h"
+#include "models/decoder_speculation.h"
 
 enum { PROMPT = 70, ANSWER = 9, ALL = MP_CAPTURE_MOST_VALUES, RECORDS = TINY_LAYERS + MP_CAPTURE_OTHERS };
 
@@ -173,6 +174,74 @@ MP_TEST(models_capture_refuses_what_makes_no_sense) {
         MP_CHECK_INT(mp_text_call_create(&args, &call, &error), MP_INVALID_ARGUMENT);
         MP_CHECK(!call);
     }
+}
+
+/* ---- what it takes of the system --------------------------------------------------------------------------------- */
+
+#ifdef MP_SEAM
+static struct {
+    int allocations, clocks, locks, files;
+} asked;
+
+static void *count_alloc(size_t bytes, size_t alignment) {
+    asked.allocations++;
+    return mp_sys_real.alloc(bytes, alignment);
+}
+
+static uint64_t count_now(void) {
+    asked.clocks++;
+    return mp_sys_real.now_ns();
+}
+
+static void count_lock(pthread_mutex_t *mutex) {
+    asked.locks++;
+    mp_sys_real.mutex_lock(mutex);
+}
+
+static int count_open(const char *path, int flags) {
+    asked.files++;
+    return mp_sys_real.open(path, flags);
+}
+
+static void *count_map(size_t bytes, int fd) {
+    asked.files++;
+    return mp_sys_real.mmap(bytes, fd);
+}
+#endif
+
+/* From its admission to its end a call that is captured asks the system for exactly as much as one that is not. */
+MP_TEST(models_capture_asks_the_system_for_nothing) {
+#ifdef MP_SEAM
+    static const mp_dtype types[] = {MP_Q8_0};
+    static const int values[] = {10, 10, 0, 10, ALL, 0};
+    enum { RUNS = sizeof values / sizeof *values, WARM = 2 }; /* those make what an engine keeps */
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 86), MP_COMPUTE_AUTO, 1);
+    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* by what the clock says of steps */
+    int counts[RUNS][4];
+    for (int i = 0; i < RUNS; i++) {
+        tiny_job job;
+        make_job(&tiny, &job, values[i], values[i] ? 1000 : 0);
+        tiny_job_admit(&tiny, &job);
+        memset(&asked, 0, sizeof asked);
+        mp_sys_table.alloc = count_alloc;
+        mp_sys_table.now_ns = count_now;
+        mp_sys_table.mutex_lock = count_lock;
+        mp_sys_table.open = count_open;
+        mp_sys_table.mmap = count_map;
+        tiny_job_finish(&tiny, &job);
+        mp_sys_table = mp_sys_real;
+        memcpy(counts[i], &asked, sizeof counts[i]);
+        MP_CHECK(asked.clocks > 0); /* steps look at it */
+        mp_call_destroy(&job.call->base);
+    }
+    for (int i = WARM; i < RUNS; i++)
+        for (int kind = 0; kind < 4; kind++)
+            MP_CHECK_INT(counts[i][kind], counts[WARM][kind]);
+    tiny_unload(&tiny);
+#else
+    MP_SKIP("counting needs the seam build");
+#endif
 }
 
 /* ---- each allocation fails in turn ------------------------------------------------------------------------------- */

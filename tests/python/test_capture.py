@@ -309,10 +309,45 @@ def test_a_disk_that_stands_still_holds_up_no_call(model: mpool.Model, monkeypat
     assert (capture.written, capture.failed) == (most, 2)
 
 
+def put(path: Path, table: captures._Table) -> None:
+    mpool.capture(path)._put(table)
+
+
+def test_several_processes_may_share_a_folder(tmp_path: Path) -> None:
+    """As two captures do here: nothing is written over."""
+    data = np.zeros((1, 5), np.float32)
+    put(tmp_path, captures._Table("0", 1, data, 2, 8, 8))
+    first, second = mpool.capture(tmp_path), mpool.capture(tmp_path)
+    for name, capture in enumerate((first, second, first, second, second, first), 1):
+        capture._put(captures._Table(str(name), 1, data, 2, 8, 8))
+    assert sorted(os.listdir(tmp_path)) == [f"{number:06d}.jsonl" for number in range(1, 8)]
+    assert [record.job_id for record in mpool.read_capture(tmp_path)][::5] == list("0123456")
+
+
+def test_a_forked_child_captures(llama: Path, tmp_path: Path) -> None:
+    """Which has no thread that writes until it needs one."""
+    program = """if True:
+        import os, sys, mpool
+        def run(name):
+            with mpool.capture(sys.argv[2]) as capture:
+                mpool.generate("A cat", sys.argv[1], temperature=0, max_tokens=3, ignore_eos=True,
+                               capture=capture.job(name))
+                return capture.flush(60)
+        run("parent")
+        child = os.fork()
+        if not child:
+            os._exit(0 if run("child") else 1)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    subprocess.run([sys.executable, "-c", program, str(llama), str(tmp_path)], check=True, timeout=120)
+    assert [record.job_id for record in mpool.read_capture(tmp_path) if record.checkpoint == "logits"] \
+        == ["parent"] * 3 + ["child"] * 3
+
+
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     data = np.array([[1, np.nan, np.inf, -np.inf, 1e-30, -2.5]], np.float32)
     table = captures._Table('a "job" of 100 %', 2, data, 0, 2, 5)
-    captures._write(tmp_path / "a.jsonl", table, None)
+    put(tmp_path / "a.jsonl", table)
     found = mpool.read_capture(tmp_path / "a.jsonl")
     assert found == tuple(table.records()) and found[0].job_id == 'a "job" of 100 %'
     assert [record.values for record in found] == [(1.0, None), (None, None), (1e-30, -2.5)]
@@ -321,7 +356,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
 def test_every_float32_comes_back(tmp_path: Path) -> None:
     bits = np.random.default_rng(3).integers(0, 2**32, 3000, np.uint32).view(np.float32)
     data = bits[np.isfinite(bits)][None, :2400]
-    captures._write(tmp_path / "a.jsonl", captures._Table("1", 800, data, 0, 800, 900), None)
+    put(tmp_path / "a.jsonl", captures._Table("1", 800, data, 0, 800, 900))
     found = [value for record in mpool.read_capture(tmp_path / "a.jsonl") for value in record.values]
     assert (np.array(found, np.float32).view(np.uint32) == data.view(np.uint32)).all()
 
