@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -69,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     _models(add("models", "list the known models, and which are here", _lazy("models", "models")))
     _show(add("show", "show what a model is, or what this installation runs on", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP, by OpenAI's and Ollama's protocols", _lazy("serving", "serve")))
+    _ray(add("ray", "several pools, in processes or on machines of their own, by Ray", _lazy("scaling", "serve")))
     _worker(add("worker", "serve one model over HTTP to one job at a time", _lazy("serving", "worker")))
     _demo(add("demo", "rank sentences, answer a question, look at images and draw some, and say how fast",
               _lazy("demo", "demo")))
@@ -84,6 +85,10 @@ def _pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--offline", action="store_true", help="never download")
     command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: the CPUs of "
                                                                              "this process)")
+    _compute(command)
+
+
+def _compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--compute", default="auto", choices=("auto", "float32", "bfloat16", "int8"),
                          help="class of arithmetic (default: auto)")
 
@@ -130,12 +135,20 @@ def _embed_image(command: argparse.ArgumentParser) -> None:
 
 
 def _serve(command: argparse.ArgumentParser) -> None:
+    _served(command)
+    _pool(command)
+    _listening(command, SERVER_LIMITS)
+
+
+def _served(command: argparse.ArgumentParser) -> None:
     command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
                          help="a model to serve, and what clients call it; may be repeated. Keys of `mpool models` "
                               "that are on this machine can be used unasked")
     command.add_argument("--only", action="store_true", help="serve nothing but --model")
     command.add_argument("--load", action="store_true", help="load the models of --model before the first request")
-    _pool(command)
+
+
+def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type, str]]) -> None:
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1). One that "
                                                              "other machines reach needs a token: one is made if "
                                                              "none is given")
@@ -148,9 +161,49 @@ def _serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN",
                          help="an origin whose pages may call, as https://page.example; may be repeated")
     limits = command.add_argument_group("limits")
-    for name, kind, meaning in SERVER_LIMITS:
+    for name, kind, meaning in rows:
         limits.add_argument("--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS,
                             metavar="N" if kind is int else "SECONDS", help=meaning)
+
+
+def _ray(command: argparse.ArgumentParser) -> None:
+    commands = command.add_subparsers(title="commands", metavar="command", required=True)
+    serve = commands.add_parser("serve", help="as mpool serve, by several pools", description="Serve models over HTTP "
+                                "by several pools, each in a process of its own.")
+    serve.set_defaults(run=_lazy("scaling", "serve"))
+    _served(serve)
+    _compute(serve)
+    serve.add_argument("--replicas", type=int, default=1, metavar="N", help="pools (default: 1)")
+    serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
+                       help="with more calls, up to so many (default: --replicas)")
+    serve.add_argument("--calls", type=float, default=8.0, metavar="N",
+                       help="calls in a pool, waiting and running, at which others are asked too (default: 8)")
+    _listening(serve, [row for row in SERVER_LIMITS if row[0].startswith("max_") or row[0] == "grace"])
+    embed = commands.add_parser("embed", help="vectors for a folder of Parquet files", description="Write the Parquet "
+                                "files of a folder again, with vectors of one column's texts. Files that are there "
+                                "already are skipped.")
+    embed.set_defaults(run=_lazy("scaling", "embed"))
+    embed.add_argument("source", help="the folder")
+    embed.add_argument("target", help="another folder, for the files with vectors")
+    embed.add_argument("--column", default="text", metavar="NAME", help="of the texts (default: text)")
+    embed.add_argument("--output", default="embedding", metavar="NAME", help="of the vectors (default: embedding)")
+    embed.add_argument("-m", "--model", metavar="REF", help="the model (default: the catalogue's, see `mpool models`)")
+    embed.add_argument("--task", choices=("query", "document"), help="use the model's prompt for it")
+    embed.add_argument("--dimensions", type=int, metavar="N", help="only the first N components")
+    embed.add_argument("--on-error", default="raise", choices=("raise", "null"),
+                       help="null: texts that cannot be embedded have no vector, and the rest goes on")
+    embed.add_argument("--actors", type=int, metavar="N", help="processes (default: as many as there are CPUs for)")
+    embed.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
+    _compute(embed)
+    for one in (serve, embed):
+        one.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: all of it")
+        one.add_argument("--cpus", type=int, default=1, metavar="N", help="threads of each process, and CPUs that Ray "
+                                                                          "keeps for it (default: 1)")
+        one.add_argument("--memory-mb", type=int, default=0, metavar="N",
+                         help="megabytes of each process (default: its share of the machine, by CPUs)")
+        one.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster; auto: the one of this machine "
+                                                              "(default: Ray is started for as long as this runs)")
+    serve.add_argument("--offline", action="store_true", help="never download")
 
 
 def _worker(command: argparse.ArgumentParser) -> None:

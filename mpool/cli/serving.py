@@ -6,9 +6,13 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from .common import note, say
 from .parser import SERVER_LIMITS
+
+if TYPE_CHECKING:
+    from ..server.settings import Settings
 
 #: Libraries that would start threads of their own, and what they call having none: of numpy and of tokenizers. A
 #: worker computes nothing with the one and reads one prompt at a time with the other.
@@ -27,13 +31,9 @@ def _packages() -> Iterator[None]:
                           hint='pip install "mpool[server]" installs it') from None
 
 
-def serve(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool serve``: until SIGTERM or Ctrl-C, after which requests get some seconds to end."""
-    from ..config import PoolConfig
-    from ..pool import Pool
-
+def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None]:
+    """Settings as the options ask for them, and the file of their token, if there is one."""
     with _packages():
-        from ..server.serving import Serving
         from ..server.settings import Settings, is_loopback, new_token_file, token_of
     token, path = None, arguments.token_file
     if path is not None:
@@ -41,9 +41,18 @@ def serve(arguments: argparse.Namespace) -> int:
     elif not is_loopback(arguments.host):
         path, token = new_token_file()
     limits = {name: getattr(arguments, name) for name, _, _ in SERVER_LIMITS if hasattr(arguments, name)}
-    settings = Settings(host=arguments.host, port=arguments.port, token=token,
-                        allowed_hosts=tuple(arguments.allow_host),
-                        allowed_origins=tuple(arguments.allow_origin), **limits)
+    return Settings(host=arguments.host, port=arguments.port, token=token, allowed_hosts=tuple(arguments.allow_host),
+                    allowed_origins=tuple(arguments.allow_origin), **limits), path
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool serve``: until SIGTERM or Ctrl-C, after which requests get some seconds to end."""
+    from ..config import PoolConfig
+    from ..pool import Pool
+
+    with _packages():
+        from ..server.serving import Serving
+    settings, path = settings_of(arguments)
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None,
                            shutdown_grace=settings.grace))
     with pool:

@@ -4,7 +4,8 @@
 - ``langchain``: :class:`mpool.integrations.langchain.ChatMpool` and
   :class:`mpool.integrations.langchain.MpoolEmbeddings`.
 - ``llm``: a plugin of the command ``llm``, which finds it by itself.
+- ``ray``: replicas of pools behind one address (``mpool ray serve``), vectors for Parquet files (``mpool ray embed``).
 
-They translate and nothing else: options, ranges and errors are those of the library. They use the process-wide pool,
-unless they are given a :class:`mpool.Model` of another one.
+The first three translate and nothing else: options, ranges and errors are those of the library. They use the
+process-wide pool, unless they are given a :class:`mpool.Model` of another one.
 """

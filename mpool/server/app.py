@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import dashboard, ollama, operational
 from .errors import Refusal
-from .guard import App, Door, Lock, Scope, answer
+from .guard import App, Door, Gate, Lock, Scope, answer
 from .openai import OPERATIONS as OPENAI
 from .operations import Endpoint, Operation
 
@@ -50,14 +50,19 @@ def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS) -> Ap
         state: what its requests share.
         operations: what it does.
     """
-    app: App = Lock(Routes(operations, state), state)
-    origins = state.settings.allowed_origins
+    return guarded(Routes(operations, state), state)
+
+
+def guarded(app: App, gate: Gate) -> App:
+    """An application behind the server's guards: Host and Origin, then CORS, then the token."""
+    app = Lock(app, gate)
+    origins = gate.settings.allowed_origins
     if origins:
         from starlette.middleware.cors import CORSMiddleware
 
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=("GET", "POST"),
                              allow_headers=("authorization", "content-type"))
-    return Door(app, state)
+    return Door(app, gate)
 
 
-__all__ = ["OPERATIONS", "Routes", "make_app"]
+__all__ = ["OPERATIONS", "Routes", "guarded", "make_app"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
@@ -12,7 +12,7 @@ from .errors import Refusal, error_body
 from .settings import same_token
 
 if TYPE_CHECKING:
-    from .state import State
+    from .settings import Settings
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -50,11 +50,27 @@ def _given(value: bytes) -> bytes:
     return b""
 
 
+class Gate(Protocol):
+    """What the guards ask for; :class:`mpool.server.state.State` is one."""
+
+    @property
+    def settings(self) -> Settings:
+        """Whom to let in."""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Values of the header Host that are answered, in lower case."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further requests are taken."""
+
+
 class _Guard:
     """ASGI middleware that answers what it refuses itself."""
 
-    def __init__(self, app: App, state: State) -> None:
-        self.app, self.state = app, state
+    def __init__(self, app: App, gate: Gate) -> None:
+        self.app, self.gate = app, gate
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         refusal = self._refused(scope)
@@ -69,7 +85,7 @@ class Door(_Guard):
 
     def _refused(self, scope: Scope) -> Refusal | None:
         host = header(scope, b"host")
-        if host is None or host.decode("latin-1").lower() not in self.state.hosts:
+        if host is None or host.decode("latin-1").lower() not in self.gate.hosts:
             return Refusal("misdirected")
         origin = header(scope, b"origin")
         if origin is not None and not self._may_call(origin.decode("latin-1").lower()):
@@ -78,8 +94,8 @@ class Door(_Guard):
 
     def _may_call(self, origin: str) -> bool:
         scheme, _, host = origin.partition("://")
-        return scheme in ("http", "https") and host in self.state.hosts \
-            or origin in self.state.settings.allowed_origins
+        return scheme in ("http", "https") and host in self.gate.hosts \
+            or origin in self.gate.settings.allowed_origins
 
 
 class Lock(_Guard):
@@ -88,11 +104,11 @@ class Lock(_Guard):
     def _refused(self, scope: Scope) -> Refusal | None:
         if scope["path"] == "/health":
             return None
-        token = self.state.settings.token
+        token = self.gate.settings.token
         if token is not None:
             if not same_token(_given(header(scope, b"authorization") or b""), token):
                 return Refusal("invalid_api_key")
-        return Refusal("shutting_down") if self.state.stopping else None
+        return Refusal("shutting_down") if self.gate.stopping else None
 
 
-__all__ = ["Door", "Lock", "answer", "header"]
+__all__ = ["Door", "Gate", "Lock", "answer", "header"]

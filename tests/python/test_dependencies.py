@@ -28,6 +28,13 @@ def _names(requirements: list[str]) -> set[str]:
     return {_normal(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]) for requirement in requirements}
 
 
+def _extra(project: dict, name: str) -> set[str]:
+    """What an extra brings, through other extras of the project too."""
+    requirements = project["optional-dependencies"].get(name, [])
+    others = [found[1] for found in (re.match(r"mpool\[(\w+)\]", requirement) for requirement in requirements) if found]
+    return _names(requirements).union(*(_extra(project, other) for other in others))
+
+
 def _checks_types(node: ast.AST) -> bool:
     """Whether a node is ``if TYPE_CHECKING:``, whose body no interpreter runs."""
     return isinstance(node, ast.If) and isinstance(node.test, (ast.Name, ast.Attribute)) and (
@@ -59,7 +66,7 @@ def test_what_is_imported_is_required(path: Path, project: dict) -> None:
     allowed = _names(project["dependencies"])
     for part in path.relative_to(ROOT / "mpool").with_suffix("").parts:
         # a module called as an extra belongs to it
-        allowed |= _names(project["optional-dependencies"].get(part, []))
+        allowed |= _extra(project, part)
     imported = {_normal(DISTRIBUTIONS.get(name, name)) for name in _imports(ast.parse(path.read_text("utf-8")))}
     assert imported <= allowed, f"not among the dependencies: {', '.join(sorted(imported - allowed))}"
 

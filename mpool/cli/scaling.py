@@ -1,0 +1,53 @@
+"""``mpool ray``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .common import note, say
+from .serving import settings_of
+
+
+@contextmanager
+def _packages() -> Iterator[None]:
+    """Says how Ray is installed, if it is not."""
+    from ..errors import Unsupported
+
+    try:
+        yield
+    except ImportError as error:
+        raise Unsupported(f"this needs the package {error.name}", hint='pip install "mpool[ray]" installs it') from None
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool ray serve``: until SIGTERM or Ctrl-C."""
+    with _packages():
+        from ..integrations.ray.serving import Plan, run
+    settings, path = settings_of(arguments)
+    plan = Plan(tuple(arguments.model), arguments.only, arguments.load, arguments.compute, arguments.offline or None,
+                arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
+                settings)
+
+    def ready(url: str) -> None:
+        say(f"mpool serves {arguments.replicas} pools on {url}")
+        if path is not None:
+            note(f"mpool: clients need the token in {path}: Authorization: Bearer TOKEN")
+
+    run(plan, arguments.address, ready)
+    return 0
+
+
+def embed(arguments: argparse.Namespace) -> int:
+    """Runs ``mpool ray embed``."""
+    with _packages():
+        from ..integrations.ray.parquet import embed_parquet
+    options = {name: getattr(arguments, name) for name in ("task", "dimensions", "compute", "on_error")}
+    done = embed_parquet(arguments.source, arguments.target, column=arguments.column, output=arguments.output,
+                         model=arguments.model, cpus=arguments.cpus, actors=arguments.actors,
+                         memory_mb=arguments.memory_mb, address=arguments.address, progress=not arguments.quiet,
+                         **options)
+    say(f"{done.rows:,} rows of {done.files} files have vectors" + (f"; {done.skipped} files had them before"
+                                                                  if done.skipped else ""))
+    return 0

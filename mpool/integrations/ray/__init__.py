@@ -1,0 +1,30 @@
+"""mpool on Ray (extra ``ray``): replicas of pools behind one address, and vectors for folders of Parquet files.
+
+- ``serving``: :func:`application` for ``serve run``, and ``mpool ray serve``.
+- ``pools``: a replica: a pool, and the server's routes over it. ``front``: what listens; it passes requests on to a
+  replica where their model is warm. ``routing``: which replica that is, and how many there should be.
+- ``parquet``: :func:`embed_parquet`, ``mpool ray embed``; :class:`EmbedBatches` for pipelines of Ray Data.
+
+Everything is tested on one machine. A cluster of several is Ray's matter: ``ray start --head`` on one, ``ray start
+--address=HEAD:6379`` on the others, each with mpool and the models' files, then the same command with ``--address
+auto``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .parquet import EmbedBatches as EmbedBatches
+    from .parquet import embed_parquet as embed_parquet
+    from .serving import application as application
+
+_HOME = {"application": "serving", "EmbedBatches": "parquet", "embed_parquet": "parquet"}
+__all__ = ["EmbedBatches", "application", "embed_parquet"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,0 +1,132 @@
+"""A replica: a pool with limits of its own, and the server's routes over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from ...errors import ShuttingDown
+from ...pool import Pool
+from ...server.app import OPERATIONS, Routes
+from ...server.settings import Settings
+from ...server.state import State
+from .routing import DEPTH
+
+#: Paths that mean the same whichever replica answers.
+_SHARED = ("/v1/", "/api/", "/health", "/openapi.json")
+_OWN = "/api/mpool/"  # of the dashboard
+
+
+def operations() -> tuple[Any, ...]:
+    """What replicas do: all of ``mpool serve`` but its dashboard and ``/metrics``, which are of one pool."""
+    return tuple(operation for operation in OPERATIONS
+                 if operation.path.startswith(_SHARED) and not operation.path.startswith(_OWN))
+
+
+class Pools:
+    """A replica. Ray Serve makes it, in a process of its own.
+
+    Args:
+        models, catalogue, compute: see :class:`mpool.server.models.Models`.
+        settings: limits of requests.
+        load: load the models before the first request.
+        cpus, memory_mb, offline: see :func:`mpool.integrations.ray._share.config`.
+    """
+
+    def __init__(self, models: Sequence[str], catalogue: bool, compute: str, settings: Settings, load: bool, cpus: int,
+                 memory_mb: int, offline: bool | None) -> None:
+        from . import _share
+
+        self.pool = Pool(_share.config(cpus, memory_mb, offline, settings.grace))
+        self.state = State(settings, self.pool, models, catalogue, compute)
+        self._app = Routes(operations(), self.state)
+        self._gauges: dict[str, Any] = {}
+        if load:
+            for served in self.state.models.all():
+                self.pool.load(served.model)
+
+    async def respond(self, scope: Mapping[str, Any], body: bytes) -> AsyncIterator[list[dict[str, Any]]]:
+        """Answers a request.
+
+        Args:
+            scope: of ASGI: what of it is plain data.
+            body: all of it.
+
+        Yields:
+            an empty list once the request is here, then ASGI's messages, as many together as there are.
+        """
+        yield []
+        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        connection, given = SimpleNamespace(left=None), False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal given
+            if given:
+                await asyncio.Event().wait()  # who leaves is told by the end of this generator
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        task = asyncio.ensure_future(self._app({**scope, "mpool.connection": connection}, receive, messages.put))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            more = True
+            while more:
+                found = [await messages.get()]
+                while not messages.empty():
+                    found.append(messages.get_nowait())
+                more = found[-1] is not None
+                if batch := [message for message in found if message is not None]:
+                    yield batch
+            await task  # raises what it raised
+        finally:
+            if not task.done():
+                (connection.left or task.cancel)()
+                await asyncio.wait([task])
+
+    def _calls(self) -> tuple[int, int]:
+        rows = self.pool.ps()
+        return sum(row.queued for row in rows), sum(row.running for row in rows)
+
+    def resident(self) -> list[str]:
+        """Names of models that are loaded or loading."""
+        warm = {row.key for row in self.pool.ps() if row.state in ("loading", "ready")}
+        return [served.name for served in self.state.models.all() if warm.intersection(served.model._entry.core_keys())]
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """For :class:`mpool.integrations.ray.routing.WarmRouter`, once a second, and for Ray's metrics."""
+        waiting, running = self._calls()
+        models = self.resident()
+        self._measure("mpool_calls_waiting", "Calls that wait in the pool", waiting)
+        self._measure("mpool_calls_running", "Calls that run in the pool", running)
+        self._measure("mpool_models_resident", "Models that are loaded or loading", len(models))
+        self._measure("mpool_memory_used_bytes", "Of models, caches and queues", self.pool.health().memory.used)
+        return {"models": models, "calls": waiting + running}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For :class:`mpool.integrations.ray.routing.CallsPolicy`: the calls that the pool has, not the requests."""
+        return {DEPTH: float(sum(self._calls()))}
+
+    def _measure(self, name: str, description: str, value: float) -> None:
+        from ray.util.metrics import Gauge
+
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(name, description)
+        self._gauges[name].set(value)
+
+    async def check_health(self) -> None:
+        """Ray Serve replaces a replica that raises here.
+
+        Raises:
+            ShuttingDown: the pool was closed.
+        """
+        if self.pool._closed:
+            raise ShuttingDown("the pool is closed")
+
+    def __del__(self) -> None:
+        if hasattr(self, "pool"):
+            self.pool.close()
+
+
+__all__ = ["Pools", "operations"]

@@ -1,0 +1,335 @@
+"""mpool on Ray, without a cluster: which replica, how many, what becomes of requests whose replica dies, Parquet.
+
+What needs a cluster is in test_ray_cluster.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray.serve")
+httpx = pytest.importorskip("httpx")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+from ray.exceptions import ActorDiedError  # noqa: E402
+from ray.serve.exceptions import BackPressureError  # noqa: E402
+
+import mpool  # noqa: E402
+from mpool.cli.parser import make_parser  # noqa: E402
+from mpool.integrations.ray import _share, routing  # noqa: E402
+from mpool.integrations.ray.front import make_front, model_of  # noqa: E402
+from mpool.integrations.ray.parquet import EmbedBatches, embed_parquet  # noqa: E402
+from mpool.integrations.ray.pools import Pools, operations  # noqa: E402
+from mpool.integrations.ray.serving import Plan, application, make  # noqa: E402
+from mpool.server.settings import Settings  # noqa: E402
+
+TOKEN = "a token of this test!".replace(" ", "-")
+SETTINGS = Settings(port=8000)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no cluster that could say how many CPUs there are."""
+    monkeypatch.setattr(_share, "_cpus_here", lambda: 2)
+
+
+# ---- which replica, and how many ------------------------------------------------------------------------------------
+
+def replica(*models: str, calls: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(routing_stats={"models": list(models), "calls": calls})
+
+
+def test_requests_go_where_their_model_is_warm() -> None:
+    warm, other, busy, new = replica("a"), replica("b"), replica("a", calls=8), SimpleNamespace(routing_stats={})
+    for _ in range(20):
+        first, rest = routing.ranks([warm, other, busy, new], "a")
+        assert first == [warm] and len(rest) == 2
+    assert len(routing.ranks([other, busy, new], "a")) == 1  # none is both warm and free: any of them
+    assert len(routing.ranks([warm, other], "")) == 1
+    assert routing.ranks([], "a") == []
+    assert model_of(b'{"messages": [], "model": "small:latest"}') == "small"
+    for body in (b"", b"{", b"[1]", b'{"model": 3}', b'{"x": "model"}', b"[" * 100_000, b"\xff"):
+        assert model_of(body) == ""
+
+
+def test_as_many_replicas_as_calls_ask_for() -> None:
+    policy = routing.CallsPolicy(4)
+
+    def wanted(depths: list[float], current: int = 2, target: int = 2) -> float:
+        return policy(SimpleNamespace(aggregated_metrics={routing.DEPTH: dict(enumerate(depths))},
+                                      current_num_replicas=current, target_num_replicas=target))[0]
+
+    assert [wanted(depths) for depths in ([0, 0], [4, 0], [4, 1], [8, 9])] == [1, 1, 2, 5]
+    assert wanted([9], current=2, target=3) == 3  # one has not reported yet
+    assert wanted([], current=0, target=1) == 1
+
+
+def test_pools_share_the_machine() -> None:
+    whole = _share._limit()
+    assert _share.config(1, 0, None).memory_bytes == whole // 2 and _share.config(2, 0, None).memory_bytes == whole
+    config = _share.config(1, 300, True)
+    assert (config.memory_bytes, config.threads, config.offline) == (300 << 20, 1, True)
+
+
+# ---- a replica ------------------------------------------------------------------------------------------------------
+
+class Responses:
+    """What a handle gives for a stream."""
+
+    def __init__(self, batches: AsyncIterator[Any], ended: list[str]) -> None:
+        self._batches, self._ended = batches, ended
+
+    def __aiter__(self) -> Responses:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self._batches.__anext__()
+
+    def cancel(self) -> None:
+        self._ended.append("cancelled")
+
+
+class Handle:
+    """A handle whose requests go to functions, one after the other."""
+
+    def __init__(self, *replicas: Callable[..., AsyncIterator[Any]]) -> None:
+        self.replicas, self.models, self.ended = list(replicas), [], []  # type: ignore[var-annotated]
+        self.respond = SimpleNamespace(remote=self._respond)
+
+    def options(self, *, stream: bool, multiplexed_model_id: str) -> Handle:
+        assert stream
+        self.models.append(multiplexed_model_id)
+        return self
+
+    def _respond(self, scope: Any, body: bytes) -> Responses:
+        made = self.replicas.pop(0) if len(self.replicas) > 1 else self.replicas[0]
+        return Responses(made(scope, body), self.ended)
+
+
+def dies(after: int, of: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    """A replica that dies after so many batches."""
+    async def respond(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        count = 0
+        async for batch in of(scope, body):
+            if count == after:
+                raise ActorDiedError
+            count += 1
+            yield batch
+    return respond
+
+
+@pytest.fixture
+def pools(llama: Path, bert: Path) -> Pools:
+    return Pools((f"small={llama}", f"vectors={bert}"), False, "auto", SETTINGS, False, 1, 200, True)
+
+
+def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, patience: float = 20.0,
+        **headers: str) -> Any:
+    """The answer of a front over a handle."""
+    async def asked() -> Any:
+        app = make_front(handle, settings, patience=patience)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as client:
+            return await client.request("GET" if body is None else "POST", path, json=body, headers=headers)
+    return asyncio.run(asked())
+
+
+CHAT = {"model": "small", "messages": [{"role": "user", "content": "A cat?"}], "seed": 3, "max_tokens": 12}
+
+
+def test_answers_are_those_of_the_library(pools: Pools, llama: Path, bert: Path) -> None:
+    handle = Handle(pools.respond)
+    expected = mpool.chat(CHAT["messages"], str(llama), seed=3, max_tokens=12)
+    assert ask(handle, "/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"] == expected.text
+    answer = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True})
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert events[-1] == "[DONE]" and answer.headers["content-type"].startswith("text/event-stream")
+    assert "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]) \
+        == expected.text
+    rows = ask(handle, "/v1/embeddings", {"model": "vectors", "input": "A cat."}).json()["data"]
+    assert np.allclose(rows[0]["embedding"], mpool.embed("A cat.", str(bert)), atol=1e-6)
+    assert ask(handle, "/v1/chat/completions", {**CHAT, "model": "x"}).status_code == 404
+    assert ask(handle, "/v1/chat/completions", {**CHAT, "temperature": -1}).status_code == 400
+    assert ask(handle, "/v1/nothing").status_code == 404
+    assert ask(handle, "/health").json()["status"] == "healthy" and ask(handle, "/metrics").status_code == 404
+    assert handle.models[0] == "small" and handle.models[-1] == ""
+    assert sorted(asyncio.run(pools.record_routing_stats())["models"]) == ["small", "vectors"]
+    pools.pool.unload("small")
+    assert pools.resident() == ["vectors"]  # the pool's word, whoever unloaded it
+    assert {operation.path for operation in operations()} >= {"/v1/models", "/api/chat", "/openapi.json"}
+
+
+def test_depth_is_that_of_the_pool(pools: Pools) -> None:
+    """Several answers are one request and one call; what waits outside of the pool is no call yet."""
+    async def depth() -> float:
+        return (await pools.record_autoscaling_stats())[routing.DEPTH]
+
+    assert asyncio.run(depth()) == 0.0
+    jobs = [pools.pool.submit("text_to_text", prompt="A cat", model="small", max_tokens=4000, ignore_eos=True)
+            for _ in range(5)]
+    assert asyncio.run(depth()) == 5.0
+    for job in jobs:
+        job.cancel()
+
+
+def test_a_client_that_leaves_ends_the_work(pools: Pools) -> None:
+    async def leave() -> None:
+        body = json.dumps({**CHAT, "max_tokens": 15000, "stream": True, "ignore_eos": True}).encode()
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
+                 "headers": [(b"content-type", b"application/json")]}
+        batches = pools.respond(scope, body)
+        while not await batches.__anext__():
+            pass
+        assert pools.state.streams == 1
+        await batches.aclose()
+        assert pools.state.streams == 0 and not pools.state.running
+
+    asyncio.run(leave())
+    pools.pool.generate("A cat", "small", max_tokens=1)
+    assert not any(row.running or row.queued for row in pools.pool.ps())
+
+
+# ---- a replica that dies --------------------------------------------------------------------------------------------
+
+def test_death_before_an_answer_is_not_seen(pools: Pools, llama: Path) -> None:
+    """Another replica gets the request; also when a part of what is not streamed had come."""
+    expected = mpool.chat(CHAT["messages"], str(llama), seed=3, max_tokens=12).text
+
+    async def halved(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        yield []
+        yield [{"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}]
+        raise ActorDiedError
+
+    for first in (dies(0, pools.respond), dies(1, pools.respond), halved):
+        handle = Handle(first, pools.respond)
+        answer = ask(handle, "/v1/chat/completions", CHAT)
+        assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == expected
+        assert len(handle.models) == 2 and len(handle.ended) == 2
+
+
+def test_death_within_a_stream_is_its_one_end(pools: Pools) -> None:
+    for path, body, kind in (("/v1/chat/completions", {**CHAT, "stream": True}, "text/event-stream"),
+                             ("/api/chat", {"model": "small", "messages": CHAT["messages"]}, "application/x-ndjson")):
+        handle = Handle(dies(2, pools.respond))
+        answer = ask(handle, path, body)
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        assert len(handle.models) == 1
+        last = json.loads([line for line in answer.text.splitlines() if line][-1].removeprefix("data: "))
+        said = last["error"] if kind == "application/x-ndjson" else last["error"]["message"]
+        assert said == "The worker that had the request went away." and answer.text.count("went away") == 1
+
+
+def test_no_replica_is_an_error_that_can_be_tried_again(pools: Pools) -> None:
+    async def full(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        raise BackPressureError(num_queued_requests=1, max_queued_requests=1)
+        yield
+
+    async def silent(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        await asyncio.sleep(60)
+        yield
+
+    async def broken(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        yield []
+        raise RuntimeError("a fault of this replica")
+
+    for made, status, code, tries in ((dies(0, pools.respond), 503, "worker_lost", 3), (full, 503, "overloaded", 1),
+                                      (silent, 503, "overloaded", 1), (broken, 500, "internal", 1)):
+        handle = Handle(made)
+        answer = ask(handle, "/v1/chat/completions", CHAT, patience=0.05)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert len(handle.models) == tries and ("retry-after" in answer.headers) is (status == 503)
+        assert "fault of this" not in answer.text
+
+
+# ---- the front ------------------------------------------------------------------------------------------------------
+
+def test_guards_stand_before_replicas(pools: Pools) -> None:
+    """Those of the server: nothing of what they refuse gets to a replica."""
+    handle, locked = Handle(pools.respond), Settings(port=8000, token=TOKEN, max_body=2048)
+    assert ask(handle, "/v1/models", host="evil.example").status_code == 421
+    assert ask(handle, "/v1/models", origin="https://evil.example").status_code == 403
+    assert ask(handle, "/v1/models", settings=locked).status_code == 401
+    assert ask(handle, "/v1/models", settings=locked, authorization="Bearer " + TOKEN[::-1]).status_code == 401
+    big = {**CHAT, "messages": [{"role": "user", "content": "x" * 4096}]}
+    assert ask(handle, "/v1/chat/completions", big, settings=locked, authorization=f"Bearer {TOKEN}").status_code == 413
+    assert handle.models == []
+    assert ask(handle, "/v1/models", settings=locked, authorization=f"Bearer {TOKEN}").status_code == 200
+    assert ask(handle, "/health", settings=locked).status_code == 200
+
+
+def test_lifespan_and_websockets() -> None:
+    async def talk(kind: str, *messages: dict[str, Any]) -> list[str]:
+        said: list[str] = []
+        waiting = list(messages)
+
+        async def receive() -> dict[str, Any]:
+            return waiting.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            said.append(message["type"])
+
+        await make_front(Handle(), SETTINGS)({"type": kind, "path": "/", "headers": []}, receive, send)
+        return said
+
+    assert asyncio.run(talk("lifespan", {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})) == [
+        "lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert asyncio.run(talk("websocket", {"type": "websocket.connect"})) == ["websocket.close"]
+
+
+def test_plans(tmp_path: Path) -> None:
+    """What is to be served, from Python, from ``serve run`` and from the command line."""
+    assert make(Plan(replicas=2)) is not None and make(Plan(max_replicas=4, calls=2.0)) is not None
+    token = tmp_path / "token"
+    assert application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "only": "true", "max_body": "4096",
+                        "token_file": str(token), "host": "0.0.0.0"}) is not None
+    assert token.exists()
+    for wrong, words in (({"modles": "x"}, "modles is no argument"), ({"replicas": "two"}, "replicas is 'two'"),
+                         ({"only": "perhaps"}, "only is 'perhaps'"), ({"replicas": "0"}, "replicas is 0"),
+                         ({"host": "0.0.0.0"}, "there is no token"), ({"token": "x" * 20}, "token is no argument")):
+        with pytest.raises(mpool.InvalidArgument, match=words):
+            application(wrong)
+    found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--cpus", "2"])
+    assert (found.model, found.replicas, found.cpus, found.port) == (["small=x"], 2, 2, 11435)
+
+
+# ---- Parquet --------------------------------------------------------------------------------------------------------
+
+def test_batches(bert: Path) -> None:
+    """A column of lists of fixed size; rows, columns and their order stay."""
+    made = EmbedBatches("body", "vector", str(bert), memory_mb=200, compute="float32", on_error="null")
+    table = pa.table({"id": [1, 2, 3], "body": ["A cat.", None, "A dog."], "vector": [0, 0, 0]})
+    found = made(table)
+    assert found.schema.names == ["id", "body", "vector"]
+    assert found.schema.field("vector").type == pa.list_(pa.float32(), 32)
+    rows = found["vector"].to_pylist()
+    expected = mpool.embed(["A cat.", "A dog."], str(bert), compute="float32")
+    assert np.array_equal(np.float32([rows[0], rows[2]]), expected)
+    assert rows[1] is None and len(made(table.slice(0, 0))) == 0
+    with pytest.raises(mpool.InvalidArgument, match="no column body, only id"):
+        made(table.select(["id"]))
+
+
+def test_folders_are_looked_at_first(tmp_path: Path) -> None:
+    """Before Ray is started."""
+    (tmp_path / "in").mkdir()
+    with pytest.raises(mpool.FileError, match="holds no .parquet files"):
+        embed_parquet(tmp_path / "in", tmp_path / "out")
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "in" / "a.parquet")
+    with pytest.raises(mpool.InvalidArgument, match="has int64 in the column text"):
+        embed_parquet(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(mpool.InvalidArgument, match="has no column body, only text"):
+        embed_parquet(tmp_path / "in", tmp_path / "out", column="body")
+    (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1 of no kind")
+    with pytest.raises(mpool.FileError, match="a.parquet cannot be read"):
+        embed_parquet(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(mpool.InvalidArgument, match="another folder"):
+        embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
+    with pytest.raises(mpool.InvalidArgument, match="actors is 0"):
+        embed_parquet(tmp_path / "in", tmp_path / "out", actors=0)
