@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -268,12 +269,9 @@ def _numbered(folder: Path) -> Iterator[Path]:
 
 # ---- what a call has -------------------------------------------------------------------------------------------------
 
-_NONE = "null"
-
-
-def _texts(values: NDArray[Any]) -> Iterator[str]:
-    """Numbers as JSON has them. Nine digits tell every float32 from all others."""
-    return (f"{value:.9g}" if math.isfinite(value) else _NONE for value in values.tolist())
+#: Nine digits tell every float32 from all others.
+_NUMBER = "%.9g"
+_NOT_FINITE = re.compile("-?(nan|inf)")
 
 
 class _Table:
@@ -299,17 +297,21 @@ class _Table:
         """One after the other."""
         for token, row in enumerate(self._data):
             for name, size, place in self._stages:
-                values = tuple(None if text == _NONE else float(text) for text in _texts(row[place]))
-                yield CaptureRecord(name, TEAM, token, self.job_id, "float32", (size,), values)
+                values = (float(_NUMBER % value) if math.isfinite(value) else None for value in row[place].tolist())
+                yield CaptureRecord(name, TEAM, token, self.job_id, "float32", (size,), tuple(values))
 
     def lines(self) -> Iterator[str]:
         """The same as lines of JSON."""
-        job = json.dumps(self.job_id)
-        heads = [f'{{"checkpoint": "{name}", "team": "{TEAM}", "token_idx": %d, "job_id": {job.replace("%", "%%")}, '
-                 f'"dtype": "float32", "shape": [{size}], "values": [' for name, size, _ in self._stages]
+        job = json.dumps(self.job_id).replace("%", "%%")
+        heads = [f'{{"checkpoint": "{name}", "team": "{TEAM}", "token_idx": %d, "job_id": {job}, "dtype": "float32", '
+                 f'"shape": [{size}], "values": [' for name, size, _ in self._stages]
+        formats = [", ".join([_NUMBER] * (place.stop - place.start)) for _, _, place in self._stages]
         for token, row in enumerate(self._data):
-            for head, (_, _, place) in zip(heads, self._stages):
-                yield f"{head % token}{', '.join(_texts(row[place]))}]}}\n"
+            values = row.tolist()
+            finite = all(map(math.isfinite, values))
+            for head, numbers, (_, _, place) in zip(heads, formats, self._stages):
+                body = numbers % tuple(values[place])
+                yield f"{head % token}{body if finite else _NOT_FINITE.sub('null', body)}]}}\n"
 
 
 @contextmanager
