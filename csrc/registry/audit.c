@@ -24,9 +24,14 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
     MP_AUDIT(worker->lanes >= 0 && (worker->lanes == 0 || worker->state == MP_WORKER_PROCESSING ||
                                     worker->state == MP_WORKER_LOADING),
              "%s: worker %u is %s and has %d lanes", key, worker->id, state, worker->lanes);
+    MP_AUDIT(!worker->waits || (worker->active_count > 0 && !worker->in_step && worker->lanes == 0),
+             "%s: worker %u waits for masks with %d active, %d lanes, %s", key, worker->id, worker->active_count,
+             worker->lanes, worker->in_step ? "in a step" : "in no step");
     int in_step = 0;
     for (int i = 0; i < worker->active_count; i++) {
         const mp_ticket *ticket = worker->active[i];
+        MP_AUDIT(!worker->waits || worker->rung || !atomic_load(&ticket->cause),
+                 "%s: worker %u waits for masks, and nobody told it that a call is cancelled", key, worker->id);
         MP_AUDIT(ticket->worker == worker, "%s: an active call of worker %u does not say so", key, worker->id);
         MP_AUDIT(!mp_queue_holds(&ticket->node), "%s: a call is active and queued", key);
         MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call is active and done", key);
@@ -62,6 +67,7 @@ static bool is_listed(const mp_entry *entry, const mp_worker *worker) {
 
 static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     int count = 0, kinds[MP_QUEUE_KINDS] = {0};
+    bool sequential = false; /* those may keep a worker from taking others, and again not, as time passes */
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
         count++;
@@ -70,9 +76,18 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call waits and is done", entry->key);
         MP_AUDIT(!atomic_load(&ticket->cause), "%s: a call waits and is cancelled", entry->key);
         MP_AUDIT(ticket->entry == entry, "%s: a call waits in the wrong queue", entry->key);
+        sequential |= ticket->policy == MP_POLICY_SEQUENTIAL;
         MP_AUDIT(is_listed(entry, ticket->home), "%s: a call waits for a worker that is gone", entry->key);
         MP_TRY(audit_dispatch(entry, ticket, error));
     }
+    const mp_worker *waits = NULL;
+    bool rung = sequential; /* who is rung looks, and takes them, or rings the others */
+    for (int i = 0; i < entry->worker_count; i++) {
+        rung |= entry->workers[i]->rung;
+        waits = entry->workers[i]->waits && mp_dispatch_offers(entry, entry->workers[i]) ? entry->workers[i] : waits;
+    }
+    MP_AUDIT(rung || !waits, "%s: a call waits beside worker %u, which may take it and waits for masks", entry->key,
+             waits->id);
     MP_AUDIT(count == entry->queue.count, "%s: %d calls wait and the queue counts %d", entry->key, count,
              entry->queue.count);
     for (int i = 0; i < MP_QUEUE_KINDS; i++)

@@ -126,6 +126,10 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     return NULL;
 }
 
+bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
+    return has_room(worker) && !entry->evict && next_for(entry, worker);
+}
+
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     worker->fresh_count = 0;
     while (has_room(worker) && !entry->evict) {

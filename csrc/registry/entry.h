@@ -178,6 +178,8 @@ void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 void mp_dispatch_memory_free(mp_entry *entry);
 /* For a call about to be queued: the worker that MP_POLICY_P2C chooses. */
 mp_worker *mp_dispatch_home(const mp_entry *entry);
+/* Whether mp_dispatch_take would take one. */
+bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker);
 /* Take calls off the queue until the worker has no room or nothing waits for it. What it leaves may be for others, whom
  * the caller rings once the worker's state says that it is at work. */
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker);

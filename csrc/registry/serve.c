@@ -558,11 +558,12 @@ static void count_work(mp_worker *w) {
 }
 
 /* Everybody waits for a mask. Whoever brings one, a call that comes or one that is cancelled rings; deadlines are
- * looked at now and then. `rung` was cleared before the plan looked, so that no ring is missed. */
+ * looked at now and then. `rung` was cleared before the plan looked; of a call that came since, or was cancelled,
+ * nobody told a worker that did not wait yet. */
 static void wait_for_masks(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_mutex_lock(&entry->lock);
-    bool over = w->rung || w->state == MP_WORKER_DEAD;
+    bool over = w->rung || w->state == MP_WORKER_DEAD || mp_dispatch_offers(entry, w);
     for (int i = 0; i < w->active_count; i++)
         over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
     if (!over) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -30,6 +31,10 @@ _UNSENT = 128 << 10
 #: Seconds between two looks at what takes too long; files that the process needs beside connections; ``last`` of
 #: Serving.
 _LOOK, _FILES, _LAST = 1.0, 256, 2.0
+#: Connections that the system keeps until they are accepted, and that are accepted in one turn of the loop: where there
+#: are no descriptors left, asyncio fails at so many in a turn, and tries again after a second.
+_BACKLOG, _ACCEPTED = 2048, 32
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -46,6 +51,8 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
@@ -101,10 +108,12 @@ class Serving:
         self.state.hosts = settings.hosts(self.port)
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{self.port}"
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._quiet_until = 0.0
         protocol = type("Connection", (Connection,), {"settings": settings})
         config = uvicorn.Config(
             make_app(self.state, operations), http=protocol, ws="none", lifespan="off", log_config=None,
-            access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=2048, interface="asgi3",
+            access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
+            interface="asgi3",
             timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]
             timeout_graceful_shutdown=int(pool.config.shutdown_grace + last + 0.999),
             h11_max_incomplete_event_size=settings.max_header)
@@ -122,12 +131,22 @@ class Serving:
 
     async def _run(self, ready: Callable[[], object] | None) -> None:
         self._loop = loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._failed)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._end)
         if ready is not None:
             loop.call_soon(self._tell, ready)
         await self._uvicorn.serve(sockets=[self._socket])
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What asyncio has to say: of connections that cannot be accepted one line a second, not one each."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._quiet_until:
+            self._quiet_until = loop.time() + 1.0
+            log.warning("Connections have to wait: %s", error.strerror)
 
     def _tell(self, ready: Callable[[], object]) -> None:
         assert self._loop is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import os
@@ -149,9 +150,14 @@ def token_of(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise FileError(f"{name}: the token's file cannot be made: {error.strerror}") from None
     token = secrets.token_urlsafe(32)
-    with os.fdopen(made, "w", encoding="ascii") as file:
-        os.fchmod(made, 0o600)  # whatever the umask
-        file.write(token + "\n")
+    try:
+        with os.fdopen(made, "w", encoding="ascii") as file:
+            os.fchmod(made, 0o600)  # whatever the umask
+            file.write(token + "\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(name)  # else the next one would find no token in it
+        raise FileError(f"{name}: the token's file cannot be written: {error.strerror}") from None
     return token
 
 

@@ -6,7 +6,8 @@ holds all. Spaces and line breaks count as one space. An ``original`` that does 
 fails the build: whoever changed that code says here what the same mistake would look like now.
 
 Mistakes that were tried and have no row: what changes nothing that can be seen (an eviction of a model that has work
-waits for it; close waits for callers inside, whom the entries refuse anyway), and what one schedule in 10,000 or fewer
+waits for it; close waits for callers inside, whom the entries refuse anyway; a worker that waits for masks looks at
+deadlines, of which maintenance tells it), and what one schedule in 10,000 or fewer
 shows (mp_governor_reserve that does not look again at what was freed meanwhile, mp_worker_set_runnable that counts
 outside the lock, mp_pool_run that wakes outside it).
 
@@ -367,6 +368,21 @@ MUTATIONS = [
     # --- the quarantine
     Mutation(341, "registry/quarantine.c", "mp_quarantine_add", "who was beside a culprit is one",
              "row->alone += alone;", "row->alone += alone || BUG;", "crashes", MANY),
+    # --- masks
+    Mutation(351, _X, "mp_entry_wake", "who brings a mask rings nobody",
+             "if (ticket->worker)", "if (ticket->worker && !BUG)", "masks", FEW),
+    Mutation(352, _X, "mp_entry_cancel_locked", "a worker that waits for masks hears of no cancellation",
+             "if (worker && worker->waits)", "if (worker && worker->waits && !BUG)", "masks", FEW),
+    Mutation(353, _D, "mp_dispatch_ring", "a worker that waits for masks hears of no call",
+             "if (worker->waits && !worker->rung)", "if (worker->waits && !worker->rung && !BUG)", "masks", FEW),
+    Mutation(354, _S, "wait_for_masks", "a mask that came after the plan is not looked for",
+             "bool over = w->rung ||", "bool over = (w->rung && !BUG) ||", "masks", MANY),
+    Mutation(357, _S, "wait_for_masks", "a call that came after the plan is not looked for",
+             "|| mp_dispatch_offers(entry, w);", "|| (mp_dispatch_offers(entry, w) && !BUG);", "masks", SOME),
+    Mutation(355, _S, "wait_for_masks", "a cancellation that came after the plan is not looked for",
+             "over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;",
+             "over = over || (atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0 && !BUG);",
+             "masks", SOME),
     # --- points
     Mutation(0, "base/alloc.c", "mp_budget_take", "between look and take", "uint64_t limit =",
              "POINT; uint64_t limit ="),

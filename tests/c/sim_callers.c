@@ -215,6 +215,8 @@ static void follow(caller *self, record *r) {
         r->call->destroyed_is_error = false;
         if (w.offered != r->ticket) /* else another wants it */
             r->call->unwanted_ns = sim_now();
+        if (r->call->masked) /* who brings its masks holds it, too */
+            mp_ticket_cancel(r->ticket);
         mp_ticket_release(r->ticket);
         return;
     case 1:
@@ -312,6 +314,8 @@ static bool submit(caller *self, record *r) {
     if (status == MP_OK) {
         SIM_CHECK(!r->past);
         call->destroyed_is_error = true; /* the caller's reference keeps it */
+        if (w.kind->special && w.kind->special->submitted)
+            w.kind->special->submitted(r);
         return true;
     }
     SIM_CHECK(!r->ticket && !w.plain);

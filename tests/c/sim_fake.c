@@ -102,6 +102,7 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
     engine->admitted--;
     SIM_CHECK(engine->used >= 0 && engine->admitted >= 0);
     call->admitted = 0;
+    call->waits = call->parked = false;
     if (keep) {
         call->saved = 1;
         item->abandon = abandon;
@@ -116,13 +117,19 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     sim_model *model = engine->model;
     enter(engine);
     SIM_CHECK(n > 0 && n <= engine->admitted && budget_ns > 0);
-    for (int i = 0; i < n && (model->plan_items == 0 || i < model->plan_items); i++) {
+    for (int i = 0; i < n && (model->plan_items == 0 || plan->count < model->plan_items); i++) {
         sim_call *call = (sim_call *)items[i]->call;
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2);
-        uint32_t left = call->units - call->done;
+        if (call->waits && call->masks == call->done) {
+            plan->masks = true;
+            continue;
+        }
+        uint32_t left = call->masked ? 1 : call->units - call->done;
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = model->step_units && model->step_units < left ? model->step_units : left;
     }
+    for (int i = 0; i < n; i++)
+        ((sim_call *)items[i]->call)->parked = plan->count == 0;
     plan->lanes = model->lanes;
     leave(engine);
 }
@@ -203,8 +210,13 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             }
             ((fake_state *)item->state)->memory += call->memory_a_step;
         }
+        call->waits = call->masked && call->masks == call->done;
+        if (call->waits) {
+            outcomes[i] = MP_OUTCOME_WAIT_MASK;
+            continue;
+        }
         call->done += plan->amount[i];
-        SIM_CHECK(call->done <= call->units);
+        SIM_CHECK(call->done <= call->units && (!call->masked || call->done == call->masks));
         if (call->done == call->units) {
             call->finished++;
             outcomes[i] = MP_OUTCOME_DONE;

@@ -47,6 +47,9 @@ typedef struct sim_call {
     int finished, failed;    /* times an engine completed it, or made it fail */
     bool destroyed_is_error; /* the caller still reads it */
     uint64_t unwanted_ns;    /* when it was cancelled or let go of; 0 = it was not */
+    bool masked;             /* each unit needs a mask ... */
+    uint32_t masks;          /* ... and for so many they are there */
+    bool waits, parked;      /* a unit was computed before its mask came; its worker has nothing else to do */
 } sim_call;
 
 typedef struct sim_fakes {

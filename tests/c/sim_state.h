@@ -22,11 +22,12 @@ typedef struct sim_special {
     void (*script)(sim_model *model);
     void (*begin)(void);                                 /* the keys are there, the callers are not */
     void (*call)(record *r, mp_submit_options *options); /* before it is submitted */
+    void (*submitted)(record *r);                        /* and it was accepted */
+    void (*rest)(void);                                  /* while all wait */
     void (*finish)(void);                                /* the callers have ended, the registry is open */
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
-    sim_jumps, sim_cut, sim_chaos,
-    sim_ahead;
+    sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks;
 
 typedef struct caller {
     int number, fibre;

@@ -59,6 +59,8 @@ static void look_at_rest(void *arg) {
     }
     if (w.registry)
         mp_registry_visit(w.registry, look_at_entry, NULL);
+    if (w.kind->special && w.kind->special->rest)
+        w.kind->special->rest();
 }
 
 static void look_at_step(void *arg) {
@@ -235,6 +237,7 @@ static const sim_world worlds[] = {
     {.name = "balance", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_balance},
     {.name = "jumps", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_jumps},
     {.name = "cut", .body = registry_world, .callers = 4, .keys = 2, .shutdown = true, .special = &sim_cut},
+    {.name = "masks", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_masks},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},

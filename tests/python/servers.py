@@ -1,9 +1,13 @@
-"""A server for tests: on a free port of loopback, in a thread of this process, over small models."""
+"""A server for tests: on a free port of loopback, over small models, in a thread of this process or a process of its
+own; and how it is spoken to."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,10 +50,58 @@ def running(run: Callable[[Callable[[], object]], None], stop: Callable[[], None
         assert not thread.is_alive(), "it does not end"
 
 
+class Process:
+    """``mpool COMMAND`` as a process of its own, from when it can be asked on; ``port``: where it is. ``more``: of
+    Popen."""
+
+    def __init__(self, command: str, *arguments: str, **more: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mpool", command, "--port", "0", *arguments], text=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more})
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert " on http://127.0.0.1:" in line, (line, self.process.stderr and self.process.stderr.read())
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def end(self) -> tuple[int, str]:
+        """Waits until it has ended: its exit code, and what it said on standard error."""
+        _, said = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+async def streamed(port: int, body: dict[str, Any]) -> tuple[str, str]:
+    """Text of a streamed chat, and how it ended; by a plain socket, so that the load comes from the server."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps({**body, "stream": True}).encode()
+    writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+                 f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+    text, end = "", ""
+    try:
+        async for line in reader:
+            if line.startswith(b"data: [DONE]"):
+                end += "done"
+            elif line.startswith(b"data: "):
+                piece = json.loads(line[6:])
+                if "error" in piece:
+                    end += piece["error"]["code"]
+                elif piece["choices"]:
+                    text += piece["choices"][0]["delta"].get("content", "")
+    finally:
+        writer.close()
+    return text, end
+
+
 class Raw:
     """A socket to a server, to say what no client library says."""
 
-    def __init__(self, server: Serving, timeout: float = 20.0) -> None:
+    def __init__(self, server: Serving | Process, timeout: float = 20.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout)
         self.host = f"127.0.0.1:{server.port}"
         self.rest = b""  # what came behind an answer
@@ -132,7 +184,7 @@ def _unchunked(data: bytes) -> bytes:
         out, data = out + data[:count], data[count + 2:]
 
 
-def ask(server: Serving, path: str, body: Any = None, *lines: str) -> tuple[int, Any]:
+def ask(server: Serving | Process, path: str, body: Any = None, *lines: str) -> tuple[int, Any]:
     """Status and parsed answer of a request on a connection of its own."""
     with Raw(server) as raw:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()

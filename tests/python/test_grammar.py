@@ -205,15 +205,19 @@ def test_a_format_that_is_slow_holds_up_few(pool: mpool.Pool, llama: Path, monke
     monkeypatch.setattr(_core, "config", lambda: {"lanes": 2})
     gate, stands, advance = threading.Event(), threading.Event(), grammar._Followed.advance
     chosen: list[grammar._Followed] = []
+    follow = grammar._follow
+
+    def noted(call: grammar._Followed) -> None:
+        chosen.append(call)
+        follow(call)
 
     def slow(self: grammar._Followed) -> bool:
-        if not chosen:
-            chosen.append(self)
-        if self is chosen[0]:
+        if chosen and self is chosen[0]:
             stands.set()
             gate.wait()
         return advance(self)
 
+    monkeypatch.setattr(grammar, "_follow", noted)
     monkeypatch.setattr(grammar._Followed, "advance", slow)
     options = {"response_format": SHORT, **HOT}
     with ThreadPoolExecutor(1) as thread:

@@ -20,8 +20,8 @@ import mpool
 from mpool import errors
 from mpool.results import Chunk
 from realmodels import real_path
-from servers import Raw, ask
-from workers import TERMINAL, Events, Process, free, refused, run, text_of, until, working
+from servers import Process, Raw, ask
+from workers import TERMINAL, Events, free, refused, run, text_of, until, working
 
 from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
 from mpool.server.worker import GRACE, Tokens, Worker
@@ -279,7 +279,7 @@ def test_the_threads_are_the_loop_the_team_maintenance_and_drain(llama: Path, tm
     """And the one that writes captures, if there is one. While a job runs, and after many: no thread for requests,
     bodies or tokenising ever came."""
     more = ("--capture", str(tmp_path / "jobs")) if captured else ()
-    with Process("-m", f"tiny={llama}", "--threads", "2", *more) as process:
+    with Process("worker", "-m", f"tiny={llama}", "--threads", "2", *more) as process:
         folder = f"/proc/{process.process.pid}/task"
         at_once: list[list[str]] = []
         for number in range(6):
@@ -322,7 +322,7 @@ def test_jobs_are_captured_while_it_serves(llama: Path, tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_keeps_the_records_of_jobs_that_ended(tmp_path: Path) -> None:
     """Killed in the middle of a job, which needs seconds; what it had written is whole, and of all jobs before."""
-    with Process("-m", str(real_path("smollm2")), "--capture", str(tmp_path / "jobs.jsonl")) as process:
+    with Process("worker", "-m", str(real_path("smollm2")), "--capture", str(tmp_path / "jobs.jsonl")) as process:
         for name in ("a", "b"):
             run(process, job_id=name, prompt="Once upon a time", max_tokens=5, **GREEDY)
         # the next turn comes after the end of the one before, but its records are written beside it
@@ -349,7 +349,7 @@ def test_a_worker_whose_disk_is_full_serves_on(llama: Path, tmp_path: Path) -> N
 
 def test_captures_end_with_the_worker(llama: Path, tmp_path: Path) -> None:
     """SIGTERM in the middle of a job: it ends, its records are written, and the exit code is 0."""
-    with Process("-m", f"tiny={llama}", "--capture", str(tmp_path / "jobs")) as process:
+    with Process("worker", "-m", f"tiny={llama}", "--capture", str(tmp_path / "jobs")) as process:
         events = Events(process, job_id="last", prompt="A cat", max_tokens=20, **GREEDY)
         process.process.send_signal(signal.SIGTERM)
         found = list(events)
@@ -537,7 +537,7 @@ def test_metrics(worker: Worker) -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 def test_load_progress_is_announced(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with Process("-m", f"tiny={llama}") as process:
+    with Process("worker", "-m", f"tiny={llama}") as process:
         process.process.terminate()
         _, said = process.process.communicate(timeout=30)
     shares = [int(line.split()[2]) for line in said.splitlines() if line.startswith("mpool: loading")]
@@ -549,7 +549,7 @@ def test_a_worker_that_is_stopped_finishes_what_runs(how: str) -> None:
     """The job gets its end, the process its exit code 0. The next test has a job that takes longer than the grace,
     which is below the five seconds allowed."""
     assert GRACE < 5
-    with Process("-m", str(real_path("smollm2"))) as process:
+    with Process("worker", "-m", str(real_path("smollm2"))) as process:
         events = Events(process, job_id="s", prompt="Once upon a time", max_tokens=20, **GREEDY)
         if how == "SIGTERM":
             process.process.send_signal(signal.SIGTERM)
@@ -588,7 +588,7 @@ def test_a_model_that_cannot_be_loaded(bert: Path, tmp_path: Path, capsys: pytes
 
 
 def test_a_token_is_required_if_there_is_one(llama: Path, tmp_path: Path) -> None:
-    with Process("-m", str(llama), "--token-file", str(tmp_path / "token")) as process:
+    with Process("worker", "-m", str(llama), "--token-file", str(tmp_path / "token")) as process:
         token = (tmp_path / "token").read_text().strip()
         for path, body in (("/execute", b"{}"), ("/cancel", b"{}"), ("/shutdown", b""), ("/metrics", None)):
             with Raw(process) as raw:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,22 +111,3 @@ def free(worker: Worker) -> None:
     """Waits until there is no job, and nothing is computed."""
     until(lambda: worker.turns.running is None and not worker.turns.waiting)
     idle(worker.serving, 60)
-
-
-class Process:
-    """``mpool worker`` as a process of its own; ``port``: where it is."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen([sys.executable, "-m", "mpool", "worker", "--port", "0", *arguments],
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None and self.process.stderr is not None
-        line = self.process.stdout.readline()
-        assert " on http://127.0.0.1:" in line, (line, self.process.stderr.read())
-        self.port = int(line.rsplit(":", 1)[1])
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()

@@ -1,0 +1,111 @@
+/* sim_masks.c: a world of calls that wait for masks. One thread brings them, as the caller of a process does for all:
+ * late, in any order among the calls, now and then a ring without one, to some calls none at all, and rings for calls
+ * that are over. See sim_state.h. */
+#include "sim_state.h"
+
+#ifdef MP_SIM
+
+static const uint64_t MS = 1000 * 1000;
+
+typedef struct masked {
+    mp_ticket *ticket; /* pinned */
+    sim_call *call;
+    bool never;
+} masked;
+
+static struct {
+    masked calls[RECORDS];
+    int count, pace;
+    uint64_t pause_ns;
+    bool over;
+    mp_thread thread;
+} masks;
+
+/* False: it is over. */
+static bool bring(const masked *m) {
+    if (mp_ticket_done(m->ticket)) {
+        if (percent(50))
+            mp_ticket_wake(m->ticket);
+        return false;
+    }
+    if (!m->never && m->call->masks == m->call->done && percent(masks.pace))
+        m->call->masks++;
+    else if (!percent(10))
+        return true;
+    mp_seam_point();
+    mp_ticket_wake(m->ticket);
+    return true;
+}
+
+static void bring_masks(void *arg) {
+    (void)arg;
+    while (!masks.over || masks.count) {
+        mp_sys_sleep_ns(1 + sim_below(masks.pause_ns));
+        for (int left = masks.count; left; left--) {
+            int at = of(masks.count);
+            masked m = masks.calls[at];
+            if (bring(&m))
+                continue;
+            masks.calls[at] = masks.calls[--masks.count];
+            mp_ticket_release(m.ticket);
+            if (!masks.count)
+                break;
+        }
+    }
+}
+
+static void masks_begin(void) {
+    mp_error error;
+    masks.count = 0;
+    masks.over = false;
+    masks.pace = 20 + of(80);
+    masks.pause_ns = percent(50) ? MS / 4 : 4 * MS;
+    SIM_CHECK(mp_thread_start(&masks.thread, "masks", bring_masks, NULL, &error) == MP_OK);
+}
+
+static void masks_script(sim_model *model) {
+    model->load_ns /= 4;
+    if (percent(50))
+        model->step_ns = 0;
+}
+
+static void masks_call(record *r, mp_submit_options *options) {
+    if (r->endless || percent(25))
+        return;
+    r->call->masked = true;
+    r->call->masks = 1; /* the first comes with the call */
+    if (!percent(15))
+        return;
+    r->endless = true; /* and ends by its deadline: who wants it may wait for one that stands behind it */
+    r->deadline_ns = options->deadline_ns = sim_now() + 1 + sim_below(30 * MS);
+}
+
+static void masks_submitted(record *r) {
+    if (!r->call->masked)
+        return;
+    SIM_CHECK(masks.count < RECORDS);
+    masks.calls[masks.count++] = (masked){.ticket = mp_ticket_pin(r->ticket), .call = r->call, .never = r->endless};
+}
+
+/* The look every 50 ms, which is for deadlines, would hide that a ring was lost. */
+static void masks_rest(void) {
+    for (int i = 0; i < masks.count; i++) {
+        const sim_call *call = masks.calls[i].call;
+        if (call->parked && call->masks > call->done)
+            sim_fail("a mask is there, and the worker that waits for it sleeps");
+    }
+}
+
+static void masks_finish(void) {
+    masks.over = true;
+    mp_thread_join(&masks.thread);
+}
+
+const sim_special sim_masks = {.script = masks_script,
+                               .begin = masks_begin,
+                               .call = masks_call,
+                               .submitted = masks_submitted,
+                               .rest = masks_rest,
+                               .finish = masks_finish};
+
+#endif

@@ -1,0 +1,171 @@
+"""The server under load while something goes wrong: signals, a full disk, killed workers, no descriptors left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from servers import Process, Raw, ask, idle, serving, streamed
+
+CHAT: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True}
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_ends_under_load(bert: Path, llama: Path, number: signal.Signals) -> None:
+    """Streams are in flight, longer than the grace, and others come all the time: each that was let in gets its one
+    end, those after it are refused, and the exit code is 0."""
+    ends: list[str] = []
+
+    async def client(port: int, at: int) -> None:
+        while True:
+            try:
+                _, end = await streamed(port, {**CHAT, "seed": at, "n": 4, "max_tokens": 16_000 if at % 2 else 5})
+            except ConnectionError:
+                return  # nobody listens any more, or it was told so before its request was read
+            if not end:
+                return  # refused, with a status
+            ends.append(end)
+
+    async def load(server: Process) -> None:
+        clients = [asyncio.ensure_future(client(server.port, at)) for at in range(24)]
+        await asyncio.sleep(1.5)
+        assert not any(task.done() for task in clients)
+        server.process.send_signal(number)
+        await asyncio.wait_for(asyncio.gather(*clients), 60)
+
+    with Process("serve", "--offline", "-m", f"bert={bert}", "-m", f"llama={llama}", "--grace", "0.5", "--load",
+                 "--only") as server:
+        asyncio.run(load(server))
+        code, said = server.end()
+        assert code == 0, said
+    assert set(ends) <= {"done", "shutting_down"} and ends.count("shutting_down") >= 12, ends
+
+
+# ---- no room, no descriptors -----------------------------------------------------------------------------------------
+
+def test_a_log_on_a_full_disk(bert: Path, llama: Path) -> None:
+    """Every request is logged, and no line can be written: nobody notices."""
+    with open("/dev/full", "w") as full, \
+            Process("serve", "-v", "--offline", "-m", f"bert={bert}", "-m", f"llama={llama}", "--only",
+                    stderr=full) as server:
+        async def load() -> list[tuple[str, str]]:
+            return await asyncio.gather(*(streamed(server.port, {**CHAT, "seed": at, "max_tokens": 40})
+                                          for at in range(20)))
+
+        for _ in range(2):
+            assert [end for _, end in asyncio.run(load())] == ["done"] * 20
+        assert ask(server, "/v1/embeddings", {"model": "bert", "input": "x"})[0] == 200
+        assert ask(server, "/v1/embeddings", {"model": "nobody", "input": "x"})[0] == 404
+        server.process.terminate()
+        assert server.end()[0] == 0
+
+
+def test_a_token_on_a_full_disk(tmp_path: Path) -> None:
+    """The token cannot be kept: the server does not start, and says why."""
+    limit = 8  # bytes a file of this process may have: the token is longer
+    done = subprocess.run(
+        [sys.executable, "-m", "mpool", "serve", "--port", "0", "--offline", "--token-file", str(tmp_path / "token")],
+        capture_output=True, text=True, timeout=60,
+        preexec_fn=lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+                            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))[0])
+    assert done.returncode == 1 and "the token's file cannot be written" in done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing that the next start would take for a file without a token
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_no_descriptors_for_further_connections(bert: Path) -> None:
+    """They wait without the server spinning, those that are there are served, and all are once others have left."""
+    most = 96
+    with Process("serve", "--offline", "-m", f"bert={bert}", "--load", "--only", "--max-connections", "512",
+                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))) as server:
+        early = Raw(server)
+        assert early.request("/health").answer()[0] == 200
+        used = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * most)]
+        deadline = time.monotonic() + 30
+        while len(os.listdir(f"/proc/{server.process.pid}/fd")) < most - 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert used < most - 1 <= len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        before = _cpu_seconds(server.process.pid)
+        time.sleep(1.5)
+        assert _cpu_seconds(server.process.pid) - before < 0.5  # one that spins takes all of it
+        assert early.request("/health").answer()[0] == 200
+        for one in held:
+            one.close()
+        assert ask(server, "/v1/embeddings", {"model": "bert", "input": "x"})[0] == 200
+        early.socket.close()
+        server.process.terminate()
+        assert server.end()[0] == 0
+
+
+# ---- workers that are killed -----------------------------------------------------------------------------------------
+
+def _kill(pool: mpool.Pool) -> bool:
+    """A worker process that has work, if there is one: of two, a call could meet both, which it is not to survive."""
+    found = [pid for row in pool.ps() if row.running for pid in row.processes]
+    for pid in found[:1]:
+        os.kill(pid, signal.SIGKILL)
+    return bool(found)
+
+
+async def _while_killing(pool: mpool.Pool, calls: list[Any]) -> list[Any]:
+    """Results of calls, during which a worker that has work is killed."""
+    running = asyncio.gather(*calls)
+    while not _kill(pool):
+        assert not running.done(), "nothing was running when it was looked"
+        await asyncio.sleep(0.002)
+    return list(await asyncio.wait_for(running, 120))
+
+
+def test_a_worker_process_is_killed_among_streams(llama: Path) -> None:
+    """Every stream has its one end, and the next request is served."""
+    config = mpool.PoolConfig(isolation="process", shutdown_grace=1.0)
+    with serving([f"llama={llama}"], config) as server:
+        pool = server.state.pool
+
+        async def work() -> list[tuple[str, str]]:
+            # prompts that are not alike: what kills twice is refused, by what it asks for
+            return await _while_killing(pool, [streamed(server.port, {
+                **CHAT, "messages": [{"role": "user", "content": f"Number {at}"}], "max_tokens": 3000})
+                for at in range(6)])
+
+        found = asyncio.run(work())
+        assert {end for _, end in found} <= {"done", "worker_lost"}
+        assert asyncio.run(streamed(server.port, {**CHAT, "max_tokens": 5}))[1] == "done"
+        idle(server)
+
+
+def test_vectors_of_a_killed_worker_are_computed_again(bert: Path) -> None:
+    """Nobody can have seen a piece of them: the client gets its vectors, the same as without."""
+    config = mpool.PoolConfig(isolation="process", shutdown_grace=1.0)
+    with serving([f"bert={bert}"], config) as server:
+        pool = server.state.pool
+        bodies = [{"model": "bert", "input": [f"Sentence number {at} of list {number}, which takes a while."
+                                              for at in range(600)]} for number in range(4)]  # not alike, as above
+
+        async def work() -> list[tuple[int, Any]]:
+            return await _while_killing(pool, [asyncio.to_thread(ask, server, "/v1/embeddings", body)
+                                               for body in bodies])
+
+        found = asyncio.run(work())
+        assert {status for status, _ in found} == {200}
+        time.sleep(0.15)  # what was answered a moment ago is remembered
+        assert found == [ask(server, "/v1/embeddings", body) for body in bodies]
+        idle(server)
