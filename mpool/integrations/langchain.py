@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    InvalidToolCall,
+    ToolCall,
+    ToolCallChunk,
+    convert_to_openai_messages,
+)
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -155,6 +163,25 @@ class ChatMpool(BaseChatModel):
                 yield piece
             yield _last(await stream.result())
 
+    def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | dict[str, Any] | bool | None = None,
+                   **kwargs: Any) -> Runnable[Any, AIMessage]:
+        """A chat model that may call tools; what it calls is valid by construction (see ``tools`` of
+        :func:`mpool.chat`), and in ``tool_calls`` of its answers. The model's template has to know of tools.
+
+        Args:
+            tools: LangChain's tools, functions, pydantic classes, or dicts as OpenAI has them.
+            tool_choice: None or ``"auto"``: it may answer instead; ``"any"``, ``"required"`` or True: it has to call
+                one; a name, or OpenAI's dict of one: it has to call this one; ``"none"``: it may call none.
+            **kwargs: further options of its calls.
+        """
+        names = {True: "required", "any": "required"}
+        choice = names.get(tool_choice, tool_choice) if isinstance(tool_choice, (str, bool)) else tool_choice
+        if isinstance(choice, str) and choice not in ("auto", "required", "none"):
+            choice = {"type": "function", "function": {"name": choice}}
+        if choice:
+            kwargs["tool_choice"] = choice
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
     def get_token_ids(self, text: str) -> list[int]:
         """Ids of a text's tokens, of the model's own tokenizer."""
         pool = _pool_of(self.model)
@@ -211,8 +238,13 @@ def _result(done: Completion) -> ChatResult:
 
 
 def _message(done: Completion, choice: Choice, first: bool) -> AIMessage:
+    calls = [ToolCall(name=call.name, args=call.arguments, id=call.id) for call in choice.tool_calls
+             if call.arguments is not None]
+    cut = [InvalidToolCall(type="invalid_tool_call", name=call.name, args=call.raw, id=call.id,
+                           error="the answer was cut before the arguments were complete")
+           for call in choice.tool_calls if call.arguments is None]
     return AIMessage(
-        content=choice.text, additional_kwargs=_thoughts(choice.reasoning),
+        content=choice.text, additional_kwargs=_thoughts(choice.reasoning), tool_calls=calls, invalid_tool_calls=cut,
         response_metadata={"finish_reason": choice.finish_reason, "model_name": done.model, "model_provider": "mpool",
                            "seed": done.seed},
         usage_metadata=_usage(done.usage) if first else None)  # of all answers together
@@ -229,8 +261,13 @@ def _thoughts(text: str | None) -> dict[str, Any]:
 
 
 def _piece(chunk: Chunk) -> ChatGenerationChunk:
-    return ChatGenerationChunk(message=AIMessageChunk(content=chunk.text,
-                                                      additional_kwargs=_thoughts(chunk.reasoning)))
+    calls: dict[int, ToolCallChunk] = {}
+    for call in chunk.tool_calls:  # one a call: LangChain joins those of several pieces only
+        found = calls.setdefault(call.index, ToolCallChunk(name=None, args="", id=None, index=call.index))
+        found["name"], found["id"] = found["name"] or call.name, found["id"] or call.id
+        found["args"] = (found["args"] or "") + call.arguments
+    return ChatGenerationChunk(message=AIMessageChunk(
+        content=chunk.text, additional_kwargs=_thoughts(chunk.reasoning), tool_call_chunks=list(calls.values())))
 
 
 def _last(done: Completion) -> ChatGenerationChunk:

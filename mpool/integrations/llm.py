@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import llm
 from llm.models import EmbeddingModel
-from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextPart
+from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import Field, create_model
 
 from .. import catalog
@@ -175,8 +175,7 @@ def _offer(name: str, ref: str) -> Offer:
 # ---- chat -----------------------------------------------------------------------------------------------------------
 
 class _Chat:
-    can_stream = True
-    supports_schema = True
+    can_stream = supports_schema = supports_tools = True
 
     def __init__(self, offer: Offer) -> None:
         self.model_id, self.ref = f"mpool/{offer.name}", offer.ref
@@ -187,7 +186,11 @@ class _Chat:
         if prompt.schema:
             options["response_format"] = {"type": "json_schema",
                                           "json_schema": {"name": "answer", "schema": prompt.schema}}
-        return [_message(message) for message in prompt.messages], options
+        if prompt.tools:
+            options["tools"] = [{"type": "function", "function": {
+                "name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}}
+                for tool in prompt.tools]
+        return [plain for message in prompt.messages for plain in _messages(message)], options
 
 
 class MpoolChat(_Chat, llm.Model):
@@ -241,12 +244,16 @@ def _events(piece: Chunk | Completion) -> Iterator[str | StreamEvent]:
 
 def _tell(response: Any, done: Completion) -> None:
     details = {"cached_tokens": done.usage.cached_tokens} if done.usage.cached_tokens else None
+    for call in done.tool_calls:
+        if call.arguments is not None:
+            response.add_tool_call(llm.ToolCall(tool_call_id=call.id, name=call.name, arguments=call.arguments))
     response.set_usage(input=done.usage.prompt_tokens, output=done.usage.completion_tokens, details=details)
     response.response_json = {"finish_reason": done.finish_reason, "seed": done.seed}
 
 
-def _message(message: Message) -> dict[str, Any]:
-    parts, thoughts = [], ""
+def _messages(message: Message) -> Iterator[dict[str, Any]]:
+    """A message as :func:`mpool.chat` takes it; each result of a tool is a message of its own there."""
+    parts, thoughts, calls, results = list[Any](), "", list[Any](), list[Any]()
     for part in message.parts:
         if isinstance(part, TextPart):
             parts.append({"type": "text", "text": part.text})
@@ -254,9 +261,17 @@ def _message(message: Message) -> dict[str, Any]:
             thoughts += part.text
         elif isinstance(part, AttachmentPart) and part.attachment is not None:
             parts.append({"type": "image", "image": part.attachment.content_bytes()})
+        elif isinstance(part, ToolCallPart):
+            calls.append({"id": part.tool_call_id, "type": "function",
+                          "function": {"name": part.name, "arguments": part.arguments}})
+        elif isinstance(part, ToolResultPart):
+            results.append({"role": "tool", "tool_call_id": part.tool_call_id, "content": part.output})
         else:
-            raise InvalidArgument(f"a message has a {type(part).__name__}, allowed: texts and images")
-    return {"role": message.role, "content": parts, **({"reasoning": thoughts} if thoughts else {})}
+            raise InvalidArgument(f"a message has a {type(part).__name__}, allowed: texts, images, calls of tools")
+    yield from results
+    if parts or calls or thoughts or not results:
+        yield {"role": message.role, "content": parts, **({"reasoning": thoughts} if thoughts else {}),
+               **({"tool_calls": calls} if calls else {})}
 
 
 # ---- embeddings -----------------------------------------------------------------------------------------------------

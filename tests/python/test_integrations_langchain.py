@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ pytest.importorskip("langchain_core")
 pytest.importorskip("langchain_tests")
 
 from langchain_core.exceptions import OutputParserException  # noqa: E402
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage  # noqa: E402
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
 from langchain_core.prompts import ChatPromptTemplate  # noqa: E402
 from langchain_core.vectorstores import InMemoryVectorStore  # noqa: E402
 from langchain_tests.integration_tests import (  # noqa: E402
@@ -46,7 +46,7 @@ class TestChatUnit(ChatModelUnitTests):
 
 
 class TestChat(ChatModelIntegrationTests):
-    """Standard tests with a model: all that are not of tools, images, documents and sounds."""
+    """Standard tests with a model: all that are not of tools, images, documents and sounds, which it knows nothing of."""
 
     pytestmark = async_too
 
@@ -61,6 +61,10 @@ class TestChat(ChatModelIntegrationTests):
     @property
     def model_override_value(self) -> str:
         return str(real_path("smollm2"))
+
+    @property
+    def has_tool_calling(self) -> bool:
+        return False  # the template of this model knows of none; see test_tools
 
     @property
     def supports_json_mode(self) -> bool:
@@ -173,6 +177,43 @@ def test_structured_output(llama: Path) -> None:
     for wrong in ({"method": "guess"}, {"schema": None}, {"temperature": 3}):
         with pytest.raises(mpool.InvalidArgument):
             model.with_structured_output(**{"schema": Answer, **wrong})
+
+
+def test_tools(llama: Path) -> None:
+    """Calls are asked for, streamed, answered; by construction, of a model of noise."""
+    pytest.importorskip("llguidance")
+    import toolmodels
+
+    def weather(city: Literal["Rome", "Oslo"], days: int) -> str:
+        """The weather of a city."""
+        return f"Sun in {city}."
+
+    class Clock(BaseModel):
+        """The time."""
+
+        zone: Literal["utc", "cet"]
+
+    with mpool.Pool() as pool:
+        model = ChatMpool(model=pool.register("tools", llama, chat_template=toolmodels.HERMES), seed=2, max_tokens=400)
+        asked = HumanMessage("Weather?")
+        for choice, names in (("any", {"weather", "Clock"}), ("Clock", {"Clock"}), ("weather", {"weather"})):
+            bound = model.bind_tools([weather, Clock], tool_choice=choice)
+            found = bound.invoke([asked])
+            assert found.tool_calls and {call["name"] for call in found.tool_calls} <= names
+            assert found.response_metadata["finish_reason"] == "tool_calls" and not found.invalid_tool_calls
+            streamed = sum_of(bound.stream([asked]))
+            assert [(call["name"], call["args"]) for call in streamed.tool_calls] == [
+                (call["name"], call["args"]) for call in found.tool_calls]
+        call = found.tool_calls[0]
+        assert call["args"]["city"] in ("Rome", "Oslo") and isinstance(call["args"]["days"], int)
+        answer = model.bind_tools([weather], tool_choice="none").invoke(
+            [asked, found, *(ToolMessage(weather(**each["args"]), tool_call_id=each["id"])
+                             for each in found.tool_calls)])
+        assert not answer.tool_calls
+        cut = model.bind_tools([weather], tool_choice="weather").invoke([asked], max_tokens=14)
+        assert not cut.tool_calls and len(cut.invalid_tool_calls) <= 1
+    with pytest.raises(mpool.Unsupported):
+        ChatMpool(model=str(llama)).bind_tools([weather]).invoke("Weather?")
 
 
 def test_chain_and_store() -> None:

@@ -75,7 +75,8 @@ def test_in_python(run: Run, llama: Path) -> None:
     expected = mpool.chat([{"role": "user", "content": "A cat?"}], str(llama), seed=3, max_tokens=12)
     response = llm.get_model("mpool/small").prompt("A cat?", seed=3, max_tokens=12)
     pieces = list(response)
-    assert len(pieces) > 1 and "".join(pieces) == expected.text
+    assert "".join(pieces) == expected.text
+    assert len(list(llm.get_model("mpool/small").prompt("A cat?", seed=3, max_tokens=1000, ignore_eos=True))) > 1
     assert response.usage().input == expected.usage.prompt_tokens and response.usage().output == 12
     assert response.response_json == {"finish_reason": "length", "seed": 3}
 
@@ -93,6 +94,38 @@ def test_schemas(run: Run) -> None:
               "required": ["kind", "old"], "additionalProperties": False}
     found = json.loads(run("-m", "mpool/small", "?", "--schema", json.dumps(schema), "-o", "max_tokens", "60"))
     assert found["kind"] in ("cat", "dog") and isinstance(found["old"], bool)
+
+
+def test_tools(run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that the model asks for is made, and its result goes back to it."""
+    pytest.importorskip("llguidance")
+    import toolmodels
+
+    cities, asked = [], []
+
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        cities.append(city)
+        return "Sun."
+
+    with mpool.Pool() as pool:
+        model = pool.register("tools", llama, chat_template=toolmodels.HERMES)
+
+        class Watched:
+            """The pool, which has to call in the first turn and may not in the second."""
+
+            def chat(self, messages: Any, ref: str, **options: Any) -> Any:
+                asked.append(messages)
+                choice = "required" if len(asked) == 1 else "none"
+                return pool.chat(messages, model, **options, tool_choice=choice, parallel_tool_calls=False)
+
+        monkeypatch.setattr(plugin, "default_pool", Watched)
+        chain = llm.get_model("mpool/small").chain("Weather?", tools=[weather], options={"seed": 2, "max_tokens": 700})
+        chain.text()
+    assert len(cities) == 1 and len(asked) == 2
+    call, result = asked[1][1:]
+    assert call["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": cities[0]}}
+    assert result == {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "Sun."}
 
 
 def test_images(run: Run) -> None:
