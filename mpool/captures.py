@@ -98,7 +98,8 @@ class Capture:
             were not captured since 256 others ran or waited to be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, values: int = 10, records: int = 100_000) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, values: int = 10,
+                 records: int = 1_000_000) -> None:
         self.path = _checked(path)
         self.values = _count("values", values, MAX_VALUES)
         self.limit = _count("records", records, MAX_RECORDS)
@@ -187,7 +188,7 @@ class Capture:
                     self._next_file += 1
 
 
-def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, records: int = 100_000) -> Capture:
+def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, records: int = 1_000_000) -> Capture:
     """Records what a model's layers give out, to be held against another engine, or against itself elsewhere.
 
     Pass what this returns as ``capture=`` to :func:`mpool.generate`, :func:`mpool.chat`, :func:`mpool.vision` or

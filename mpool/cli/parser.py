@@ -276,8 +276,8 @@ def _capture(command: argparse.ArgumentParser) -> None:
                                                              "gets one")
     _model(command, "the catalogue's, see `mpool models`")
     command.add_argument("--values", type=int, default=10, metavar="N", help="numbers a record (default: 10)")
-    command.add_argument("--records", type=int, default=100_000, metavar="N",
-                         help="records that have room (default: 100000)")
+    command.add_argument("--records", type=int, default=1_000_000, metavar="N",
+                         help="records that have room (default: 1000000)")
     command.add_argument("--job-id", metavar="NAME", help="what the records are called (default: 1)")
     command.add_argument("--parse-special", action="store_true", help="texts of control tokens are those tokens")
     _sampling(command, leave_out=("n",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -337,14 +338,21 @@ def test_a_worker_that_is_killed_keeps_the_records_of_jobs_that_ended(tmp_path: 
 
 
 def test_a_worker_whose_disk_is_full_serves_on(llama: Path, tmp_path: Path) -> None:
-    capture = mpool.capture(tmp_path / "jobs")
+    """As files may grow no further. The records of later jobs are written again once there is room."""
+    capture, soft = mpool.capture(tmp_path / "jobs"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with working(f"tiny={llama}", capture=capture) as made:
-        (tmp_path / "jobs").rmdir()
-        (tmp_path / "jobs").write_text("no folder")  # nothing can be written there
-        for name in ("a", "b"):
-            assert run(made.serving, job_id=name, prompt="A cat", max_tokens=5, **GREEDY)[-1][0] == "end"
-        assert capture.flush(60) and (capture.written, capture.failed) == (0, 2)
-        assert ask(made.serving, "/health")[1]["status"] == "ready"
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, soft[1]))
+            for name in ("a", "b"):
+                assert run(made.serving, job_id=name, prompt="A cat", max_tokens=5, **GREEDY)[-1][0] == "end"
+            assert capture.flush(60) and (capture.written, capture.failed) == (0, 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+            signal.signal(signal.SIGXFSZ, before)
+        assert os.listdir(tmp_path / "jobs") == [] and ask(made.serving, "/health")[1]["status"] == "ready"
+        run(made.serving, job_id="c", prompt="A cat", max_tokens=5, **GREEDY)
+        assert capture.flush(60) and {record.job_id for record in capture.records()} == {"c"}
 
 
 def test_captures_end_with_the_worker(llama: Path, tmp_path: Path) -> None:
