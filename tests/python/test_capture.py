@@ -148,6 +148,20 @@ def test_models_that_read_images(pool: mpool.Pool) -> None:
     assert [record.token_idx for record in capture.records() if record.checkpoint == "logits"] == list(range(drawn))
 
 
+def test_answers_of_a_given_form(model: mpool.Model) -> None:
+    """Whose rows wait for what may come next: one set of records each, all the same."""
+    pytest.importorskip("llguidance")
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_tokens": 30,
+                               "response_format": {"type": "regex", "regex": "[a-z]{9,12}"}}
+    plain = model.generate("A cat", **options)
+    with mpool.capture() as first, mpool.capture() as second:
+        done = model.generate("A cat", capture=first, **options)
+        model.generate("A cat", capture=second, **options)
+    drawn = done.usage.completion_tokens + (done.finish_reason == "stop")
+    assert done.choices == plain.choices and first.records() == second.records()
+    assert [record.token_idx for record in first.records() if record.checkpoint == "norm"] == list(range(drawn))
+
+
 def test_guesses_leave_no_trace(tmp_path: Path) -> None:
     """Rows of guesses that were wrong are not among the records, and those that were right are, once."""
     program = """if True:
