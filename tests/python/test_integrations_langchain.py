@@ -46,7 +46,8 @@ class TestChatUnit(ChatModelUnitTests):
 
 
 class TestChat(ChatModelIntegrationTests):
-    """Standard tests with a model: all that are not of tools, images, documents and sounds, which it knows nothing of."""
+    """Standard tests with a model: all that are not of tools, images, documents and sounds, which it knows nothing
+    of."""
 
     pytestmark = async_too
 
