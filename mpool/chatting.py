@@ -85,8 +85,9 @@ def _told(entry: Entry, messages: list[dict[str, Any]],
     messages = tool_templates.with_calls(messages, use, tool_formats.of_template(template.source))
     if tools is None:
         return messages, None
-    return (messages, tools.given) if use.tools == "variable" else \
-        (tool_templates.with_tools(messages, tools.given), None)
+    if use.tools == "variable":
+        return messages, tools.given
+    return tool_templates.with_tools(messages, tools.given, tools.form if use.tools == "text" else None), None
 
 
 def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any], variables: Mapping[str, Any],

@@ -14,8 +14,9 @@ class RunningText:
         bytes_of: a token's.
     """
 
-    def __init__(self, marks: tuple[bytes, ...], leads: bool, bytes_of: Callable[[int], bytes]) -> None:
-        self._marks, self._leads, self._bytes_of = marks, leads, bytes_of
+    def __init__(self, marks: tuple[bytes, ...], leads: tuple[str, ...], bytes_of: Callable[[int], bytes]) -> None:
+        self._marks, self._bytes_of = marks, bytes_of
+        self._leads = tuple(lead.encode() for lead in leads)
         self._keep = max(map(len, marks), default=1)
         self._tail = b""
         self._begun = self._over = False
@@ -31,9 +32,10 @@ class RunningText:
         if not self._begun:  # what an answer may begin with can be something else within it
             self._tail = text
             start = text.lstrip()
-            if start and self._leads and start[:1] in b"{<":
-                self._over = True
-            if not start or self._over or any(mark.startswith(start) for mark in self._marks):
+            squeezed = b"".join(text.split())
+            self._over = squeezed.startswith(self._leads) if self._leads else False
+            if not start or self._over or any(mark.startswith(start) for mark in self._marks) \
+                    or any(lead.startswith(squeezed) for lead in self._leads):
                 return None
             self._begun = True
         found = next((at for at, mark in enumerate(self._marks) if mark in text), None)

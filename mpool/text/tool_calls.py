@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 
 from mpool.text.json_extent import JsonExtent
 from mpool.text.tool_formats import ToolFormat
-from mpool.text.tool_grammar import is_text
+from mpool.text.tool_grammar import BARE_LEADS, LEADS, is_text
 
 _PYTHON_TAG = "<|python_tag|>"
-#: What a call that no mark announces begins with, without its spaces.
-_LEADS = ('{"name":"', _PYTHON_TAG + '{"name":"')
 _SPACE = re.compile(r"\s*")
 _NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
 _HEAD = re.compile(rf'\{{\s*"name"\s*:\s*"({_NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
@@ -70,9 +68,10 @@ class Calls:
     def __init__(self, form: ToolFormat, functions: Mapping[str, Mapping[str, Any]], sure: bool,
                  make_id: Callable[[int], str]) -> None:
         self._form, self._functions, self._sure, self._make_id = form, functions, sure, make_id
-        self._step: Callable[[], bool] = self._leading if form.leads else self._reading
+        self._step: Callable[[], bool] = self._leading if form.leads or form.bare else self._reading
         self._text = ""  # what was not given yet; of a call that is not certain yet, all
         self._gap = ""  # spaces before it
+        self._bared = False  # calls have no marks, though the form has
         self._last = False
         self._out: list[str] = []
         self._pieces: list[Piece] = []
@@ -115,13 +114,32 @@ class Calls:
 
     def _leading(self) -> bool:
         """The beginning of an answer whose calls have no mark."""
-        squeezed = "".join(self._text.split())
-        if not squeezed.startswith(_LEADS):
-            if not self._last and any(lead.startswith(squeezed) for lead in _LEADS):
+        squeezed, leads = "".join(self._text.split()), LEADS if self._form.leads else BARE_LEADS
+        if not squeezed.startswith(leads):
+            if not self._last and any(lead.startswith(squeezed) for lead in leads):
                 raise _Wait
             self._step = self._reading
             return True
-        return self._to(self._opening)
+        if self._form.leads:
+            return self._to(self._opening)
+        return self._to(self._bare)
+
+    def _bare(self) -> bool:
+        """The first of calls that have no marks, though the form has."""
+        at = self._expect(0, "```") if self._text.lstrip().startswith("`") else 0
+        if self._text.startswith("json", at):
+            at += 4
+        self._bared = True
+        return self._call(at)
+
+    def _another(self) -> bool:
+        """A further one, or the end of the fence around them."""
+        at = _SPACE.match(self._text).end()  # type: ignore[union-attr]
+        if self._text.startswith("{", at):
+            return self._call(at)
+        at = self._expect(at, "```")
+        self._bared = False
+        return self._to(self._reading, at)
 
     def _reading(self) -> bool:
         mark, text = self._form.mark, self._text
@@ -150,11 +168,13 @@ class Calls:
             size = len(self._form.mark)
             self._say(self._gap + self._text[:size])
             self._text = self._text[size:]
+        self._bared = False
         self._to(self._reading)
 
     def _give_up(self) -> None:
         """The answer ends before what is expected: what would have been a call is text, or the beginning of one."""
-        if not self._sure and self._step in (self._opening, self._next, self._leading):
+        if not self._sure and self._step in (self._opening, self._next, self._leading, self._bare,
+                                               self._another):
             self._say(self._gap + self._text if self._step == self._opening else self._text)
         self._text = ""
 
@@ -200,7 +220,8 @@ class Calls:
     def _call(self, at: int) -> bool:
         """A call from its beginning, all of which stays in the text until it is certain to be one."""
         form = self._form
-        at = self._expect(at, form.open)
+        if not self._bared:
+            at = self._expect(at, form.open)
         if form.leads and self._text[at:].lstrip().startswith(_PYTHON_TAG):
             at = self._expect(at, _PYTHON_TAG)
         if form.body == "json":
@@ -330,9 +351,10 @@ class Calls:
 
     def _closing(self) -> bool:
         """What closes a call, which may be missing."""
-        words = self._form.close
+        if self._bared:
+            return self._to(self._another)
         try:
-            at = self._expect(0, words)
+            at = self._expect(0, self._form.close)
         except _Never:
             at = 0
         return self._to(self._next if self._form.section else self._reading, at)

@@ -47,6 +47,8 @@ class ToolFormat:
         middle: between a name and its arguments.
         numbered: a name is followed by ``:`` and a number, and both together are the id of the call.
         leads: an answer that begins with such an object is a call: there is no mark.
+        bare: an answer that begins with such an object, fenced or not, is a call, too: models that were trained little
+            on the form (Qwen2.5-Coder) leave the marks out.
         most: how many calls an answer can have; 0: any number.
     """
 
@@ -62,6 +64,7 @@ class ToolFormat:
     middle: str = ""
     numbered: bool = False
     leads: bool = False
+    bare: bool = False
     most: int = 0
 
     @property
@@ -98,13 +101,14 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n")
+HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", bare=True)
 QWEN3_CODER = ToolFormat("qwen3_coder", "xml", "<tool_call>\n<function=", "</function>\n</tool_call>", between="\n")
 LLAMA3 = ToolFormat("llama3", "json", key="parameters", leads=True, most=1)
 MISTRAL = ToolFormat("mistral", "json", section="[TOOL_CALLS]", listed=True, between=", ")
 MISTRAL_SPACED = ToolFormat("mistral_spaced", "json", section="[TOOL_CALLS] ", listed=True, between=", ")
 MISTRAL_MARKED = ToolFormat("mistral_marked", "marked", "[TOOL_CALLS]", middle="[ARGS]")
 PHI4 = ToolFormat("phi4", "json", section="<|tool_call|>", end="<|/tool_call|>", listed=True, between=", ")
+PHI4_SINGLE = ToolFormat("phi4_single", "json", "<|tool_call|>", "<|/tool_call|>")
 GRANITE3 = ToolFormat("granite3", "json", section="<|tool_call|>", listed=True, between=", ")
 DEEPSEEK_V3 = ToolFormat("deepseek_v3", "marked", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
                          "\n```<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n",
@@ -133,9 +137,10 @@ def of_template(source: str) -> ToolFormat | None:
             return None
         return QWEN3_CODER if "<function=" in source and "<parameter=" in source else HERMES
     if "<|tool|>" in source:
-        return PHI4
+        return PHI4_SINGLE if '<|tool_call|>{"name"' in source else PHI4
     if GRANITE3.section in source:
         return GRANITE3
-    if "<|python_tag|>" in source or '{"name": function name' in source:
+    if '{"name": function name' in source or \
+            "<|python_tag|>" in source and '"parameters"' in source and "<function=" not in source:
         return LLAMA3
     return None

@@ -26,16 +26,22 @@ class Grammar(NamedTuple):
         lark: for llguidance.
         marks: a text that holds none of these, and ends with no part of one, can be followed by the same as before;
             behind the first of them come calls. None: that cannot be said.
-        leads: nor can it be said of answers that begin with a brace or a tag.
+        leads: nor can it be said of answers that begin with one of these words, or a part of one, spaces left out.
     """
 
     lark: str
     marks: tuple[str, ...] | None
-    leads: bool
+    leads: tuple[str, ...]
+
+
+#: What answers begin with that are calls without a mark, spaces left out: see LEADING and BARE.
+LEADS = ('{"name":"', '<|python_tag|>{"name":"')
+BARE_LEADS = ('{"name":"', '```{"name":"', '```json{"name":"')
 
 
 #: The beginning of an answer that is a call where nothing marks it.
 LEADING = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
+BARE = r'\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"'
 #: Spaces in arguments: as JSON is written by most, or none.
 _SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 #: Keywords of a schema by which objects may have more properties than it lists.
@@ -58,7 +64,7 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
     rules = ["%llguidance {}", "", *_calls(form, functions, single or form.most == 1)]
     if form is HARMONY:
         rules[1] = "start: " + _harmony(rules, forced)
-        return Grammar("\n".join(rules), None, False)
+        return Grammar("\n".join(rules), None, ())
     mark = _literal(form.mark)
     if forced:
         body = "calls"
@@ -66,8 +72,11 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
         body = "(calls | UNLED)"
         rules.append(f"UNLED: {_ANY} & ~/{LEADING}(?s:.*)/")
     else:
-        body = "(head rest | TEXT)"
-        rules += ["head[lazy]: HEAD", f"HEAD: {_ANY} {mark}", f"TEXT: {_ANY}"]
+        other = f" & ~/{BARE}(?s:.*)/" if form.bare else ""
+        body = "(head rest | TEXT)" if not form.bare else "(head rest | bare | TEXT)"
+        rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {mark}){other}", f"TEXT: {_ANY}{other}"]
+        if form.bare:
+            rules += _bare(form, functions, single)
     thinks = splitter in (reasoning.Thoughts, reasoning.OpenThoughts)
     start = body
     if thinks:
@@ -80,12 +89,14 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
             start = f"opened thoughts {gap}{body} | {body}"
             rules.append(r"opened[lazy]: /\s*<think>/")
         else:
-            start = f"opened thoughts {body} | unthought rest | PLAIN"
+            start = f"opened thoughts {body} | unthought rest | PLAIN" + " | bare" * form.bare
             rules += [r"opened[lazy]: /\s*<think>/", "unthought[lazy]: UNTHOUGHT",
-                      rf"UNTHOUGHT: ({_ANY} {mark}) & ~/\s*<think>(?s:.*)/", rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/"]
+                      rf"UNTHOUGHT: ({_ANY} {mark}) & ~/\s*<think>(?s:.*)/{other}",
+                      rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/{other}"]
     rules[1] = "start: " + start
     marks = tuple(found for found in (form.mark, *(("<think>", "</think>") if thinks else ())) if found)
-    return Grammar("\n".join(rules), None if forced else marks, form.leads)
+    return Grammar("\n".join(rules), None if forced else marks,
+                   LEADS if form.leads else BARE_LEADS if form.bare else ())
 
 
 def _literal(text: str) -> str:
@@ -130,6 +141,23 @@ def _calls(form: ToolFormat, functions: Sequence[Function], single: bool) -> lis
     rules.append("calls:" + (f" {_literal(start)}" if start else "") + tail)
     rules.append("rest:" + (f" {_literal(rest)}" if rest else "") + tail)
     return rules
+
+
+def _bare(form: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
+    """Rule ``bare``: calls without marks, each a line, in a fence or not. What stands before the arguments is one word
+    with what may stand before it, or free text would win over that."""
+    rules, plain, fenced, more = [], [], [], []
+    for at, function in enumerate(functions):
+        head = rf'\{{\s{{0,3}}"name": ?{_regex(json.dumps(function.name))},\s{{1,3}}"{form.key}": ?'
+        tail = rf"args_{at} CLOSE"
+        plain.append(rf"/\s{{0,3}}{head}/ {tail}")
+        fenced.append(rf"/\s{{0,3}}```(json)?\n{head}/ {tail}")
+        more.append(rf"/\n{head}/ {tail}")
+    again = "" if single else " again*"
+    if not single:
+        rules.append("again: " + " | ".join(more))
+    return [*rules, r"CLOSE: /\s{0,2}\}/", f"plain: {' | '.join(plain)}", f"fenced: {' | '.join(fenced)}",
+            f'bare: plain{again} | fenced{again} "\\n```"']
 
 
 def _harmony(rules: list[str], forced: bool) -> str:

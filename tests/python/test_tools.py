@@ -202,6 +202,35 @@ def test_thoughts_beside_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytest
         assert [forced.reasoning, *(call.name for call in forced.tool_calls)] == ["Hm", "clock"], forced
 
 
+@pytest.mark.slow
+def test_a_real_model_calls_what_it_needs() -> None:
+    """Qwen2.5-Coder, which leaves the marks of its form out: it calls what it needs, and only then."""
+    from realmodels import real_path
+
+    def get_weather(city: str, days: int = 1) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name.
+            days: how many days.
+        """
+        return f"{city}: rain for {days} days"
+
+    def add(a: float, b: float) -> float:
+        """Adds two numbers."""
+        return a + b
+
+    with mpool.Pool() as pool:
+        found = []
+        asked = ("What is the weather in Paris for the next 3 days?", "What is 12.5 plus 30?", "Hello, who are you?")
+        for text in asked:
+            done = pool.chat([{"role": "user", "content": text}], real_path("qwen05"), tools=[get_weather, add],
+                             temperature=0, max_tokens=120)
+            found.append([(call.name, call.arguments) for call in done.tool_calls])
+            assert bool(done.text) != bool(done.tool_calls)
+    assert found == [[("get_weather", {"city": "Paris", "days": 3})], [("add", {"a": 12.5, "b": 30})], []]
+
+
 def test_asyncio_and_jobs(pool: mpool.Pool, chain: Any) -> None:
     done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
 

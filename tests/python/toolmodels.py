@@ -57,6 +57,10 @@ MISTRAL_MARKED = _MISTRAL.replace("CALLS", "{% for c in m.tool_calls %}[TOOL_CAL
                                   "{{ c.function.arguments | tojson }}{% endfor %}{{ eos_token }}")
 PHI4 = (_TURNS + "{% if m.role == 'system' and m.tools %}<|system|>{{ m.content }}<|tool|>{{ m.tools }}<|/tool|><|end|>"
         "{% else %}<|{{ m.role }}|>{{ '' + m.content }}<|end|>{% endif %}" + _END + "<|assistant|>{% endif %}")
+PHI4_SINGLE = ("{% if tools %}<|system|>{% for t in tools %}<|tool|>{{ t.function | tojson }}<|/tool|>{% endfor %}"
+               "Answer with <|tool_call|>{\"name\": \"foo\", \"arguments\": {}}<|/tool_call|><|end|>{% endif %}" +
+               _TURNS + "<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}<|tool_call|>"
+               "{{ c.function | tojson }}<|/tool_call|>{% endfor %}<|end|>" + _END + "<|assistant|>{% endif %}")
 GRANITE3 = ("{% if tools %}<|start_of_role|>tools<|end_of_role|>{{ tools | tojson }}<|end_of_text|>Write <|tool_call|> "
             "followed by a JSON list of tools used.{% endif %}" + _TURNS + "<|start_of_role|>{{ m.role "
                 "}}<|end_of_role|>"
@@ -67,10 +71,12 @@ _DEEPSEEK = ("{{ bos_token }}{% if tools %}{% for t in tools %}{{ t.function | t
              "m.tool_calls %}CALL{% endfor %}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>{% elif m.role == 'tool' %}"
              "<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>{% else %}<｜{{ m.role }}｜>{{ m.content }}"
              "{% endif %}" + _END + "<｜Assistant｜>{% endif %}")
+#: As the authors' own, which lists no tools.
+_UNTOLD = _DEEPSEEK.replace("{% for t in tools %}{{ t.function | tojson }}{% endfor %}", "")
 DEEPSEEK_V3 = _DEEPSEEK.replace("CALL", "<｜tool▁call▁begin｜>{{ c.type + '<｜tool▁sep｜>' + c.function.name + "
                                         "'\n```json\n' + "
                                 "c.function.arguments + '\n```<｜tool▁call▁end｜>' }}")
-DEEPSEEK_V31 = _DEEPSEEK.replace("CALL", "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
+DEEPSEEK_V31 = _UNTOLD.replace("CALL", "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
                                  "c.function.arguments + '<｜tool▁call▁end｜>' }}")
 KIMI_K2 = ("{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}" + _TURNS +
            "<|im_{{ m.role }}|>{{ m.content or '' }}{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in "
@@ -88,7 +94,8 @@ HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% fo
            + _END + "<|start|>assistant{% endif %}")
 #: Name of the form -> template.
 TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3": LLAMA3, "mistral_spaced": MISTRAL,
-             "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "granite3": GRANITE3, "deepseek_v3": DEEPSEEK_V3,
+             "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "phi4_single": PHI4_SINGLE, "granite3": GRANITE3,
+             "deepseek_v3": DEEPSEEK_V3,
              "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "harmony": HARMONY}
 #: Knows of no tools.
 PLAIN = _TURNS + "[{{ m.role }}]{{ m.content }}" + _END + "[assistant]{% endif %}"
