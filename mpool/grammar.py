@@ -398,6 +398,10 @@ class _Filler:
         self.calls[number] = call
         call.ticket.bind(self._notifier, number)
 
+    def busy(self) -> int:
+        """How many of its calls are not over; it may not have been told yet of some that are."""
+        return sum(not call.ticket.done() for call in list(self.calls.values()))
+
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._notifier.fileno(), select.POLLIN)
@@ -419,8 +423,8 @@ def _follow(call: _Followed) -> None:
     from . import _core
 
     with _lock:
-        found = min(_fillers, key=lambda filler: len(filler.calls), default=None)
-        if found is None or found.calls and len(_fillers) < min(_THREADS, _core.config()["lanes"]):
+        found = min(_fillers, key=_Filler.busy, default=None)
+        if found is None or found.busy() and len(_fillers) < min(_THREADS, _core.config()["lanes"]):
             found = _Filler()
             _fillers.append(found)
         found.follow(call)
