@@ -91,8 +91,8 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(llama: Path, bert: Path) -> Iterator[Served]:
-    found = Served("--model", f"small={llama}", "--model", f"vectors={bert}", "--only", "--replicas", "2",
-                   "--calls", "2")
+    found = Served("--model", f"small={llama}", "--model", f"vectors={bert}", "--model",
+                   f"rare={bert}", "--only", "--replicas", "2", "--calls", "2")
     yield found
     assert found.end() == 0
     assert replicas(found.process.pid) == []
@@ -126,6 +126,18 @@ def test_protocols(served: Served, llama: Path, bert: Path) -> None:
     assert httpx.get(f"{served.url}/health").json()["status"] == "healthy"
     assert httpx.get(f"{served.url}/metrics").status_code == 404
     assert httpx.post(f"{served.url}/v1/embeddings", json={}, headers={"host": "evil.example"}).status_code == 421
+
+
+def test_requests_go_where_their_model_is_warm(served: Served) -> None:
+    """One after the other, all to the replica that had the first; ids of requests begin with what is a replica's."""
+    def asked() -> str:
+        answer = httpx.post(f"{served.url}/v1/embeddings", json={"model": "rare", "input": "A cat."}, timeout=WAIT)
+        assert answer.status_code == 200
+        return answer.headers["x-request-id"][:8]
+
+    first = asked()
+    time.sleep(5.0)  # for the report that it is loaded there, which comes once a second
+    assert {asked() for _ in range(16)} == {first}
 
 
 def test_a_client_that_leaves_ends_the_work(served: Served) -> None:
