@@ -95,12 +95,17 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     MP_CHECK(n > 0 && budget_ns > 0);
     int most = atomic_load(&engine->fake->plan_items);
     uint32_t units = atomic_load(&engine->fake->step_units);
-    for (int i = 0; i < n && (most == 0 || i < most); i++) {
+    for (int i = 0; i < n && (most == 0 || plan->count < most); i++) {
         fake_call *call = (fake_call *)items[i]->call;
         MP_CHECK(items[i]->state != NULL);
+        uint32_t masks = atomic_load(&call->masks);
+        if (call->waits && masks == atomic_load(&call->done)) {
+            plan->masks = true;
+            continue;
+        }
         if (call->loses_at_plan)
             mp_fail(&engine->lost, MP_RECV, "gone while it planned");
-        uint32_t left = call->units - atomic_load(&call->done);
+        uint32_t left = masks ? 1 : call->units - atomic_load(&call->done);
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = units && units < left ? units : left;
         plan->cost_ns += plan->amount[plan->count - 1] * FAKE_MS(1);
@@ -161,6 +166,11 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                 continue;
             }
             state->memory += call->memory_a_step;
+        }
+        call->waits = atomic_load(&call->masks) && atomic_load(&call->masks) == atomic_load(&call->done);
+        if (call->waits) {
+            outcomes[i] = MP_OUTCOME_WAIT_MASK;
+            continue;
         }
         uint32_t done = atomic_fetch_add(&call->done, plan->amount[i]) + plan->amount[i];
         MP_CHECK(done <= call->units);

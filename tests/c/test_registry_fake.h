@@ -55,6 +55,8 @@ typedef struct fake_call {
     uint32_t fault_from; /* so many units */
     mp_status fault;
     bool streams; /* its caller sees each unit as it is done */
+    _Atomic uint32_t masks; /* it needs one for each unit, and for so many they are there; 0 = it needs none */
+    bool waits;             /* the engine's: a unit was computed before its mask came */
     uint64_t fingerprint;
     _Atomic uint32_t done;
     _Atomic int finished;      /* times the engine completed it */
