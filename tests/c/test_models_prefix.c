@@ -237,6 +237,39 @@ MP_TEST(models_prefix_memory_leaves_the_process) {
     take_down(&b);
 }
 
+/* Memory of free blocks is what their window parts can be made of, where there is no other. */
+MP_TEST(models_prefix_free_blocks_become_window_parts) {
+    bench b;
+    uint32_t ids[5];
+    mp_error error;
+    mp_kv_group group = {.layers = 1, .window_layers = 1, .window = 64, .heads = 1, .k_dim = 16, .v_dim = 16,
+                         .dtype = MP_I16};
+    set_up(&b, 25);
+    mp_prefix_deinit(&b.cache);
+    mp_prefix_init(&b.cache, &group, &b.budget, 25);
+    for (int i = 0; i < 5; i++)
+        MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[i], &error), &error);
+    for (int i = 0; i < 5; i++) {
+        mp_prefix_leave(&b.cache, ids[i]);
+        mp_prefix_give(&b.cache, ids[i]);
+        MP_CHECK_INT(mp_kv_release(&b.cache.kv), b.cache.kv.window_bytes);
+    }
+    MP_CHECK_INT(b.cache.kv.free_count, 5);
+    b.budget.limit = b.budget.used;
+    for (int i = 0; i < 2; i++) { /* one gives its memory to the other */
+        MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[i], &error), &error);
+        MP_CHECK_INT(b.cache.kv.free_count, 3 - 2 * i);
+        MP_CHECK_INT(b.budget.used, b.budget.limit);
+    }
+    MP_CHECK_STATUS(mp_prefix_take(&b.cache, &ids[2], &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_INT(b.cache.kv.free_count, 1); /* which is for the next that has a part */
+    for (int i = 0; i < 2; i++) {
+        mp_prefix_leave(&b.cache, ids[i]);
+        mp_prefix_give(&b.cache, ids[i]);
+    }
+    take_down(&b);
+}
+
 /* Many random sequences against a plain model of what must be found. */
 MP_TEST_SECONDS(models_prefix_random_use, 60) {
     enum { HELD = 12, STEPS = 20000, DEEP = 5 };

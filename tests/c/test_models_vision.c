@@ -272,10 +272,10 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
         if (!engine_of(tiny)->images.job.tile && mp_test_random_u64(&random) % 4 == 0) /* not within one */
-            cut(tiny, 1 + (int32_t)(mp_test_random_u64(&random) % 7), UINT64_C(1) << mp_test_random_u64(&random) % 24);
+            cut(tiny, 3 + (int32_t)(mp_test_random_u64(&random) % 15), UINT64_C(1) << mp_test_random_u64(&random) % 24);
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
-        if (mp_test_random_u64(&random) % 4)
+        if (mp_test_random_u64(&random) % 2)
             engine_of(tiny)->look.budget_ns = 0; /* one part */
         open -= step(tiny, &plan, jobs, limit > 0);
         MP_CHECK(tiny->budget.used <= tiny->budget.limit);

@@ -27,7 +27,10 @@ FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "R
          "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"]}
 #: Flips that make a model which cannot be loaded: what the refusal says.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
-                                       ("sd3", "SINGLE_BLOCKS"): "transformer.axes"}
+                                       ("sd3", "SINGLE_BLOCKS"): "transformer.axes",
+                                       ("qwen2_5_vl", "ANY_SIZE"): "the model takes squares of",
+                                       ("qwen2_5_vl", "ROOT_NORMS"): "v.post_ln.bias is missing",
+                                       ("qwen2_5_vl", "AXIAL"): "v.patch_embd.weight is of shape"}
 #: For any decoder: what is refused when a flag is set that was not. One that is not set any more leaves tensors over.
 DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
                    "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}

@@ -171,8 +171,10 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
         mp_status status = mp_kv_take(&cache->kv, id, &refused);
         if (status == MP_OK)
             return MP_OK;
-        /* of spare parts one is enough: the others may be what a block could be made of */
-        if (evict(cache) || (cache->kv.spare_count > 1 && mp_kv_release(&cache->kv) > 0))
+        /* of spare parts one is enough: the others may be what a block could be made of; and of free blocks, when it
+         * is the window part of one that was refused */
+        const mp_kv_cache *kv = &cache->kv;
+        if (evict(cache) || ((kv->spare_count > 1 || kv->free_count > 1) && mp_kv_release(&cache->kv) > 0))
             continue;
         if (error)
             *error = refused;
