@@ -39,6 +39,8 @@ typedef struct amx_block {
     const uint8_t *a;   /* [rows][stride] */
     int64_t stride;
     int tiles;          /* along the inputs */
+    const uint8_t *next; /* of the panel after this: fetched meanwhile, so many lines of 64 bytes a step */
+    int lines;
     int rows, cols;     /* that are stored */
     const float *bias;  /* at the first column; or NULL */
     mp_act act;
@@ -111,11 +113,18 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
     p->next = end;
 }
 
+static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
+    for (int i = 0; i < lines; i++, next += 64)
+        _mm_prefetch((const char *)next, _MM_HINT_T1);
+    return next;
+}
+
 /* One block into `out`, while the one before is stored. Instructions name their tiles by number, so this is text. */
 #define AMX_BLOCK(name, dot, scaled)                                                                        \
     static void name(const amx_block *b, amx_pending *before, amx_pending *out) {                           \
         const mp_kernels *k = mp_kernels_get();                                                             \
         const uint8_t *w = b->w, *a = b->a, *a1 = b->a + TILE * b->stride;                                  \
+        const uint8_t *next = b->next;                                                                      \
         const int each = (before->rows - before->next + b->tiles - 1) / b->tiles;                           \
         _tile_zero(0);                                                                                      \
         _tile_zero(1);                                                                                      \
@@ -131,6 +140,7 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
                 _tile_loadd(5, a1, b->stride);                                                              \
                 dot(2, 5, 6);                                                                               \
                 dot(3, 5, 7);                                                                               \
+                next = fetch(next, b->lines);                                                               \
                 const int end = before->next + each;                                                        \
                 finish(before, end < before->rows ? end : before->rows, scaled, k);                         \
             }                                                                                               \
@@ -182,7 +192,10 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
             b.sw = scaled ? (const float *)(const void *)(b.w + (size_t)((w->K + 3) / 4) * STEP) : NULL;
             b.cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
             b.bias = ep && ep->bias ? ep->bias + n0 : NULL;
-            for (int r = r0; r < r1; r += ROWS) {
+            const int steps = (r1 - r0) / ROWS * b.tiles; /* a single block has no time for it */
+            b.lines = r1 - r0 > ROWS ? (int)(w->panel_bytes / 64 + (size_t)steps - 1) / steps : 0;
+            b.next = b.w + w->panel_bytes;
+            for (int r = r0; r < r1; r += ROWS, b.next += b.tiles * b.lines * 64) {
                 b.a = a + r * stride;
                 b.y = y + r * ldy + n0;
                 b.residual = ep && ep->residual ? ep->residual + r * ep->ld_residual + n0 : NULL;
