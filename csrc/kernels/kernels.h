@@ -153,6 +153,23 @@ typedef struct mp_epilogue {
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
              float *y, int64_t ldy);
 
+/* act(x w^T + bias) of rows and panels as above, or of two parts with as many outputs, a gate and what it gates, the
+ * slot gated of theirs; as the inputs `out` (kind A_Q8 or A_BF16, K = N) of the next product: each panel is rounded
+ * while it is hot. Bits are those of mp_gemm, gated and mp_acts_fill one after another, but that denormals may be zeros
+ * in out where the products of a level take them for zeros. The slot gemm_bf16_acts is one part of W_BF16 to A_BF16, y
+ * being words; mp_gemm_acts uses it where it is faster than rounding tiles. */
+typedef struct mp_gemm_part {
+    const mp_wmat *w;
+    const mp_acts *x;
+    const float *bias; /* [N] or NULL */
+} mp_gemm_part;
+void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int m1, int panel0, int panel1,
+                  const mp_acts *out);
+/* Whether N outputs can become inputs of that kind panel by panel: I8 has one scale a row. */
+static inline bool mp_gemm_acts_can(int32_t N, mp_akind kind) {
+    return N % MP_PANEL_N == 0 && (kind == MP_A_Q8 || kind == MP_A_BF16);
+}
+
 /* y [M, ldy] = x [M, ldx] times w [N, ldw] transposed, fp32, w as it lies in memory (not packed). Uses OpenBLAS when it
  * is there, its self-test passed and M*N*K is large enough for equal bits; else our own loop: the same bits either
  * way. */

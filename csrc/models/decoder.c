@@ -329,7 +329,7 @@ static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, cons
 }
 
 /* linear(in), added to the residual sum of the block; by way of a norm, if the layer has one there. in NULL: what
- * mp_linear_gated left in pass->inner. Ends with a barrier. */
+ * mp_linear_into left in pass->inner. Ends with a barrier. */
 static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const mp_linear *linear,
                        const float *norm, const float *in, int64_t ld) {
     const mp_decoder *model = pass->model;
@@ -388,8 +388,9 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
         if (layer->ffn == 0)
             return;
     }
-    if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 && mp_linear_takes_gated(&layer->down)) {
-        mp_linear_gated(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
+    if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 &&
+        mp_linear_fits(&layer->gate_up, &layer->down)) {
+        mp_linear_into(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
         mp_lane_sync(lane);
         add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, NULL, 0);
         return;

@@ -10,8 +10,13 @@ static int32_t wide(const mp_encoder *model) {
     return model->flags & MP_ARCH_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
 }
 
-static int32_t inner_width(const mp_encoder *model) {
-    return 2 * model->latent.ffn > model->up_width ? 2 * model->latent.ffn : model->up_width;
+/* The feed-forward half's inner rows: floats, or what the second product takes where the first makes that. */
+static size_t inner_bytes(const mp_encoder *model, int M) {
+    const mp_encoder_layer *layer = &model->layers[0];
+    const size_t latent = (size_t)M * 2 * (size_t)model->latent.ffn * sizeof(float);
+    const size_t inner = mp_linear_fits(&layer->up, &layer->down) ? mp_linear_scratch(&layer->down, M)
+                                                                  : (size_t)M * (size_t)model->up_width * sizeof(float);
+    return latent > inner ? latent : inner;
 }
 
 static int32_t mixed_width(const mp_encoder *model) {
@@ -31,7 +36,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
         acts = need > acts ? need : acts;
     }
     return mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
-           mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(rows * (size_t)inner_width(model)) +
+           mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) + acts;
 }
 
@@ -60,7 +65,7 @@ typedef struct pass {
     float *x;           /* [M, hidden] the residual sum */
     float *qkv;         /* [M, wide] */
     float *mixed;       /* [M, mixed_width] normed rows, then attention's output */
-    float *inner;       /* [M, up_width] */
+    float *inner;       /* [M, up_width], or activations of `down` */
     float *angles[2];   /* [longest text, dim] of each rope */
     void *acts, *lane_scratch;
 } pass;
@@ -192,15 +197,21 @@ static void linear(const pass *p, const mp_linear *layer, const float *x, int64_
     mp_lane_sync(p->lane);
 }
 
-/* A projection's output is added to the residual sum, as it is or normed. */
+/* A projection's output is added to the residual sum, as it is or normed. x NULL: of the activations in p->inner. */
 static void add_output(const pass *p, const mp_linear *layer, const mp_norm *after, const float *x, int64_t ldx) {
     const int32_t n = p->model->hidden;
+    const bool norm = after->weight;
     mp_epilogue plain = {0}, residual = {.residual = p->x, .ld_residual = n};
-    if (!after->weight) {
-        linear(p, layer, x, ldx, &residual, p->x, n);
+    const mp_epilogue *ep = norm ? &plain : &residual;
+    float *y = norm ? p->qkv : p->x;
+    const int64_t ldy = norm ? wide(p->model) : n;
+    if (x)
+        mp_linear_forward(layer, p->lane, x, ldx, p->M, p->acts, NULL, NULL, ep, y, ldy);
+    else
+        mp_linear_forward_prepared(layer, p->lane, p->M, p->inner, ep, y, ldy);
+    mp_lane_sync(p->lane);
+    if (!norm)
         return;
-    }
-    linear(p, layer, x, ldx, &plain, p->qkv, wide(p->model));
     for (int64_t r = p->row0; r < p->row1; r++) {
         float *row = p->qkv + r * wide(p->model);
         norm_row(p->model, after, n, row, row);
@@ -225,6 +236,12 @@ static void attention_half(const pass *p, const mp_encoder_layer *layer, const f
 static void feed_forward_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
     const mp_encoder *model = p->model;
     const bool gated = model->flags & MP_ARCH_GATED;
+    if (mp_linear_fits(&layer->up, &layer->down)) {
+        mp_linear_into(&layer->up, &layer->down, p->lane, x, model->hidden, p->M, p->acts, model->act, p->inner);
+        mp_lane_sync(p->lane);
+        add_output(p, &layer->down, &layer->ffn_after, NULL, 0);
+        return;
+    }
     mp_epilogue activate = {.act = gated ? MP_ACT_NONE : model->act};
     linear(p, &layer->up, x, model->hidden, &activate, p->inner, model->up_width);
     if (gated) {
@@ -320,7 +337,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
     p.x = take(&at, rows * (size_t)model->hidden);
     p.qkv = take(&at, rows * (size_t)wide(model));
     p.mixed = take(&at, rows * (size_t)mixed_width(model));
-    p.inner = take(&at, rows * (size_t)inner_width(model));
+    p.inner = take(&at, inner_bytes(model, M));
     for (int i = 0; i < 2; i++)
         p.angles[i] = take(&at, rows * (size_t)model->rope[i].dim);
     p.acts = at;

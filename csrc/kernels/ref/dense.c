@@ -83,6 +83,17 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
+static void gemm_bf16_acts(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                           const mp_epilogue *ep, uint16_t *y, int64_t ldy) {
+    assert(w->N % MP_PANEL_N == 0);
+    for (int p = panel0; p < panel1; p++)
+        for (int m = m0; m < m1; m++) {
+            float row[MP_PANEL_N];
+            gemm_bf16(w, x, m, m + 1, p, p + 1, ep, row - p * MP_PANEL_N, 0);
+            acts_bf16(row, MP_PANEL_N, y + m * ldy + p * MP_PANEL_N);
+        }
+}
+
 /* One scale a row: max|x| / 127; q = nearest even of x * (127 / max|x|). A row whose 127 / max|x| overflows counts as
  * zeros with scale 0; a row with NaN or Inf gets scale NaN and q = 0. */
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
@@ -118,6 +129,7 @@ static void hadamard(const float *x, int K, int size, float *y) {
 void mp_ref_dense(mp_kernel_table *table) {
     MP_SET(table, gemm_f32, gemm_f32, "ref");
     MP_SET(table, gemm_bf16, gemm_bf16, "ref");
+    MP_SET(table, gemm_bf16_acts, gemm_bf16_acts, "ref");
     MP_SET(table, gemm_i8, gemm_i8, "ref");
     MP_SET(table, acts_bf16, acts_bf16, "ref");
     MP_SET(table, acts_i8, acts_i8, "ref");

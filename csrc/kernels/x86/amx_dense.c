@@ -46,7 +46,8 @@ typedef struct amx_block {
     mp_act act;
     const float *residual; /* at the first row and column; or NULL */
     int64_t ld_residual;
-    float *y;           /* at the first row and column */
+    float *y;           /* at the first row and column; or NULL: words, in pairs as acts_bf16 leaves them */
+    uint16_t *words;
     int64_t ldy;
     const float *sw;    /* I8: scales of the outputs [32], of the rows, and the rows' sums */
     const float *sa;
@@ -82,7 +83,7 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
     const __mmask16 m0 = (__mmask16)(b->cols >= 16 ? 0xffff : (1u << b->cols) - 1);
     const __mmask16 m1 = (__mmask16)(b->cols >= 32 ? 0xffff : b->cols > 16 ? (1u << (b->cols - 16)) - 1 : 0);
     for (int r = p->next; r < end; r++) {
-        float *from = p->acc + r * MP_PANEL_N, *to = b->y + r * b->ldy;
+        float *from = p->acc + r * MP_PANEL_N;
         __m512 f0 = _mm512_load_ps(from), f1 = _mm512_load_ps(from + 16);
         if (scaled) {
             const __m512i start = _mm512_set1_epi32(-128 * b->sum[r]);
@@ -107,8 +108,13 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
             f0 = _mm512_add_ps(f0, _mm512_maskz_loadu_ps(m0, b->residual + r * b->ld_residual));
             f1 = _mm512_add_ps(f1, _mm512_maskz_loadu_ps(m1, b->residual + r * b->ld_residual + 16));
         }
-        _mm512_mask_storeu_ps(to, m0, f0);
-        _mm512_mask_storeu_ps(to + 16, m1, f1);
+        if (!b->y) { /* denormals become zeros, for which the products take them anyway */
+            const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(f1, f0);
+            _mm512_storeu_si512(b->words + r * b->ldy, _mm512_rol_epi32(pairs, 16));
+            continue;
+        }
+        _mm512_mask_storeu_ps(b->y + r * b->ldy, m0, f0);
+        _mm512_mask_storeu_ps(b->y + r * b->ldy + 16, m1, f1);
     }
     p->next = end;
 }
@@ -168,7 +174,7 @@ AMX_BLOCK(i8_block, _tile_dpbsud, true)
 
 /* Rows [m0, m1) times the panels: whole blocks first, then what is left, for which the tiles are made lower. */
 static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
-                           const mp_epilogue *ep, float *y, int64_t ldy, bool scaled,
+                           const mp_epilogue *ep, float *y, uint16_t *words, int64_t ldy, bool scaled,
                            void (*block)(const amx_block *, amx_pending *, amx_pending *)) {
     const uint8_t *a = scaled ? (const uint8_t *)x->q : (const uint8_t *)x->bf16;
     const int64_t stride = scaled ? x->ldq : x->ldq * (int64_t)sizeof(uint16_t);
@@ -197,7 +203,8 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
             b.next = b.w + w->panel_bytes;
             for (int r = r0; r < r1; r += ROWS, b.next += b.tiles * b.lines * 64) {
                 b.a = a + r * stride;
-                b.y = y + r * ldy + n0;
+                b.y = y ? y + r * ldy + n0 : NULL;
+                b.words = words ? words + r * ldy + n0 : NULL;
                 b.residual = ep && ep->residual ? ep->residual + r * ep->ld_residual + n0 : NULL;
                 b.sa = scaled ? x->scale + r : NULL;
                 b.sum = scaled ? x->sum + r : NULL;
@@ -212,17 +219,23 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
 
 static void bf16_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                       float *y, int64_t ldy) {
-    gemm(w, x, m0, m1, panel0, panel1, ep, y, ldy, false, bf16_block);
+    gemm(w, x, m0, m1, panel0, panel1, ep, y, NULL, ldy, false, bf16_block);
+}
+
+static void bf16_gemm_acts(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                           const mp_epilogue *ep, uint16_t *y, int64_t ldy) {
+    gemm(w, x, m0, m1, panel0, panel1, ep, NULL, y, ldy, false, bf16_block);
 }
 
 static void i8_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                     float *y, int64_t ldy) {
-    gemm(w, x, m0, m1, panel0, panel1, ep, y, ldy, true, i8_block);
+    gemm(w, x, m0, m1, panel0, panel1, ep, y, NULL, ldy, true, i8_block);
 }
 MP_TARGET_END
 
 void mp_amx_dense(mp_kernel_table *table) {
     MP_SET(table, gemm_bf16, bf16_gemm, "amx");
+    MP_SET(table, gemm_bf16_acts, bf16_gemm_acts, "amx");
     MP_SET(table, gemm_i8, i8_gemm, "amx");
 }
 #endif

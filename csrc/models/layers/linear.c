@@ -483,53 +483,33 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
     multiply(linear, lane, acts, M, unpacked, ep, y, ldy);
 }
 
-bool mp_linear_takes_gated(const mp_linear *next) { return next->parts == 1 && next->acts[0] == MP_A_Q8; }
+bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
+    const bool gated = linear->parts == 2 && linear->w[0].N == linear->w[1].N;
+    return (gated || linear->parts == 1) && next->parts == 1 && linear->w[0].N == next->K &&
+           mp_gemm_acts_can(next->K, (mp_akind)next->acts[0]);
+}
 
-/* Rows of gate and of up that meet at a time: a multiple of every kernel's tile, so that none is cut, and few enough
- * for both to stay in L1. */
-enum { GATED_ROWS = 48 };
-
-void mp_linear_gated(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
-                     int M, void *scratch, mp_act act, void *next_scratch) {
-    const mp_kernels *call = mp_kernels_get();
-    const mp_wmat *gate = &linear->w[0];
-    assert(linear->parts == 2 && gate->N == linear->w[1].N && gate->N == next->K && !linear->bias);
-    assert(mp_linear_takes_gated(next));
-    _Alignas(64) float tiles[2][GATED_ROWS * MP_PANEL_N];
-    int8_t q[GATED_ROWS * MP_PANEL_N];
-    float scale[GATED_ROWS];
-    int32_t sum[2 * GATED_ROWS];
+void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
+                    int M, void *scratch, mp_act act, void *next_scratch) {
+    assert(mp_linear_fits(linear, next));
     mp_acts acts[MP_LINEAR_PARTS], out;
+    mp_gemm_part parts[2];
     int64_t row0, row1, panel0, panel1;
     mp_lane_split(lane, M, 1, &row0, &row1);
     if (prepare(linear, x, ldx, M, row0, row1, scratch, acts))
         mp_lane_sync(lane);
-    mp_acts_init(&out, MP_A_Q8, M, next->K, next_scratch);
-    mp_lane_split(lane, gate->panels, 1, &panel0, &panel1);
-    const int blocks = next->K / MP_PANEL_N;
-    for (int p = (int)panel0; p < (int)panel1; p++)
-        for (int m = 0; m < M; m += GATED_ROWS) {
-            const int rows = M - m < GATED_ROWS ? M - m : GATED_ROWS;
-            for (int i = 0; i < 2; i++) /* kernels count rows and columns from those of the whole */
-                mp_gemm(&linear->w[i], &acts[i], m, m + rows, p, p + 1, NULL,
-                        tiles[i] - ((int64_t)m + p) * MP_PANEL_N, MP_PANEL_N);
-            call->gated(act, tiles[0], tiles[1], (int64_t)rows * MP_PANEL_N, tiles[0]);
-            call->acts_q8(tiles[0], rows * MP_PANEL_N, q, scale, sum);
-            for (int r = 0; r < rows; r++) {
-                const int64_t block = (int64_t)(m + r) * blocks + p;
-                int8_t *to = out.q + (m + r) * out.ldq + p * MP_PANEL_N;
-                memcpy(to, q + r * MP_PANEL_N, MP_PANEL_N);
-                if (p == blocks - 1 && blocks % 2) /* rows of q end with zeros at a multiple of 64 */
-                    memset(to + MP_PANEL_N, 0, MP_PANEL_N);
-                out.scale[block] = scale[r];
-                memcpy(out.sum + 2 * block, sum + 2 * r, 2 * sizeof *sum);
-            }
-        }
+    mp_acts_init(&out, (mp_akind)next->acts[0], M, next->K, next_scratch);
+    mp_lane_split(lane, linear->w[0].panels, 1, &panel0, &panel1);
+    for (int i = 0; i < linear->parts; i++)
+        parts[i] = (mp_gemm_part){.w = &linear->w[i],
+                                  .x = &acts[i],
+                                  .bias = linear->bias ? linear->bias + linear->column[i] : NULL};
+    mp_gemm_acts(parts, linear->parts, act, 0, M, (int)panel0, (int)panel1, &out);
 }
 
 void mp_linear_forward_prepared(const mp_linear *linear, const mp_lane *lane, int M, void *scratch,
                                 const mp_epilogue *ep, float *y, int64_t ldy) {
     mp_acts acts;
-    mp_acts_init(&acts, MP_A_Q8, M, linear->K, scratch);
+    mp_acts_init(&acts, (mp_akind)linear->acts[0], M, linear->K, scratch);
     multiply(linear, lane, &acts, M, NULL, ep, y, ldy);
 }

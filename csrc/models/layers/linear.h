@@ -86,15 +86,15 @@ enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
                        void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
                        int64_t ldy);
-/* act(gate) * up of a layer of those two parts, as wide as each other, without biases and packed, as the activations of
- * the layer `next` in next_scratch (mp_linear_scratch of it): a panel's outputs are a block of its inputs, so they are
- * rounded while they are hot, and floats never leave the lane's cache. Bits are those of mp_linear_forward, the slot
+/* act(linear(x)), or act(gate) * up of a layer of those two parts, as the activations of the layer `next` in
+ * next_scratch (mp_linear_scratch of it): a panel's outputs are 32 of its inputs, so they are rounded while they are
+ * hot, and floats never leave the lane's cache. All parts are packed. Bits are those of mp_linear_forward, the slot
  * `gated` and the preparation of the next layer one after another. Barriers as above; there is one inside. */
-void mp_linear_gated(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
-                     int M, void *scratch, mp_act act, void *next_scratch);
-/* Whether mp_linear_gated can prepare it. */
-bool mp_linear_takes_gated(const mp_linear *next);
-/* mp_linear_forward of activations that mp_linear_gated has prepared, after a barrier. */
+void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
+                    int M, void *scratch, mp_act act, void *next_scratch);
+/* Whether it can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
+bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
+/* mp_linear_forward of activations that mp_linear_into has prepared, after a barrier. */
 void mp_linear_forward_prepared(const mp_linear *linear, const mp_lane *lane, int M, void *scratch,
                                 const mp_epilogue *ep, float *y, int64_t ldy);
 

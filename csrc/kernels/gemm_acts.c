@@ -1,0 +1,61 @@
+/* gemm_acts.c: products whose outputs are the next product's inputs; see kernels.h. */
+#include <assert.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "kernels/kernels.h"
+
+/* Rows of a panel's outputs that are rounded at a time: a multiple of every kernel's tile, so that none is cut, and few
+ * enough for two tiles to stay in L1. */
+enum { ROWS = 96, WORDS = ROWS * MP_PANEL_N };
+
+static void round_bf16(const float *tile, int m0, int rows, int panel, const mp_acts *out) {
+    _Alignas(64) uint16_t words[WORDS];
+    mp_kernels_get()->acts_bf16(tile, rows * MP_PANEL_N, words);
+    uint16_t *to = out->bf16 + m0 * out->ldq + panel * MP_PANEL_N;
+    for (int r = 0; r < rows; r++)
+        memcpy(to + r * out->ldq, words + r * MP_PANEL_N, MP_PANEL_N * sizeof *words);
+}
+
+static void round_q8(const float *tile, int m0, int rows, int panel, const mp_acts *out) {
+    int8_t q[WORDS];
+    float scale[ROWS];
+    int32_t sum[2 * ROWS];
+    const int blocks = out->K / MP_PANEL_N;
+    mp_kernels_get()->acts_q8(tile, rows * MP_PANEL_N, q, scale, sum);
+    for (int r = 0; r < rows; r++) {
+        const int64_t block = (int64_t)(m0 + r) * blocks + panel;
+        int8_t *to = out->q + (m0 + r) * out->ldq + panel * MP_PANEL_N;
+        memcpy(to, q + r * MP_PANEL_N, MP_PANEL_N);
+        if (panel == blocks - 1 && blocks % 2) /* rows of q end with zeros at a multiple of 64 */
+            memset(to + MP_PANEL_N, 0, MP_PANEL_N);
+        out->scale[block] = scale[r];
+        memcpy(out->sum + 2 * block, sum + 2 * r, 2 * sizeof *sum);
+    }
+}
+
+void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int m1, int panel0, int panel1,
+                  const mp_acts *out) {
+    const mp_kernels *k = mp_kernels_get();
+    const mp_wmat *w = parts[0].w;
+    assert(count == 1 || (count == 2 && parts[1].w->N == w->N));
+    assert(mp_gemm_acts_can(w->N, out->kind) && out->K == w->N && m1 <= out->M);
+    if (count == 1 && w->kind == MP_W_BF16 && out->kind == MP_A_BF16 && mp_cpu_features() & MP_CPU_AMX) {
+        const mp_epilogue ep = {.bias = parts[0].bias, .act = act};
+        k->gemm_bf16_acts(w, parts[0].x, m0, m1, panel0, panel1, &ep, out->bf16, out->ldq);
+        return;
+    }
+    _Alignas(64) float tiles[2][WORDS];
+    for (int p = panel0; p < panel1; p++)
+        for (int m = m0, rows; m < m1; m += rows) {
+            rows = m1 - m < ROWS ? m1 - m : ROWS;
+            for (int i = 0; i < count; i++) { /* kernels count rows and columns from those of the whole */
+                const mp_epilogue ep = {.bias = parts[i].bias, .act = count == 1 ? act : MP_ACT_NONE};
+                mp_gemm(parts[i].w, parts[i].x, m, m + rows, p, p + 1, &ep, tiles[i] - ((int64_t)m + p) * MP_PANEL_N,
+                        MP_PANEL_N);
+            }
+            if (count == 2)
+                k->gated(act, tiles[0], tiles[1], (int64_t)rows * MP_PANEL_N, tiles[0]);
+            (out->kind == MP_A_Q8 ? round_q8 : round_bf16)(tiles[0], m, rows, p, out);
+        }
+}
