@@ -19,7 +19,7 @@ typedef struct work { /* of a lane */
     float *x;     /* [M, hidden] the residual stream */
     float *mixed; /* [M, hidden] normed rows; patches; what attention gave */
     float *wide;  /* [M, 3 hidden] queries, keys, values; what is scaled before it is added */
-    float *inner; /* of the part: [part_rows, inner width]; unfolded patches */
+    float *inner; /* of the part: [part_rows, inner width], or activations of `down`; unfolded patches */
     void *acts;
 } work;
 
@@ -223,15 +223,19 @@ static void norm_rows(const work *w, const float *weight, const float *bias, int
     mp_lane_sync(w->lane);
 }
 
-/* Adds a linear layer's outputs of rows in [row1 - row0, ld_in] to x, scaled if there is a scale. */
+/* Adds a linear layer's outputs of rows in [row1 - row0, ld_in], NULL: of activations in w->inner, to x, scaled if
+ * there is a scale. */
 static void add_linear(const work *w, const mp_linear *linear, const float *scale, const float *in, int64_t ld_in,
                        int64_t row0, int64_t row1) {
     const int n = w->model->hidden;
     float *x = w->x + row0 * n, *out = scale ? w->wide + row0 * 3 * n : x;
     mp_epilogue plain = {0}, residual = {.residual = x, .ld_residual = n};
     int64_t first, end;
-    mp_linear_forward(linear, w->lane, in, ld_in, (int)(row1 - row0), w->acts, NULL, NULL, scale ? &plain : &residual,
-                      out, n);
+    const mp_epilogue *ep = scale ? &plain : &residual;
+    if (in)
+        mp_linear_forward(linear, w->lane, in, ld_in, (int)(row1 - row0), w->acts, NULL, NULL, ep, out, n);
+    else
+        mp_linear_forward_prepared(linear, w->lane, (int)(row1 - row0), w->inner, ep, out, n);
     if (!scale)
         return;
     mp_lane_sync(w->lane);
@@ -285,22 +289,36 @@ static void gate_rows(const work *w, int64_t rows) {
     mp_lane_sync(w->lane);
 }
 
+/* Rows of mixed through the feed-forward half, added to x. */
+static void feed_forward(const work *w, const mp_vit_layer *layer, int64_t row0, int64_t row1) {
+    const mp_vit *model = w->model;
+    const int hidden = model->hidden, M = (int)(row1 - row0);
+    const float *in = w->mixed + row0 * hidden;
+    mp_epilogue plain = {0}, activate = {.act = model->act};
+    if (mp_linear_fits(&layer->up, &layer->down)) {
+        mp_linear_into(&layer->up, &layer->down, w->lane, in, hidden, M, w->acts, model->act, w->inner);
+        mp_lane_sync(w->lane);
+        add_linear(w, &layer->down, layer->ffn_scale, NULL, 0, row0, row1);
+        return;
+    }
+    mp_linear_forward(&layer->up, w->lane, in, hidden, M, w->acts, NULL, NULL, model->gated ? &plain : &activate,
+                      w->inner, inner_width(model));
+    mp_lane_sync(w->lane);
+    if (model->gated)
+        gate_rows(w, M);
+    add_linear(w, &layer->down, layer->ffn_scale, w->inner, inner_width(model), row0, row1);
+}
+
 static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
     const mp_vit *model = w->model;
     const mp_vit_layer *layer = &model->layers[at->layer];
     const int hidden = model->hidden;
-    mp_epilogue plain = {0}, activate = {.act = model->act};
     int64_t row0, row1;
     next_rows(w, at, &row0, &row1);
     add_linear(w, &layer->out, layer->attention_scale, w->mixed + row0 * hidden, hidden, row0, row1);
     mp_lane_sync(w->lane);
     norm_rows(w, layer->ffn_norm, layer->ffn_norm_bias, row0, row1);
-    mp_linear_forward(&layer->up, w->lane, w->mixed + row0 * hidden, hidden, (int)(row1 - row0), w->acts, NULL, NULL,
-                      model->gated ? &plain : &activate, w->inner, inner_width(model));
-    mp_lane_sync(w->lane);
-    if (model->gated)
-        gate_rows(w, row1 - row0);
-    add_linear(w, &layer->down, layer->ffn_scale, w->inner, inner_width(model), row0, row1);
+    feed_forward(w, layer, row0, row1);
     step_on(at, row1, w->pass->M);
     return (uint64_t)(row1 - row0) * mp_vit_after_ops(model);
 }
