@@ -56,6 +56,7 @@ class Format:
         is_json: the text can be parsed.
         model: the pydantic class that was given, if one was.
         running: makes what follows one answer that may be text, and says where a mask stays the one before.
+        tokenizer: what the matcher asks, which does not hold it.
     """
 
     first: bytes
@@ -63,6 +64,7 @@ class Format:
     is_json: bool
     model: Any
     running: Callable[[], RunningText] | None = None
+    tokenizer: Tokenizer | None = None
     _faults: dict[int, MpoolError] = field(default_factory=dict)  # by identity of the ticket, while it is held
 
     def follow(self, ticket: _core.Ticket, n: int, key: str) -> None:
@@ -114,7 +116,7 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | N
         raise Unsupported("response_format needs the package llguidance",
                           hint='pip install "mpool[grammar]" installs it') from None
     first, matcher = made.compiled(kind, source)
-    return Format(first, matcher, kind == "schema", model)
+    return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer)
 
 
 def installed() -> bool:
@@ -135,7 +137,7 @@ def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling) -> Forma
     if wanted.marks is not None:
         running = partial(RunningText, tuple(mark.encode() for mark in wanted.marks), wanted.leads,
                           made.tokens.__getitem__)
-    return Format(first, matcher, False, None, running)
+    return Format(first, matcher, False, None, running, tokenizer)
 
 
 def _check_ends(what: str, sampling: Sampling) -> None:
@@ -247,7 +249,7 @@ class _Tokens:
             self.tokens[i] = b"<|%d|>" % i  # any name: none of them is text
         self.special_token_ids = sorted({*self.special_token_ids, *tokenizer.eog_ids})
         self.eos_token_id, self.bos_token_id = tokenizer.eog_ids[0], None
-        self._tokenizer = tokenizer
+        self._tokenizer = weakref.proxy(tokenizer)  # llguidance holds this where no collector of cycles sees it
         found = ((word, tokenizer.token_id(word)) for word in (*CALL_MARKS, *SHOWN))
         self._marks = {word: token for word, token in found
                        if token is not None and self.tokens[token] == word.encode()}

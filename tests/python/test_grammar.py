@@ -3,11 +3,13 @@ here: whatever is drawn, at any temperature, the form holds."""
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -306,6 +308,31 @@ def test_formats_are_compiled_once(pool: mpool.Pool, llama: Path) -> None:
     with pytest.raises(mpool.InvalidArgument):
         made.compiled("regex", "(a")
     assert ("regex", "(a") not in made._formats
+
+
+def test_tokenizers_go_with_their_pools(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made of a tokenizer holds the tokenizer nowhere that the collector cannot see."""
+    made: list[weakref.ref[Any]] = []
+    build = grammar._Tokens.__init__
+
+    def watched(self: Any, tokenizer: Any) -> None:
+        build(self, tokenizer)
+        made.extend((weakref.ref(self), weakref.ref(tokenizer)))
+
+    monkeypatch.setattr(grammar._Tokens, "__init__", watched)
+    kept = len(grammar._tokenizers)
+    for at in range(3):
+        with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+            done = pool.generate("Once", llama, response_format=SHORT, max_tokens=60)
+            fits(done, SHORT)
+        del pool, done
+        for _ in range(100):  # a filler lets go of the last call in its own time
+            gc.collect()
+            if not any(one() for one in made):
+                break
+            time.sleep(0.02)
+        assert len(made) == 2 * (at + 1) and [one() for one in made] == [None] * len(made)
+    assert len(grammar._tokenizers) <= kept
 
 
 def test_length_and_stop_cut(pool: mpool.Pool, llama: Path) -> None:
