@@ -11,8 +11,10 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +76,12 @@ class CaptureJob:
     id: str
 
     def begins(self) -> bool:
-        """Whether a call that starts now can be captured."""
+        """Whether a call that starts now can be captured.
+
+        Raises:
+            FileError: another capture writes the file by now.
+        """
+        self.capture._hold()
         if not _writer().full():
             return True
         self.capture._lose(self.id, f"{MAX_CALLS} others run, or wait to be written")
@@ -101,12 +108,14 @@ class Capture:
     def __init__(self, path: str | os.PathLike[str] | None = None, *, values: int = 10,
                  records: int = 1_000_000) -> None:
         self.path = _checked(path)
+        self._claim = os.path.realpath(self.path) if self.path is not None and self.path.suffix == SUFFIX else None
         self.values = _count("values", values, MAX_VALUES)
         self.limit = _count("records", records, MAX_RECORDS)
         self.written = self.dropped = self.failed = 0
         self._numbers = itertools.count(1)
         self._kept: list[CaptureRecord] = []
         self._next_file = 0  # in a folder; what it has is not counted again
+        self._hold()
 
     def job(self, job_id: str | None = None) -> CaptureJob:
         """A name for one call, as ``capture=capture.job("a")``; None: the next number, as for calls without a name.
@@ -140,9 +149,21 @@ class Capture:
 
     def __exit__(self, *error: object) -> None:
         self.flush()
+        with _lock:
+            if self._claim is not None and _open.get(self._claim) is self:
+                del _open[self._claim]
 
     def __repr__(self) -> str:
         return f"<mpool.Capture of {self.written} calls, in {'memory' if self.path is None else self.path}>"
+
+    def _hold(self) -> None:
+        """Makes the file this one's until its ``with`` is left: each call writes it anew, with what it had from it."""
+        if self._claim is None:
+            return
+        with _lock:
+            if _open.setdefault(self._claim, self) is not self:
+                raise FileError(f"a capture cannot be written: {self.path} is written by another open mpool.capture() "
+                                "of this process. Use that one for both, or leave its with first")
 
     # ---- by the thread -----------------------------------------------------------------------------------------------
 
@@ -167,19 +188,18 @@ class Capture:
             with _lock:
                 self._kept += found
         elif self.path.suffix == SUFFIX:
-            with _beside(self.path, table, self.path if self.written else None) as whole:
+            with _beside(self.path.parent, table, self.path if self.written else None) as whole:
                 os.replace(whole, self.path)
         else:
             self._add(self.path, table)
         with _lock:
             self.written += 1
 
-
     def _add(self, folder: Path, table: _Table) -> None:
         """A file in a folder, which others may write to as well."""
         if not self._next_file:
             self._next_file = 1 + max((int(old.stem) for old in _numbered(folder)), default=0)
-        with _beside(folder / f"{os.getpid()}{SUFFIX}", table, None) as whole:
+        with _beside(folder, table, None) as whole:
             while True:
                 try:
                     os.link(whole, folder / f"{self._next_file:06d}{SUFFIX}")
@@ -197,9 +217,11 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
     processes cannot be captured.
 
     Args:
-        path: a ``.jsonl`` file, which is replaced, and then written anew with each call; or a folder, which gets a file
-            a call (``000001.jsonl``), for many of them; None: they are kept in memory. Files appear complete, by
-            renaming, when their call ends: a process that is killed keeps those of the calls before.
+        path: a ``.jsonl`` file, which is replaced, and then written anew with each call, by one open capture at a time;
+            or a folder, which gets a file a call (``000001.jsonl``), for many of them, also of several processes. It is
+            made if its name has no suffix or ends in ``/``. None: they are kept in memory. Files appear complete, by
+            renaming, when their call ends: a process that is killed keeps those of the calls before, and may leave a
+            file ``mpool-*.tmp`` beside them.
         values: so many numbers of each record, the first; fewer where there are fewer.
         records: so many records of a call have room, which is set aside when it starts (for no more than
             ``max_tokens`` can need); further ones are dropped and counted.
@@ -209,7 +231,7 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
 
     Raises:
         InvalidArgument: an argument is not as described.
-        FileError: the file or folder cannot be made there.
+        FileError: the file or folder cannot be made there, or another capture of this process writes the file.
 
     Example:
         >>> with mpool.capture() as capture:
@@ -249,15 +271,27 @@ def _checked(path: Any) -> Path | None:
     found = Path(os.path.abspath(path))  # wherever the process goes
     is_file = found.suffix == SUFFIX
     folder = found.parent if is_file else found
-    try:
-        if not is_file:
-            folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise FileError(f"a capture cannot be written: {error}") from None
-    if not folder.is_dir() or (is_file and found.is_dir()):
-        raise FileError(f"a capture cannot be written: {found} is {'a' if found.is_dir() else 'in no'} folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise FileError(f"a capture cannot be written: {folder} is not writable")
+    reason = ""
+    if is_file:
+        if found.is_dir():
+            reason = "is a folder"
+        elif not folder.is_dir():
+            reason = "is in no folder"
+    elif found.exists() and not found.is_dir():
+        reason = f"is not a folder, and a file has to end in {SUFFIX}"
+    elif not found.exists():
+        if found.suffix and not os.fspath(path).endswith(os.sep):
+            reason = (f"does not exist. Allowed: a file that ends in {SUFFIX}, a folder that exists, or a new one, "
+                      "whose name ends in / if it has a suffix")
+        else:
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                reason = f"cannot be made: {error.strerror}"
+    if not reason and not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"cannot be made: {folder} is not writable" if is_file else "is not writable"
+    if reason:
+        raise FileError(f"a capture cannot be written: {found} {reason}")
     return found
 
 
@@ -316,12 +350,12 @@ class _Table:
 
 
 @contextmanager
-def _beside(path: Path, table: _Table, before: Path | None) -> Iterator[Path]:
-    """A file beside another with what is in ``before``, and behind it a call's records: whole, or there is an error."""
-    found = path.with_name(f"{path.name}.tmp")
-    found.unlink(missing_ok=True)  # of a process that was killed
+def _beside(folder: Path, table: _Table, before: Path | None) -> Iterator[Path]:
+    """A file in a folder with what is in ``before``, and behind it a call's records: whole, or there is an error."""
+    found = folder / f"mpool-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    file = open(found, "xb")  # outside of the try: what is there already is not ours to delete
     try:
-        with open(found, "xb") as file:
+        with file:
             if before is not None:
                 with open(before, "rb") as old:
                     shutil.copyfileobj(old, file, 1 << 20)
@@ -382,6 +416,8 @@ class _Writer:
 
 _started: _Writer | None = None
 _lock = threading.Lock()
+#: File -> the open capture that writes it.
+_open: weakref.WeakValueDictionary[str, Capture] = weakref.WeakValueDictionary()
 
 
 def _writer() -> _Writer:
@@ -405,6 +441,7 @@ def finish() -> None:
 def _after_fork_in_child() -> None:
     global _started, _lock
     _started, _lock = None, threading.Lock()
+    _open.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

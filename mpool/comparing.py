@@ -16,6 +16,8 @@ from .sampling import _short, integer
 
 if TYPE_CHECKING:
     CaptureLike = str | os.PathLike[str] | Iterable[CaptureRecord]
+    #: A job and which of its calls, a token, a stage.
+    _Place = tuple[tuple[str, int], int, str]
 
 Grade = Literal["exact", "close", "acceptable", "apart"]
 #: Grade -> the largest absolute difference that it allows.
@@ -35,6 +37,7 @@ class CaptureDifference:
 
     Attributes:
         job_id, token_idx, checkpoint: which one; ``job_id`` of the first capture.
+        call: from 1 on: which one of the calls with that ``job_id``, in the order that they were written in.
         most, mean: the largest and the mean absolute difference of the values. Infinite where one is not finite and the
             other is.
     """
@@ -44,6 +47,7 @@ class CaptureDifference:
     checkpoint: str
     most: float
     mean: float
+    call: int = 1
 
     @property
     def grade(self) -> Grade:
@@ -99,7 +103,7 @@ def read_capture(path: str | os.PathLike[str]) -> tuple[CaptureRecord, ...]:
     except OSError as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"a capture cannot be read: {error}") from None
+        raise FileError(f"a capture cannot be read: {error.filename or path}: {error.strerror or error}") from None
 
 
 def _records(path: Path) -> Iterator[CaptureRecord]:
@@ -109,11 +113,28 @@ def _records(path: Path) -> Iterator[CaptureRecord]:
             if not line:
                 return
             try:
-                if len(line) > _MAX_LINE or not line.endswith(b"\n"):
-                    raise ValueError("it is cut short" if len(line) <= _MAX_LINE else "it is too long")
-                yield _record(json.loads(line))
-            except (ValueError, RecursionError) as error:
+                if len(line) > _MAX_LINE:
+                    raise ValueError("it is too long")
+                found = _record(_parsed(line))
+            except ValueError as error:
                 raise FormatError(f"{path}, line {number}: no record of a capture: {error}") from None
+            yield found
+
+
+def _parsed(line: bytes) -> Any:
+    """What a line says. The last one need not have a line's end, if it is whole."""
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except ValueError as error:
+        if not line.endswith(b"\n"):
+            raise ValueError("it is cut short") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise ValueError("it is not UTF-8") from None
+        if isinstance(error, json.JSONDecodeError):
+            raise ValueError(f"it is not JSON: {error.msg}, column {error.colno}") from None
+        raise ValueError("a number has too many digits") from None
 
 
 def _record(value: Any) -> CaptureRecord:
@@ -131,7 +152,10 @@ def _record(value: Any) -> CaptureRecord:
     if not isinstance(values, list) or not 1 <= len(values) <= math.prod(shape) \
             or not all(one is None or type(one) in (int, float) for one in values):
         raise ValueError("values is no list of numbers, at least one and no more than shape says")
-    numbers = tuple(None if one is None or not math.isfinite(one) else float(one) for one in values)
+    try:
+        numbers = tuple(None if one is None or not math.isfinite(one) else float(one) for one in values)
+    except OverflowError:
+        raise ValueError("values has a number that is too large for a float64") from None
     return CaptureRecord(value["checkpoint"], value["team"], token, value["job_id"], value["dtype"], tuple(shape),
                          numbers)
 
@@ -142,7 +166,9 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
     Grades are by the largest absolute difference: exact up to 1e-5, close up to 1e-3, acceptable up to 1e-1.
 
     Args:
-        first, second: files, folders, or records. If each has one call, they are compared whatever its ``job_id``.
+        first, second: files, folders, or records. If each has one ``job_id``, its calls are compared whatever it is;
+            otherwise calls of the same ``job_id``. Where one was used again, the first call with the first, and so on:
+            the next begins where the records begin anew.
         tokens: only the first so many of each call; None: all.
 
     Raises:
@@ -165,43 +191,52 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
     a, b = _by_place(first, "first", most), _by_place(second, "second", most)
     if not a or not b:
         raise InvalidArgument(f"the {'second' if a else 'first'} capture has no records")
-    jobs = [{job: None for job, _, _ in table} for table in (a, b)]
+    jobs = [{job: None for (job, _), _, _ in table} for table in (a, b)]
     renamed = dict(zip(jobs[0], jobs[1])) if len(jobs[0]) == len(jobs[1]) == 1 else {job: job for job in jobs[0]}
     found = []
-    for (job, token, checkpoint), record in a.items():
-        where = f"{checkpoint} of token {token} of job {job!r}"
-        other = b.pop((renamed[job], token, checkpoint), None)
+    for place, record in a.items():
+        where, ((job, call), token, checkpoint) = _named(place), place
+        other = b.pop(((renamed[job], call), token, checkpoint), None)
         if other is None:
             raise FormatError(f"the captures do not match: the second has no {where}")
         if other.shape != record.shape or len(other.values) != len(record.values):
             raise FormatError(f"the captures do not match: {where} has {len(record.values)} values of shape "
                               f"{record.shape} in the first, {len(other.values)} of {other.shape} in the second")
-        found.append(_difference(job, token, checkpoint, record.values, other.values))
+        found.append(_difference(place, record.values, other.values))
     if b:
-        job, token, checkpoint = next(iter(b))
-        raise FormatError(f"the captures do not match: the first has no {checkpoint} of token {token} of job {job!r}")
+        raise FormatError(f"the captures do not match: the first has no {_named(next(iter(b)))}")
     return CaptureComparison(tuple(found))
 
 
-def _by_place(capture: CaptureLike, which: str, tokens: int | None) -> dict[tuple[str, int, str], CaptureRecord]:
+def _named(place: _Place) -> str:
+    (job, call), token, checkpoint = place
+    return f"{checkpoint} of token {token} of job {job!r}" + (f", call {call}" if call > 1 else "")
+
+
+def _by_place(capture: CaptureLike, which: str, tokens: int | None) -> dict[_Place, CaptureRecord]:
     if isinstance(capture, (str, os.PathLike)):
         capture = read_capture(capture)
-    found: dict[tuple[str, int, str], CaptureRecord] = {}
+    found: dict[_Place, CaptureRecord] = {}
+    begins: dict[str, tuple[int, str]] = {}  # job -> the first of its records
+    calls: dict[str, int] = {}
     for record in capture:
         if not isinstance(record, CaptureRecord):
             raise InvalidArgument(f"the {which} capture has {_short(record)}, allowed: mpool.CaptureRecord")
-        place = (record.job_id, record.token_idx, record.checkpoint)
+        job, at = record.job_id, (record.token_idx, record.checkpoint)
+        if begins.setdefault(job, at) == at:
+            calls[job] = calls.get(job, 0) + 1
+        place = ((job, calls[job]), *at)
         if place in found:
-            raise FormatError(f"the {which} capture has {place[2]} of token {place[1]} of job {place[0]!r} twice")
+            raise FormatError(f"the {which} capture has {_named(place)} twice")
         if tokens is None or record.token_idx < tokens:
             found[place] = record
     return found
 
 
-def _difference(job: str, token: int, checkpoint: str, a: tuple[float | None, ...],
-                b: tuple[float | None, ...]) -> CaptureDifference:
+def _difference(place: _Place, a: tuple[float | None, ...], b: tuple[float | None, ...]) -> CaptureDifference:
+    (job, call), token, checkpoint = place
     apart = [abs(x - y) if x is not None and y is not None else 0.0 if x is y else math.inf for x, y in zip(a, b)]
-    return CaptureDifference(job, token, checkpoint, max(apart), sum(apart) / len(apart))
+    return CaptureDifference(job, token, checkpoint, max(apart), sum(apart) / len(apart), call)
 
 
 __all__ = ["CaptureComparison", "CaptureDifference", "GRADES", "compare_captures", "grade_of", "read_capture"]

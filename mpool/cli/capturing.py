@@ -11,7 +11,7 @@ from .common import for_output, make_pool, note, print_json, say, table
 from .talking import default_model, sampling_of
 
 if TYPE_CHECKING:
-    from ..comparing import CaptureComparison, Grade
+    from ..comparing import CaptureComparison, CaptureDifference, Grade
 
 
 def capture(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,8 @@ def capture(arguments: argparse.Namespace) -> int:
         raise FileError(f"the records could not be written to {found.path}")
     if found.dropped:
         note(f"mpool: {found.dropped} records had no room (--records)")
-    note(f"{done.usage.completion_tokens} tokens, their records in {found.path}")
+    count = done.usage.completion_tokens
+    note(f"{'1 token, its' if count == 1 else f'{count} tokens, their'} records in {found.path}")
     return 0
 
 
@@ -53,15 +54,19 @@ def compare(arguments: argparse.Namespace) -> int:
     return 0 if found.worst.most <= GRADES[arguments.least] else 1
 
 
+def _job(row: CaptureDifference) -> str:
+    return row.job_id if row.call == 1 else f"{row.job_id} (call {row.call})"
+
+
 def _print(found: CaptureComparison) -> None:
-    many = len({row.job_id for row in found.differences}) > 1
+    many = len({(row.job_id, row.call) for row in found.differences}) > 1
     head = ["token", "checkpoint", "max", "mean", "grade"]
     rows = [[str(row.token_idx), row.checkpoint, f"{row.most:.3g}", f"{row.mean:.3g}", row.grade]
             for row in found.differences]
     if many:
         head.insert(0, "job")
         for cells, row in zip(rows, found.differences):
-            cells.insert(0, row.job_id)
+            cells.insert(0, _job(row))
     say(for_output(table(head, rows), sys.stdout))
     say()
     grades: tuple[Grade, ...] = ("exact", "close", "acceptable")
@@ -69,5 +74,5 @@ def _print(found: CaptureComparison) -> None:
         departs = found.departs(grade)
         if departs is not None:
             say(for_output(f"beyond {grade}: first {departs.checkpoint} of token {departs.token_idx}"
-                           + (f" of job {departs.job_id}" if many else "") + f", by {departs.most:.3g}", sys.stdout))
+                           + (f" of job {_job(departs)}" if many else "") + f", by {departs.most:.3g}", sys.stdout))
     say(f"{found.grade}: max {found.worst.most:.3g}, mean {found.mean:.3g}, {len(found.differences)} records")

@@ -273,7 +273,7 @@ def _capture(command: argparse.ArgumentParser) -> None:
     command.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue, as it is; -: standard input is "
                                                                 "read to its end")
     command.add_argument("-o", "--out", metavar="PATH", help="a .jsonl file, which is replaced, or a folder, which "
-                                                             "gets one")
+                                                             "gets one; a new one's name ends in / if it has a suffix")
     _model(command, "the catalogue's, see `mpool models`")
     command.add_argument("--values", type=int, default=10, metavar="N", help="numbers a record (default: 10)")
     command.add_argument("--records", type=int, default=1_000_000, metavar="N",

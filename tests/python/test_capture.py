@@ -231,14 +231,15 @@ def test_nothing_is_kept_of_calls_that_are_written(model: mpool.Model, tmp_path:
 def test_a_file_is_replaced_and_grows_and_a_folder_goes_on(model: mpool.Model, tmp_path: Path) -> None:
     path, folder = tmp_path / "run.jsonl", tmp_path / "runs"
     path.write_text("old")
-    (tmp_path / "run.jsonl.tmp").write_text("of a process that was killed")
+    (tmp_path / "run.jsonl.tmp").write_text("somebody's")
     for _ in range(2):
         with mpool.capture(path) as one, mpool.capture(folder) as many:
             for name in ("a", "b"):
                 for capture in (one, many):
                     model.generate("A cat", max_tokens=2, capture=capture.job(name), **GREEDY)
         assert {record.job_id for record in mpool.read_capture(path)} == {"a", "b"}
-        assert os.listdir(tmp_path).count("run.jsonl.tmp") == 0
+        assert sorted(os.listdir(tmp_path)) == ["run.jsonl", "run.jsonl.tmp", "runs"]
+        assert (tmp_path / "run.jsonl.tmp").read_text() == "somebody's"
     assert sorted(os.listdir(folder)) == [f"00000{number}.jsonl" for number in (1, 2, 3, 4)]
     assert (folder / "000001.jsonl").read_bytes() + (folder / "000002.jsonl").read_bytes() == path.read_bytes()
 
@@ -388,9 +389,38 @@ def test_arguments_that_make_no_sense(name: str, value: Any) -> None:
 def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.jsonl").mkdir()
-    for wrong in ("nowhere/a.jsonl", "nowhere/folder", "file", "file/a.jsonl", "folder.jsonl"):
-        with pytest.raises(mpool.FileError, match="cannot be written"):
+    for wrong, said in (("nowhere/a.jsonl", "is in no folder"), ("file/a.jsonl", "is in no folder"),
+                        ("folder.jsonl", "is a folder"), ("file", "file is not a folder"),
+                        ("nowhere/folder", "cannot be made: No such file"), ("run.txt", "ends in .jsonl, .*in /")):
+        with pytest.raises(mpool.FileError, match=f"cannot be written: .*{said}") as raised:
             mpool.capture(tmp_path / wrong)
+        assert "Errno" not in str(raised.value)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder.jsonl"]
+    for fine in (f"{tmp_path}/runs", f"{tmp_path}/runs.1/", f"{tmp_path}/runs.1"):
+        mpool.capture(fine)
+    assert (tmp_path / "runs").is_dir() and (tmp_path / "runs.1").is_dir()
+
+
+def test_a_file_is_written_by_one_capture_at_a_time(model: mpool.Model, tmp_path: Path) -> None:
+    """Or each would write it anew without the calls of the other."""
+    path = tmp_path / "run.jsonl"
+    os.symlink(tmp_path, tmp_path / "link")
+    with mpool.capture(path) as first:
+        for same in (path, tmp_path / "link" / "run.jsonl"):
+            with pytest.raises(mpool.FileError, match="another open mpool.capture"):
+                mpool.capture(same)
+        model.generate("A", max_tokens=1, capture=first.job("a"), **GREEDY)
+    with mpool.capture(path) as second:
+        model.generate("A", max_tokens=1, capture=second.job("b"), **GREEDY)
+        with pytest.raises(mpool.FileError, match="another open mpool.capture"):
+            model.generate("A", max_tokens=1, capture=first, **GREEDY)
+    model.generate("A", max_tokens=1, capture=first.job("c"), **GREEDY)
+    assert {record.job_id for record in first.records()} == {"b", "c"}
+    with pytest.raises(mpool.FileError, match="another open mpool.capture"):
+        mpool.capture(path)
+    del first
+    gc.collect()
+    mpool.capture(path)
 
 
 def test_options_that_make_no_sense(model: mpool.Model, llama: Path) -> None:
@@ -453,7 +483,8 @@ def test_the_first_that_departs_is_by_token_and_then_by_stage() -> None:
 @pytest.mark.parametrize("change, said", [
     (lambda rows: rows[:-1], "the second has no layer.2 of token 0"),
     (lambda rows: [*rows, record(1, "layer.0", 0.0, 0.0, job="x")], "the first has no layer.0 of token 1"),
-    (lambda rows: [*rows, rows[0]], "the second capture has layer.0 of token 0 of job 'x' twice"),
+    (lambda rows: [*rows, rows[1]], "the second capture has layer.1 of token 0 of job 'x' twice"),
+    (lambda rows: [*rows, rows[0]], "the first has no layer.0 of token 0 of job 'x', call 2"),
     (lambda rows: [*rows[:-1], record(0, "layer.2", 0.0, job="x")], "layer.2 of token 0 .* has 2 values"),
     (lambda rows: [*rows[:-1], record(0, "layer.2", 0.0, 0.0, job="x", shape=9)], "of shape"),
     (lambda rows: [*rows, record(0, "layer.0", 0.0, 0.0, job="y")], "of job '1'")])
@@ -461,6 +492,30 @@ def test_captures_that_do_not_match(change: Any, said: str) -> None:
     first, second = pair(0.0, 0.0, 0.0)
     with pytest.raises(mpool.FormatError, match=said):
         mpool.compare_captures(first, change(second))
+
+
+def test_an_id_that_was_used_again_is_another_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of a worker's jobs may be: in a folder, in a file and in memory."""
+    from mpool.cli import main
+
+    for name in ("runs", "run.jsonl"):
+        with mpool.capture(tmp_path / name) as capture:
+            for job, value in (("a", 0), ("b", 1), ("a", 2)):
+                capture._put(captures._Table(job, 1, np.full((2, 3), value, np.float32), 0, 8, 8))
+    rows = mpool.read_capture(tmp_path / "runs")
+    assert rows == mpool.read_capture(tmp_path / "run.jsonl")
+    for one in (tmp_path / "runs", tmp_path / "run.jsonl", rows):
+        found = mpool.compare_captures(one, rows, tokens=1)
+        assert [(row.job_id, row.call, row.most) for row in found.differences[::3]] \
+            == [("a", 1, 0), ("b", 1, 0), ("a", 2, 0)]
+    moved = [*rows[:-1], CaptureRecord(**{**json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1]),
+                                          "shape": (8,), "values": (2.5,)})]
+    departs = mpool.compare_captures(rows, moved).departs()
+    assert departs is not None and (departs.job_id, departs.call, departs.checkpoint) == ("a", 2, "logits")
+    with pytest.raises(mpool.FormatError, match="the second has no embedding of token 0 of job 'a', call 2"):
+        mpool.compare_captures(rows, rows[:-6])
+    assert main(["capture", "compare", str(tmp_path / "runs"), str(tmp_path / "runs")]) == 0
+    assert "\na (call 2)  0 " in capsys.readouterr().out
 
 
 def test_comparisons_that_make_no_sense(tmp_path: Path) -> None:
@@ -476,7 +531,7 @@ def test_comparisons_that_make_no_sense(tmp_path: Path) -> None:
         mpool.compare_captures(first, [3])  # type: ignore[list-item]
     with pytest.raises(mpool.InvalidArgument, match="grade"):
         mpool.compare_captures(first, first).departs("good")  # type: ignore[arg-type]
-    with pytest.raises(mpool.FileError, match="cannot be read"):
+    with pytest.raises(mpool.FileError, match="cannot be read: .*none.jsonl: No such file or directory$"):
         mpool.read_capture(tmp_path / "none.jsonl")
 
 
@@ -487,7 +542,8 @@ GOOD = {"checkpoint": "norm", "team": "x", "token_idx": 0, "job_id": "1", "dtype
 @pytest.mark.parametrize("name, value", [
     ("checkpoint", 3), ("checkpoint", ""), ("team", None), ("token_idx", -1), ("token_idx", 1.0), ("token_idx", True),
     ("token_idx", 2**31), ("job_id", "x" * 257), ("dtype", []), ("shape", 3), ("shape", [0]), ("shape", [True]),
-    ("values", []), ("values", ["1"]), ("values", [True]), ("values", [0.0] * 7), ("values", {}), ("more", 1)])
+    ("values", []), ("values", ["1"]), ("values", [True]), ("values", [0.0] * 7), ("values", {}),
+    ("values", [10**400]), ("more", 1)])
 def test_lines_that_are_no_records(tmp_path: Path, name: str, value: Any) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(GOOD) + "\n")
@@ -497,11 +553,19 @@ def test_lines_that_are_no_records(tmp_path: Path, name: str, value: Any) -> Non
         mpool.read_capture(path)
 
 
-@pytest.mark.parametrize("line", [b"{", b"[]\n", b"\xff\n", json.dumps(GOOD).encode(), b"[" * 100_000 + b"\n", b"\n"])
-def test_lines_that_are_no_lines(tmp_path: Path, line: bytes) -> None:
+@pytest.mark.parametrize("line, said", [
+    (b"{", "it is cut short"), (json.dumps(GOOD).encode()[:-1], "it is cut short"), (b"[]\n", "it has to have"),
+    (b"[]", "it has to have"), (b"\xff\n", "it is not UTF-8"), (b"[" * 100_000 + b"\n", "it is nested too deep"),
+    (b"\n", "it is not JSON: Expecting value, column 1"), (b"9" * 5000 + b"\n", "a number has too many digits")])
+def test_lines_that_are_no_lines(tmp_path: Path, line: bytes, said: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(line)
-    with pytest.raises(mpool.FormatError, match="a.jsonl, line 1: no record"):
+    with pytest.raises(mpool.FormatError, match=f"a.jsonl, line 1: no record of a capture: {said}"):
         mpool.read_capture(tmp_path)
+
+
+def test_a_last_line_needs_no_end(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD))
+    assert [found.values for found in mpool.read_capture(tmp_path)] == [(1.0, None, -2.5)] * 2
 
 
 def test_the_thread_does_nothing_while_calls_write(model: mpool.Model) -> None:
@@ -530,6 +594,9 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
         assert main(["capture", "-m", str(llama), "--prompt", "A cat", "--out", path, "--max-tokens", "3",
                      "--ignore-eos", "--job-id", job]) == 0
         assert f"3 tokens, their records in {path}" in capsys.readouterr().err
+    assert main(["capture", "-m", str(llama), "--prompt", "A cat", "--out", str(tmp_path / "c.jsonl"),
+                 "--max-tokens", "1", "--ignore-eos"]) == 0
+    assert "\n1 token, its" in "\n" + capsys.readouterr().err
     found = mpool.read_capture(a)
     assert {record.job_id for record in found} == {"a"} and {record.token_idx for record in found} == {0, 1, 2}
     assert main(["capture", "compare", a, b, "--least", "exact"]) == 0
