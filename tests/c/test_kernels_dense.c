@@ -718,8 +718,10 @@ MP_TEST(kernels_dense_dispatch) {
     }
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));
-    for (int i = 0; i < mp_kernels_count(); i++) /* attention in bf16 is of use beside tiles only */
-        MP_CHECK_STR(mp_kernels_variant(i), i == MP_SLOT_attn_full_bf16 ? "ref" : "neon");
+    for (int i = 0; i < mp_kernels_count(); i++) { /* two are of use beside tiles only */
+        const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts;
+        MP_CHECK_STR(mp_kernels_variant(i), tiles ? "ref" : "neon");
+    }
     if (kt_use("dotprod")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "dotprod");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "dotprod");

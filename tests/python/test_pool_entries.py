@@ -8,6 +8,7 @@ import http.server
 import inspect
 import io
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
         lambda url: asyncio.run(aio.describe_url(url, model=model, pool=pool, **TEXT)))),
     "mpool vision": ("llava", lambda pool, model, o: _command("vision", "--model", model, "--max-tokens", "2",
                                                               "--image", DIGIT, "Which digit?")),
+    "mpool capture": ("llama", lambda pool, model, o: _captured("--model", model, "--max-tokens", "2", "--prompt",
+                                                                "a")),
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by where they are; all others must be among those that do not.
@@ -83,14 +86,15 @@ COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate"
             "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image",
                       "chat", "vision"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
-                    "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown"},
+                    "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown", "capture",
+                    "read_capture", "compare_captures"},
           "aio": {"load", "unload"},
           "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
 
 
-#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table, as serve and worker
-#: do.
-OTHER_COMMANDS = {"demo", "models", "pull", "show", "serve", "worker"}
+#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table, as serve, worker
+#: and ray do.
+OTHER_COMMANDS = {"demo", "models", "pull", "ray", "show", "serve", "worker"}
 
 
 def _image_file() -> str:
@@ -135,6 +139,11 @@ def _command(*arguments: str) -> None:
         raise _Failed
 
 
+def _captured(*arguments: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _command("capture", *arguments, "--out", str(Path(folder) / "run.jsonl"))
+
+
 def test_the_table_is_complete() -> None:
     """A new public function has to be put into one of the two lists, and one that computes into the table."""
     public = {"mpool": {name for name in mpool.__all__ if inspect.isfunction(getattr(mpool, name))},
@@ -148,7 +157,7 @@ def test_the_table_is_complete() -> None:
     from mpool.cli.parser import make_parser
 
     commands = next(iter(make_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
-    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "generate", "chat", "vision"}
+    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "generate", "chat", "vision", "capture"}
     assert all(f"mpool {name}" in ENTRIES for name in set(commands) - OTHER_COMMANDS)
 
 
@@ -156,7 +165,7 @@ def test_the_table_is_complete() -> None:
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
     """One pool for whoever asks for one: the process-wide one, and that of a command."""
     from mpool import _runtime
-    from mpool.cli import embedding, talking
+    from mpool.cli import capturing, embedding, talking
 
     # a limit of its own, so that it shares its count of bytes with nobody
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=1,
@@ -173,7 +182,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
             def __exit__(self, *error: object) -> None:
                 pass
 
-        for module in (embedding, talking):
+        for module in (capturing, embedding, talking):
             monkeypatch.setattr(module, "make_pool", lambda arguments: Kept())
         yield made
 
