@@ -97,7 +97,8 @@ def run(target: str, program: Path, out: Path, seconds: int, seed: int) -> str:
     # A shell in between: Linux hands the peak memory of whoever starts a program on to it, which the limit would meet.
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", str(program), *options, f"-max_total_time={seconds}", "-timeout=10",
-         "-rss_limit_mb=1500", f"-seed={seed}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/{target}-", str(found), *map(str, seeds)],
+         "-rss_limit_mb=1500", f"-seed={seed}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/{target}-",
+         str(found), *map(str, seeds)],
         capture_output=True, text=True, errors="replace", timeout=seconds + 300)
     if done.returncode:
         raise FuzzError(f"fuzz_{target} failed:\n" + done.stderr[-6000:])
