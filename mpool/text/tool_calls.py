@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mpool.text.json_extent import JsonExtent
 from mpool.text.tool_formats import ToolFormat
-from mpool.text.tool_grammar import BARE_LEADS, LEADS, is_text
+from mpool.text.tool_grammar import BARE_LEADS, LEADS, is_text, may_be_null
 
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
@@ -380,8 +380,7 @@ def arguments_of(raw: str) -> dict[str, Any]:
 
 def _value(text: str, schema: Any) -> Any:
     """An argument that stood between tags."""
-    nullable = isinstance(schema, Mapping) and (schema.get("type") != "string" and "null" in str(schema))
-    if schema is not None and is_text(schema) and not (nullable and text == "null"):
+    if is_text(schema) and not (text == "null" and may_be_null(schema)):
         return text
     try:
         return json.loads(text, parse_constant=_no_constant)

@@ -190,13 +190,32 @@ def is_text(schema: Any) -> bool:
         return False
     kind = schema.get("type")
     if kind is None:
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        options = schema.get("anyOf") or schema.get("oneOf")
-        if isinstance(options, list):
-            kinds = [option.get("type") for option in options if isinstance(option, Mapping)]
-            return "string" in kinds and set(kinds) <= {"string", "null"} and len(kinds) == len(options)
-        return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+        values = _values(schema)
+        options = _options(schema)
+        if options:
+            kept = [option for option in options if not (isinstance(option, Mapping) and option.get("type") == "null")]
+            return bool(kept) and all(is_text(option) for option in kept)
+        return bool(values) and all(isinstance(value, str) for value in values or ())
     return kind == "string" or isinstance(kind, list) and "string" in kind and set(kind) <= {"string", "null"}
+
+
+def may_be_null(schema: Any) -> bool:
+    """Whether a schema says that a value may be null."""
+    if not isinstance(schema, Mapping):
+        return False
+    kind = schema.get("type")
+    return kind == "null" or isinstance(kind, list) and "null" in kind or \
+        kind is None and any(map(may_be_null, _options(schema)))
+
+
+def _options(schema: Mapping[str, Any]) -> list[Any]:
+    found = schema.get("anyOf") or schema.get("oneOf")
+    return found if isinstance(found, list) else []
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    found = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return found if isinstance(found, list) else None
 
 
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
@@ -223,17 +242,45 @@ def _tagged(at: int, function: Function, rules: list[str]) -> str:
 
 def _text(schema: Mapping[str, Any]) -> str:
     """A terminal that matches a text of a schema, as far as that can be said: its values, length and pattern."""
-    for option in schema.get("anyOf") or schema.get("oneOf") or ():
-        if option.get("type") == "string":
-            return _text(option)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return " | ".join(_literal(value) for value in values if isinstance(value, str))
-    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-    parts = [rf"/(?s:.{{{low},{high}}})/" if low or high != "" else _ANY]
+    parts = []
+    values, options = _values(schema), [option for option in _options(schema) if is_text(option)]
+    if values is not None:
+        parts.append("(" + " | ".join(_literal(value) for value in values if isinstance(value, str)) + ")")
+    if options:
+        parts.append("(" + " | ".join(f"({_text(option)})" for option in options) + ")")
+    low, high = _whole(schema.get("minLength", 0)), _whole(schema.get("maxLength", ""))
+    if low or high != "":
+        parts.append(rf"/(?s:.{{{low},{high}}})/")
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        inner = pattern.removeprefix("^").removesuffix("$").replace("/", r"\/")
-        parts.append(f"/{'' if pattern.startswith('^') else '(?s:.*)'}({inner})"
-                     f"{'' if pattern.endswith('$') else '(?s:.*)'}/")
-    return " & ".join(parts)
+        parts.append(f"/{_search(pattern)}/")
+    found = " & ".join(parts) or _ANY
+    return f'({found}) | "null"' if parts and may_be_null(schema) else found
+
+
+def _whole(value: Any) -> Any:
+    """Numbers without a fraction are integers in JSON Schema, however they are written."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+#: Characters of a regular expression, with what belongs to them.
+_CHARS = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+
+
+def _search(pattern: str) -> str:
+    """A regular expression, between slashes, that matches the texts in which a pattern is found: one without anchors,
+    which llguidance has at neither end of a part. Those within a pattern it refuses."""
+    options: list[list[str]] = [[]]
+    depth = 0
+    for char in _CHARS.findall(pattern):
+        depth += (char == "(") - (char == ")")
+        if char == "|" and depth == 0:
+            options.append([])
+        else:
+            options[-1].append(char)
+    found = []
+    for chars in options:
+        begins, ends = chars[:1] == ["^"], chars[-1:] == ["$"]
+        inner = "".join(chars[begins:len(chars) - ends])
+        found.append(("" if begins else "(?s:.*)") + f"({inner})" + ("" if ends else "(?s:.*)"))
+    return re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], "|".join(found), flags=re.DOTALL)

@@ -350,3 +350,72 @@ def test_schemas_that_cannot_be_kept() -> None:
     for opener in ({"additionalProperties": True}, {"patternProperties": {}}, {"allOf": []}):
         assert "additionalProperties" not in {**tool_grammar._arguments(Function("f", {**schema, **opener}))} or \
             opener == {"additionalProperties": True}
+
+
+#: Schema of a text, texts that fit, texts that do not.
+TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"pattern": r"^\d+/\d+$"}, ["1/2"], ["1", "1/2/", r"1\/2"]), ({"pattern": r"^\d+\/\d+$"}, ["1/2"], ["1", r"1\/2"]),
+    ({"pattern": "^[/|)]$"}, ["/", "|", ")"], ["", "//"]), ({"pattern": r"^US\$"}, ["US$", "US$5"], ["US", "USA"]),
+    ({"pattern": r"^a\\$"}, ["a\\"], ["a", "a$", "a\\b"]), ({"pattern": r"\^a"}, ["^a", "b^a"], ["a"]),
+    ({"pattern": "^a|b$"}, ["a", "ax", "b", "xb"], ["xa", "bx", ""]), ({"pattern": "^(a|b)$"}, ["a", "b"], ["ab", "ax"]),
+    ({"pattern": "a|b"}, ["xay", "b"], ["", "c"]), ({"pattern": "a\nb"}, ["a\nb", "xa\nb"], ["ab"]),
+    ({"pattern": ""}, ["", "x"], []), ({"pattern": "^$"}, [""], ["x"]), ({"pattern": "^|x"}, ["", "a"], []),
+    ({"minLength": 1.0, "maxLength": 2.0}, ["a", "é "], ["", "abc"]), ({"maxLength": 0}, [""], ["a"]),
+    ({"enum": ["a", "b/c", ""], "maxLength": 1}, ["a", ""], ["b/c", "c"]), ({"const": "a"}, ["a"], ["b"]),
+    ({"type": ["string", "null"], "pattern": "^a$"}, ["a", "null"], ["b", "nul"]),
+    ({"type": None, "anyOf": [{"type": "string", "enum": ["a", "b"]}, {"enum": ["c"]}]}, ["a", "b", "c"], ["d", '"c"']),
+    ({"type": None, "oneOf": [{"type": "string", "pattern": "^a|b$", "maxLength": 2}, {"const": "long"}, {
+        "type": "null", "description": "none"}]}, ["a", "ac", "long", "null"], ["c", "aaa", "lon"]),
+]
+
+
+@pytest.mark.parametrize("schema, fit, others", TEXTS, ids=lambda value: str(value)[:40])
+def test_texts_between_tags(letters: Any, schema: dict[str, Any], fit: list[str], others: list[str]) -> None:
+    """The grammar takes what the schema takes, and it is read as that."""
+    import llguidance
+
+    jsonschema = pytest.importorskip("jsonschema")
+    _, tokenizer = letters
+    schema = {key: value for key, value in {"type": "string", **schema}.items() if value is not None}
+    whole = {"type": "object", "properties": {"d": schema}, "required": ["d"]}
+    shape = form("qwen3_coder")
+    made = tool_grammar.grammar_of(shape, [Function("f", whole)], forced=True, single=True, splitter=None)
+    start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
+    assert not start.is_error(), start.get_error()
+    for text in fit + others:
+        answer = shape.written([("f", {"d": text})])
+        matcher = start.deep_copy()
+        taken_whole = all(matcher.try_consume_tokens([byte]) for byte in answer.encode()) and matcher.is_accepting()
+        assert taken_whole == (text in fit), text
+        parser = Calls(shape, {"f": whole}, False, lambda number: "id")
+        parser.feed(answer, True)
+        ((_, _, raw, _),) = parser.calls
+        value = arguments_of(raw)["d"]
+        assert value == (None if text == "null" else text)
+        assert jsonschema.Draft202012Validator(schema).is_valid(value) == (text in fit), text
+
+
+@pytest.mark.parametrize("pattern", ["(^a|b)c", "a$b", "(a", r"a(?=b)"])
+def test_patterns_that_cannot_be_kept(pattern: str) -> None:
+    llguidance = pytest.importorskip("llguidance")
+    whole = {"type": "object", "properties": {"d": {"type": "string", "pattern": pattern}}}
+    made = tool_grammar.grammar_of(form("qwen3_coder"), [Function("f", whole)], forced=True, single=True, splitter=None)
+    says = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(made.lark))
+    assert "regex" in says
+
+
+@pytest.mark.parametrize("schema, value", [
+    ({"type": "string"}, "null"), ({"type": "string", "description": "null if none"}, "null"),
+    ({"enum": ["null", "a"]}, "null"), ({"const": "null"}, "null"), ({"type": "string", "nullable": False}, "null"),
+    ({"anyOf": [{"type": "string", "description": "null"}, {"enum": ["null"]}]}, "null"),
+    ({"type": ["string"], "default": None}, "null"), ({"type": ["string", "null"]}, None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, None), ({"oneOf": [{"type": ["string", "null"]}]}, None),
+    ({"type": "integer"}, None), ({}, None),
+], ids=str)
+def test_null_between_tags(schema: dict[str, Any], value: Any) -> None:
+    """The word null is a text unless the schema's types say that there may be none."""
+    shape = form("qwen3_coder")
+    parser = Calls(shape, {"f": {"type": "object", "properties": {"d": schema}}}, False, lambda number: "id")
+    parser.feed(shape.written([("f", {"d": "null"})]), True)
+    ((_, _, raw, _),) = parser.calls
+    assert arguments_of(raw) == {"d": value}
