@@ -102,25 +102,4 @@ static inline float mp_ref_activate(mp_act act, float x) {
 
 static inline float mp_ref_softcap(float cap, float x) { return cap * mp_ref_tanh(x / cap); }
 
-/* To half, rounded to nearest even; too large becomes inf. */
-static inline uint16_t mp_ref_to_f16(float x) {
-    uint32_t u = mp_ref_bits(x), sign = u >> 16 & 0x8000u;
-    u &= 0x7fffffffu;
-    if (u > 0x7f800000u)
-        return (uint16_t)(sign | 0x7e00u | (u >> 13 & 0x3ffu));
-    if (u >= 0x477ff000u) /* 65520, halfway to the next after the largest */
-        return (uint16_t)(sign | 0x7c00u);
-    if (u < 0x38800000u) { /* below 2^-14: multiples of 2^-24 */
-        if (u < 0x33000000u)
-            return (uint16_t)sign;
-        uint32_t shift = 126 - (u >> 23), mantissa = (u & 0x7fffffu) | 0x800000u;
-        uint32_t half = 1u << (shift - 1), rest = mantissa & ((1u << shift) - 1);
-        mantissa >>= shift;
-        mantissa += rest > half || (rest == half && (mantissa & 1u));
-        return (uint16_t)(sign | mantissa);
-    }
-    u += 0xfffu + (u >> 13 & 1u);
-    return (uint16_t)(sign | ((u >> 13) - (112u << 10)));
-}
-
 #endif
