@@ -57,6 +57,7 @@ class Format:
         model: the pydantic class that was given, if one was.
         running: makes what follows one answer that may be text, and says where a mask stays the one before.
         tokenizer: what the matcher asks, which does not hold it.
+        param: name of the option that wants it.
     """
 
     first: bytes
@@ -65,6 +66,7 @@ class Format:
     model: Any
     running: Callable[[], RunningText] | None = None
     tokenizer: Tokenizer | None = None
+    param: str = "response_format"
     _faults: dict[int, MpoolError] = field(default_factory=dict)  # by identity of the ticket, while it is held
 
     def follow(self, ticket: _core.Ticket, n: int, key: str) -> None:
@@ -137,7 +139,7 @@ def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling) -> Forma
     if wanted.marks is not None:
         running = partial(RunningText, tuple(mark.encode() for mark in wanted.marks), wanted.leads,
                           made.tokens.__getitem__)
-    return Format(first, matcher, False, None, running, tokenizer)
+    return Format(first, matcher, False, None, running, tokenizer, "tools")
 
 
 def _check_ends(what: str, sampling: Sampling) -> None:
@@ -372,7 +374,7 @@ class _Followed:
         if running is not None and known is None:
             running.keep(mask)
         if matcher.is_error():  # by its limits: no token was drawn that it does not allow
-            raise LimitError(f"the format of the answer became too complex at token {self._counts[choice]}: "
+            raise LimitError(f"{self._form.param} became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}")
         self._counts[choice] += len(ids)
         self.ticket.mask(choice, self._counts[choice], mask)

@@ -211,7 +211,7 @@ def _bias(value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
     for key, bias in value.items():
         # JSON has only strings for keys
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
-        found[check_id("a key of logit_bias", token, vocab)] = scalar(f"logit_bias[{_short(key)}]", bias, row)
+        found[check_id("logit_bias: a key", token, vocab)] = scalar(f"logit_bias[{_short(key)}]", bias, row)
     return tuple(found.items())
 
 

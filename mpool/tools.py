@@ -84,11 +84,11 @@ def take(entry: Entry, options: dict[str, Any]) -> Tools | None:
     from .text.tool_templates import use_of
 
     if use_of(entry.template()).tools is None:
-        raise Unsupported("this model does not support tools: its chat template does not speak of them", key=entry.key,
-                          hint="For answers of a given form use response_format")
+        raise Unsupported("tools are given, and this model does not support tools: its chat template does not speak of "
+                          "them", key=entry.key, hint="For answers of a given form use response_format")
     if form is None:
-        raise Unsupported("this model writes calls of tools in a form that is not known", key=entry.key,
-                          hint="For answers of a given form use response_format")
+        raise Unsupported("tools are given, and this model writes calls of them in a form that is not known",
+                          key=entry.key, hint="For answers of a given form use response_format")
     functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                                bool(tool["function"].get("strict")))
                       for tool in given if name in (None, tool["function"]["name"]))
@@ -123,7 +123,7 @@ def constrain(tools: Tools, entry: Entry, sampling: Sampling,
     if not grammar.installed() or entry.runs_in == "process":
         if not tools.forced and strict is None:
             return None
-        needs = "a tool_choice that wants a call" if tools.forced else f"the tool {strict}, which is strict,"
+        needs = "tool_choice wants a call, which" if tools.forced else f"tools: the tool {strict}, which is strict,"
         if entry.runs_in == "process":
             raise Unsupported(f"{needs} does not reach into a worker process yet", key=entry.key,
                               hint='Use isolation="thread", or tool_choice="auto" and tools that are not strict')

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import NamedTuple
 
 import msgspec
 
 from .. import errors as pool_errors
+from .. import sampling
 
 log = logging.getLogger("mpool.server")
 
@@ -82,6 +84,11 @@ _OF_LIBRARY: tuple[tuple[type[BaseException], str], ...] = (
 #: Codes that are the request's own fault: what the library says of it is about the request alone.
 _SAYS_WHAT = ("invalid_value", "unsupported_parameter", "context_length_exceeded", "request_too_large")
 _MAX_DETAIL = 300
+#: What the library says of a parameter begins with its name; these have the same one in a request.
+_FORMS = ("response_format", "tools")
+_PARAMS = frozenset((*sampling.NAMES, *_FORMS, "tool_choice", "parallel_tool_calls", "messages", "guidance_scale",
+                     "num_inference_steps", "negative_prompt"))
+_NAME = re.compile(r"[a-z_]+")
 
 
 class Refusal(Exception):
@@ -124,10 +131,13 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         log.error("%s failed", request, exc_info=error)
     else:
         log.info("%s: %s: %s", request, code, error)
-    detail = ""
-    if code in _SAYS_WHAT and isinstance(error, pool_errors.MpoolError):
-        detail = error.message[:_MAX_DETAIL] + "."
-    return Refusal(code, detail)
+    if code not in _SAYS_WHAT or not isinstance(error, pool_errors.MpoolError):
+        return Refusal(code)
+    name = _NAME.match(error.message)
+    param = name[0] if name is not None and name[0] in _PARAMS else None
+    if code == "request_too_large" and param in _FORMS:  # it is not its length that is too much
+        code = "invalid_value"
+    return Refusal(code, error.message[:_MAX_DETAIL] + ".", param)
 
 
 # ---- shapes --------------------------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ def test_88_forms_that_are_refused(server: Any, wanted: dict[str, Any], stream: 
     status, found = ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "stream": stream,
                                                          "response_format": wanted})
     assert status == 400 and found["error"]["code"] in ("unsupported_parameter", "invalid_value")
+    assert found["error"]["param"] == "response_format"
     assert ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "max_tokens": 1})[0] == 200
 
 
@@ -102,3 +103,24 @@ def test_88_formats_that_are_refused(server: Any, wanted: Any) -> None:
     for path, more in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "x"})):
         status, found = ask(server, path, {"model": "llama", "format": wanted, **more})
         assert status == 400 and isinstance(found["error"], str)
+
+
+def test_a_format_that_becomes_too_complex(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the format that is at fault, not the length of the body."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits
+    monkeypatch.setattr(llguidance, "LLParserLimits", lambda **more: limits(**more, max_lexer_states=20))
+    wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "^(.*a.{9})$"}}}
+    body = {"model": "llama", "messages": CHAT, "response_format": wanted, "max_tokens": 200, **HOT}
+    status, found = ask(server, "/v1/chat/completions", body)
+    assert (status, found["error"]["code"], found["error"]["param"]) == (400, "invalid_value", "response_format"), found
+    assert "too complex" in found["error"]["message"]
+
+
+def test_what_is_at_fault_is_named(server: Any) -> None:
+    for name, value in (("logit_bias", {"999999": 1}), ("logit_bias", {"x": 1}), ("stop_token_ids", [2**30]),
+                        ("ignore_eos", True)):
+        status, found = ask(server, "/v1/chat/completions", {
+            "model": "llama", "messages": CHAT, "response_format": {"type": "json_object"}, name: value})
+        assert (status, found["error"]["param"]) == (400, name), found

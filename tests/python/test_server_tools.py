@@ -129,6 +129,8 @@ def test_what_is_no_tool_is_refused(server: Any, field: dict[str, Any], says: st
         body = {"model": "writes", "messages": CHAT, "max_tokens": 2, "stream": stream, **field}
         status, found = ask(server, "/v1/chat/completions", body)
         assert status == 400 and found["error"]["code"] == "invalid_value" and says in found["error"]["message"], found
+        param = next((name for name in ("tool_choice", "response_format") if name in field), next(iter(field)))
+        assert found["error"]["param"].partition("[")[0] == param
     if "tool_choice" not in field and "response_format" not in field and "messages" not in field:
         status, found = ask(server, "/api/chat", {"model": "writes", "messages": CHAT, **field})
         assert status == 400 and says in found["error"]
@@ -138,6 +140,11 @@ def test_models_without_tools_say_so(server: Any) -> None:
     for path in ("/v1/chat/completions", "/api/chat"):
         status, found = ask(server, path, {"model": "llama", "messages": CHAT, "tools": [tm.CLOCK]})
         assert status == 400 and "does not support tools" in str(found["error"])
+        assert path.startswith("/api") or found["error"]["param"] == "tools"
+    broken = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}
+    status, found = ask(server, "/v1/chat/completions", {"model": "writes", "messages": CHAT, "tools": [
+        {"type": "function", "function": broken}]})
+    assert status == 400 and found["error"]["param"] == "tools" and "of odd cannot be used" in found["error"]["message"]
     for field in ({"functions": [{"name": "f"}]}, {"function_call": "auto"}):
         status, found = ask(server, "/v1/chat/completions", {"model": "writes", "messages": CHAT, **field})
         assert status == 400 and found["error"]["param"] == next(iter(field))

@@ -6,12 +6,14 @@ import asyncio
 import base64
 import io
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
 from ... import _threads, aio
+from ...errors import InvalidArgument
 from ..errors import Refusal, openai_error
 from ..operations import Context, Operation, json_answer
 from ..streaming import EVENTS, Pieces, Streamed, event
@@ -45,9 +47,21 @@ async def generations(context: Context, body: ImagesRequest) -> Response:
         return await _streamed(context, served, body, options)
     if body.partial_images:
         raise Refusal("invalid_value", "partial_images: allowed with stream.", "partial_images")
-    made = await aio.generate_image(body.prompt, served.model, pool=context.state.pool, **options)
+    with _sides():
+        made = await aio.generate_image(body.prompt, served.model, pool=context.state.pool, **options)
     data = [ImageData(await _file(picture.image, body)) for picture in made.pictures]
     return json_answer(ImagesAnswer(int(time.time()), data, _size(made.image), body.output_format or "png", made.seed))
+
+
+@contextmanager
+def _sides() -> Iterator[None]:
+    """What the library says of a width or a height is said of ``size``, as the request has it."""
+    try:
+        yield
+    except InvalidArgument as error:
+        if not error.message.startswith(("width ", "height ")):
+            raise
+        raise Refusal("invalid_value", f"size: {error.message}.", "size") from None
 
 
 def _size(image: Image) -> str:
@@ -76,10 +90,11 @@ async def _streamed(context: Context, served: Served, body: ImagesRequest, optio
         steps = body.num_inference_steps or (drawing.steps if drawing is not None else 1)
         options["preview_every"] = max(1, steps // (previews + 1))
     created = int(time.time())
-    stream: AsyncPictureStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
-                                                    **options)
-    pieces = Pieces(context.state, [stream])
-    await pieces.begin()
+    with _sides():
+        stream: AsyncPictureStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
+                                                        **options)
+        pieces = Pieces(context.state, [stream])
+        await pieces.begin()
 
     async def piece(kind: str, image: Image, index: int | None = None, seed: int | None = None) -> bytes:
         return event(encode(ImagePiece(kind, await _file(image, body), created, _size(image),
