@@ -166,6 +166,7 @@ def __getattr__(name: str) -> Any:
 
 def _import_core() -> Any:
     """The compiled core, which `from . import _core` asks of the package first."""
+    _import_module("numpy")  # or the core does, from C, which prints a Ctrl-C on the way and makes an ImportError of it
     try:
         return _import_module("._core", __name__)
     except ModuleNotFoundError as error:

@@ -188,8 +188,6 @@ def _content(where: str, message: Mapping[str, Any], role: str,
         return None
     if not isinstance(content, str):
         raise InvalidArgument(f"{where}.content is {_short(content)}, allowed: text, or a list of parts of text")
-    if not content and role == "user":
-        raise InvalidArgument(f"{where}.content is empty, allowed: 1 to {MAX_CHARS:,} characters")
     return content
 
 
@@ -224,6 +222,4 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
             raise InvalidArgument(f"{where}.content[{at}] is {_short(part)}, allowed: a text, "
                                   '{"type": "text", "text": ...} or {"type": "image", "image": ...}')
         parts.append({"type": "text", "text": text})
-    if not parts and role == "user":
-        raise InvalidArgument(f"{where}.content is empty, allowed: 1 to {MAX_CHARS:,} characters, or images")
     return parts

@@ -201,7 +201,8 @@ def _callers_level() -> int:
 
 
 def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int],
-            name: str) -> list[NDArray[np.int32] | None]:
+            name: str, told: list[str]) -> list[NDArray[np.int32] | None]:
+    """Of each encoder; what is cut off is ``told``, since this may run on a thread, which knows no caller to warn."""
     from .text import pipeline_tokenizers
 
     found: list[NDArray[np.int32] | None] = []
@@ -212,8 +213,8 @@ def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int
         ids, removed = pipeline_tokenizers.encode(take.folder, text, length, take.pad, take.clip)
         if removed:
             encoder = "CLIP" if take.clip else "T5"
-            warnings.warn(f"{name} is too long for {encoder}, which takes {length} tokens; it does not see "
-                          f"{_short(removed)}", stacklevel=_callers_level())
+            told.append(f"{name} is too long for {encoder}, which takes {length} tokens; it does not see "
+                        f"{_short(removed)}")
         found.append(np.array(ids, dtype=np.int32))
     return found
 
@@ -295,9 +296,12 @@ def prepare(entry: Entry, prompt: Any, options: Drawing, watched: bool = True, k
     _check_memory(entry, core_key, n, width * height, math.prod(shape))
     with keyed(entry):
         times, sigmas = schedule(settings, steps, shape[1] * shape[2] // 4)
+        told: list[str] = []
         ids = [_threads.interruptible(_tokens, settings.inputs, text, counts,
-                                      "negative_prompt" if i else "prompt", chars=len(text))
+                                      "negative_prompt" if i else "prompt", told, chars=len(text))
                for i, text in enumerate(texts)]
+    for warning in told:
+        warnings.warn(warning, stacklevel=_callers_level())
     if options.latents is None:
         start = np.empty((n, *shape), dtype=np.float32)
         for i in range(n):

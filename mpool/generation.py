@@ -193,9 +193,12 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
         with keyed(entry):
             return np.array([sampling.check_id(f"token {at} of the prompt", token, vocab)
                              for at, token in enumerate(prompt)], dtype=np.int32)
+    if isinstance(prompt, (list, tuple, np.ndarray)) and not len(prompt):
+        raise InvalidArgument("the prompt is empty, allowed: a text or a list of token ids, at least one",
+                              key=entry.key)
     hint = "For several prompts, call generate once for each, or n= for several answers"
     raise InvalidArgument(f"the prompt is {_short(prompt)}, allowed: a text or a list of token ids",
-                          hint=hint if isinstance(prompt, (list, tuple)) and len(prompt) else None, key=entry.key)
+                          hint=hint if isinstance(prompt, (list, tuple)) else None, key=entry.key)
 
 
 def _encode(tokenizer: Tokenizer, text: str, parse_special: bool) -> NDArray[np.int32]:

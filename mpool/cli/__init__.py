@@ -21,6 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         the exit code.
     """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        if not _follows_interrupt(error):
+            raise
+    print("mpool: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
     from ..errors import MpoolError
     from .parser import make_parser
 
@@ -45,9 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"mpool: {where}{error.strerror or error}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print("mpool: interrupted", file=sys.stderr)
-        return INTERRUPTED
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Whether an error was made of a Ctrl-C, as code does that is interrupted while it is imported."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _prepare(arguments: object) -> None:

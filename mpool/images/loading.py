@@ -113,6 +113,8 @@ def _kind(value: Any) -> str:
 # ---- from where ------------------------------------------------------------------------------------------------------
 
 def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:
+    if not text:
+        raise InvalidArgument(f"{name} is an empty text, allowed: a path, a URL or base64 of an image")
     if text[:5].lower() == "data:":
         head, comma, body = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):

@@ -410,7 +410,7 @@ def test_control_tokens_in_messages_are_plain_text(pool: mpool.Pool, llama: Path
 
 
 @pytest.mark.parametrize("messages", [
-    "hello", [], {}, None, ["hello"], [{"content": "x"}], [{"role": "user"}], [{"role": "user", "content": ""}],
+    "hello", [], {}, None, ["hello"], [{"content": "x"}], [{"role": "user"}],
     [{"role": "user", "content": None}], [{"role": "robot", "content": "x"}], [{"role": "user", "content": 5}],
     [{"role": "user", "content": ["x", 5]}], [{"role": "user", "content": "x" * 1_000_001}],
     [{"role": "user", "content": "\ud800"}]])
@@ -418,6 +418,19 @@ def test_messages_that_are_none(pool: mpool.Pool, llama: Path, messages: object)
     with pytest.raises(mpool.InvalidArgument, match="message") as caught:
         pool.chat(messages, llama)
     assert caught.value.key == str(llama)
+
+
+@pytest.mark.parametrize("content", ["", [], [""], [{"type": "text", "text": ""}]])
+def test_a_message_may_be_empty(pool: mpool.Pool, llama: Path, content: object) -> None:
+    """As others allow; the template is all that the model reads."""
+    done = pool.chat([{"role": "user", "content": content}], llama, max_tokens=2, ignore_eos=True)
+    assert done.usage.completion_tokens == 2 and done.usage.prompt_tokens > 0
+
+
+def test_an_empty_prompt_is_said_to_be_empty(pool: mpool.Pool, llama: Path) -> None:
+    for prompt in ([], (), np.zeros(0, np.int32)):
+        with pytest.raises(mpool.InvalidArgument, match="the prompt is empty, allowed"):
+            pool.generate(prompt, llama)
 
 
 def test_what_chat_cannot_do_yet(pool: mpool.Pool, llama: Path) -> None:

@@ -66,6 +66,14 @@ def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
         assert image.format == "WEBP"
 
 
+@pytest.mark.parametrize("words", [100, 20_000])
+def test_a_prompt_that_is_cut_is_warned_of_where_it_was_given(pool: mpool.Pool, flux: str, words: int) -> None:
+    """Also a long one, which is read on a thread."""
+    with pytest.warns(UserWarning, match="prompt is too long for CLIP") as found:
+        pool.generate_image("cat " * words, flux, **SMALL)
+    assert {warning.filename for warning in found} == {__file__}
+
+
 def test_seed_decides(pool: mpool.Pool, flux: str) -> None:
     first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
     assert np.array_equal(first.array, again.array) and not np.array_equal(first.array, other.array)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import mpool
 from mpool import errors
 from mpool.catalog import sentence_folder
 from mpool.catalog.families import reading
@@ -158,6 +159,11 @@ def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(os.path.join(path, "config.json"))
     with pytest.raises(errors.FormatError, match="FIFO"):
         describe_folder(path, key="k", ref="r")
+
+
+def test_a_folder_without_a_model(pool: mpool.Pool, tmp_path: Path) -> None:
+    with pytest.raises(errors.FormatError, match=r": holds no model: neither config.json, .* nor a .gguf file$"):
+        pool.load(tmp_path)
 
 
 def test_longest_input(tmp_path: Path) -> None:

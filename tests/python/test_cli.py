@@ -393,6 +393,43 @@ def test_chat_in_a_terminal(llama: str) -> None:
         assert session.child.wait(30) == 0
 
 
+@pytest.mark.parametrize("module", ["mpool.errors", "mpool.cli.parser", "mpool.cli.talking", "dataclasses", "numpy",
+                                    "numpy.linalg", "mpool._core", "mpool.pool"])
+def test_ctrl_c_while_it_starts(llama: str, module: str) -> None:
+    """Just when a module is imported, also by C code: 130 and no traceback."""
+    program = """if True:
+        import os, signal, sys
+        from mpool.cli import main
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        class Finder:
+            def find_spec(name, path=None, target=None):
+                if name == sys.argv[1]:
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.modules.pop(sys.argv[1], None)
+        sys.meta_path.insert(0, Finder)
+        sys.exit(main(sys.argv[2:]))
+    """
+    arguments = ("generate", "--model", llama, "--max-tokens", "1", "A")
+    done = subprocess.run([sys.executable, "-c", program, module, *arguments], capture_output=True, text=True,
+                          timeout=120, cwd=ELSEWHERE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpool: interrupted\n")
+
+
+def test_an_error_that_was_made_of_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is one; others are not."""
+    def imports(cause: BaseException) -> None:
+        try:
+            raise cause
+        except BaseException:
+            raise ImportError("failed to import")
+
+    monkeypatch.setattr("mpool.cli._run", lambda argv: imports(KeyboardInterrupt()))
+    assert main([]) == 130 and capsys.readouterr().err == "mpool: interrupted\n"
+    monkeypatch.setattr("mpool.cli._run", lambda argv: imports(OSError()))
+    with pytest.raises(ImportError):
+        main([])
+
+
 def test_second_ctrl_c_at_the_prompt_leaves(llama: str) -> None:
     """The first one says how."""
     with talk("chat", "--model", llama, terminal=True) as session:

@@ -277,7 +277,7 @@ def test_76_notes_of_a_camera_that_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("given, words", [
     ("data:image/png;base64,@@@@", "base64"), ("data:image/png,plain", "without base64"), ("data:", "without base64"),
-    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "not fetched"),
+    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "not fetched"), ("", "is an empty text"),
     ("ftp://host/image.png", "not fetched"),
     ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"), ("a\0b", "neither a path"),
     ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "no PNG"), (b"", "0 bytes")])

@@ -140,7 +140,7 @@ def test_a_pull_that_fails_says_so_at_the_end_of_its_stream(bert: Path, tmp_path
 @pytest.mark.parametrize("field", [
     {"options": {"temperature": -1}}, {"options": {"num_predict": 0}}, {"options": {"stop": ["x"] * 10_000}},
     {"options": {"top_k": 1.5}}, {"options": {"seed": "x"}}, {"messages": [{"role": "god", "content": "x"}]},
-    {"messages": "x"}, {"messages": [{"role": "user", "content": ""}]}, {"stream": "no"}, {"options": []},
+    {"messages": "x"}, {"messages": [{"role": "user", "content": 5}]}, {"stream": "no"}, {"options": []},
 ], ids=str)
 def test_values_out_of_range_are_refused(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})

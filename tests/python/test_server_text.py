@@ -171,7 +171,7 @@ def test_characters_are_never_cut_in_two(server: Any) -> None:
     {"top_p": 1.01}, {"presence_penalty": 3}, {"logit_bias": {"999999999": 1}}, {"logit_bias": {"x": 1}},
     {"logit_bias": {"5": 101}}, {"logit_bias": {"-5": 1}}, {"stop": ["x"] * 10_000}, {"stop": [""]}, {"stop": [3]},
     {"stop": "x" * 5000}, {"top_logprobs": 21, "logprobs": True}, {"top_logprobs": 2}, {"seed": 1.5}, {"seed": 2**70},
-    {"messages": []}, {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": ""}]},
+    {"messages": []}, {"messages": [{"role": "user"}]},
     {"messages": [{"role": "god", "content": "x"}]}, {"messages": "x"}, {"messages": [{"content": "x"}]},
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://evil.example/x"}}]}]},
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
@@ -182,6 +182,15 @@ def test_84_85_values_out_of_range_are_refused(server: Any, field: dict[str, Any
         body = {"model": "llama", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **more, **field}
         status, found = ask(server, "/v1/chat/completions", body)
         assert status == 400 and found["error"]["code"] == "invalid_value", found
+
+
+def test_a_message_may_be_empty(server: Any) -> None:
+    """As in OpenAI's protocol and Ollama's."""
+    empty = {"model": "llama", "messages": [{"role": "user", "content": ""}]}
+    status, found = ask(server, "/v1/chat/completions", {**empty, "max_tokens": 2})
+    assert status == 200 and found["usage"]["prompt_tokens"] > 0, found
+    status, found = ask(server, "/api/chat", {**empty, "stream": False, "options": {"num_predict": 2}})
+    assert status == 200 and found["prompt_eval_count"] > 0, found
 
 
 def test_85_nan_is_no_temperature(server: Any) -> None:

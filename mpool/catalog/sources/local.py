@@ -74,5 +74,6 @@ def resolve(ref: LocalRef) -> Resolved:
                               hint="Give the path of one of them")
     for name in folder.pickles():
         refuse_pickle(path, name)
-    raise FormatError(file=path, field="files", got="neither config.json nor a .gguf file",
+    raise FormatError(f"{path}: holds no model: neither config.json, modules.json, model_index.json nor a .gguf file",
+                      file=path, field="files",
                       allowed="a folder of transformers, sentence-transformers or diffusers, or one with a GGUF model")
