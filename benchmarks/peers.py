@@ -210,7 +210,8 @@ class CTranslate2(Converted):
 
 
 def part(out: Path) -> Path:
-    """What is written before it gets its name, so that one that was cut off is not taken for whole."""
+    """What is written before it gets its name, so that one that was cut off is not taken for whole.."""
+    out.parent.mkdir(parents=True, exist_ok=True)
     return out.with_name(out.name + ".part")
 
 

@@ -215,8 +215,8 @@ def predictive_scaling(m: Models) -> None:
             # the other one goes, or is foreseen for three seconds on end; other programs may make either later
             dice, since, end = random.Random(7), time.monotonic(), time.monotonic() + 30
             while time.monotonic() < (min(since + 3, end) if predictive else end):
-                pool.embed(" ".join(dice.choices(["one", "two"], k=40)), m.wide)
-                time.sleep(0.002)  # the worker comes to rest, and is the one that takes the next
+                pool.embed([" ".join(dice.choices(["one", "two"], k=40)) for _ in range(25)], m.wide)
+                time.sleep(0.002)  # little beside its work; it comes to rest, and is the one that takes the next
                 row = pool.registry.entries()[0]
                 if not predictive and row["workers"] == 1:
                     break
