@@ -7,7 +7,7 @@
 
 /* Rows of a panel's outputs that are rounded at a time: a multiple of every kernel's tile, so that none is cut, and few
  * enough for two tiles to stay in L1. */
-enum { ROWS = 96, WORDS = ROWS * MP_PANEL_N };
+enum { ROWS = 96, ROWS_Q8 = 48, WORDS = ROWS * MP_PANEL_N };
 
 static void round_bf16(const float *tile, int m0, int rows, int panel, const mp_acts *out) {
     _Alignas(64) uint16_t words[WORDS];
@@ -18,9 +18,9 @@ static void round_bf16(const float *tile, int m0, int rows, int panel, const mp_
 }
 
 static void round_q8(const float *tile, int m0, int rows, int panel, const mp_acts *out) {
-    int8_t q[WORDS];
-    float scale[ROWS];
-    int32_t sum[2 * ROWS];
+    int8_t q[ROWS_Q8 * MP_PANEL_N];
+    float scale[ROWS_Q8];
+    int32_t sum[2 * ROWS_Q8];
     const int blocks = out->K / MP_PANEL_N;
     mp_kernels_get()->acts_q8(tile, rows * MP_PANEL_N, q, scale, sum);
     for (int r = 0; r < rows; r++) {
@@ -46,9 +46,10 @@ void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int 
         return;
     }
     _Alignas(64) float tiles[2][WORDS];
+    const int most = out->kind == MP_A_Q8 ? ROWS_Q8 : ROWS;
     for (int p = panel0; p < panel1; p++)
         for (int m = m0, rows; m < m1; m += rows) {
-            rows = m1 - m < ROWS ? m1 - m : ROWS;
+            rows = m1 - m < most ? m1 - m : most;
             for (int i = 0; i < count; i++) { /* kernels count rows and columns from those of the whole */
                 const mp_epilogue ep = {.bias = parts[i].bias, .act = count == 1 ? act : MP_ACT_NONE};
                 mp_gemm(parts[i].w, parts[i].x, m, m + rows, p, p + 1, &ep, tiles[i] - ((int64_t)m + p) * MP_PANEL_N,
