@@ -338,11 +338,8 @@ static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const l
     int64_t hidden = model->hidden, row0, row1;
     float *x = pass->x + view->first * hidden, *y = norm ? pass->normed : x;
     mp_epilogue end = {.residual = norm ? NULL : x, .ld_residual = hidden};
-    if (in)
-        mp_linear_forward(linear, lane, in, ld, M, pass->acts, view->base + view->at.acts, &view->unpacked, &end, y,
-                          hidden);
-    else
-        mp_linear_forward_prepared(linear, lane, M, pass->inner, &end, y, hidden);
+    mp_linear_forward(linear, lane, in, ld, M, in ? pass->acts : pass->inner, view->base + view->at.acts,
+                      &view->unpacked, &end, y, hidden);
     mp_lane_sync(lane);
     if (!norm)
         return;

@@ -205,10 +205,7 @@ static void add_output(const pass *p, const mp_linear *layer, const mp_norm *aft
     const mp_epilogue *ep = norm ? &plain : &residual;
     float *y = norm ? p->qkv : p->x;
     const int64_t ldy = norm ? wide(p->model) : n;
-    if (x)
-        mp_linear_forward(layer, p->lane, x, ldx, p->M, p->acts, NULL, NULL, ep, y, ldy);
-    else
-        mp_linear_forward_prepared(layer, p->lane, p->M, p->inner, ep, y, ldy);
+    mp_linear_forward(layer, p->lane, x, ldx, p->M, x ? p->acts : p->inner, NULL, NULL, ep, y, ldy);
     mp_lane_sync(p->lane);
     if (!norm)
         return;

@@ -232,10 +232,7 @@ static void add_linear(const work *w, const mp_linear *linear, const float *scal
     mp_epilogue plain = {0}, residual = {.residual = x, .ld_residual = n};
     int64_t first, end;
     const mp_epilogue *ep = scale ? &plain : &residual;
-    if (in)
-        mp_linear_forward(linear, w->lane, in, ld_in, (int)(row1 - row0), w->acts, NULL, NULL, ep, out, n);
-    else
-        mp_linear_forward_prepared(linear, w->lane, (int)(row1 - row0), w->inner, ep, out, n);
+    mp_linear_forward(linear, w->lane, in, ld_in, (int)(row1 - row0), in ? w->acts : w->inner, NULL, NULL, ep, out, n);
     if (!scale)
         return;
     mp_lane_sync(w->lane);

@@ -472,13 +472,13 @@ static void multiply(const mp_linear *linear, const mp_lane *lane, const mp_acts
 void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
                        void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
                        int64_t ldy) {
-    bool alone = private_scratch && M <= MP_PRIVATE_ROWS;
-    int64_t row0 = 0, row1 = M;
+    const bool alone = x && private_scratch && M <= MP_PRIVATE_ROWS;
+    int64_t row0 = 0, row1 = x ? M : 0;
     if (!alone)
-        mp_lane_split(lane, M, 1, &row0, &row1);
+        mp_lane_split(lane, row1, 1, &row0, &row1);
     mp_acts acts[MP_LINEAR_PARTS];
     bool shared = prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
-    if (shared && !alone)
+    if (x && shared && !alone)
         mp_lane_sync(lane);
     multiply(linear, lane, acts, M, unpacked, ep, y, ldy);
 }
@@ -505,11 +505,4 @@ void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lan
                                   .x = &acts[i],
                                   .bias = linear->bias ? linear->bias + linear->column[i] : NULL};
     mp_gemm_acts(parts, linear->parts, act, 0, M, (int)panel0, (int)panel1, &out);
-}
-
-void mp_linear_forward_prepared(const mp_linear *linear, const mp_lane *lane, int M, void *scratch,
-                                const mp_epilogue *ep, float *y, int64_t ldy) {
-    mp_acts acts;
-    mp_acts_init(&acts, (mp_akind)linear->acts[0], M, linear->K, scratch);
-    multiply(linear, lane, &acts, M, NULL, ep, y, ldy);
 }

@@ -81,6 +81,7 @@ size_t mp_linear_scratch(const mp_linear *linear, int M);
  * All lanes of the region call it with the same arguments; each computes a contiguous range of outputs. Begins with x
  * complete (after a barrier) and ends WITHOUT a barrier. There is one barrier inside, except when nothing is shared to
  * prepare or M <= MP_PRIVATE_ROWS and private_scratch is given, where each lane prepares all rows by itself.
+ * x NULL: of the activations that mp_linear_into has left in scratch, after a barrier; none inside.
  * unpacked: the lane's, needed while the layer has stored parts with panels left; else NULL. */
 enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
@@ -94,8 +95,5 @@ void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lan
                     int M, void *scratch, mp_act act, void *next_scratch);
 /* Whether it can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
-/* mp_linear_forward of activations that mp_linear_into has prepared, after a barrier. */
-void mp_linear_forward_prepared(const mp_linear *linear, const mp_lane *lane, int M, void *scratch,
-                                const mp_epilogue *ep, float *y, int64_t ldy);
 
 #endif
