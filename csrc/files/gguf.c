@@ -446,6 +446,8 @@ static mp_status parse(const uint8_t *data, uint64_t size, const char *name, int
 
 static mp_status set_architecture(mp_spec *spec, mp_error *error) {
     const char *architecture;
+    if (!mp_spec_find(spec, "general.architecture"))
+        return MP_OK;
     MP_TRY(mp_spec_string(spec, "general.architecture", NULL, &architecture, error));
     return mp_spec_set_architecture(spec, architecture, error);
 }

@@ -21,7 +21,8 @@ enum { /* caps; beyond them the answer is LIMIT, naming the cap */
     MP_GGUF_MAX_HEADER = 64 << 20   /* bytes before the tensors' data */
 };
 
-/* A new, unfrozen spec with files, values (all keys, tokenizer included), tensors and architecture. */
+/* A new, unfrozen spec with files, values (all keys, tokenizer included), tensors and architecture, which stays unset
+ * where a file has none: stable-diffusion.cpp writes such files. */
 mp_status mp_gguf_read(const char *path, mp_spec **spec, mp_error *error);
 /* The same over bytes in memory, for fuzzing and tests: one file of `size` bytes called `name`; split files are
  * refused. */

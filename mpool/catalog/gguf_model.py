@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError, Unsupported
-from . import architectures, scoring
+from . import architectures, pipeline_names, scoring
 from .families import ROWS, Architecture
 from .families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
 from .fields import Fields, describe
@@ -112,7 +112,9 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
     """
     path = os.path.abspath(path)
     raw, tensors, files = _read_gguf(path)
-    if raw.get("general.architecture") in ("flux", "sd3"):
+    architecture = raw.get("general.architecture")
+    if architecture in ("flux", "sd3") or architecture is None and pipeline_names.published(
+            entry.name for entry in tensors):
         from .pipelines import describe_with_gguf
 
         return describe_with_gguf(path, tensors, files, key=key, ref=ref)

@@ -49,7 +49,7 @@ _READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", 
 _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
     "data_format": ("channels_first",), "input_data_format": (None,), "return_tensors": None, "device": None,
-    "disable_grouping": None, "default_to_square": None, "pad_size": (None,),
+    "aspect_ratio_setting": ("anyres",), "disable_grouping": None, "default_to_square": None, "pad_size": (None,),
     "size_divisor": (None,), "reducing_gap": (None,), "image_seq_length": None, "use_fast": None,
 }
 

@@ -7,12 +7,22 @@ other in every storage type, a part is an entry of its own with its own offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import FormatError
 from .json_strict import shorten
 from .spec import TensorEntry
+
+#: What may stand before the published names of a transformer's tensors.
+PREFIX = "model.diffusion_model."
+_FIRST = ("double_blocks.0.img_attn.qkv.weight", "joint_blocks.0.x_block.attn.qkv.weight")
+
+
+def published(names: Iterable[str]) -> bool:
+    """Whether tensors of these names are a transformer's as its authors publish it: files that stable-diffusion.cpp
+    writes do not name their architecture."""
+    return any(name.removeprefix(PREFIX) in _FIRST for name in names)
 
 
 @dataclass(frozen=True)

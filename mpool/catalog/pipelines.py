@@ -239,8 +239,7 @@ class _Parts:
             self.add(pipeline_names.transformer(size, False), self.weights(inside, "diffusion"))
         else:
             path, entries, files = gguf
-            prefix = "model.diffusion_model."
-            tensors = {entry.name.removeprefix(prefix): entry for entry in entries}
+            tensors = {entry.name.removeprefix(pipeline_names.PREFIX): entry for entry in entries}
             self._fresh = list(files)
             self.add(pipeline_names.transformer(size, True), tensors)
         return size, 128 if flux else config.int("sample_size", 128, low=1, high=4096)

@@ -85,6 +85,7 @@ def _text_of(config: Fields, **defaults: Any) -> Fields:
     if kind not in _TEXT_DEFAULTS:
         section.fail("model_type", describe(kind), ", ".join(sorted(_TEXT_DEFAULTS)))
     values = {**_TEXT_DEFAULTS[kind], **defaults, "model_type": kind, **section.values}
+    values.pop("architectures", None)  # may be a class of the authors' own, as SmolVLM's VLlama3ForCausalLM
     values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
         or config.bool("tie_word_embeddings", False)
     for name in ("eos_token_id", "bos_token_id"):

@@ -295,15 +295,18 @@ def write_t5_gguf(model: Any, path: Path, quantisation: str = "F32") -> dict[str
     return values
 
 
-def write_gguf(pipeline: Any, path: Path, quantisation: str = "F32") -> dict[str, Any]:
+def write_gguf(pipeline: Any, path: Path, quantisation: str = "F32", named: bool = True) -> dict[str, Any]:
     """The transformer as a GGUF file, and the values that are in it by their published names. Matrices whose rows are
-    no whole blocks stay in float32, as converters leave them."""
+    no whole blocks stay in float32, as converters leave them. ``named``: the file says what architecture it is, as
+    those of stable-diffusion.cpp do not."""
     import gguf
 
     flux = "Flux" in type(pipeline).__name__
     state = pipeline.transformer.state_dict()
     tensors = published_flux(state) if flux else published_sd3(state)
     writer = gguf.GGUFWriter(path, "flux" if flux else "sd3")
+    if not named:
+        writer.kv_data[0].clear()
     kind = gguf.GGMLQuantizationType[quantisation]
     values = {}
     for name, tensor in tensors.items():

@@ -143,14 +143,16 @@ def test_default_schedules(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 def test_gguf_is_the_same_transformer(tmp_path: Path, family: str) -> None:
-    """The published names, with queries, keys and values in one, to the bit; beside the folder, or instead of it."""
+    """The published names, with queries, keys and values in one, to the bit; beside the folder, or instead of it; in
+    a file that does not name its architecture."""
     pipeline = getattr(pipelinemodels, family)(tmp_path)
     folder = ours(tmp_path, 64, 40)
     pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf")
     named = ours(tmp_path / "transformer-F32.gguf", 64, 40)
     (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     beside = ours(tmp_path, 64, 40)
-    for got in (named, beside):
+    pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf", named=False)
+    for got in (named, beside, ours(tmp_path / "transformer-F32.gguf", 64, 40)):
         assert np.array_equal(got["history"], folder["history"]) and np.array_equal(got["picture"], folder["picture"])
 
 

@@ -3,19 +3,27 @@ between those without, softened scores and logits (2), head norms and a second r
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import cast
+from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, finish, read_common, set_window, text_row, window_pattern
+from .llama import HARMLESS, decoder, finish, read_common, set_window, text_row, window_pattern
 from .rows import Architecture, Config, Tensor, layer
+
+log = logging.getLogger("mpool.catalog")
 
 #: Every so manyth layer looks at everything.
 _PATTERNS = {"gemma2": 2, "gemma3": 6}
 #: Layers of the largest model of each, whose scores are scaled by the width a head, not by the head's size.
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 _ACT = "hidden_activation"
+#: What the ``text_config`` of a Gemma 3 that also sees images leaves out, from transformers' Gemma3TextConfig.
+_TEXT_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+    "sliding_window": 4096}
 
 
 def _tensors(head_norms: bool) -> tuple[Tensor, ...]:
@@ -36,7 +44,11 @@ def _common(kv: dict[str, Value], a: str) -> None:
 
 def _read(config: Fields, row: Architecture) -> Config:
     third = row.name == "gemma3"
-    pattern = config.int("sliding_window_pattern", _PATTERNS[row.name], low=1)
+    if config.get("model_type") == "gemma3":
+        log.info("%s: of a model that sees images; mpool takes its texts", config.file)
+        config = _text_of(config)
+    pattern = config.int("sliding_window_pattern",
+                         config.int("_sliding_window_pattern", _PATTERNS[row.name], low=1), low=1)
     kv, used = read_common(config, row, act=_ACT, pattern=pattern, theta=1e6 if third else 1e4)
     if third:
         kv.setdefault("mpool.rope_local_base", 10000.0)
@@ -50,7 +62,16 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv["mpool.norm_offset"] = 1.0
     _common(kv, row.name)
     return finish(config, kv, used | {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
-                                      "sliding_window_pattern", "rope_local_base_freq", "hidden_act"}, tied=True)
+                                      "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq",
+                                      "hidden_act"}, tied=True)
+
+
+def _text_of(config: Fields) -> Fields:
+    """The decoder of a joint configuration, with the defaults of its class."""
+    given = {name: value for name, value in config.section("text_config").values.items() if value is not None}
+    tied = config.get("tie_word_embeddings")
+    return Fields({**_TEXT_DEFAULTS, **({} if tied is None else {"tie_word_embeddings": tied}), **given},
+                  file=config.file, at=config.name("text_config"))
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
@@ -76,6 +97,8 @@ _HANDLED = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
 ROWS = (
     text_row("gemma2", ("Gemma2ForCausalLM",), _tensors(False), read=_read, complete=_complete, handled=_HANDLED,
              activation="gelu_tanh"),
-    text_row("gemma3", ("Gemma3ForCausalLM",), _tensors(True), read=_read, complete=_complete, handled=_HANDLED,
-             activation="gelu_tanh", model_types=("gemma3_text",)),
+    text_row("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _tensors(True), read=_read,
+             complete=_complete, handled=_HANDLED, activation="gelu_tanh", model_types=("gemma3_text", "gemma3"),
+             prefixes=("language_model.model.", "model.language_model.", "model."),
+             harmless=(*HARMLESS, r"(model\.)?(vision_tower|multi_modal_projector)\..*")),
 )

@@ -35,6 +35,6 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 ROWS = (
-    text_row("phi3", ("Phi3ForCausalLM",), _TENSORS, complete=_complete, partial_rope=True,
+    text_row("phi3", ("Phi3ForCausalLM",), _TENSORS, complete=_complete, partial_rope=True, remote=True,
              handled=frozenset({"rope.scaling.attn_factor"})),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..fields import Fields
 from ..spec import Value
 from .llama import decoder, finish, read_common, text_row
-from .reading import MAX_WIDTH, unsupported
+from .reading import MAX_WIDTH, refuse, unsupported
 from .rows import Architecture, Config
 
 
@@ -23,9 +23,10 @@ def _read(config: Fields, row: Architecture) -> Config:
         unsupported(config, "decoder_sparse_step", "1, experts in all layers")
     if config.list("mlp_only_layers", []):
         unsupported(config, "mlp_only_layers", "experts in all layers")
+    refuse(config, {"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)})
     return finish(config, kv, used | {"num_experts", "num_local_experts", "num_experts_per_tok",
                                       "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step",
-                                      "mlp_only_layers", "output_router_logits", "router_aux_loss_coef"})
+                                      "mlp_only_layers", "use_qk_norm", "output_router_logits", "router_aux_loss_coef"})
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:

@@ -55,8 +55,9 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "is_decoder": (False,), "is_encoder_decoder": (False,), "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,), "tie_encoder_decoder": (False,), "pruned_heads": ({},), "adapters": ({},),
     "position_embedding_type": ("absolute",), "relative_attention": (False,), "embedding_size": (),
-    "attention_bias": (False,), "mlp_bias": (False,), "qkv_bias": (), "rope_interleaved": (False,),
-    "partial_rotary_factor": (1,), "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,),
+    "attention_bias": (False,), "mlp_bias": (False,), "qkv_bias": (False,), "lm_head_bias": (False,),
+    "rope_interleaved": (False,), "partial_rotary_factor": (1,), "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
     "clip_qkv": (None,), "use_qk_norm": (False,), "qk_layernorm": (False,), "attention_multiplier": (),
     "embedding_multiplier": (1,), "residual_multiplier": (1,), "logits_scaling": (1,), "logit_scale": (1,),
     "num_experts": (0, 1), "num_local_experts": (0, 1), "n_routed_experts": (0,), "no_rope_layers": ([],),
@@ -88,8 +89,9 @@ def check_neutral(config: Fields, used: set[str]) -> None:
 
 
 def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...]) -> str:
-    name = config.str(key, default)
-    found = ACTIVATIONS.get(name)
+    """The name here of the activation under ``key``; ``default``: where there is none, under either name."""
+    name = config.str(key, None)
+    found = ACTIVATIONS.get(default, default) if name is None else ACTIVATIONS.get(name)
     if found is None or found not in allowed:
         config.fail(key, describe(name), ", ".join(n for n, here in ACTIVATIONS.items() if here in allowed))
     return found

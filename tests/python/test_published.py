@@ -1,0 +1,116 @@
+"""Folders as their authors publish them, where they differ from what transformers saves today: keys of other classes or
+versions, code of their own, the older names of tensors. Small and seeded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.catalog.hf_folder import describe_folder
+from mpool.catalog.spec import ModelDescription
+
+import paritymodels
+import visionmodels
+from corelib import logits
+from paritymodels import randomise, torch, transformers, write_tokenizer
+
+
+def described(folder: Path) -> ModelDescription:
+    return describe_folder(str(folder), key="k", ref="r")
+
+
+def edit(path: Path, changes: dict[str, Any]) -> None:
+    """Sets keys of a JSON file, those of sections too; ``...`` takes one out."""
+    found = json.loads(path.read_text())
+    for name, value in changes.items():
+        *sections, name = name.split("/")
+        at = found
+        for section in sections:
+            at = at[section]
+        if value is ...:
+            at.pop(name)
+        else:
+            at[name] = value
+    path.write_text(json.dumps(found))
+
+
+#: A published model -> the family that it is of, and keys of its config.json that transformers does not write.
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Phi-3-mini-4k": ("phi3", {"auto_map": {"AutoConfig": "configuration_phi3.Phi3Config",
+                                            "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+                               "embd_pdrop": 0.0, "rope_scaling": None}),
+    "Phi-4-mini": ("phi3_partial", {"auto_map": {"AutoTokenizer": "Xenova/gpt-4o"}, "full_attn_mod": 1,
+                                    "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}),
+    "Qwen3-Coder-30B-A3B": ("qwen3moe", {"qkv_bias": False, "use_qk_norm": True,
+                                         "shared_expert_intermediate_size": 0}),
+    "gemma-2": ("gemma2", {"hidden_activation": ..., "hidden_act": "gelu_pytorch_tanh",
+                           "cache_implementation": "hybrid"}),
+    "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_keys_of_decoders(tmp_path: Path, name: str) -> None:
+    """The model is the one that is in the folder without them."""
+    family, changes = DECODERS[name]
+    paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2)).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, 96)
+    before = described(tmp_path)
+    edit(tmp_path / "config.json", changes)
+    after = described(tmp_path)
+    assert after.spec == before.spec and after.generation == before.generation
+
+
+#: The same of models that read images, in a file of the folder.
+VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "SmolVLM2": ("smolvlm", "config.json", {
+        "text_config/architectures": ["VLlama3ForCausalLM"], "text_config/use_resampler": False,
+        "text_config/perceiver_config": {"model_type": "vllama3"}, "vision_config/size": {"longest_edge": 2048},
+        "vision_config/max_image_size": {"longest_edge": 32}, "vision_config/use_base_siglip": True}),
+    "llava-v1.6-mistral-7b": ("llava_next", "preprocessor_config.json", {"aspect_ratio_setting": "anyres"}),
+}
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_keys_of_models_that_see(tmp_path: Path, name: str) -> None:
+    family, file, changes = VISION[name]
+    visionmodels.save(visionmodels.make(family), family, tmp_path)
+    before = described(tmp_path)
+    edit(tmp_path / file, changes)
+    after = described(tmp_path)
+    assert after.spec == before.spec and after.vision == before.vision
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_the_decoder_of_a_gemma_3_that_sees(tmp_path: Path, older: bool) -> None:
+    """gemma-3-4b and larger: the decoder says what differs from its class's defaults, tensors have older or newer
+    names, and the image network stays unread."""
+    text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "sliding_window": 30,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 1,
+              "num_attention_heads": 3, "image_size": 32, "patch_size": 8, "vision_use_head": False}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 90, "eoi_token_index": 91,
+              "eos_token_id": [1, 7], "image_token_index": 92, "mm_tokens_per_image": 4, "model_type": "gemma3",
+              "text_config": text, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = transformers.Gemma3ForConditionalGeneration(transformers.AutoConfig.from_pretrained(tmp_path)).eval()
+    randomise(model, 5)
+    model.tie_weights()
+    model.save_pretrained(tmp_path, save_original_format=older)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_tokenizer(tmp_path, 96)
+    tokens = np.random.default_rng(6).integers(0, 90, 101)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens[None])).logits[0].numpy()
+    with mpool.Pool() as pool:
+        assert np.abs(logits(pool, str(tmp_path), tokens, "float32") - expected).max() <= 1e-4
+    found = described(tmp_path)
+    assert found.generation is not None and found.generation.eog_token_ids == (1, 7)
+    assert found.spec.architecture == "gemma3" and found.spec.kv["gemma3.context_length"] == 131072
