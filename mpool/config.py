@@ -84,7 +84,8 @@ class PoolConfig:
             RecvError.
             Linux. :func:`mpool.load` and :func:`mpool.register` may say otherwise for a model.
         process_memory: bytes that such a process may use for caches, scratch and calls; 0: four times what a worker in
-            a thread starts with. It is set aside from ``memory_bytes`` while the process lives.
+            a thread starts with, for models that read images beside what one image takes. It is set aside from
+            ``memory_bytes`` while the process lives.
         fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.

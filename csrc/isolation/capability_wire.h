@@ -1,5 +1,6 @@
 /* capability_wire.h: how calls of a capability go to a worker process and their results come back: one row of functions
- * a capability, in wire_<capability>.c. A capability without a row is UNSUPPORTED there.
+ * a capability, in wire_<capability>.c; that of vision beside the texts'. A capability without a row is UNSUPPORTED
+ * there.
  *
  * The parent believes no result: everything is checked against the call before a caller can see any of it. */
 #ifndef MP_ISOLATION_CAPABILITY_WIRE_H
@@ -9,6 +10,8 @@
 #include "models/engine.h"
 
 typedef struct mp_call_wire {
+    bool amount_may_be_0; /* a step may compute what is none of a call's units */
+
     /* --- in the parent --- */
     /* What a worker process cannot do: UNSUPPORTED. */
     mp_status (*check)(const mp_call *call, mp_error *error);
@@ -37,7 +40,7 @@ typedef struct mp_call_wire {
 /* NULL when there is none. */
 const mp_call_wire *mp_call_wire_of(mp_capability capability);
 
-extern const mp_call_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding,
+extern const mp_call_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding, mp_wire_vision,
     mp_wire_text_to_image;
 
 #endif

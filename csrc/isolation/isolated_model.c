@@ -66,6 +66,8 @@ static uint64_t memory_of(const isolated_loader *loader) {
     loader->kind->footprint(loader->self, &model, &engine);
     if (model == 0) /* the weights are the engine's: a quarter more, for calls */
         return engine + engine / 4 + CALLS_BYTES;
+    if (loader->capability == MP_VISION) /* images are computed one at a time: more is for texts and calls only */
+        return engine + (TIMES_ENGINE - 1) * (uint64_t)CALLS_BYTES;
     return TIMES_ENGINE * engine;
 }
 

@@ -20,7 +20,8 @@ typedef struct mp_isolation_options { /* copied */
     /* What becomes a child: has to call mp_isolation_main (or _serve), with the descriptors of base/process.h. */
     const char *const *argv;
     const char *const *envp;
-    uint64_t memory_bytes; /* of a child's engine: caches, scratch, calls; 0 = four times an engine's footprint */
+    uint64_t memory_bytes; /* of a child's engine: caches, scratch, calls; 0 = four times an engine's footprint,
+                            * of what an image takes once */
     uint64_t start_ns;     /* until a child is ready; 0 = 20 s */
     uint64_t stall_ns;     /* without a sign of life; 0 = 20 s */
 } mp_isolation_options;

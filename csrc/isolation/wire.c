@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/alloc.h"
 #include "files/spec_build.h"
 
 /* --- out --- */
@@ -101,6 +102,14 @@ bool mp_get(mp_wire_in *in, void *data, size_t bytes) {
     if (bytes)
         memset(to, 0, bytes);
     return !in->failed;
+}
+
+void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok) {
+    void *data = in->failed ? NULL : mp_alloc_array((size_t)count + 1, size, MP_TAG_REQUEST);
+    *ok = *ok && data;
+    if (data)
+        mp_get(in, data, (size_t)count * size);
+    return data;
 }
 
 uint8_t mp_get_u8(mp_wire_in *in) {

@@ -37,6 +37,8 @@ typedef struct mp_wire_in {
 /* Wait for a message. False: the channel is broken. */
 bool mp_wire_receive(mp_wire_in *in, mp_channel *channel, bool spin);
 bool mp_get(mp_wire_in *in, void *data, size_t bytes);
+/* So many items in memory of their own, which the caller frees. NULL after a failure, and *ok is false. */
+void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok);
 uint8_t mp_get_u8(mp_wire_in *in);
 uint32_t mp_get_u32(mp_wire_in *in);
 int32_t mp_get_i32(mp_wire_in *in);

@@ -1,4 +1,4 @@
-/* wire_text_to_text.c: see capability_wire.h.
+/* wire_text_to_text.c: see capability_wire.h; also of calls with images.
  *
  * Of an answer that is not over, text is sent as far as its last token goes (byte_end), also what is not decided yet:
  * so a process that is given the tokens so far can go on, and what was held back is there when the call is
@@ -7,6 +7,7 @@
 
 #include "files/spec_build.h"
 #include "isolation/capability_wire.h"
+#include "isolation/wire_vision.h"
 
 typedef struct choice_note { /* of one answer: what has come, or was sent */
     uint32_t tokens, text, decided;
@@ -98,6 +99,9 @@ static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     mp_put(out, call->stop_ids, (size_t)call->n_stop_ids * sizeof *call->stop_ids);
     mp_put(out, call->bias_ids, (size_t)call->n_bias * sizeof *call->bias_ids);
     mp_put(out, call->bias, (size_t)call->n_bias * sizeof *call->bias);
+    mp_put_u8(out, call->base.capability == MP_VISION);
+    if (call->base.capability == MP_VISION)
+        mp_wire_put_images(out, &call->images);
     ((text_note *)note)->cursor = item->cursor;
     put_progress(out, call, note);
 }
@@ -110,14 +114,6 @@ typedef struct text_parts { /* of a call on its way in */
     const char *stop[MP_TEXT_MOST_STOPS];
 } text_parts;
 
-static void *take(mp_wire_in *in, int32_t count, size_t size, bool *ok) {
-    void *data = in->failed ? NULL : mp_alloc_array((size_t)count + 1, size, MP_TAG_REQUEST);
-    *ok = *ok && data;
-    if (data)
-        mp_get(in, data, (size_t)count * size);
-    return data;
-}
-
 static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     mp_text_args args = {0};
     text_parts parts = {0};
@@ -129,7 +125,7 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     args.n_stop_ids = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many stop ids");
     args.n_bias = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many biases");
     mp_get(in, &args.sampling, sizeof args.sampling);
-    parts.prompt = take(in, args.n_prompt, sizeof *parts.prompt, &ok);
+    parts.prompt = mp_get_array(in, args.n_prompt, sizeof *parts.prompt, &ok);
     mp_get(in, parts.stop_bytes, (size_t)args.n_stop * sizeof *parts.stop_bytes);
     parts.stop_text = ok ? mp_alloc(MP_TEXT_MOST_STOPS * MP_TEXT_MOST_STOP_BYTES, MP_TAG_REQUEST) : NULL;
     ok = ok && parts.stop_text;
@@ -141,9 +137,12 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
         parts.stop[i] = parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES;
         mp_get(in, parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES, (size_t)parts.stop_bytes[i]);
     }
-    parts.stop_ids = take(in, args.n_stop_ids, sizeof *parts.stop_ids, &ok);
-    parts.bias_ids = take(in, args.n_bias, sizeof *parts.bias_ids, &ok);
-    parts.bias = take(in, args.n_bias, sizeof *parts.bias, &ok);
+    parts.stop_ids = mp_get_array(in, args.n_stop_ids, sizeof *parts.stop_ids, &ok);
+    parts.bias_ids = mp_get_array(in, args.n_bias, sizeof *parts.bias_ids, &ok);
+    parts.bias = mp_get_array(in, args.n_bias, sizeof *parts.bias, &ok);
+    args.vision = mp_get_u8(in) != 0;
+    if (args.vision)
+        mp_wire_get_images(in, &args.images, &ok);
     args.prompt = parts.prompt;
     args.stop = parts.stop;
     args.stop_bytes = parts.stop_bytes;
@@ -160,6 +159,7 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     mp_free(parts.stop_ids);
     mp_free(parts.bias_ids);
     mp_free(parts.bias);
+    mp_wire_free_images(&args.images);
     return status;
 }
 
@@ -350,11 +350,13 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     return moved;
 }
 
-/* A call that was taken up reads prompt and answers again, a row a step where memory is short. */
+/* A call that was taken up reads prompt and answers again, a row a step where memory is short, and a part of an image;
+ * one image may be begun anew after another, whose caller was there first, was wanted. */
 static uint64_t text_most_idle(const mp_call *base) {
-    enum { SPARE = 16 };
+    enum { SPARE = 16, BEGUN = 2 };
     const mp_text_call *call = (const mp_text_call *)base;
-    return SPARE + (uint64_t)call->n_choices * ((uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens);
+    return SPARE + (uint64_t)call->n_choices * ((uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens) +
+           BEGUN * call->images.most_parts;
 }
 
 static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t now_ns) {
@@ -393,16 +395,11 @@ static void text_close(mp_item *item) {
     }
 }
 
-const mp_call_wire mp_wire_text_to_text = {
-    .check = text_check,
-    .note_bytes = text_bytes,
-    .put_call = text_put_call,
-    .get_results = text_get_results,
-    .most_idle = text_most_idle,
-    .publish = text_publish,
-    .close = text_close,
-    .get_call = text_get_call,
-    .record_bytes = text_bytes,
-    .go_on = text_go_on,
-    .put_results = text_put_results,
-};
+#define TEXT_FUNCTIONS                                                                                                 \
+    .check = text_check, .note_bytes = text_bytes, .put_call = text_put_call, .get_results = text_get_results,         \
+    .most_idle = text_most_idle, .publish = text_publish, .close = text_close, .get_call = text_get_call,              \
+    .record_bytes = text_bytes, .go_on = text_go_on, .put_results = text_put_results
+
+const mp_call_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
+/* A step may compute of an image alone. */
+const mp_call_wire mp_wire_vision = {.amount_may_be_0 = true, TEXT_FUNCTIONS};

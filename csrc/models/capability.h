@@ -175,6 +175,7 @@ typedef struct mp_text_images {
     uint8_t *run_keys;  /* [n_runs, MP_IMAGE_KEY] hashes of its tiles and its sources */
     int32_t *sources;   /* [rows of all runs] which row of its image's tiles stands there, -1 = the newline; NULL: one
                          * after the other */
+    uint64_t most_parts; /* that all tiles are computed in; filled by the engine's check before it is queued */
 } mp_text_images;
 
 /* Which tokens may come next in one answer, by a grammar that lives outside the core: a bit an id, 1 = it may; ids

@@ -41,8 +41,8 @@ void mp_vision_destroy(mp_vision *vision);
 
 /* Rows that a tile of so many pixels becomes; 0 when the network does not take that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
-/* Whether a call's images fit the model and its prompt; its placeholders are those of its runs. */
-mp_status mp_vision_check(const mp_vision *vision, const mp_text_call *call, mp_error *error);
+/* Whether a call's images fit the model and its prompt; its placeholders are those of its runs. Sets most_parts. */
+mp_status mp_vision_check(const mp_vision *vision, mp_text_call *call, mp_error *error);
 
 /* ---- the store of an engine (vision_store.c); the worker's thread only ------------------------------------------- */
 

@@ -88,8 +88,43 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
     return mp_decoder_load(&decoder, model, error);
 }
 
+/* Bytes that the cache of a decoder has for a row. */
+static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
+    uint64_t values = 0;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        const char *part = strncmp(entry->name, "blk.", 4) == 0 ? strstr(entry->name, ".attn_") : NULL;
+        if (part && (strcmp(part, ".attn_k.weight") == 0 || strcmp(part, ".attn_v.weight") == 0))
+            values += (uint64_t)entry->shape[0];
+    }
+    return values * (compute == MP_COMPUTE_F32 ? sizeof(float) : sizeof(int16_t));
+}
+
+/* What an engine needs for one image, the largest where they have any size: the state of the network, what a part is
+ * computed in, the rows that come of it, and room for them in the cache. */
+static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
+    const uint64_t part_bytes = 16 << 20;
+    const char *name;
+    int64_t side, patch, hidden, merge, width, one = 1;
+    mp_error error;
+    if (mp_spec_string(spec, "mpool.vision.tower", mp_spec_architecture(spec), &name, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.vision.image_size", 1, MP_IMAGE_MOST_SIDE, NULL, &side, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.vision.patch_size", 1, side, NULL, &patch, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.vision.embedding_length", 1, INT32_MAX, NULL, &hidden, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &width, &error) != MP_OK ||
+        mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK)
+        return part_bytes; /* refused when it is loaded */
+    const mp_arch *arch = mp_arch_find(name);
+    const bool any_size = arch && (arch->flags & MP_ARCH_ANY_SIZE);
+    const uint64_t patches = any_size ? MP_VISION_MOST_PATCHES : (uint64_t)(side / patch * (side / patch));
+    const uint64_t state = 5 * mp_arena_cost((patches + 1) * (uint64_t)hidden * sizeof(float));
+    const uint64_t row = (uint64_t)width * sizeof(float) + cache_bytes(spec, compute);
+    return state + part_bytes + (patches / (uint64_t)(merge * merge) + 1) * row;
+}
+
 void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     mp_decoder_footprint(spec, compute, model_bytes, engine_bytes);
+    *engine_bytes += image_bytes(spec, compute);
     for (int i = 0; i < mp_spec_tensor_count(spec); i++)
         if (mp_vit_owns(mp_spec_tensor_at(spec, i)->name))
             *model_bytes += mp_vit_tensor_bytes(mp_spec_tensor_at(spec, i), compute);
@@ -138,9 +173,21 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     return MP_OK;
 }
 
-mp_status mp_vision_check(const mp_vision *vision, const mp_text_call *call, mp_error *error) {
-    const mp_text_images *images = &call->images;
+static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images) {
+    const mp_vit *tower = &vision->tower;
+    uint64_t parts = 0;
+    for (int32_t t = 0; t < images->n_tiles; t++) {
+        const int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
+        parts += mp_vit_image_parts(tower, height / tower->patch, width / tower->patch) +
+                 (uint64_t)(mp_vision_rows(vision, height, width) / tower->grain + 1);
+    }
+    return parts;
+}
+
+mp_status mp_vision_check(const mp_vision *vision, mp_text_call *call, mp_error *error) {
+    mp_text_images *images = &call->images;
     MP_TRY(check_tiles(vision, images, error));
+    images->most_parts = most_parts(vision, images);
     const bool known = vision->image_token >= 0;
     int64_t placeholders = 0, rows = 0;
     for (int32_t i = 0; i < call->n_prompt; i++)

@@ -119,6 +119,8 @@ uint64_t mp_vit_after_ops(const mp_vit *model);
 uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T);
 /* Those of an image from its pixels to the last layer: quadratic in its rows where they see each other. */
 uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across);
+/* How many parts that can be at most, whatever was learnt. */
+uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across);
 /* As time, and what a part may have, which is to take about 10 ms. */
 uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops);
 uint64_t mp_vit_part_ops(const mp_vit *model);

@@ -38,6 +38,22 @@ uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across) {
     return ops;
 }
 
+/* Each has a grain of rows, or as many in one head, at least, but for the last of what it is a part of. */
+uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across) {
+    const uint64_t grain = (uint64_t)model->grain, heads = (uint64_t)model->heads;
+    const uint64_t rows = (uint64_t)mp_vit_rows(model, down, across), grains = (rows + grain - 1) / grain;
+    const int32_t side = model->window * model->cell;
+    uint64_t parts = grains;
+    for (int l = 0; l < model->layer_count; l++) {
+        uint64_t pieces = grains;
+        if (model->layers[l].windowed)
+            pieces = (uint64_t)((down + side - 1) / side) * (uint64_t)((across + side - 1) / side) *
+                     (((uint64_t)side * (uint64_t)side + grain - 1) / grain);
+        parts += 2 * grains + heads * pieces;
+    }
+    return parts;
+}
+
 uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops) {
     return ops / 1000 * atomic_load_explicit(&model->mega_ns, memory_order_relaxed) / 1000 + 1;
 }

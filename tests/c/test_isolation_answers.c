@@ -252,6 +252,7 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
     }
     MP_CHECK(mp_call_wire_of(MP_TEXT_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_TEXT));
     MP_CHECK(mp_call_wire_of(MP_IMAGE_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_IMAGE));
+    MP_CHECK(mp_call_wire_of(MP_VISION));
 }
 
 /* ---- lies that are well formed ----------------------------------------------------------------------------------- */

@@ -4,174 +4,8 @@
  * waits for an image. */
 #include <stdatomic.h>
 
-#include "model_fixture.h"
 #include "models/decoder_engine.h"
-
-enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDEN = 24, FFN = 40, TOWER = 3, MOST = 3,
-       ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
-
-static int tile_rows = ROWS; /* rows that a tile becomes */
-static bool halves;          /* the first matrix of an axial network stands in two, as in GGUF files */
-
-static void set_string(mp_spec *spec, const char *key, const char *text) {
-    mp_error error;
-    mp_value v = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(text), .as.string = text};
-    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
-}
-
-static void add_tower(tiny_file *file) {
-    char name[64];
-    mp_spec *spec = file->spec;
-    set_string(spec, "mpool.vision.decoder", "llama");
-    set_string(spec, "mpool.vision.tower", "clip");
-    tiny_int(spec, "mpool.vision.image_token_id", MARK);
-    const struct {
-        const char *key;
-        int value;
-    } numbers[] = {{"block_count", TOWER},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
-                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", SIDE}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        snprintf(name, sizeof name, "llava.vision.%s", numbers[i].key);
-        tiny_int(spec, name, numbers[i].value);
-    }
-    tiny_float(spec, "llava.vision.attention.layer_norm_epsilon", 1e-5);
-    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
-    tiny_tensor(file, "v.class_embd", MP_F32, 1, HIDDEN, 1, 0);
-    tiny_tensor(file, "v.position_embd.weight", MP_F32, ROWS + 1, HIDDEN, 1, 0);
-    tiny_tensor(file, "v.pre_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
-    tiny_tensor(file, "v.pre_ln.bias", MP_F32, 1, HIDDEN, 0.3f, 0);
-    const struct {
-        const char *name;
-        int rows, columns;
-    } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
-                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_up", FFN, HIDDEN},    {"ffn_down", HIDDEN, FFN}};
-    for (int l = 0; l < TOWER; l++) {
-        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
-            snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
-            tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
-            snprintf(name, sizeof name, "v.blk.%d.%s.bias", l, matrices[m].name);
-            tiny_tensor(file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
-        }
-        for (int n = 1; n <= 2; n++) {
-            snprintf(name, sizeof name, "v.blk.%d.ln%d.weight", l, n);
-            tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 1);
-            snprintf(name, sizeof name, "v.blk.%d.ln%d.bias", l, n);
-            tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 0);
-        }
-    }
-    tiny_tensor(file, "mm.0.weight", MP_F32, TINY_HIDDEN, HIDDEN, 0.3f, 0);
-    tiny_tensor(file, "mm.0.bias", MP_F32, 1, TINY_HIDDEN, 0.3f, 0);
-    tiny_tensor(file, "mm.2.weight", MP_F32, TINY_HIDDEN, TINY_HIDDEN, 0.2f, 0);
-    tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
-}
-
-/* An axial network with windows over 2 by 2 merged patches, and three positions in the decoder. */
-static void add_axial(tiny_file *file) {
-    enum { MERGE = 2, PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
-    char name[64];
-    mp_spec *spec = file->spec;
-    int64_t sections[3] = {1, 2, PAIRS - 3}, windowed[TOWER] = {1, 0, 1};
-    mp_error error;
-    mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
-    set_string(spec, "mpool.vision.decoder", "llama");
-    tiny_int(spec, "mpool.vision.image_token_id", MARK);
-    tiny_int(spec, "mpool.vision.merge", MERGE);
-    MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.norm", &yes, &error), &error);
-    MP_CHECK_OK(mp_spec_set(spec, "mpool.image.gated", &yes, &error), &error);
-    tiny_int(spec, "mpool.image.frames", 2);
-    tiny_int(spec, "mpool.image.window", 1);
-    tiny_ints(spec, "mpool.image.window_layers", windowed, TOWER);
-    tiny_ints(spec, "mpool.rope_sections", sections, 3);
-    const struct {
-        const char *key;
-        int value;
-    } numbers[] = {{"block_count", TOWER},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
-                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", 4 * SIDE}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        snprintf(name, sizeof name, "qwen2_5_vl.vision.%s", numbers[i].key);
-        tiny_int(spec, name, numbers[i].value);
-    }
-    tiny_float(spec, "qwen2_5_vl.vision.attention.layer_norm_epsilon", 1e-6);
-    tiny_tensor(file, "v.patch_embd.weight", MP_F32, HIDDEN, (halves ? 1 : 2) * 3 * PATCH * PATCH, 0.2f, 0);
-    if (halves)
-        tiny_tensor(file, "v.patch_embd.weight.1", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
-    tiny_tensor(file, "v.post_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
-    const struct {
-        const char *name;
-        int rows, columns;
-    } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
-                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_gate", FFN, HIDDEN},  {"ffn_up", FFN, HIDDEN},
-                    {"ffn_down", HIDDEN, FFN}};
-    for (int l = 0; l < TOWER; l++) {
-        for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
-            snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
-            tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
-        }
-        for (int n = 1; n <= 2; n++) {
-            snprintf(name, sizeof name, "v.blk.%d.ln%d.weight", l, n);
-            tiny_tensor(file, name, MP_F32, 1, HIDDEN, 0.3f, 1);
-        }
-    }
-    tiny_tensor(file, "mm.0.weight", MP_F32, 2 * HIDDEN, HIDDEN * MERGE * MERGE, 0.2f, 0);
-    tiny_tensor(file, "mm.2.weight", MP_F32, TINY_HIDDEN, 2 * HIDDEN, 0.3f, 0);
-    tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
-}
-
-/* Texts around images by number; some turn the rows of theirs around and end them with the newline. */
-static const struct {
-    int before, n, images[MOST], between, after, choices;
-    bool logits, turned;
-    uint32_t tenant;
-} rows[ITEMS] = {
-    {3, 1, {1}, 0, 5, 1, true, false, 0},      {3, 2, {1, 2}, 4, 30, 2, false, false, 0},
-    {3, 2, {2, 1}, 4, 30, 1, true, false, 0},  {70, 3, {1, 1, 3}, 0, 9, 1, false, false, 0},
-    {70, 3, {1, 1, 4}, 0, 9, 1, false, true, 0}, {0, 1, {5}, 0, 100, 3, false, true, 0},
-    {20, 0, {0}, 0, 0, 1, true, false, 0},     {70, 3, {1, 1, 3}, 0, 9, 1, false, false, 1},
-};
-
-static void make_call(int index, mp_text_call **call, mp_error *error) {
-    static uint8_t pixels[MOST * PIXELS], keys[MOST * MP_IMAGE_KEY], run_keys[MOST * MP_IMAGE_KEY];
-    int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 1)], at = 0, used = 0;
-    mp_test_random text = {77};
-    memset(keys, 0, sizeof keys);
-    memset(run_keys, 0, sizeof run_keys);
-    const int count = tile_rows + rows[index].turned;
-    for (int i = 0; i < rows[index].before; i++)
-        prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
-    for (int i = 0; i < rows[index].n; i++) {
-        mp_test_random own = {1000 + (uint64_t)rows[index].images[i]};
-        for (int p = 0; p < PIXELS; p++)
-            pixels[i * PIXELS + p] = (uint8_t)mp_test_random_u64(&own);
-        keys[i * MP_IMAGE_KEY] = run_keys[i * MP_IMAGE_KEY] = (uint8_t)rows[index].images[i];
-        run_keys[i * MP_IMAGE_KEY + 1] = rows[index].turned;
-        sizes[2 * i] = sizes[2 * i + 1] = SIDE;
-        runs[3 * i] = at;
-        runs[3 * i + 1] = count;
-        runs[3 * i + 2] = 1;
-        for (int r = 0; r < count; r++) {
-            prompt[at++] = MARK;
-            sources[used++] = r < tile_rows ? tile_rows - 1 - r : -1;
-        }
-        for (int t = 0; t < rows[index].between; t++)
-            prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
-    }
-    for (int i = 0; i < rows[index].after; i++)
-        prompt[at++] = (int32_t)(mp_test_random_u64(&text) % (TINY_VOCAB - 1));
-    mp_text_args args = {
-        .n_prompt = at,
-        .prompt = prompt,
-        .n_choices = rows[index].choices,
-        .want_prompt_logits = rows[index].logits,
-        .sampling = {.temperature = index % 2 ? 0.9f : 0, .top_p = 1, .repetition_penalty = index == 1 ? 1.2f : 1,
-                     .seed = 7, .max_tokens = ANSWER, .logprobs = 3, .ignore_eos = true},
-        .vision = true,
-        .images = {.n_tiles = rows[index].n, .n_runs = rows[index].n, .sizes = sizes, .pixels = pixels,
-                   .n_bytes = rows[index].n * PIXELS, .tile_keys = keys, .run_keys = run_keys, .runs = runs,
-                   .sources = sources, .n_sources = rows[index].turned ? used : 0},
-    };
-    if (mp_text_call_create(&args, call, error) != MP_OK)
-        *call = NULL;
-}
+#include "vision_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     mp_error error;
@@ -288,8 +122,6 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     tiny->budget.limit = UINT64_MAX;
 }
 
-static const tiny_kind kind = {.arch = "llava", .more = add_tower};
-
 static void check_contract(const tiny_kind *kind, const mp_dtype *types, int count, mp_compute compute) {
     uint64_t expected[ITEMS], again[ITEMS];
     for (int lanes = 1; lanes <= 3; lanes++) {
@@ -314,31 +146,33 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
 
 MP_TEST_SECONDS(models_vision_contract_float32, 300) {
     static const mp_dtype floats[] = {MP_F32};
-    check_contract(&kind, floats, 1, MP_COMPUTE_F32);
+    check_contract(&llava_kind, floats, 1, MP_COMPUTE_F32);
 }
 MP_TEST_SECONDS(models_vision_contract_quantised, 300) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
-    check_contract(&kind, types, 3, MP_COMPUTE_AUTO);
+    check_contract(&llava_kind, types, 3, MP_COMPUTE_AUTO);
 }
 MP_TEST_SECONDS(models_vision_contract_axial, 300) {
     static const mp_dtype floats[] = {MP_F32};
     tile_rows = ROWS / 4;
-    check_contract(&(tiny_kind){.arch = "qwen2_5_vl", .more = add_axial}, floats, 1, MP_COMPUTE_F32);
+    check_contract(&axial_kind, floats, 1, MP_COMPUTE_F32);
 }
 
 /* Runs one job to its end, with one part of the network a step; returns how many steps that took. */
 static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     tiny_job jobs[ITEMS] = {{0}};
-    int steps = 0;
+    int steps = 0, looks = 0;
     make_job(tiny, &jobs[0], index);
     tiny_job_admit(tiny, &jobs[0]);
     for (; !jobs[0].done; steps++) {
         mp_item *items[1] = {&jobs[0].item};
         mp_plan plan;
         tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
+        looks += plan.amount[0] == 0;
         engine_of(tiny)->look.budget_ns = 0;
         step(tiny, &plan, jobs, false);
     }
+    MP_CHECK(looks <= (int)jobs[0].call->images.most_parts);
     *cached = jobs[0].call->cached_tokens;
     mp_call_destroy(&jobs[0].call->base);
     return steps;
@@ -350,7 +184,7 @@ MP_TEST(models_vision_looks_once) {
     static const mp_dtype floats[] = {MP_F32};
     int32_t cached;
     tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* which would take fewer steps now and then */
     int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
     /* embeddings, before attention, attention, after it, projector; the rows before the image did not wait for it */
@@ -397,7 +231,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
         tiny_job jobs[ITEMS] = {{0}};
         mp_plan plan;
         mp_error error;
-        tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, lanes);
+        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, lanes);
         mp_vit *tower = cut(&tiny, 2, 1);
         mp_item *item = stand_at_image(&tiny, jobs, &plan);
         mp_image_store *store = &engine_of(&tiny)->images;
@@ -430,7 +264,7 @@ MP_TEST(models_vision_gives_its_scratch_back) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
     mp_plan plan;
-    tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     mp_vit *tower = cut(&tiny, 2, 1);
     const mp_image_store *store = &engine_of(&tiny)->images;
     const uint64_t state = mp_vit_state_bytes(tower, ROWS + 1);
@@ -473,7 +307,7 @@ MP_TEST(models_vision_gives_its_scratch_back) {
 MP_TEST(models_vision_refuses_what_does_not_fit) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     for (int fault = 0; fault < 6; fault++) {
         mp_error error;
         mp_text_call *call;
@@ -544,9 +378,9 @@ static void sweep(const tiny_kind *kind) {
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }
-MP_TEST_SECONDS(models_vision_survives_each_refused_allocation, 300) { sweep(&kind); }
+MP_TEST_SECONDS(models_vision_survives_each_refused_allocation, 300) { sweep(&llava_kind); }
 MP_TEST_SECONDS(models_vision_survives_each_refused_allocation_in_halves, 300) {
     tile_rows = ROWS / 4;
     halves = true;
-    sweep(&(tiny_kind){.arch = "qwen2_5_vl", .more = add_axial});
+    sweep(&axial_kind);
 }

@@ -245,11 +245,6 @@ def test_files_that_are_not_what_they_say(tmp_path: Path, pool: mpool.Pool) -> N
         pool.load(str(folder))
 
 
-def test_workers_in_processes_are_not_there_yet(model: str) -> None:
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool, pytest.raises(errors.Unsupported):
-        pool.vision(PHOTO, "w10", model)
-
-
 def test_the_command(pool: mpool.Pool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.cli import main
 

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +75,16 @@ def running(pool: mpool.Pool, model: Path) -> mpool.Job:
     return job
 
 
-def hit(pool: mpool.Pool, model: Path, number: int) -> mpool.RecvError:
-    """Sends a signal to worker processes until it meets a step with a text call in it: between two steps nobody is a
-    victim, and the call goes on elsewhere.
+def hit(pool: mpool.Pool, model: Path, number: int,
+        begin: Callable[[mpool.Pool, Path], mpool.Job] = running) -> mpool.RecvError:
+    """Sends a signal to worker processes until it meets a step with a call in it that has given tokens: between two
+    steps nobody is a victim, and the call goes on elsewhere.
 
     Returns:
         the call's error.
     """
     for _ in range(20):
-        job = running(pool, model)
+        job = begin(pool, model)
         before = signal_all(pool, number)
         try:
             until(lambda: set(processes(pool)).isdisjoint(before))

@@ -1,0 +1,487 @@
+/* Decoders that read images in processes of their own: the same bytes wherever a call goes on, also within an image and
+ * after the process that looked at it was killed; and answers that lie. */
+#include <signal.h>
+
+#include "isolation_scene.h"
+#include "test_isolation.h"
+#include "vision_fixture.h"
+
+/* ---- real processes ---------------------------------------------------------------------------------------------- */
+
+typedef struct isolated { /* a model whose engines are processes */
+    mp_budget budget;
+    mp_lease lease;
+    mp_loader loader;
+    mp_model *model;
+    mp_engine *engine[2];
+} isolated;
+
+static void isolated_load(isolated *it, mp_spec *spec) {
+    mp_isolation_options options = isolation_options("spec");
+    mp_error error;
+    *it = (isolated){.budget.limit = UINT64_MAX, .lease.lanes = 1};
+    MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_F32, &options, &it->loader, &error), &error);
+    MP_CHECK_OK(it->loader.ops->load(it->loader.self, &it->lease, &it->budget, NULL, &it->model, &error), &error);
+    for (int i = 0; i < 2; i++)
+        MP_CHECK_OK(it->model->ops->engine(it->model, &it->budget, &it->engine[i], &error), &error);
+}
+
+static void isolated_unload(isolated *it) {
+    for (int i = 0; i < 2; i++)
+        it->engine[i]->ops->destroy(it->engine[i]);
+    it->model->ops->destroy(it->model);
+    it->loader.ops->destroy(it->loader.self);
+    MP_CHECK_INT(it->budget.used, 0);
+}
+
+/* Without the logits of the whole prompt, which stay in a process. */
+static void make_job(mp_model *model, tiny_job *job, int index) {
+    mp_error error;
+    uint64_t cost;
+    *job = (tiny_job){0};
+    mp_error_clear(&error);
+    make_call(index, &job->call, &error);
+    MP_CHECK_OK(error.code, &error);
+    job->call->want_prompt_logits = false;
+    job->item.call = &job->call->base;
+    job->item.tenant = rows[index].tenant;
+    MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
+}
+
+/* Takes a step of about so much time with a few items; how many of them are done. *looked: part of an image was
+ * computed. */
+static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *looked) {
+    mp_engine *engine = it->engine[which];
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int done = 0;
+    engine->ops->plan(engine, items, n, budget_ns, &plan);
+    MP_CHECK(plan.count >= 1);
+    *looked = false;
+    for (int p = 0; p < plan.count; p++)
+        *looked |= plan.amount[p] == 0;
+    engine->ops->step(engine, &it->lease, &plan, outcomes);
+    if (engine->lost(engine))
+        MP_FAIL("lost: %s", engine->lost(engine)->message);
+    for (int p = 0; p < plan.count; p++) {
+        tiny_job *job = (tiny_job *)((char *)plan.items[p] - offsetof(tiny_job, item));
+        MP_CHECK(outcomes[p] == MP_OUTCOME_MORE || outcomes[p] == MP_OUTCOME_DONE);
+        if (outcomes[p] != MP_OUTCOME_DONE)
+            continue;
+        engine->ops->retire(engine, &job->item);
+        job->done = true;
+        done++;
+    }
+    return done;
+}
+
+static void alone(mp_spec *spec, uint64_t *hashes) {
+    tiny_model here;
+    tiny_load(&here, mp_spec_pin(spec), MP_COMPUTE_F32, 1);
+    for (int i = 0; i < ITEMS; i++) {
+        tiny_job job;
+        mp_plan plan;
+        mp_outcome outcomes[MP_PLAN_MAX] = {MP_OUTCOME_MORE};
+        make_job(here.model, &job, i);
+        tiny_job_admit(&here, &job);
+        mp_item *items[1] = {&job.item};
+        while (outcomes[0] == MP_OUTCOME_MORE) {
+            here.engine->ops->plan(here.engine, items, 1, UINT64_MAX, &plan);
+            here.engine->ops->step(here.engine, &here.lease, &plan, outcomes);
+        }
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+        here.engine->ops->retire(here.engine, &job.item);
+        hashes[i] = tiny_job_hash(&job);
+        mp_call_destroy(&job.call->base);
+    }
+    tiny_unload(&here);
+}
+
+static void check_moves(const tiny_kind *kind) {
+    static const mp_dtype floats[] = {MP_F32};
+    uint64_t expected[ITEMS];
+    int looks = 0; /* of the first seed, mostly: what was looked at is kept */
+    mp_error error;
+    isolated it;
+    mp_spec *spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1);
+    alone(spec, expected);
+    isolated_load(&it, spec);
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        mp_test_random random = {seed};
+        tiny_job jobs[ITEMS];
+        int home[ITEMS];
+        for (int i = 0; i < ITEMS; i++) {
+            make_job(it.model, &jobs[i], i);
+            home[i] = -1;
+        }
+        for (int open = ITEMS; open > 0;) {
+            int which = (int)(mp_test_random_u64(&random) % 2), n = 0;
+            mp_item *items[ITEMS];
+            bool looked;
+            for (int i = 0; i < ITEMS; i++) {
+                if (jobs[i].done)
+                    continue;
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 11 == 0) { /* leaves, to go on anywhere */
+                    it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
+                    home[i] = -1;
+                }
+                if (home[i] < 0 && mp_test_random_u64(&random) % 2) {
+                    MP_CHECK_OK(it.engine[which]->ops->admit(it.engine[which], &jobs[i].item, &error), &error);
+                    home[i] = which;
+                }
+                if (home[i] == which)
+                    items[n++] = &jobs[i].item;
+            }
+            if (n == 0)
+                continue;
+            open -= step(&it, which, items, n, mp_test_random_u64(&random) % 2 * 1000000 + 1, &looked);
+            looks += looked;
+        }
+        for (int i = 0; i < ITEMS; i++) {
+            if (tiny_job_hash(&jobs[i]) != expected[i])
+                MP_FAIL("item %d differs under seed %d", i, (int)seed);
+            mp_call_destroy(&jobs[i].call->base);
+        }
+    }
+    MP_CHECK(looks >= 5); /* as many images as there are, in one process or the other */
+    MP_CHECK(tile_rows < ROWS || it.engine[0]->prefix->hits + it.engine[1]->prefix->hits > 0);
+    isolated_unload(&it);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST_SECONDS(isolation_visions_are_the_same_bytes_wherever_they_go_on, 120) { check_moves(&llava_kind); }
+MP_TEST_SECONDS(isolation_visions_with_windows_are_the_same_bytes, 120) {
+    tile_rows = ROWS / 4;
+    halves = true;
+    check_moves(&axial_kind);
+}
+
+enum { LARGE = 96 * PATCH, SEEN = 100, ALL = 100000 };
+
+/* A call with an image of 9,216 patches, some rows of which its prompt has: that takes many times the least that a step
+ * may take. */
+static void make_large(mp_model *model, tiny_job *job) {
+    static uint8_t pixels[LARGE * LARGE * 3];
+    static const uint8_t key[MP_IMAGE_KEY] = {9};
+    static const int32_t sizes[] = {LARGE, LARGE}, runs[] = {2, SEEN, 1};
+    int32_t prompt[2 + SEEN + 4], sources[SEEN];
+    mp_test_random random = {31};
+    mp_error error;
+    uint64_t cost;
+    for (size_t i = 0; i < sizeof pixels; i++)
+        pixels[i] = (uint8_t)mp_test_random_u64(&random);
+    for (int i = 0; i < 2 + SEEN + 4; i++)
+        prompt[i] = i >= 2 && i < 2 + SEEN ? MARK : i;
+    for (int i = 0; i < SEEN; i++)
+        sources[i] = 10 * i;
+    mp_text_args args = {
+        .n_prompt = 2 + SEEN + 4, .prompt = prompt, .n_choices = 1, .vision = true,
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 6, .logprobs = 3, .ignore_eos = true},
+        .images = {.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels, .n_bytes = sizeof pixels,
+                   .tile_keys = key, .run_keys = key, .runs = runs, .sources = sources, .n_sources = SEEN},
+    };
+    *job = (tiny_job){0};
+    MP_CHECK_OK(mp_text_call_create(&args, &job->call, &error), &error);
+    job->item.call = &job->call->base;
+    MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
+}
+
+/* Steps with one call until `looks` of them were for its image, or it has written so much; returns the looks. */
+static int go_on(isolated *it, int which, tiny_job *job, int looks, uint32_t tokens) {
+    mp_item *items[1] = {&job->item};
+    int found = 0;
+    for (bool looked; !job->done && found < looks && job->call->choices[0].token_count < tokens;) {
+        step(it, which, items, 1, 1, &looked);
+        found += looked;
+    }
+    return found;
+}
+
+/* A process dies within a step with one call, which it leaves. */
+static void die(isolated *it, tiny_job *job, bool within_image) {
+    mp_engine *engine = it->engine[0];
+    mp_item *items[1] = {&job->item};
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    const uint32_t written = job->call->choices[0].token_count;
+    engine->ops->plan(engine, items, 1, 1, &plan);
+    MP_CHECK_INT(plan.amount[0] == 0, within_image);
+    MP_CHECK_INT(kill(engine->process, SIGKILL), 0);
+    engine->ops->step(engine, &it->lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_FAILED);
+    MP_CHECK_INT(job->item.error.code, MP_RECV);
+    MP_CHECK(engine->lost(engine) != NULL);
+    MP_CHECK_INT(job->call->choices[0].token_count, written);
+    MP_CHECK_INT(job->call->base.seen(&job->call->base), !within_image); /* then its caller may have seen a token */
+    engine->ops->preempt(engine, &job->item);
+}
+
+/* An image is computed once in a process, also for another call; in another process, again. A process that dies in the
+ * middle of an image, or of an answer, leaves a call that another one ends with the same bytes. */
+MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
+    static const mp_dtype floats[] = {MP_F32};
+    uint64_t expected = 0;
+    mp_error error;
+    isolated it;
+    tiny_job job;
+    mp_spec *spec = tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1);
+    isolated_load(&it, spec);
+    for (int k = 0; k < 3; k++) {
+        mp_engine *engine = it.engine[k / 2];
+        make_large(it.model, &job);
+        MP_CHECK_OK(engine->ops->admit(engine, &job.item, &error), &error);
+        int looks = go_on(&it, k / 2, &job, ALL, UINT32_MAX);
+        if (k == 1)
+            MP_CHECK_INT(looks, 0);
+        else
+            MP_CHECK(looks > 2 && (uint64_t)looks <= job.call->images.most_parts);
+        MP_CHECK(job.done && (k == 0 || tiny_job_hash(&job) == expected));
+        expected = tiny_job_hash(&job);
+        mp_call_destroy(&job.call->base);
+    }
+    isolated_unload(&it);
+
+    for (int answer = 0; answer < 2; answer++) {
+        isolated_load(&it, spec);
+        make_large(it.model, &job);
+        MP_CHECK_OK(it.engine[0]->ops->admit(it.engine[0], &job.item, &error), &error);
+        if (answer)
+            go_on(&it, 0, &job, ALL, 2);
+        else
+            MP_CHECK_INT(go_on(&it, 0, &job, 1, 1), 1);
+        die(&it, &job, !answer);
+        MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
+        MP_CHECK(go_on(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the image's beginning */
+        MP_CHECK(job.done && tiny_job_hash(&job) == expected);
+        mp_call_destroy(&job.call->base);
+        isolated_unload(&it);
+    }
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(isolation_visions_that_stay_are_refused) {
+    static const mp_dtype floats[] = {MP_F32};
+    isolated it;
+    mp_error error;
+    mp_text_call *call;
+    uint64_t cost;
+    uint32_t total;
+    mp_spec *spec = tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1);
+    isolated_load(&it, spec);
+    mp_error_clear(&error);
+    make_call(0, &call, &error);
+    MP_CHECK(call->want_prompt_logits);
+    MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
+    call->want_prompt_logits = false;
+    call->images.sizes[0] += PATCH; /* what is wrong with images the parent says itself */
+    MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT, &error);
+    mp_call_destroy(&call->base);
+    isolated_unload(&it);
+    mp_spec_unpin(spec);
+}
+
+/* What is set aside for a process is what its engine needs for one image of its size, and for texts beside it. */
+MP_TEST(isolation_visions_get_memory_for_an_image) {
+    static const mp_dtype floats[] = {MP_F32};
+    uint64_t model, text, image, process;
+    mp_loader loader;
+    mp_error error;
+    mp_isolation_options options = isolation_options("spec");
+    mp_spec *spec = tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), *plain = tiny_decoder_spec(floats, 1, 42);
+    mp_spec *const specs[] = {plain, spec, spec};
+    uint64_t *const found[] = {&text, &image, &process};
+    for (int i = 0; i < 3; i++) {
+        MP_CHECK_OK(i == 2 ? mp_isolation_loader(specs[i], MP_COMPUTE_F32, &options, &loader, &error)
+                           : mp_model_loader(specs[i], MP_COMPUTE_F32, &loader, &error),
+                    &error);
+        loader.ops->footprint(loader.self, &model, found[i]);
+        loader.ops->destroy(loader.self);
+    }
+    MP_CHECK(image > text + 5 * (ROWS + 1) * HIDDEN * sizeof(float) && image < text + (17 << 20));
+    MP_CHECK(process > image + 3 * text && process < image + 4 * text);
+    mp_spec_unpin(spec);
+    mp_spec_unpin(plain);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------------------- */
+
+enum { PARTS = 10, SIDE_OF_ONE = 2 };
+
+static mp_text_call *small_call(bool vision) {
+    static const int32_t prompt[] = {1, 2, 3}, sizes[] = {SIDE_OF_ONE, SIDE_OF_ONE}, runs[] = {1, 1, 1};
+    static const uint8_t pixels[SIDE_OF_ONE * SIDE_OF_ONE * 3], keys[MP_IMAGE_KEY] = {1};
+    mp_text_args args = {.n_prompt = 3, .prompt = prompt, .n_choices = 1, .vision = vision,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
+    if (vision)
+        args.images = (mp_text_image_args){.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels,
+                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .runs = runs};
+    mp_text_call *call;
+    mp_error error;
+    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    call->vocab = call->sampled_vocab = VOCAB;
+    call->images.most_parts = vision ? PARTS : 0;
+    MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
+    return call;
+}
+
+/* A step that read so far, and no token came of it. */
+static void compose(scene *s, uint32_t cursor) {
+    mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
+    mp_put_u8(&s->out, MP_OUTCOME_MORE);
+    mp_put_u32(&s->out, cursor);
+    mp_put_u32(&s->out, 0); /* cached */
+    mp_put_u8(&s->out, 0);  /* the prompt is not read */
+    mp_put_u8(&s->out, MP_FINISH_NONE);
+    mp_put_i32(&s->out, -1);
+    for (int i = 0; i < 3; i++) /* tokens; decided and end of the text */
+        mp_put_u32(&s->out, 0);
+    put_learnt(s);
+}
+
+/* A plan may have nothing of a call but a part of its image; a text's must have something of it. */
+MP_TEST(isolation_plans_of_images_alone_are_visions) {
+    for (int vision = 0; vision < 2; vision++) {
+        static scene s;
+        mp_text_call *call = small_call(vision);
+        memset(&s, 0, sizeof s);
+        s.mutate_at = -1;
+        scene_admit(&s, &call->base, 8);
+        mp_wire_begin(&s.out, &s.p.child, MP_FRAME_PLAN);
+        mp_put_u32(&s.out, 1);
+        mp_put_u32(&s.out, 0);
+        mp_put_u32(&s.out, 0);
+        mp_put_u32(&s.out, 1);
+        mp_put_u64(&s.out, 1000000);
+        send_answer(&s, false);
+        mp_item *items[1] = {&s.item};
+        s.engine->ops->plan(s.engine, items, 1, 1000000, &s.plan);
+        const mp_error *lost = s.engine->lost(s.engine);
+        MP_CHECK_INT(lost == NULL, vision);
+        MP_CHECK_INT(s.plan.count, 1);
+        if (vision)
+            MP_CHECK_INT(s.plan.amount[0], 0);
+        else
+            MP_CHECK_HAS(lost->message, "or nothing of it");
+        scene_end(&s);
+        mp_call_destroy(&call->base);
+    }
+}
+
+/* Images take as many steps as they have parts, at most, and a process that takes more is given up. */
+MP_TEST(isolation_images_that_are_never_done_end) {
+    for (int vision = 0; vision < 2; vision++) {
+        static scene s;
+        mp_text_call *call = small_call(vision);
+        const int most = (int)mp_call_wire_of(call->base.capability)->most_idle(&call->base);
+        int steps = 0;
+        memset(&s, 0, sizeof s);
+        s.mutate_at = -1;
+        scene_admit(&s, &call->base, 8);
+        for (; !s.engine->lost(s.engine); steps++) {
+            MP_CHECK(steps < 1000);
+            answer_plan(&s, 1, false);
+            compose(&s, steps < 5 ? 0 : 1); /* it gets on once */
+            run_step(&s);
+        }
+        MP_CHECK_INT(steps, 5 + 1 + most + 1);
+        MP_CHECK_INT(most, 16 + 3 + MOST_TOKENS + (vision ? 2 * PARTS : 0));
+        MP_CHECK_HAS(s.item.error.message, "does not get on with a call");
+        MP_CHECK_INT(call->choices[0].token_count, 0);
+        scene_end(&s);
+        mp_call_destroy(&call->base);
+    }
+}
+
+/* All that may be changed in an answer to a call with images is refused or right, as of texts; its own prompt and
+ * images stay as they were. */
+MP_TEST_SECONDS(isolation_visions_with_any_byte_changed_are_right_or_refused, 60) {
+    static const uint8_t changes[] = {1, 2, 8, 64, 128, 255, 127};
+    size_t used = 1;
+    int refused = 0;
+    for (int at = -1; at < (int)used; at++)
+        for (size_t i = 0; i < sizeof changes; i++) {
+            static scene s;
+            mp_text_call *call = small_call(true);
+            memset(&s, 0, sizeof s);
+            s.mutate_at = -1;
+            scene_admit(&s, &call->base, 8);
+            answer_plan(&s, 1, false);
+            s.mutate_at = at;
+            s.mutate_by = changes[i];
+            compose(&s, 1);
+            used = s.out.used;
+            mp_outcome outcome = run_step(&s);
+            const bool lost = s.engine->lost(s.engine) != NULL;
+            refused += lost;
+            MP_CHECK(at >= 0 || (!lost && outcome == MP_OUTCOME_MORE && s.item.cursor == 1));
+            MP_CHECK(lost ? outcome == MP_OUTCOME_FAILED && s.item.cursor == 0 : s.item.cursor <= 8);
+            MP_CHECK(call->images.n_tiles == 1 && call->images.most_parts == PARTS && call->prompt[2] == 3);
+            MP_CHECK(call->choices[0].token_count == 0 && call->cached_tokens <= 3);
+            scene_end(&s);
+            mp_call_destroy(&call->base);
+        }
+    MP_CHECK(refused > 100);
+}
+
+/* ---- the call on its way ----------------------------------------------------------------------------------------- */
+
+/* A call with sources, or without images, through a channel; a byte of it changed if at >= 0. */
+static mp_status cross(bool images, int at, mp_error *error) {
+    static const int32_t prompt[] = {1, 2, 3, 4, 5}, sizes[] = {2, 3, 1, 1}, runs[] = {1, 2, 1, 3, 1, 1},
+                         sources[] = {4, -1, 0};
+    static const uint8_t pixels[3 * (2 * 3 + 1)] = {7, 8, 9}, keys[2 * MP_IMAGE_KEY] = {1, 2};
+    static mp_wire_out out;
+    static mp_wire_in in;
+    pair p;
+    mp_call *got = NULL;
+    mp_text_call *call;
+    mp_text_args args = {.n_prompt = 5, .prompt = prompt, .n_choices = 1, .vision = true,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2, .logprobs = -1}};
+    if (images)
+        args.images = (mp_text_image_args){.n_tiles = 2, .n_runs = 2, .sizes = sizes, .pixels = pixels,
+                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .runs = runs,
+                                           .sources = sources, .n_sources = 3};
+    MP_TRY(mp_text_call_create(&args, &call, error));
+    mp_item item = {.call = &call->base};
+    uint64_t note[64] = {0};
+    MP_CHECK(mp_wire_vision.note_bytes(&call->base) <= sizeof note);
+    pair_init(&p);
+    mp_wire_begin(&out, &p.parent, MP_FRAME_ADMIT);
+    mp_wire_vision.put_call(&out, &item, note);
+    MP_CHECK(out.used < MP_FRAME_MOST);
+    if (at >= 0 && (size_t)at < out.used)
+        out.buffer[at] ^= 0x81;
+    MP_CHECK(mp_wire_end(&out) && mp_wire_receive(&in, &p.child, false));
+    mp_error_clear(error);
+    mp_status status = mp_wire_vision.get_call(&in, &got, error);
+    MP_CHECK((status == MP_OK) == (got != NULL));
+    if (status == MP_OK && at < 0) {
+        const mp_text_images *a = &call->images, *b = &((const mp_text_call *)got)->images;
+        MP_CHECK(got->capability == MP_VISION && a->n_tiles == b->n_tiles && a->n_runs == b->n_runs);
+        if (images) {
+            MP_CHECK(memcmp(a->sizes, b->sizes, sizeof sizes) == 0);
+            MP_CHECK(memcmp(a->runs, b->runs, 2 * sizeof *a->runs) == 0);
+            MP_CHECK(memcmp(a->pixels, b->pixels, sizeof pixels) == 0 && memcmp(a->tile_keys, b->tile_keys, 32) == 0);
+            MP_CHECK(memcmp(a->run_keys, b->run_keys, 32) == 0 && memcmp(a->sources, b->sources, sizeof sources) == 0);
+        }
+    }
+    mp_call_destroy(got);
+    mp_call_destroy(&call->base);
+    free(p.page);
+    return at >= 0 ? MP_OK : status;
+}
+
+MP_TEST(isolation_calls_with_images_cross) {
+    mp_error error;
+    for (int images = 0; images < 2; images++) {
+        MP_CHECK_OK(cross(images, -1, &error), &error);
+        for (int at = 0; at < 400; at++) /* a mistake of the parent's own: it is no call, or another one */
+            cross(images, at, &error);
+    }
+}
+
+static mp_status cross_sweep(void *arg, mp_error *error) { return cross(*(bool *)arg, -1, error); }
+MP_TEST_SECONDS(isolation_calls_with_images_survive_refused_memory, 60) {
+    bool images = true;
+    mp_test_alloc_sweep(cross_sweep, &images);
+}

@@ -1,0 +1,150 @@
+"""Vision in workers that are processes: the same tokens as in threads, what is kept of images, and what happens when
+one is killed within an image or an answer."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from mpool import errors
+
+import visionmodels
+from test_isolation import children, hit, pool_of, processes, signal_all
+from test_pool_state import row_of, until
+from visionmodels import image, text
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "compute": "float32", "ignore_eos": True}
+PHOTO, OTHER = image(1, 50, 70), image(2, 40, 40)
+SIDE = 512
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for images of 16,384 patches, which all see each other in two layers: that takes half a second."""
+    folder = tmp_path_factory.mktemp("qwen")
+    visionmodels.save(visionmodels.randomised("qwen2_5_vl", tower_layers=4), "qwen2_5_vl", folder)
+    for name, change in (("config.json", lambda c: c["text_config"].update(max_position_embeddings=8192)),
+                         ("config.json", lambda c: c["vision_config"].update(fullatt_block_indexes=[1, 2])),
+                         ("preprocessor_config.json", lambda c: c["size"].update(longest_edge=SIDE * SIDE))):
+        config = json.loads((folder / name).read_text())
+        change(config)
+        (folder / name).write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def pool() -> Iterator[mpool.Pool]:
+    with pool_of() as made:
+        yield made
+    assert children() == []
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_next", "smolvlm", "qwen2_5_vl"])
+def test_tokens_are_the_same(pool: mpool.Pool, tmp_path: Path, family: str) -> None:
+    folder = visionmodels.save(visionmodels.randomised(family), family, tmp_path)
+    calls: list[dict[str, Any]] = [dict(GREEDY), dict(GREEDY, temperature=1.2, seed=4, n=2, logprobs=3)]
+    with mpool.Pool() as here:
+        for pictures in ([PHOTO], [OTHER, PHOTO], [PHOTO, PHOTO]):
+            for call in calls:
+                expected, found = (one.vision(pictures, text(1, 9), folder, **call) for one in (here, pool))
+                for a, b in zip(expected.choices, found.choices):
+                    assert (a.text, a.token_ids, a.logprobs) == (b.text, b.token_ids, b.logprobs)
+    assert pool.metrics()["worker_faults"] == 0
+
+
+def test_streams_jobs_and_chats_are_the_same(pool: mpool.Pool, model: Path) -> None:
+    question = text(4, 12)
+    messages = [{"role": "user", "content": question, "images": [PHOTO]}]
+    with mpool.Pool() as here:
+        wanted = here.vision(PHOTO, question, model, **GREEDY).text
+        plain = here.chat([{"role": "user", "content": question}], model, **GREEDY).text
+    assert "".join(chunk.text for chunk in pool.vision(PHOTO, question, model, stream=True, **GREEDY)) == wanted
+    assert pool.submit("vision", images=PHOTO, prompt=question, model=model, **GREEDY).result().text == wanted
+    assert pool.chat(messages, model, **GREEDY).text == wanted
+    assert pool.chat([{"role": "user", "content": question}], model, **GREEDY).text == plain != wanted
+    with pytest.raises(errors.Unsupported, match="isolation"):
+        pool.chat(messages, model, response_format={"type": "json_object"}, **{**GREEDY, "ignore_eos": False})
+
+
+def test_an_image_is_kept_by_what_it_shows(pool: mpool.Pool, model: Path, large: Path) -> None:
+    """Its rows in the cache, where a prompt begins with it, and what the network made of it wherever it stands."""
+    pictures = [image(seed, 40, 40) for seed in range(6)]
+    first = pool.vision(pictures[:4], text(1, 9), model, **GREEDY)
+    again = pool.vision([one.copy() for one in pictures[:4]], text(2, 30), model, **GREEDY)
+    assert first.usage.cached_tokens == 0 and again.usage.cached_tokens == 64
+    other = pool.vision([pictures[5], *pictures[1:4]], text(1, 9), model, **GREEDY)
+    assert other.usage.cached_tokens == 0 and other.token_ids != first.token_ids
+    steps = []
+    for prompt, seed in (("w29", 2), ("w30", 3), ("w31", 3)):  # the first tells how long rows take
+        before, picture = pool.metrics()["steps"], image(seed, SIDE // 2, SIDE // 2)
+        messages = [{"role": "system", "content": prompt}, {"role": "user", "content": "w32", "images": [picture]}]
+        assert pool.chat(messages, large, **{**GREEDY, "timeout": 60}).usage.cached_tokens == 0
+        steps.append(pool.metrics()["steps"] - before)
+    assert steps[2] < steps[1]
+
+
+def test_killed_within_an_image_it_is_tried_again(pool: mpool.Pool, large: Path) -> None:
+    picture = image(3, SIDE, SIDE)
+    with mpool.Pool() as here:
+        expected = here.vision(picture, text(1, 9), large, **GREEDY).token_ids
+    pool.load(large)
+    steps = pool.metrics()["steps"]
+    job = pool.submit("vision", images=picture, prompt=text(1, 9), model=pool.get(large), **GREEDY)
+    until(lambda: pool.metrics()["steps"] > steps)  # what is before the image; the next step is the image's
+    before = signal_all(pool, signal.SIGKILL)
+    assert job.result().token_ids == expected
+    assert set(processes(pool)).isdisjoint(before) and pool.metrics()["worker_faults"] >= 1
+
+
+def test_killed_within_an_answer_it_fails(pool: mpool.Pool, model: Path) -> None:
+    def begin(pool: mpool.Pool, model: Path) -> mpool.Job:
+        steps = pool.metrics()["steps"]
+        job = pool.submit("vision", images=PHOTO, prompt=text(1, 9), model=pool.load(model),
+                          **{**GREEDY, "max_tokens": 900, "n": 64})
+        until(lambda: pool.metrics()["steps"] > steps + 20)  # two are the image's
+        return job
+
+    error = hit(pool, model, signal.SIGKILL, begin)
+    assert "was killed by signal 9" in str(error) and "in a step" in str(error)
+    with mpool.Pool() as here:
+        expected = here.vision(OTHER, text(1, 9), model, **GREEDY).token_ids
+    assert pool.vision(OTHER, text(1, 9), model, **GREEDY).token_ids == expected
+
+
+def test_ended_within_an_image_the_process_stays(pool: mpool.Pool, large: Path) -> None:
+    question, picture = text(1, 9), image(5, SIDE, SIDE)
+    pool.load(large)
+    before = processes(pool)
+    with pytest.raises(mpool.Timeout):
+        pool.vision(picture, question, large, **{**GREEDY, "timeout": 0.15})
+    steps = pool.metrics()["steps"]
+    job = pool.submit("vision", images=picture, prompt=question, model=pool.get(large), **GREEDY)
+    until(lambda: pool.metrics()["steps"] > steps)
+    job.cancel()
+    with pytest.raises(mpool.Cancelled):
+        job.result()
+    until(lambda: not row_of(pool).running)
+    assert len(pool.vision(OTHER, question, large, **GREEDY).token_ids) == 6 and processes(pool) == before
+
+
+def test_images_that_need_more_memory_than_a_process_has(model: Path, large: Path) -> None:
+    with pool_of(process_memory=6_000_000) as pool:
+        assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids
+        before = processes(pool)
+        with pytest.raises(mpool.MemoryExhausted):
+            pool.vision(image(5, SIDE, SIDE), text(1, 9), large, **GREEDY)
+        assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids and processes(pool) == before
+    assert children() == []
