@@ -48,6 +48,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.attn_factor": (1.0,), "rope.scaling.yarn_log_multiplier": (0.0,), "interleave_moe_layer_step": (),
 }
 
+#: Keys that some converters write as a list, one value a layer.
+_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+
 #: Texts of control tokens that end a turn in the common families, whatever ``eos_token_id`` says.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
                           "<|eom_id|>", "<EOT>", "<|endofturn|>"})
@@ -131,6 +134,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     row = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in _POOLING
                                       or not table.bool(f"{name}.attention.causal", True))[0]
     kv = {row.name + key[len(name):]: value for key, value in _below(raw, name + ".").items()}
+    _equal_layers(kv, row.name, path)
     shapes = {entry.name: entry.shape for entry in tensors}
     kv[f"{row.name}.vocab_size"] = _vocabulary(table, name, shapes, path)
     types = _rows(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
@@ -168,6 +172,16 @@ def _below(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
     if isinstance(raw, GGUFKeys):
         return raw.below(prefix)
     return {name: value for name, value in raw.items() if name.startswith(prefix)}
+
+
+def _equal_layers(kv: dict[str, Value], a: str, path: str) -> None:
+    """Sizes that a file gives layer by layer, as one number."""
+    for below in _BY_LAYER:
+        values = kv.get(f"{a}.{below}")
+        if isinstance(values, list):
+            if not values or any(value != values[0] for value in values):
+                raise Unsupported(f"{path}: {below} differs from layer to layer; mpool computes layers of one size")
+            kv[f"{a}.{below}"] = values[0]
 
 
 def _vocabulary(table: Fields, name: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:

@@ -170,10 +170,11 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[i
                  ended: bool = False) -> TokenizerSource:
     """Where a folder's tokenizer is. lower_case: it must be one that lowers case; ends: ids that end a generation;
     ended: every text ends with the end of text."""
-    if not folder.has(TOKENIZER_NAME):
+    file = next((name for name in (TOKENIZER_NAME, *_older(folder, config)) if folder.has(name)), None)
+    if file is None:
         raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
                           hint="AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it")
-    path = folder.path_of(TOKENIZER_NAME)
+    path = folder.path_of(file)
     fd, _ = open_regular(path)
     os.close(fd)
     facts: dict[str, Any] = {name: value for name, value in config.values.items()
@@ -189,10 +190,19 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[i
         facts["eos_token_id"] = list(ends)
     if ended:
         facts["always_add_eos"] = True
-    if lower_case and not _lowers(folder.fields(TOKENIZER_NAME).get("normalizer")):
+    if lower_case and not (_lowers(folder.fields(file).get("normalizer")) if file == TOKENIZER_NAME
+                           else config.bool("do_lower_case", True)):
         raise Unsupported(f"{path}: keeps case, and do_lower_case of sentence-transformers asks to lower it first",
                           hint="Add a Lowercase normalizer to tokenizer.json")
     return TokenizerSource(json_path=path, config=facts)
+
+
+def _older(folder: Folder, config: Fields) -> tuple[str, ...]:
+    """The file that stands for a tokenizer of a class that has older files."""
+    name = config.str("tokenizer_class", "").removesuffix("Fast")
+    if name == "CLIPTokenizer" and folder.has("vocab.json"):
+        return ("merges.txt",)
+    return ("vocab.txt",) if name == "BertTokenizer" else ()
 
 
 def _lowers(normalizer: Any) -> bool:

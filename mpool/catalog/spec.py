@@ -203,8 +203,8 @@ class DrawingSettings:
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or ``gguf``:
-    the ``tokenizer.*`` keys of a GGUF file.
+    """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or the file that
+    stands for one in an older folder, or ``gguf``: the ``tokenizer.*`` keys of a GGUF file.
 
     ``config`` holds, for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand
     (special tokens as text), without the chat template and the added tokens, as ``eos_token_id`` the list of ids that

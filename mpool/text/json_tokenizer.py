@@ -13,7 +13,7 @@ import numpy as np
 
 from mpool.catalog.spec import TokenTable
 from mpool.errors import FileError, FormatError, LimitError
-from mpool.text import limits
+from mpool.text import limits, older_files
 from mpool.text.gguf_vocab import byte_alphabet
 from mpool.text.specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from mpool.text.tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
@@ -26,11 +26,13 @@ _MAX_JSON_DEPTH = 127
 
 
 class JSONTokenizer(Tokenizer):
-    """A tokenizer read from a ``tokenizer.json``, whose own truncation and padding are switched off."""
+    """A tokenizer read from a ``tokenizer.json``, or from older files of transformers, whose own truncation and padding
+    are switched off."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path = path
-        self._hf = _load(path)
+        self._hf = _load(path) if os.path.basename(path) not in (older_files.CLIP, older_files.WORDPIECE) else \
+            _older(path, config)
         self._hf.no_truncation()
         self._hf.no_padding()
         added = self._hf.get_added_tokens_decoder()
@@ -221,6 +223,12 @@ class JSONTokenizer(Tokenizer):
 
     def token_id(self, text: str) -> int | None:
         return self._hf.token_to_id(text)
+
+
+def _older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    if os.path.basename(path) == older_files.WORDPIECE:
+        return older_files.wordpiece(path, config)
+    return older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END)
 
 
 def _load(path: str) -> tokenizers.Tokenizer:

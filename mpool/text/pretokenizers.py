@@ -6,7 +6,8 @@ pieces left by the one before, into its matches and what lies between them.
 
 The expressions are written for Oniguruma, which HF ``tokenizers`` uses. They state what llama.cpp does, which is not
 always what the model's authors wrote: it knows no difference between upper and lower case outside ASCII, for example
-(``tekken``, ``gpt-4o``). A model's own ``tokenizer.json`` is the better source where both exist.
+(``tekken``, ``gpt-4o``); but ``kimi-k2``, whose models have no ``tokenizer.json``, is what the authors wrote. A model's
+own ``tokenizer.json`` is the better source where both exist.
 """
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ _UPPER = r"[\p{L}&&[^a-z]]"
 _LOWER = r"[\p{L}&&[^A-Z]]"
 _UPPER_MARK = r"[[\p{L}\p{M}]&&[^a-z]]"
 _LOWER_MARK = r"[[\p{L}\p{M}]&&[^A-Z]]"
+# Letters of one case, or of none, and marks, but for Chinese characters.
+_HAN_LESS_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_HAN_LESS_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 
 
-def _cased(upper: str, lower: str, suffix: str, digits: str) -> str:
+def _cased(upper: str, lower: str, suffix: str, digits: str, ends: str = r"\r\n/") -> str:
     lead = r"[^\r\n\p{L}\p{N}]?"
     return (f"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}|{digits}"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES)
+            rf"| ?[^\s\p{{L}}\p{{N}}]+[{ends}]*" + _SPACES)
 
 
 #: DeepSeek's letters: those that have a case, spelt out. (Escaped: some would not survive normalisation.)
@@ -137,6 +141,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     # OpenAI's o200k and Mistral's tekken: words are cut where the case changes
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _gpt4o),
     "tekken": PreTokenizer((_cased(_UPPER, _LOWER, "", r"\p{N}"),), ignore_merges=True, add_bos=True),
+    # Kimi K2's own expression; llama.cpp does not cut its words where the case changes
+    "kimi-k2": PreTokenizer((r"\p{Han}+|" + _cased(_HAN_LESS_UPPER, _HAN_LESS_LOWER, "(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+                                                  r"\p{N}{1,3}", r"\r\n"),)),
     "granite-embed-multi-97m": PreTokenizer((_cased(_UPPER_MARK, _LOWER_MARK, _CONTRACTIONS + "?", r"\p{N}{1,3}"),),
                                             ignore_merges=True),
     # others

@@ -135,6 +135,12 @@ def test_defaults_of_missing_keys() -> None:
     assert len(llama({**llama_shapes(), "rope_freqs.weight": (1,)}).spec.tensors) == 22
 
 
+def test_sizes_of_layers() -> None:
+    """As one number, or layer by layer."""
+    layers = {"llama.attention.head_count_kv": [LLAMA["llama.attention.head_count_kv"]] * 2}
+    assert read(LLAMA | layers, llama_shapes()).spec == read(LLAMA, llama_shapes()).spec
+
+
 def test_qwen2() -> None:
     kv = {name.replace("llama.", "qwen2."): value for name, value in LLAMA.items()} | {"general.architecture": "qwen2"}
     found = read(kv, llama_shapes(qwen=True))
@@ -168,7 +174,7 @@ F, L, U = errors.FormatError, errors.LimitError, errors.Unsupported
     ({"llama.block_count": "absent"}, F, "llama.block_count"), ({"llama.block_count": "2"}, F, "llama.block_count"),
     ({"llama.block_count": 2.0}, F, "llama.block_count"), ({"llama.block_count": 100_000}, L, "layers"),
     ({"llama.context_length": (1 << 32) - 1}, L, "positions"), ({"llama.context_length": 0}, F, "context_length"),
-    ({"llama.attention.head_count": 0}, F, "head_count"), ({"llama.attention.head_count": [4, 4]}, F, "head_count"),
+    ({"llama.attention.head_count": 0}, F, "head_count"), ({"llama.attention.head_count": [4, 2]}, U, "head_count"),
     ({"llama.attention.head_count": 3}, F, "head_count"), ({"llama.attention.head_count_kv": 0}, F, "head_count_kv"),
     ({"llama.attention.head_count_kv": 3}, F, "head_count_kv"), ({"llama.rope.dimension_count": 4}, F, "dimension"),
     ({"llama.rope.dimension_count": 1}, F, "dimension"), ({"llama.embedding_length": 1 << 40}, F, "embedding_length"),

@@ -14,6 +14,7 @@ import mpool
 from mpool.catalog.hf_folder import describe_folder
 from mpool.catalog.spec import ModelDescription
 
+import imagemodels
 import paritymodels
 import visionmodels
 from corelib import logits
@@ -114,3 +115,60 @@ def test_the_decoder_of_a_gemma_3_that_sees(tmp_path: Path, older: bool) -> None
     found = described(tmp_path)
     assert found.generation is not None and found.generation.eog_token_ids == (1, 7)
     assert found.spec.architecture == "gemma3" and found.spec.kv["gemma3.context_length"] == 131072
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz,.!?", "the", "cat", "##s", "##at",
+         "café", "cafe", "Cat", "你", "好", "##e", "##h"]
+TEXTS = ["The cats sat, at the Café!", "你好 the cat?", "", "a" * 120, "[SEP] here"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"strip_accents": False},
+                                      {"tokenize_chinese_chars": False}])
+def test_word_pieces_without_a_tokenizer_json(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """BERT's vocab.txt."""
+    from mpool.text import Tokenizer
+
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **settings}))
+    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=1,
+                                     intermediate_size=16)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    source = described(tmp_path).tokenizer
+    assert source is not None
+    ours, theirs = Tokenizer.from_source(source), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS[:-1]:
+        assert ours.encode(text).tolist() == theirs(text)["input_ids"], text
+    assert ours.encode(TEXTS[-1]).tolist().count(WORDS.index("[SEP]")) == 1  # what a user writes is text
+    assert ours.encode_pairs("the", ["cat"], max_tokens=9).ids.tolist() == theirs("the", "cat")["input_ids"]
+
+
+def test_a_clip_without_a_tokenizer_json(tmp_path: Path) -> None:
+    """clip-ViT-B-32 of sentence-transformers: vocab.json and merges.txt in the folder of its only module."""
+    from mpool.catalog import describe
+
+    folder = tmp_path / "0_CLIPModel"
+    letters = [chr(c) for c in range(33, 127)]
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "ca", "cat</w>", "th", "the</w>"]
+    vocab = {word: i for i, word in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
+    imagemodels.save(imagemodels.make("clip", 1), "clip", folder)
+    edit(folder / "config.json", {"text_config/vocab_size": len(vocab), "text_config/eos_token_id": 2})
+    model = transformers.CLIPModel(transformers.CLIPConfig.from_pretrained(folder)).eval()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\nc a\nca t</w>\nt h\nth e</w>\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "CLIPTokenizer", "do_lower_case": True, "model_max_length": 77, "errors": "replace",
+        **{name: "<|endoftext|>" for name in ("unk_token", "eos_token", "pad_token")}, "bos_token": "<|startoftext|>"}))
+    (tmp_path / "modules.json").write_text(json.dumps([{
+        "idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}]))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    found = describe(str(tmp_path))
+    assert found.capability == "image_embedding"
+    texts = ["The cat", "Cat, the!"]
+    with torch.no_grad():
+        expected = [model.get_text_features(**theirs(text, return_tensors="pt")).pooler_output[0].numpy()
+                    for text in texts]
+    with mpool.Pool() as pool:
+        got = pool.embed(texts, str(tmp_path), compute="float32")
+    assert np.abs(got - expected).max() <= 1e-4
