@@ -80,9 +80,8 @@ class PoolConfig:
         breaker_rest: seconds during which calls fail with CircuitOpen; then a few are let through on trial.
         isolation: where workers run. ``"thread"``: in threads of this process. ``"process"``: each in a process of its
             own, over the same weights in memory: one that crashes, is killed or stands still takes nobody with it; the
-            calls it computed for are tried once more, answers only before their first token is drawn, else they raise
-            RecvError.
-            Linux. :func:`mpool.load` and :func:`mpool.register` may say otherwise for a model.
+            calls it computed for are tried once more (answers go on with the token they were at), then they raise
+            RecvError. Linux. :func:`mpool.load` and :func:`mpool.register` may say otherwise for a model.
         process_memory: bytes that such a process may use for caches, scratch and calls; 0: four times what a worker in
             a thread starts with, for models that read images beside what one image takes. It is set aside from
             ``memory_bytes`` while the process lives.

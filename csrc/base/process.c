@@ -165,6 +165,13 @@ void mp_process_how(const mp_process *process, char *to, size_t size) {
         snprintf(to, size, "ended with code %d", WEXITSTATUS(status));
 }
 
+bool mp_process_was_ended(const mp_process *process) {
+    if (!process->ended || process->status == -1 || !WIFSIGNALED(process->status))
+        return false;
+    int number = WTERMSIG(process->status);
+    return number == SIGKILL || number == SIGTERM || number == SIGINT || number == SIGHUP || number == SIGQUIT;
+}
+
 int mp_process_code(const mp_process *process) {
     bool known = process->ended && process->status != -1 && WIFEXITED(process->status);
     return known ? WEXITSTATUS(process->status) : -1;

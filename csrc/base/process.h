@@ -38,6 +38,9 @@ void mp_process_kill(mp_process *process);
 void mp_process_forget(mp_process *process);
 /* "was killed by signal 9 (Killed)", "ended with code 1". */
 void mp_process_how(const mp_process *process, char *to, size_t size);
+/* Whether a signal ended it that others send, as a person, a service manager or a system without memory do, and that no
+ * fault of its own raises. */
+bool mp_process_was_ended(const mp_process *process);
 /* Its exit code; -1 when it has none (yet). */
 int mp_process_code(const mp_process *process);
 

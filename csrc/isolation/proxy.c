@@ -89,6 +89,7 @@ static bool is_dead(proxy *p) {
         return false;
     char how[96];
     mp_process_how(&p->process, how, sizeof how);
+    p->base.outside = mp_process_was_ended(&p->process);
     lose(p, how);
     return true;
 }

@@ -64,10 +64,8 @@ static void put_progress(mp_wire_out *out, const mp_text_call *call, text_note *
     note->prompt_done = call->prompt_done_ns != 0;
     note->cached = (uint32_t)call->cached_tokens;
     for (int c = 0; c < call->n_choices; c++) {
-        mp_choice *choice = &call->choices[c];
-        if (finish_of(choice) == MP_FINISH_CANCELLED) /* it left a worker that failed, and is tried again */
-            atomic_store_explicit(&choice->finish, MP_FINISH_NONE, memory_order_relaxed);
-        uint32_t count = tokens_of(choice);
+        const mp_choice *choice = &call->choices[c];
+        const uint32_t count = tokens_of(choice);
         note->choice[c] = (choice_note){.tokens = count,
                                         .text = text_end(choice),
                                         .decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed),

@@ -458,6 +458,7 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
                            .fingerprint = text_fingerprint,
                            .usage = text_usage,
                            .seen = text_seen,
+                           .goes_on = true,
                            .bytes = sizeof *call};
     call->sampling = args->sampling;
     call->n_prompt = args->n_prompt;

@@ -31,9 +31,12 @@ typedef struct mp_call {
     uint64_t (*fingerprint)(const struct mp_call *call);
     /* Units read and written so far: tokens, images. NULL: not counted. */
     void (*usage)(const struct mp_call *call, uint64_t *in, uint64_t *out);
-    /* Whether the caller may have seen a piece of the result: then it is not tried again after a worker's fault. NULL:
-     * there is nothing to be seen before the end. Any thread. */
+    /* Whether the caller may have seen a piece of the result: then it does not begin again after a worker's fault.
+     * NULL: there is nothing to be seen before the end. Any thread. */
     bool (*seen)(const struct mp_call *call);
+    /* After a worker's fault it goes on from where it stands, as after a preemption: what it holds is of steps that
+     * came to their end, a step that fails leaves it as it was, and what follows depends on that alone. */
+    bool goes_on;
     uint64_t bytes; /* what it holds, charged to the queue's share of memory */
     bool tolerant;  /* the caller expects NaN and deals with it: no fault of the model's workers */
 } mp_call;

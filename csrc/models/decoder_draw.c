@@ -70,10 +70,6 @@ mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *er
         int32_t finish = atomic_load_explicit(&choice->finish, memory_order_relaxed);
         int stop_index = choice->stop_index;
         seq->active |= call->prompt_done_ns != 0;
-        if (finish == MP_FINISH_CANCELLED) { /* retired, and tried again */
-            finish = MP_FINISH_NONE;
-            atomic_store_explicit(&choice->finish, MP_FINISH_NONE, memory_order_relaxed);
-        }
         if (count == 0 && finish == MP_FINISH_NONE)
             continue;
         atomic_store_explicit(&choice->token_count, 0, memory_order_relaxed);

@@ -61,7 +61,8 @@ typedef struct mp_engine_ops { /* one thread at a time calls these: the worker t
     void (*plan)(mp_engine *engine, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan);
     /* Do it. outcomes[plan->count]. Cancelled items may stop early with MORE; the caller retires them. */
     void (*step)(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes);
-    /* Give the item's memory back; it can be admitted again and then yields the same bytes from where it stands. */
+    /* Give the item's memory back; it can be admitted again, to any engine of the model, and then yields the same bytes
+     * from where it stands. Also after a step that failed for it, if its call goes on (mp_call.goes_on). */
     void (*preempt)(mp_engine *engine, mp_item *item);
     /* Forget an item, done or not. Legal on one that was never admitted (state NULL). */
     void (*retire)(mp_engine *engine, mp_item *item);
@@ -92,6 +93,7 @@ struct mp_engine {
     /* Whether the engine is at its end and can do nothing any more, and why; NULL = it is well. Its worker asks after
      * other functions of it and now and then while it has no work, and leaves. No function: it has no such end. */
     const mp_error *(*lost)(mp_engine *engine);
+    bool outside; /* it was lost by somebody else's doing, and not by what it computed; once lost says that it is */
     int process; /* id of the process that it stands for, whose threads compute: a lease has lanes but no threads of
                   * this one; 0 = this one */
     mp_step_work work; /* zeros: it does not count */

@@ -140,6 +140,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     default:
         self->inner->ops->step(self->inner, lease, plan, outcomes);
         base->work = self->inner->work;
+        base->outside = self->inner->outside;
     }
     uint64_t longer = (mp_sys_now_ns() - began) * SLOWER;
     if (chaos == MP_CHAOS_SLOW)
@@ -174,7 +175,9 @@ static void chaos_destroy(mp_engine *base) {
 
 static const mp_error *chaos_lost(mp_engine *base) {
     mp_engine *inner = of(base)->inner;
-    return inner->lost ? inner->lost(inner) : NULL;
+    const mp_error *lost = inner->lost ? inner->lost(inner) : NULL;
+    base->outside = inner->outside;
+    return lost;
 }
 
 mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker, mp_engine **engine, mp_error *error) {

@@ -97,6 +97,12 @@ void mp_entry_note_fault(mp_entry *entry) {
                (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
 }
 
+/* Whether what a second try gives can follow what the caller may have seen. What was computed from a file that is
+ * another by now may be of either. */
+static bool may_follow(const mp_call *call, mp_status status) {
+    return (call->goes_on && status != MP_INTEGRITY) || !call->seen || !call->seen(call);
+}
+
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool *noted) {
     const mp_call *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
@@ -108,8 +114,8 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
         mp_entry_note_fault(entry);
     *noted = true;
     /* By the numeric contract NaN would come again. */
-    bool again = status != MP_NUMERIC && !ticket->tried && !refused && !entry->quit &&
-                 !(call->seen && call->seen(call)) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    bool again = status != MP_NUMERIC && !ticket->tried && !refused && !entry->quit && may_follow(call, status) &&
+                 !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     return again;
 }

@@ -3,7 +3,8 @@
  *
  * Who was there in company may be innocent, however often: that is suspicion and weighs as one loss at most. A suspect
  * takes its steps alone, so that the next loss names the culprit, and its success withdraws the suspicion. What a call
- * was alone with counts each time; a success takes back one of them, because processes are killed from outside, too.
+ * was alone with counts each time; a success takes back one of them. A process that was killed from outside says no
+ * more against a call than company does: not nothing, for a system without memory kills who asks for most.
  *
  * Any thread may call. */
 #ifndef MP_REGISTRY_QUARANTINE_H

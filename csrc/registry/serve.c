@@ -98,7 +98,7 @@ static bool lose_with(mp_worker *w, mp_ticket *ticket) {
         return false;
     }
     mp_error error = w->fault;
-    mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
+    mp_entry_note_kill(w->entry, ticket, w->active_count == 1 && !w->engine->outside);
     end_item(w, ticket, error.code, &error);
     return true;
 }
@@ -120,10 +120,10 @@ static void put_back_fresh(mp_worker *w, int from) {
     mp_entry_finish_list(entry, cancelled, NULL);
 }
 
-/* An active item gives its memory back and waits at the front of the queue. */
-static void preempt(mp_worker *w, mp_ticket *ticket) {
+/* An active item gives its memory back and waits at the front of the queue. counted: as what. */
+static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
     mp_entry *entry = w->entry;
-    mp_count(entry->services, MP_METRIC_preemptions, 1);
+    mp_count(entry->services, counted, 1);
     if (ticket->admitted)
         w->engine->ops->preempt(w->engine, &ticket->item);
     ticket->admitted = false;
@@ -208,6 +208,10 @@ static bool take_work(mp_worker *w) {
             w->retry_ns = 0;
         }
         /* quit has cancelled the active ones and emptied the queue */
+        if (w->fault.code != MP_OK) { /* what it was rung for is anybody else's */
+            w->leave = true;
+            mp_dispatch_ring_all(entry);
+        }
         bool over = entry->quit || w->fault.code != MP_OK;
         if (!over && !until_ns)
             mp_dispatch_take(entry, w);
@@ -255,7 +259,7 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
     int calls[MP_QUEUE_FLOWS] = {0};
     uint64_t weights = 0;
     for (int i = 0; i < n; i++) {
-        const mp_ticket *ticket = w->order[i]->ticket;
+        const mp_ticket *ticket = w->offered[i]->ticket;
         if (calls[ticket->node.flow]++ == 0)
             weights += ticket->item.lane == MP_LANE_BULK ? 1 : BULK_WEIGHT;
     }
@@ -330,7 +334,9 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* somebody else takes it, once */
-            put_back_fresh(w, lose_with(w, ticket) ? i + 1 : i);
+            bool ended = lose_with(w, ticket);
+            mp_count(entry->services, MP_METRIC_retries, !ended);
+            put_back_fresh(w, ended ? i + 1 : i);
             break;
         }
         if (status != MP_MEMORY_EXHAUSTED) {
@@ -387,23 +393,47 @@ static int order_items(mp_worker *w) {
             w->order[at] = w->order[at - 1];
         w->order[at] = item;
     }
-    if (n < 2)
-        return n;
-    /* A suspect takes its steps alone: should it fail again, nobody else was there. Those left out are next. */
-    int first = 0;
-    while (first < n && !((mp_ticket *)w->order[first]->ticket)->suspect)
-        first++;
-    if (first < n && (first == 0 || w->suspects_next)) {
-        w->order[0] = w->order[first];
-        w->suspects_next = false;
-        return 1;
-    }
-    w->suspects_next = first < n;
-    int kept = 0;
+    return n;
+}
+
+static bool is_suspect(const mp_item *item) { return ((const mp_ticket *)item->ticket)->suspect; }
+
+/* Who of the ordered is offered to the engine: all, unless there are suspects. A suspect takes its steps alone: should
+ * it fail again, nobody else was there. Those left out are next, and their turn comes at once if those before them have
+ * nothing to do. Returns how many; 0 = all had their turn. */
+static int offer(mp_worker *w, int n, int turn) {
+    int suspects = 0, offered = 0;
     for (int i = 0; i < n; i++)
-        if (!((mp_ticket *)w->order[i]->ticket)->suspect)
-            w->order[kept++] = w->order[i];
-    return kept;
+        suspects += is_suspect(w->order[i]);
+    bool others = suspects < n, first = others && !is_suspect(w->order[0]) && !w->suspects_next;
+    int which = turn - first; /* of the suspects, -1 and as many as there are: of the others */
+    if (which >= suspects + (others && !first))
+        return 0;
+    for (int i = 0, seen = 0; i < n; i++) {
+        bool suspect = is_suspect(w->order[i]);
+        if (suspect ? seen++ == which : which < 0 || which == suspects)
+            w->offered[offered++] = w->order[i];
+    }
+    return offered;
+}
+
+/* A plan for the first of them that have something to do. Returns how many were offered; lost: its engine was. */
+static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
+    int offered = 0, count;
+    w->plan.count = 0;
+    *lost = false;
+    for (int turn = 0; !w->plan.count && !*lost && (count = offer(w, n, turn)) > 0; turn++) {
+        offered = count;
+        w->plan.lanes = 1;
+        w->plan.masks = w->plan.together = false;
+        w->plan.cost_ns = 0;
+        w->engine->ops->plan(w->engine, w->offered, count, budget_ns, &w->plan);
+        assert((w->plan.count > 0 || w->plan.masks) && w->plan.count <= count);
+        *lost = is_lost(w);
+    }
+    if (w->plan.count)
+        w->suspects_next = offered < n && !is_suspect(w->offered[0]);
+    return offered;
 }
 
 /* No lock held. False: all were cancelled in the meantime. */
@@ -479,7 +509,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
         close_door(w, alone || others);
     mp_mutex_unlock(&entry->lock);
     if (waits) {
-        preempt(w, victim);
+        preempt(w, victim, MP_METRIC_preemptions);
         return;
     }
     mp_error error;
@@ -496,14 +526,18 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
         mp_fail(&error, MP_MODEL, "%s: the model failed while computing", entry->key);
     if (error.code == MP_INTERNAL)
         w->fault = error;
-    if (!mp_entry_fault(entry, ticket, error.code, alone, noted)) {
+    if (!mp_entry_fault(entry, ticket, error.code, alone && !w->engine->outside, noted)) {
         end_item(w, ticket, error.code, &error);
         return;
     }
-    w->engine->ops->retire(w->engine, &ticket->item);
+    if (ticket->item.call->goes_on) {
+        w->engine->ops->preempt(w->engine, &ticket->item);
+    } else {
+        w->engine->ops->retire(w->engine, &ticket->item);
+        ticket->item.cursor = 0;
+    }
     w->trimmed = ticket->admitted = false;
     ticket->tried = true;
-    ticket->item.cursor = 0;
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);
@@ -587,18 +621,13 @@ static bool step(mp_worker *w) {
     uint64_t budget_ns = services->step_budget_ns;
     if (alone && !mp_cores_contended(services->cores_seen))
         budget_ns *= ALONE;
-    w->plan.count = 0;
-    w->plan.lanes = 1;
-    w->plan.masks = w->plan.together = false;
-    w->plan.cost_ns = 0;
-    w->engine->ops->plan(w->engine, w->order, n, budget_ns, &w->plan);
-    assert((w->plan.count > 0 || w->plan.masks) && w->plan.count <= n);
-    if (is_lost(w)) { /* before the step: nobody was in it, but one of them may be the cause */
+    bool lost;
+    n = plan_step(w, n, budget_ns, &lost);
+    if (lost) { /* before the step: nobody was in it, but one of them may be the cause */
         for (int i = 0; i < n; i++)
-            lose_with(w, w->order[i]->ticket);
+            lose_with(w, w->offered[i]->ticket);
         return true;
     }
-
     if (w->plan.count == 0) {
         wait_for_masks(w);
         return true;
@@ -661,7 +690,7 @@ void mp_worker_serve(mp_worker *w) {
         is_lost(w);
         if (w->fault.code != MP_OK) { /* others go on elsewhere, with the same bytes */
             while (w->active_count)
-                preempt(w, w->active[w->active_count - 1]);
+                preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
             return;
         }
     }

@@ -100,6 +100,7 @@ typedef struct mp_worker {
     mp_outcome outcomes[MP_PLAN_MAX];
     mp_step_work counted;            /* of the engine, as far as metrics know it */
     mp_item *order[MP_ACTIVE_MAX];   /* active items in order of preference */
+    mp_item *offered[MP_ACTIVE_MAX]; /* those of them that the plan is made of */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* just taken from the queue, to be admitted */
     int fresh_count;
     uint64_t virtual_ns;                /* an equal share, by weight, of every step so far */

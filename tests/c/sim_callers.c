@@ -7,6 +7,14 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
+/* A call is tried again once, unless a piece of its result was seen that it cannot go on from, or the like of it has
+ * been there before. */
+static bool failed_for_good(const record *r) {
+    const sim_call *call = r->call;
+    return call->failed != 1 || !call->innocent || call->failed_late || r->cancelled || r->deadline_ns ||
+           r->patience_ns || w.shutting_down;
+}
+
 /* Why a call, a load or whatever ended so. */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what) {
     bool fine = false;
@@ -45,12 +53,10 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = w.load_fails || w.stalls || (w.crashes && !(r->call && r->call->innocent));
         break;
     case MP_INTERNAL:
-        /* it is tried again once, unless a piece of its result was seen, or the like of it has been there before */
-        fine = w.crashes && (r->call->failed != 1 || !r->call->innocent || r->call->failed_late || r->cancelled ||
-                             r->deadline_ns || r->patience_ns || w.shutting_down);
+        fine = w.crashes && failed_for_good(r);
         break;
     case MP_INTEGRITY:
-        fine = w.files_change;
+        fine = w.files_change && (!fakes.processes || !r->call || failed_for_good(r));
         break;
     case MP_MEMORY_EXHAUSTED:
         fine = w.refused_memory || w.tight;
@@ -67,7 +73,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
                w.crashes;
         break;
     case MP_RECV:
-        fine = w.stalls;
+        fine = w.stalls || (fakes.processes && r->call &&
+                            (r->call->adrift > 1 || (r->call->failed && failed_for_good(r))));
         break;
     case MP_OVERLOADED:
         fine = !r->ticket;

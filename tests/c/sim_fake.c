@@ -18,6 +18,10 @@ typedef struct fake_engine {
     sim_model *model;
     mp_budget *budget;
     int used, admitted, inside;
+    bool gone, parked; /* parked: nothing could be planned */
+    mp_error lost;
+    mp_item *offered[MP_PLAN_MAX]; /* to the plan, or to admit, that it was asked for just now */
+    int offers;
 } fake_engine;
 
 typedef struct fake_model {
@@ -40,6 +44,32 @@ static void enter(fake_engine *engine) {
 }
 
 static void leave(fake_engine *engine) { engine->inside--; }
+
+/* --- engines that are processes --- */
+
+static void lose(fake_engine *engine, bool outside) {
+    engine->gone = true;
+    engine->base.outside = outside;
+    mp_fail(&engine->lost, MP_RECV, "the process is gone");
+}
+
+/* Whether it is gone, now at the latest. */
+static bool is_gone(fake_engine *engine) {
+    if (!engine->gone && engine->model->loses && sim_below(100) < (uint64_t)engine->model->loses)
+        lose(engine, true);
+    return engine->gone;
+}
+
+static const mp_error *engine_lost(mp_engine *base) {
+    fake_engine *engine = (fake_engine *)base;
+    enter(engine);
+    bool gone = engine->gone || (sim_below(4) == 0 && is_gone(engine));
+    for (int i = 0; gone && i < engine->offers; i++)
+        ((sim_call *)engine->offered[i]->call)->adrift++;
+    engine->offers = 0;
+    leave(engine);
+    return gone ? &engine->lost : NULL;
+}
 
 static bool take(fake_engine *engine, int memory) {
     if (engine->model->memory && engine->used + memory > engine->model->memory)
@@ -64,12 +94,20 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(!call->admitted && !call->finished && call->failed < 2); /* a fault is tried again once ... */
     SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again, */
     SIM_CHECK(!call->failed_late);                                     /* and what was seen stays as it is */
+    SIM_CHECK(call->adrift < 2);
+    SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
         sim_now() > fakes.jumped_ns + LATE_NS)
         sim_fail("a call starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
-    if (call->refused) {
+    if (is_gone(engine)) {
+        *error = engine->lost;
+        status = error->code;
+        call->moved = true;
+        engine->offered[engine->offers++] = item;
+    } else if (call->refused) {
         status = mp_fail(error, MP_UNSUPPORTED, "refused");
+        engine->offered[engine->offers++] = item;
     } else if (!take(engine, call->memory)) {
         status = mp_fail(error, MP_MEMORY_EXHAUSTED, "no memory for %d", call->memory);
     } else {
@@ -83,6 +121,10 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
             item->abandon = NULL;
             call->saved = 0;
             call->admitted = 1;
+            fakes.again += call->moved;
+            call->moved = false;
+            call->parked = &engine->parked;
+            engine->parked = false;
             engine->admitted++;
         } else {
             engine->used -= call->memory;
@@ -102,7 +144,8 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
     engine->admitted--;
     SIM_CHECK(engine->used >= 0 && engine->admitted >= 0);
     call->admitted = 0;
-    call->waits = call->parked = false;
+    call->waits = engine->parked = false;
+    call->moved |= engine->gone;
     if (keep) {
         call->saved = 1;
         item->abandon = abandon;
@@ -110,6 +153,20 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
     }
     mp_free(state);
     item->state = NULL;
+    if (!call->finished)
+        call->done = 0;
+}
+
+/* One that goes on keeps what it has done, others begin again if their state does not stay. */
+static void give_way(fake_engine *engine, mp_item *item) {
+    sim_call *call = (sim_call *)item->call;
+    uint32_t done = call->done;
+    bool moves = engine->gone || call->moved;
+    forget(engine, item, call->keeps_state);
+    call->done = done;
+    call->moved = moves;
+    engine->model->preempted++;
+    fakes.given_way += !moves;
 }
 
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
@@ -117,6 +174,16 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     sim_model *model = engine->model;
     enter(engine);
     SIM_CHECK(n > 0 && n <= engine->admitted && budget_ns > 0);
+    engine->offers = 0;
+    memcpy(engine->offered, items, (size_t)n * sizeof(*items));
+    engine->offers = n;
+    if (is_gone(engine)) {
+        plan->items[plan->count] = items[0];
+        plan->amount[plan->count++] = 1;
+        plan->lanes = 1;
+        leave(engine);
+        return;
+    }
     for (int i = 0; i < n && (model->plan_items == 0 || plan->count < model->plan_items); i++) {
         sim_call *call = (sim_call *)items[i]->call;
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2);
@@ -128,9 +195,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = model->step_units && model->step_units < left ? model->step_units : left;
     }
-    for (int i = 0; i < n; i++)
-        ((sim_call *)items[i]->call)->parked = plan->count == 0;
     plan->lanes = model->lanes;
+    engine->parked = plan->count == 0;
     leave(engine);
 }
 
@@ -158,6 +224,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     fake_engine *engine = (fake_engine *)base;
     sim_model *model = engine->model;
     enter(engine);
+    if (engine->gone) { /* since the plan: nobody was in the step */
+        for (int i = 0; i < plan->count; i++)
+            outcomes[i] = MP_OUTCOME_MORE;
+        leave(engine);
+        return;
+    }
     if (model->stuck_steps > 0) {
         model->stuck_steps--;
         mp_sys_sleep_ns(model->stuck_ns);
@@ -172,7 +244,11 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     bool taken_along = false;
     for (int i = 0; i < plan->count && fakes.whole && whole; i++)
-        taken_along |= breaks_down((const sim_call *)plan->items[i]->call);
+        taken_along |= breaks_down((const sim_call *)plan->items[i]->call) &&
+                       !((const sim_call *)plan->items[i]->call)->spoils;
+    if (fakes.processes && whole && taken_along)
+        lose(engine, false);
+    bool killed = whole && !taken_along && is_gone(engine);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         sim_call *call = (sim_call *)item->call;
@@ -186,15 +262,20 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         outcomes[i] = MP_OUTCOME_MORE;
         if (!whole)
             continue;
-        if (breaks_down(call) || (taken_along && !call->numeric)) {
-            if (call->innocent && call->failed)
+        if (breaks_down(call) || (taken_along && !call->numeric) || killed) {
+            if (call->innocent && call->failed && !fakes.processes)
                 sim_fail("a call failed twice beside others");
+            bool spoilt = call->spoils && breaks_down(call) && !engine->gone;
             call->internal -= breaks_down(call);
-            call->failed_late = call->streams && call->done;
-            mp_fail(&item->error, MP_INTERNAL, "the engine broke down");
+            call->failed_late = call->done && (spoilt || !call->base.goes_on) && call->streams;
+            if (engine->gone)
+                item->error = engine->lost;
+            else
+                mp_fail(&item->error, spoilt ? MP_INTEGRITY : MP_INTERNAL, "the engine broke down");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
-            broken = true;
+            call->moved = true;
+            broken |= !spoilt;
             continue;
         }
         if (call->numeric) {
@@ -216,6 +297,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             continue;
         }
         call->done += plan->amount[i];
+        item->cursor = call->done;
+        call->shown = call->done;
         SIM_CHECK(call->done <= call->units && (!call->masked || call->done == call->masks));
         if (call->done == call->units) {
             call->finished++;
@@ -232,8 +315,7 @@ static void engine_preempt(mp_engine *base, mp_item *item) {
     fake_engine *engine = (fake_engine *)base;
     enter(engine);
     SIM_CHECK(((sim_call *)item->call)->admitted);
-    forget(engine, item, ((sim_call *)item->call)->keeps_state);
-    engine->model->preempted++;
+    give_way(engine, item);
     leave(engine);
 }
 
@@ -289,6 +371,8 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     engine->base.ops = &ops;
     engine->model = model;
     engine->budget = budget;
+    engine->base.lost = fakes.processes ? engine_lost : NULL;
+    mp_error_clear(&engine->lost);
     model->engines++;
     *out = &engine->base;
     return MP_OK;

@@ -22,6 +22,7 @@ typedef struct sim_model { /* what one loader loads */
     int stuck_steps; /* the next so many steps stand still for stuck_ns and look at nothing */
     uint64_t stuck_ns;
     bool uneven; /* every other step takes no time */
+    int loses;   /* percent of what is asked of an engine that is a process during which somebody kills it */
     /* counts: what exists */
     int loading, models, engines, loaders;
     int loads, steps, preempted;
@@ -42,6 +43,10 @@ typedef struct sim_call {
     bool innocent;           /* never the cause of a failure, and unlike all that may be */
     bool streams;            /* its caller sees each unit as it is done */
     bool failed_late;        /* after one of them */
+    bool spoils;             /* INTEGRITY instead of INTERNAL, and the engine goes on */
+    uint32_t shown;          /* units of one that goes on which its caller may have seen */
+    int adrift;              /* times that its engine was lost before a step that it was to be in */
+    bool moved;              /* its engine was lost or failed, and it is not admitted again yet */
     uint64_t deadline_ns;    /* that the engine is to be told */
     int saved;               /* states that a preemption has left */
     int finished, failed;    /* times an engine completed it, or made it fail */
@@ -49,7 +54,8 @@ typedef struct sim_call {
     uint64_t unwanted_ns;    /* when it was cancelled or let go of; 0 = it was not */
     bool masked;             /* each unit needs a mask ... */
     uint32_t masks;          /* ... and for so many they are there */
-    bool waits, parked;      /* a unit was computed before its mask came; its worker has nothing else to do */
+    bool waits;              /* a unit was computed before its mask came */
+    const bool *parked;      /* its worker has nothing to do */
 } sim_call;
 
 typedef struct sim_fakes {
@@ -62,6 +68,8 @@ typedef struct sim_fakes {
     uint64_t backoff_ns; /* a load that failed is not tried again before; 0 = it may be */
     bool whole;          /* a step with a call that breaks an engine down fails for all its calls */
     int crashes_most;    /* of a model within 50 s; 0 = any number */
+    bool processes;      /* an engine may be lost; a call that breaks it down takes it along */
+    int again, given_way; /* admissions after that; preemptions for other reasons */
 } sim_fakes;
 extern sim_fakes fakes;
 

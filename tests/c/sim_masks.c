@@ -1,6 +1,7 @@
-/* sim_masks.c: a world of calls that wait for masks. One thread brings them, as the caller of a process does for all:
+/* sim_masks.c: worlds of calls that wait for masks. One thread brings them, as the caller of a process does for all:
  * late, in any order among the calls, now and then a ring without one, to some calls none at all, and rings for calls
- * that are over. See sim_state.h. */
+ * that are over. In the world `lost` workers are processes besides, which are killed or break down under calls of all
+ * kinds, those with masks and streams too. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -91,7 +92,7 @@ static void masks_submitted(record *r) {
 static void masks_rest(void) {
     for (int i = 0; i < masks.count; i++) {
         const sim_call *call = masks.calls[i].call;
-        if (call->parked && call->masks > call->done)
+        if (call->waits && *call->parked && call->masks > call->done)
             sim_fail("a mask is there, and the worker that waits for it sleeps");
     }
 }
@@ -107,5 +108,62 @@ const sim_special sim_masks = {.script = masks_script,
                                .submitted = masks_submitted,
                                .rest = masks_rest,
                                .finish = masks_finish};
+
+/* --- lost --- */
+
+static void lost_tune(mp_registry_config *config) {
+    config->breaker_threshold = percent(50) ? -1 : 5 + of(20);
+    config->breaker_window_ns = 1000 * MS;
+    config->breaker_rest_ns = MS + sim_below(50 * MS);
+    config->max_workers = 1 + of(3);
+    config->keep_alive_ns = MP_FOREVER;
+    fakes.processes = fakes.whole = true;
+    w.files_change = percent(50);
+}
+
+static void lost_script(sim_model *model) {
+    masks_script(model);
+    model->loses = percent(70) ? of(12) : 0;
+    model->step_units = 1;
+}
+
+static void lost_begin(void) {
+    w.crashes = true;
+    masks_begin();
+}
+
+static void lost_call(record *r, mp_submit_options *options) {
+    sim_call *call = r->call;
+    options->keep_alive_ns = 0;
+    masks_call(r, options);
+    call->keeps_state = percent(50);
+    call->internal = percent(10) ? 1 + of(2) : 0;
+    call->internal_from = percent(50) ? (uint32_t)of((int)call->units) : 0;
+    call->numeric = false;
+    call->streams = call->masked || percent(50);
+    call->base.goes_on = call->masked || (call->streams && percent(80));
+    call->spoils = w.files_change && percent(30);
+    call->innocent = !call->internal;
+}
+
+/* What was counted is what was seen, but for calls that ended before they were admitted again. */
+static void lost_finish(void) {
+    mp_registry_stats stats;
+    masks_finish();
+    mp_registry_get_stats(w.registry, &stats);
+    if (stats.retries < (uint64_t)fakes.again)
+        sim_fail("%llu second tries were counted, there were %d", (unsigned long long)stats.retries, fakes.again);
+    if (stats.preemptions > (uint64_t)fakes.given_way)
+        sim_fail("%llu preemptions were counted, there were %d", (unsigned long long)stats.preemptions,
+                 fakes.given_way);
+}
+
+const sim_special sim_lost = {.tune = lost_tune,
+                              .script = lost_script,
+                              .begin = lost_begin,
+                              .call = lost_call,
+                              .submitted = masks_submitted,
+                              .rest = masks_rest,
+                              .finish = lost_finish};
 
 #endif

@@ -27,7 +27,7 @@ typedef struct sim_special {
     void (*finish)(void);                                /* the callers have ended, the registry is open */
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
-    sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks;
+    sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost;
 
 typedef struct caller {
     int number, fibre;

@@ -238,6 +238,7 @@ static const sim_world worlds[] = {
     {.name = "jumps", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_jumps},
     {.name = "cut", .body = registry_world, .callers = 4, .keys = 2, .shutdown = true, .special = &sim_cut},
     {.name = "masks", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_masks},
+    {.name = "lost", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_lost},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},

@@ -405,7 +405,9 @@ MP_TEST(isolation_what_a_call_may_fail_with) {
         taken += right;
         s.engine->ops->retire(s.engine, &another);
         scene_end(&s);
+        mp_call_destroy(&call->base);
 
+        call = text_call();
         memset(&s, 0, sizeof s);
         s.mutate_at = -1;
         scene_admit(&s, &call->base, 7);

@@ -247,6 +247,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     }
     engine->base.ops = &ops;
     engine->base.lost = engine_lost;
+    engine->base.outside = model->fake->outside;
     engine->base.process = model->fake->process;
     engine->fake = model->fake;
     engine->budget = budget;

@@ -37,6 +37,7 @@ typedef struct fake { /* one a key; must outlive the registry */
     _Atomic bool step_stalls; /* a step does not end, shows no sign of life, and nobody can call it off */
     _Atomic bool hold;  /* steps do not end while set */
     bool whole;         /* a step with a call that faults fails for all its calls, as when a process dies */
+    bool outside;       /* and somebody else's doing it is */
 } fake;
 
 /* Lanes that are in steps of all fakes together. */

@@ -45,10 +45,16 @@ static void submit_together(mp_registry *registry, fake *fake, fake_call **calls
     MP_CHECK_INT(fake_finish(first), MP_OK);
 }
 
-static mp_status once(mp_registry *registry, uint64_t fingerprint, int kills) {
+static mp_status once_as(mp_registry *registry, uint64_t fingerprint, int kills, mp_status fault) {
     mp_status status;
-    mp_ticket *ticket = fake_submit(registry, "a", call_of(fingerprint, kills), &status);
+    fake_call *call = call_of(fingerprint, kills);
+    call->fault = fault;
+    mp_ticket *ticket = fake_submit(registry, "a", call, &status);
     return ticket ? fake_finish(ticket) : status;
+}
+
+static mp_status once(mp_registry *registry, uint64_t fingerprint, int kills) {
+    return once_as(registry, fingerprint, kills, MP_INTERNAL);
 }
 
 /* The innocent 1 is beside one culprit after the other. */
@@ -69,6 +75,19 @@ MP_TEST(quarantine_spares_who_was_beside_a_culprit) {
     mp_registry_get_stats(registry, &stats);
     MP_CHECK_INT(stats.worker_faults, 2 * 2); /* each culprit had two workers */
     fake_end(registry);
+}
+
+/* Who kills workers from outside brands nobody, however often, and alone. */
+MP_TEST(quarantine_of_what_was_killed_from_outside) {
+    for (int outside = 0; outside < 2; outside++) {
+        fake fake;
+        mp_registry *registry = start(&fake, 1);
+        fake.outside = outside;
+        for (int i = 0; i < 3; i++)
+            MP_CHECK_INT(once_as(registry, 100, 2, MP_RECV), i && !outside ? MP_MODEL : MP_RECV);
+        MP_CHECK_INT(once(registry, 100, 0), outside ? MP_OK : MP_MODEL);
+        fake_end(registry);
+    }
 }
 
 /* Two of them, and nobody succeeds between: two fatal steps in company, and no more than suspicion. */

@@ -411,17 +411,19 @@ MP_TEST(workers_fault_is_tried_again_once) {
     fake_end(registry);
 }
 
-/* In which step does not matter, but not once the caller has seen a piece of the result. */
+/* In which step does not matter, but once the caller has seen a piece of the result it goes on from there or not at
+ * all. */
 MP_TEST(workers_fault_of_a_later_step) {
     static const struct {
         uint32_t from;
         int faults;
-        bool streams;
+        bool streams, goes_on;
         mp_status ends;
         int retries;
-    } rows[] = {{0, 1, true, MP_OK, 1},     {1, 1, true, MP_MODEL, 0},  {4, 1, true, MP_MODEL, 0},
-                {1, 1, false, MP_OK, 1},    {4, 1, false, MP_OK, 1},    {4, 2, false, MP_MODEL, 1},
-                {4, 1, false, MP_INTERNAL, 1}};
+    } rows[] = {{0, 1, true, false, MP_OK, 1},  {1, 1, true, false, MP_MODEL, 0}, {4, 1, true, false, MP_MODEL, 0},
+                {1, 1, false, false, MP_OK, 1}, {4, 1, false, false, MP_OK, 1},   {4, 2, false, false, MP_MODEL, 1},
+                {1, 1, true, true, MP_OK, 1},   {4, 1, true, true, MP_OK, 1},     {4, 2, true, true, MP_MODEL, 1},
+                {4, 1, false, true, MP_OK, 1},  {4, 1, false, false, MP_INTERNAL, 1}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         fake fake;
         fake_init(&fake);
@@ -434,9 +436,29 @@ MP_TEST(workers_fault_of_a_later_step) {
         call->fault_from = rows[i].from;
         call->faults = rows[i].faults;
         call->streams = rows[i].streams;
+        call->base.goes_on = rows[i].goes_on;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), dies ? MP_OK : rows[i].ends);
         MP_CHECK_INT(stats_of(registry).retries, rows[i].retries);
         MP_CHECK_INT(stats_of(registry).worker_faults, rows[i].faults);
+        MP_CHECK_INT(fake.preempted, rows[i].goes_on);
+        MP_CHECK_INT(stats_of(registry).preemptions, 0);
+        fake_end(registry);
+    }
+}
+
+/* What was computed from a file that is another by now does not go on. */
+MP_TEST(workers_fault_of_a_file) {
+    for (uint32_t from = 0; from < 2; from++) {
+        fake fake;
+        fake_init(&fake);
+        fake.step_units = 1;
+        mp_registry *registry = fake_registry(1, 0);
+        fake_add(registry, "a", &fake, false);
+        fake_call *call = faulty(MP_INTEGRITY, 1);
+        call->units = 3;
+        call->fault_from = from;
+        call->streams = call->base.goes_on = true;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), from ? MP_INTEGRITY : MP_OK);
         fake_end(registry);
     }
 }
@@ -454,6 +476,8 @@ MP_TEST(workers_lost_before_a_step) {
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
         MP_CHECK_INT(stats_of(registry).workers_spawned, 3);
+        MP_CHECK_INT(stats_of(registry).retries, 1);
+        MP_CHECK_INT(stats_of(registry).preemptions, 0);
         fake_end(registry);
     }
 }

@@ -47,6 +47,7 @@ MP_TEST_SECONDS(sim_world_balance, 60) { run("balance", 1000); }
 MP_TEST_SECONDS(sim_world_jumps, 60) { run("jumps", 1500); }
 MP_TEST_SECONDS(sim_world_cut, 60) { run("cut", 4000); }
 MP_TEST_SECONDS(sim_world_masks, 60) { run("masks", 4000); }
+MP_TEST_SECONDS(sim_world_lost, 60) { run("lost", 1000); }
 MP_TEST_SECONDS(sim_world_pool_alone, 60) { run("pool", 3000); }
 MP_TEST_SECONDS(sim_world_cores_alone, 60) { run("cores", 3000); }
 MP_TEST_SECONDS(sim_world_governor_alone, 60) { run("governor", 3000); }
@@ -74,7 +75,7 @@ MP_TEST_SECONDS(sim_world_tiny_in_all_schedules, 60) {
 static const char *const names[] = {"calls",    "memory",  "swaps",   "shutdown", "faults",    "storm",   "five",
                                     "streams",  "stuck",   "two",     "cold",     "evictions", "reclaim", "deadlines",
                                     "flapping", "crashes", "chaos",   "balance",  "jumps",     "cut",
-                                    "ahead",    "masks"};
+                                    "ahead",    "masks",   "lost"};
 enum { WORLDS = sizeof(names) / sizeof(names[0]) };
 
 /* The same seed gives the same run, whatever ran before it. */

@@ -135,7 +135,7 @@ async def _while_killing(pool: mpool.Pool, calls: list[Any]) -> list[Any]:
 
 
 def test_a_worker_process_is_killed_among_streams(llama: Path) -> None:
-    """Every stream has its one end, and the next request is served."""
+    """Every stream goes on and has its one end, and the next request is served."""
     config = mpool.PoolConfig(isolation="process", shutdown_grace=1.0)
     with serving([f"llama={llama}"], config) as server:
         pool = server.state.pool
@@ -147,7 +147,7 @@ def test_a_worker_process_is_killed_among_streams(llama: Path) -> None:
                 for at in range(6)])
 
         found = asyncio.run(work())
-        assert {end for _, end in found} <= {"done", "worker_lost"}
+        assert {end for _, end in found} == {"done"}
         assert asyncio.run(streamed(server.port, {**CHAT, "max_tokens": 5}))[1] == "done"
         idle(server)
 
