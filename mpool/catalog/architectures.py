@@ -199,10 +199,13 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
 
 
-def missing(names: list[str], *, file: str) -> FormatError:
-    """The error for tensors that a model needs and its files do not have."""
+def missing(names: list[str], *, file: str, others: list[str] | None = None) -> FormatError:
+    """The error for tensors that a model needs and its files do not have; ``others``: what they have and it needs
+    not."""
     return FormatError(file=file, field="tensors", got=f"{_listed(names)} missing",
-                       allowed="every tensor of the architecture")
+                       allowed="every tensor of the architecture",
+                       hint=f"The files hold a variant that this version of mpool does not compute: they have "
+                            f"{_listed(others)}" if others else None)
 
 
 def surplus(row: Architecture, names: list[str], *, file: str) -> FormatError:
@@ -250,10 +253,10 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
             del found["output.weight"]
     absent = [named(tensor)[0].partition("[")[0] for gguf, tensor in table.items()
               if gguf not in found and (tensor.needed or tensor.when == "tied" and not tied)]
-    if absent:
-        raise missing(list(dict.fromkeys(absent)), file=file)
     harmless = re.compile("|".join(row.harmless))
     extra = [name for name in left if not harmless.fullmatch(name)]
+    if absent:
+        raise missing(list(dict.fromkeys(absent)), file=file, others=extra)
     if extra:
         raise surplus(row, extra, file=file)
     return [replace(entry, name=gguf)

@@ -71,7 +71,7 @@ ROWS = (
     _decoder("gpt_oss", "GPT-OSS"),
     _decoder("deepseek2", "DeepSeek-V2, V3 and R1, Kimi K2"),
     _decoder("smollm3", "SmolLM3"),
-    _decoder("granite", "Granite 3"),
+    _decoder("granite", "Granite 3, and 4 without Mamba's layers"),
     _decoder("phi3", "Phi-3, Phi-4"),
     _decoder("gemma2", "Gemma 2"),
     _decoder("gemma3", "Gemma 3 (its texts)"),

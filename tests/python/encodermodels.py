@@ -249,9 +249,10 @@ class JinaBert(torch.nn.Module):
         near = 2 ** math.floor(math.log2(self.heads))
         return powers(near) + powers(2 * near)[0::2][:self.heads - near]
 
-    def forward(self, ids: Any) -> Any:
+    def forward(self, ids: Any, types: Any = None) -> Any:
         part, n = self.part, ids.shape[1]
-        x = part["embeddings.word_embeddings"](ids) + part["embeddings.token_type_embeddings"](torch.zeros_like(ids))
+        types = torch.zeros_like(ids) if types is None else types
+        x = part["embeddings.word_embeddings"](ids) + part["embeddings.token_type_embeddings"](types)
         x = part["embeddings.LayerNorm"](x)
         distance = (torch.arange(n)[:, None] - torch.arange(n)[None, :]).abs().float()
         bias = -torch.tensor(self.slopes())[:, None, None] * distance

@@ -72,6 +72,10 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite": ("GraniteConfig", "GraniteForCausalLM",
                 {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
                  "logits_scaling": 4.0}),
+    "granite_hybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                       {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+                        "logits_scaling": 4.0, "num_local_experts": 0, "num_experts_per_tok": 0,
+                        "shared_intermediate_size": 112, "position_embedding_type": "rope", "mamba_n_heads": 8}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {"sliding_window": 90}),
     "phi3_partial": ("Phi3Config", "Phi3ForCausalLM",
                      {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
@@ -99,11 +103,12 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                           "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
 }
 #: Kinds of layers, where a default pattern would need more of them.
-LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"]}
+LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
+               "granite_hybrid": ["attention"] * 3}
 
 #: Of these, what GGUF files cannot say, or do not: a window, or where it is; scales.
 FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
-                "gemma2_scalar", "gemma3_types")
+                "granite_hybrid", "gemma2_scalar", "gemma3_types")
 #: Layers that a model needs to have some of every kind.
 LAYERS = {"smollm3": 5, "gemma3": 7}
 

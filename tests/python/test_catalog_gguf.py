@@ -141,6 +141,19 @@ def test_sizes_of_layers() -> None:
     assert read(LLAMA | layers, llama_shapes()).spec == read(LLAMA, llama_shapes()).spec
 
 
+def test_granite_4() -> None:
+    """Without Mamba's layers; with them it is refused."""
+    hybrid = {name.replace("llama.", "granitehybrid."): value for name, value in LLAMA.items()} | {
+        "general.architecture": "granitehybrid", "granitehybrid.attention.head_count_kv": [2, 2],
+        "granitehybrid.ssm.conv_kernel": 4, "granitehybrid.rope.scaling.finetuned": True,
+        "granitehybrid.logit_scale": 10.0, "granitehybrid.attention.scale": 0.5}
+    spec = read(hybrid, llama_shapes()).spec
+    assert spec.architecture == "granite" and spec.kv["granite.attention.head_count_kv"] == 2
+    assert (spec.kv["mpool.output_scale"], spec.kv["mpool.attention_scale"]) == (0.1, 0.5)
+    with pytest.raises(U, match="head_count_kv"):
+        read(hybrid | {"granitehybrid.attention.head_count_kv": [0, 2]}, llama_shapes())
+
+
 def test_qwen2() -> None:
     kv = {name.replace("llama.", "qwen2."): value for name, value in LLAMA.items()} | {"general.architecture": "qwen2"}
     found = read(kv, llama_shapes(qwen=True))

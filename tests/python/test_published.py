@@ -172,3 +172,60 @@ def test_a_clip_without_a_tokenizer_json(tmp_path: Path) -> None:
     with mpool.Pool() as pool:
         got = pool.embed(texts, str(tmp_path), compute="float32")
     assert np.abs(got - expected).max() <= 1e-4
+
+
+def test_a_reranker_of_jina(tmp_path: Path) -> None:
+    """jina-reranker-v1: JinaBERT with BERT's head."""
+    import encodermodels
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    model, pooler, classifier = encodermodels.JinaBert(2), torch.nn.Linear(48, 48), torch.nn.Linear(48, 1)
+    for part in (model, pooler, classifier):
+        randomise(part, 4)
+    encodermodels.save_jina(model, tmp_path)
+    tensors = {f"bert.{name}": tensor for name, tensor in model.published().items()}
+    for name, layer in (("bert.pooler.dense", pooler), ("classifier", classifier)):
+        tensors |= {f"{name}.{kind}": tensor.detach() for kind, tensor in layer.state_dict().items()}
+    config = json.loads((tmp_path / "config.json").read_text()) | {
+        "architectures": ["JinaBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    encodermodels.save_tensors(tensors, config, tmp_path)
+    words = {"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, **{f"w{i}": i for i in range(3, encodermodels.VOCAB)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    documents = ["w9 w30", "w100 w8 w7 w6"]
+    expected = []
+    for document in documents:
+        second = [int(word[1:]) for word in document.split()] + [1]
+        ids, types = torch.tensor([[0, 5, 6, 1, *second]]), torch.tensor([[0] * 4 + [1] * len(second)])
+        with torch.no_grad():
+            expected.append(float(torch.sigmoid(classifier(torch.tanh(pooler(model(ids, types)[:, 0]))))))
+    with mpool.Pool() as pool:
+        scores = pool.rerank("w5 w6", documents, str(tmp_path), compute="float32")
+    assert np.abs([one.score for one in sorted(scores, key=lambda one: one.index)] - np.array(expected)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised by awq.*gguf"),
+    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "quantised by fp8.*gguf"),
+    ({"quantization": {"group_size": 64, "bits": 4}}, "quantised, .*gguf")])
+def test_quantised_folders_are_refused_in_words(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    paritymodels.decoder("llama", 1).save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", changes)
+    with pytest.raises(mpool.Unsupported, match=words):
+        described(tmp_path)
+
+
+def test_a_variant_is_named(tmp_path: Path) -> None:
+    """jina-embeddings-v2-base-code norms queries and keys, and calls its layers otherwise."""
+    import encodermodels
+
+    model = encodermodels.JinaBert(1)
+    encodermodels.save_jina(model, tmp_path)
+    tensors = {name.replace("mlp.gated_layers", "mlp.up_gated_layer"): tensor
+               for name, tensor in model.published().items()}
+    tensors["encoder.layer.0.attention.self.layer_norm_q.weight"] = torch.ones(48)
+    encodermodels.save_tensors(tensors, json.loads((tmp_path / "config.json").read_text()), tmp_path)
+    with pytest.raises(mpool.FormatError, match="mlp.gated_layers.weight missing.*a variant.*layer_norm_q"):
+        described(tmp_path)

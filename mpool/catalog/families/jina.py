@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..fields import Fields
 from ..spec import Value
 from .reading import check_neutral, refuse, sizes, unsupported
-from .rows import Architecture, Config, Tensor, layer
+from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _BLOCK = "encoder.layer.{}"
 _TENSORS = (
@@ -62,5 +62,6 @@ ROWS = (
         prefixes=("", "bert."), read=read_jina, tensors=_TENSORS,
         harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?pooler\..*", r"cls\..*", r"classifier\..*"),
         epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", complete=complete,
-        handled=frozenset({"attention.max_alibi_bias"}), remote=True),
+        handled=frozenset({"attention.max_alibi_bias"}), remote=True,
+        head=lambda config: Head("cls", (HeadLayer("bert.pooler.dense", "tanh"), HeadLayer("classifier", "identity")))),
 )

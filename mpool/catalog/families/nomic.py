@@ -35,10 +35,10 @@ _TENSORS = (
 
 #: What the published code can do beside what the published models do, under GPT-2's names: the values taken here.
 _PLAIN: dict[str, tuple[object, ...]] = {
-    "activation_function": ("swiglu",), "prenorm": (False,), "causal": (False,), "qkv_proj_bias": (False,),
-    "mlp_fc1_bias": (False,), "mlp_fc2_bias": (False,), "parallel_block": (False,), "rotary_emb_fraction": (1, 1.0),
-    "rotary_emb_interleaved": (False,), "rotary_emb_scale_base": (None,), "use_rms_norm": (False, None),
-    "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "moe_every_n_layers": (0, None),
+    "moe_every_n_layers": (0, None), "activation_function": ("swiglu",), "prenorm": (False,), "causal": (False,),
+    "qkv_proj_bias": (False,), "mlp_fc1_bias": (False,), "mlp_fc2_bias": (False,), "parallel_block": (False,),
+    "rotary_emb_fraction": (1, 1.0), "rotary_emb_interleaved": (False,), "rotary_emb_scale_base": (None,),
+    "use_rms_norm": (False, None), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
     "layer_norm_type": (None,), "shared_expert": (None,),
 }
 #: Keys that change nothing: how it was trained, and how its kernels were chosen.

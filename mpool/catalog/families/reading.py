@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from ...errors import LimitError, Unsupported
 from ..fields import Fields, describe
+from ..json_strict import shorten
 from ..spec import Value
 from .rows import Architecture
 
@@ -64,7 +65,7 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "is_causal": (True,), "use_bidirectional_attention": (False,), "scale_embeddings": (False,),
     "parallel_attention": (False,), "layer_norm_type": (), "norm_type": (), "alibi": (False,), "use_alibi": (False,),
     "attention_window": (None,), "sliding_window": (None,), "use_sliding_window": (False,),
-    "quantization_config": (None,), "compression_config": (None,),
+    "quantization_config": (None,), "compression_config": (None,), "quantization": (None,),
     "matryoshka_dimensions": None,
 }
 
@@ -83,9 +84,18 @@ def check_neutral(config: Fields, used: set[str]) -> None:
         if key not in _NEUTRAL:
             log.info("%s: key %s is not known and changes nothing", config.file, key)
         elif neutral is not None and value is not None and value not in neutral:
+            if key in ("quantization_config", "quantization"):
+                _refuse_quantised(config, key)
             unsupported(config, key, " or ".join(describe(v) if not isinstance(v, dict) else "none" for v in neutral)
-                         or "models without it", "Use an unquantised model in safetensors, or a quantised .gguf"
-                         if key == "quantization_config" else None)
+                         or "models without it")
+
+
+def _refuse_quantised(config: Fields, key: str) -> NoReturn:
+    """Of AWQ, GPTQ, bitsandbytes, FP8 and others, each of which packs weights in its own way."""
+    method = Fields.of(config.get(key), file=config.file, at=config.name(key)).get("quant_method")
+    raise Unsupported(f"{config.file}: {config.name(key)} says that the weights are quantised"
+                      f"{f' by {shorten(method)}' if isinstance(method, str) else ''}, which mpool does not read from "
+                      "safetensors", hint="Use the unquantised model in safetensors, or a quantised .gguf of it")
 
 
 def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...]) -> str:
