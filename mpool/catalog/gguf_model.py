@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError, Unsupported
-from . import architectures, pipeline_names, scoring
+from . import architectures, ollama_gguf, pipeline_names, scoring
 from .families import ROWS, Architecture
 from .families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
 from .fields import Fields, describe
@@ -121,7 +121,7 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
         from .pipelines import describe_with_gguf
 
         return describe_with_gguf(path, tensors, files, key=key, ref=ref)
-    return describe_tables(raw, tensors, files, key=key, ref=ref)
+    return describe_tables(*ollama_gguf.translated(raw, tensors), files, key=key, ref=ref)
 
 
 def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], files: Sequence[str], *, key: str,

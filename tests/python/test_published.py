@@ -4,6 +4,7 @@ versions, code of their own, the older names of tensors. Small and seeded."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import mpool
 from mpool.catalog.hf_folder import describe_folder
-from mpool.catalog.spec import ModelDescription
+from mpool.catalog.spec import ModelDescription, TensorEntry
 
 import imagemodels
 import paritymodels
@@ -229,3 +230,54 @@ def test_a_variant_is_named(tmp_path: Path) -> None:
     encodermodels.save_tensors(tensors, json.loads((tmp_path / "config.json").read_text()), tmp_path)
     with pytest.raises(mpool.FormatError, match="mlp.gated_layers.weight missing.*a variant.*layer_norm_q"):
         described(tmp_path)
+
+
+def _as_ollama(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> tuple[dict[str, Any], list[TensorEntry]]:
+    """The same tables in the words of Ollama's converter, with a tensor of an image network where it has those."""
+    old = raw["general.architecture"]
+    new = {"gpt-oss": "gptoss", "qwen2vl": "qwen25vl"}.get(old, old)
+    names = {"attn_output": "attn_out", "attn_sinks.weight": "attn_sinks", "post_attention_norm": "ffn_norm"} \
+        if new == "gptoss" else {}
+    kv = {key.replace(f"{old}.", f"{new}.", 1): value for key, value in raw.items()} | {"general.architecture": new}
+    made = []
+    for entry in tensors:
+        name = entry.name
+        for there, here in names.items():
+            name = name.replace(there, here)
+        made.append(replace(entry, name=name))
+    if new == "gptoss":
+        for key in ("expert_feed_forward_length", "rope.scaling.type"):
+            del kv[f"gptoss.{key}"]
+        return kv | {"tokenizer.ggml.pre": "default"}, made
+    made.append(TensorEntry("v.blk.0.attn_q.weight", "F32", (8, 8), 0, 0, 256))
+    if new == "qwen25vl":
+        kv["qwen25vl.rope.mrope_section"] = kv.pop("qwen25vl.rope.dimension_sections")[:3]
+    else:
+        for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"):
+            del kv[f"gemma3.{key}"]
+        kv["tokenizer.ggml.tokens"] = [*kv["tokenizer.ggml.tokens"], "<image_soft_token>"]
+        kv["tokenizer.ggml.token_type"] = [*kv["tokenizer.ggml.token_type"], 3]
+        kv["tokenizer.ggml.scores"] = [*kv["tokenizer.ggml.scores"], 0.0]
+    return kv, made
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen2", "gemma3"])
+def test_files_of_ollama(tmp_path: Path, family: str) -> None:
+    """What is read is what llama.cpp's converter would have written."""
+    import tinygguf
+    from mpool.catalog import gguf_model, ollama_gguf
+
+    model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), tie=family == "gemma3")
+    if family == "gemma3":
+        model.config.max_position_embeddings, model.config.rms_norm_eps = 131072, 1e-6
+    path = tinygguf.write(tmp_path / "model.gguf", model, sections=[2, 3, 3] if family == "qwen2" else None)
+    raw, tensors, files = gguf_model._read_gguf(str(path))
+    plain = gguf_model.describe_tables(raw, tensors, files, key="k", ref="r")
+    kv, others = _as_ollama(dict(raw), tensors)
+    with pytest.raises(mpool.MpoolError):
+        gguf_model.describe_tables(kv, others, files, key="k", ref="r")
+    found = gguf_model.describe_tables(*ollama_gguf.translated(kv, tuple(others)), files, key="k", ref="r")
+    assert found.spec.tensors == plain.spec.tensors and found.generation == plain.generation
+    for key, value in plain.spec.kv.items():
+        assert found.spec.kv[key] == (pytest.approx(value) if isinstance(value, float) else value), key
+    assert ollama_gguf.translated(raw, tensors) == (raw, tensors)
