@@ -23,7 +23,10 @@ enum {
     TILE = 16,             /* rows of a tile, of 64 bytes each */
     ROWS = 2 * TILE,       /* of a block: two tiles */
     STEP = MP_PANEL_N * 4, /* bytes of one step of a panel */
-    BLOCK = 256,           /* rows that go by a panel before the next: they and the panel stay in the second cache */
+    BLOCK = 256,           /* rows that go by a panel before the next: of a chunk they stay in the second cache */
+    PASS = 3 * ROWS,       /* rows from which on it pays to keep a panel in the first cache */
+    CHUNK = 16,            /* most steps before the next panel: so much of a panel, 32 KiB, stays in the first cache */
+    GROUP = 8,             /* panels that go by before the next chunk; their sums are kept: BLOCK * GROUP * 128 bytes */
 };
 
 /* What ldtilecfg reads. */
@@ -39,6 +42,9 @@ typedef struct amx_block {
     const uint8_t *a;   /* [rows][stride] */
     int64_t stride;
     int tiles;          /* along the inputs */
+    bool passes;        /* rows go by and the panel stays, not the other way round */
+    const float *start; /* sums of the inputs before, as `partial` was left; or NULL */
+    float *partial;     /* [ROWS][MP_PANEL_N], where sums go while inputs are left; or NULL: through the epilogue */
     const uint8_t *next; /* of the panel after this: fetched meanwhile, so many lines of 64 bytes a step */
     int lines;
     int rows, cols;     /* that are stored */
@@ -75,6 +81,22 @@ typedef struct amx_pending {
     int next, rows;                            /* rows [next, rows) are not stored yet */
 } amx_pending;
 
+/* The outputs of row r before the activation. */
+static MP_INLINE void lead_in(const amx_block *b, int r, __mmask16 m0, __mmask16 m1, bool scaled, __m512 *f) {
+    if (scaled) {
+        const __m512i start = _mm512_set1_epi32(-128 * b->sum[r]);
+        const __m512 sa = _mm512_set1_ps(b->sa[r]);
+        f[0] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_castps_si512(f[0]), start));
+        f[1] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_castps_si512(f[1]), start));
+        f[0] = _mm512_mul_ps(f[0], _mm512_mul_ps(_mm512_loadu_ps(b->sw), sa));
+        f[1] = _mm512_mul_ps(f[1], _mm512_mul_ps(_mm512_loadu_ps(b->sw + 16), sa));
+    }
+    if (b->bias) {
+        f[0] = _mm512_add_ps(f[0], _mm512_maskz_loadu_ps(m0, b->bias));
+        f[1] = _mm512_add_ps(f[1], _mm512_maskz_loadu_ps(m1, b->bias + 16));
+    }
+}
+
 /* Rows [p->next, end) through the epilogue to the output. */
 static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kernels *k) {
     const amx_block *b = &p->b;
@@ -82,41 +104,40 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
         return;
     const __mmask16 m0 = (__mmask16)(b->cols >= 16 ? 0xffff : (1u << b->cols) - 1);
     const __mmask16 m1 = (__mmask16)(b->cols >= 32 ? 0xffff : b->cols > 16 ? (1u << (b->cols - 16)) - 1 : 0);
-    for (int r = p->next; r < end; r++) {
+    const bool act = b->act != MP_ACT_NONE;
+    for (int r = p->next; act && r < end; r++) {
         float *from = p->acc + r * MP_PANEL_N;
-        __m512 f0 = _mm512_load_ps(from), f1 = _mm512_load_ps(from + 16);
-        if (scaled) {
-            const __m512i start = _mm512_set1_epi32(-128 * b->sum[r]);
-            const __m512 sa = _mm512_set1_ps(b->sa[r]);
-            f0 = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_castps_si512(f0), start));
-            f1 = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_castps_si512(f1), start));
-            f0 = _mm512_mul_ps(f0, _mm512_mul_ps(_mm512_loadu_ps(b->sw), sa));
-            f1 = _mm512_mul_ps(f1, _mm512_mul_ps(_mm512_loadu_ps(b->sw + 16), sa));
-        }
-        if (b->bias) {
-            f0 = _mm512_add_ps(f0, _mm512_maskz_loadu_ps(m0, b->bias));
-            f1 = _mm512_add_ps(f1, _mm512_maskz_loadu_ps(m1, b->bias + 16));
-        }
-        if (b->act != MP_ACT_NONE) {
-            _mm512_store_ps(from, f0);
-            _mm512_store_ps(from + 16, f1);
-            k->activate(b->act, MP_PANEL_N, from);
-            f0 = _mm512_load_ps(from);
-            f1 = _mm512_load_ps(from + 16);
-        }
+        __m512 f[2] = {_mm512_load_ps(from), _mm512_load_ps(from + 16)};
+        lead_in(b, r, m0, m1, scaled, f);
+        _mm512_store_ps(from, f[0]);
+        _mm512_store_ps(from + 16, f[1]);
+    }
+    if (act)
+        k->activate(b->act, (int64_t)(end - p->next) * MP_PANEL_N, p->acc + p->next * MP_PANEL_N);
+    for (int r = p->next; r < end; r++) {
+        const float *from = p->acc + r * MP_PANEL_N;
+        __m512 f[2] = {_mm512_load_ps(from), _mm512_load_ps(from + 16)};
+        if (!act)
+            lead_in(b, r, m0, m1, scaled, f);
         if (b->residual) {
-            f0 = _mm512_add_ps(f0, _mm512_maskz_loadu_ps(m0, b->residual + r * b->ld_residual));
-            f1 = _mm512_add_ps(f1, _mm512_maskz_loadu_ps(m1, b->residual + r * b->ld_residual + 16));
+            f[0] = _mm512_add_ps(f[0], _mm512_maskz_loadu_ps(m0, b->residual + r * b->ld_residual));
+            f[1] = _mm512_add_ps(f[1], _mm512_maskz_loadu_ps(m1, b->residual + r * b->ld_residual + 16));
         }
         if (!b->y) { /* denormals become zeros, for which the products take them anyway */
-            const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(f1, f0);
+            const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(f[1], f[0]);
             _mm512_storeu_si512(b->words + r * b->ldy, _mm512_rol_epi32(pairs, 16));
             continue;
         }
-        _mm512_mask_storeu_ps(b->y + r * b->ldy, m0, f0);
-        _mm512_mask_storeu_ps(b->y + r * b->ldy + 16, m1, f1);
+        _mm512_mask_storeu_ps(b->y + r * b->ldy, m0, f[0]);
+        _mm512_mask_storeu_ps(b->y + r * b->ldy + 16, m1, f[1]);
     }
     p->next = end;
+}
+
+/* Rows to finish in each of so many steps. Mere copies wait for their lines: the sooner they begin the better. */
+static MP_INLINE int a_step(const amx_pending *p, int steps, bool scaled) {
+    const int left = p->rows - p->next;
+    return scaled || p->b.act != MP_ACT_NONE ? (left + steps - 1) / steps : left;
 }
 
 static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
@@ -125,33 +146,48 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
     return next;
 }
 
-/* One block into `out`, while the one before is stored. Instructions name their tiles by number, so this is text. */
+/* Rows that go by are loaded with a hint that keeps them out of the first cache, where the panel then stays. */
+#define AMX_STEPS(load_rows, dot, scaled)                                                                   \
+    for (int i = 0; i < b->tiles; i++, w += TILE * STEP, a += 64, a1 += 64) {                               \
+        load_rows(4, a, b->stride);                                                                         \
+        _tile_loadd(6, w, STEP);                                                                            \
+        dot(0, 4, 6);                                                                                       \
+        _tile_loadd(7, w + 64, STEP);                                                                       \
+        dot(1, 4, 7);                                                                                       \
+        load_rows(5, a1, b->stride);                                                                        \
+        dot(2, 5, 6);                                                                                       \
+        dot(3, 5, 7);                                                                                       \
+        next = fetch(next, b->lines);                                                                       \
+        const int end = before->next + each;                                                                \
+        finish(before, end < before->rows ? end : before->rows, scaled, k);                                 \
+    }
+
+/* One block into `out`, or its partial sums, while the one before is stored. Instructions name their tiles by number,
+ * so this is text. */
 #define AMX_BLOCK(name, dot, scaled)                                                                        \
     static void name(const amx_block *b, amx_pending *before, amx_pending *out) {                           \
         const mp_kernels *k = mp_kernels_get();                                                             \
         const uint8_t *w = b->w, *a = b->a, *a1 = b->a + TILE * b->stride;                                  \
         const uint8_t *next = b->next;                                                                      \
-        const int each = (before->rows - before->next + b->tiles - 1) / b->tiles;                           \
-        _tile_zero(0);                                                                                      \
-        _tile_zero(1);                                                                                      \
-        if (b->rows > TILE) {                                                                               \
-            _tile_zero(2);                                                                                  \
-            _tile_zero(3);                                                                                  \
-            for (int i = 0; i < b->tiles; i++, w += TILE * STEP, a += 64, a1 += 64) {                       \
-                _tile_loadd(4, a, b->stride);                                                               \
-                _tile_loadd(6, w, STEP);                                                                    \
-                dot(0, 4, 6);                                                                               \
-                _tile_loadd(7, w + 64, STEP);                                                               \
-                dot(1, 4, 7);                                                                               \
-                _tile_loadd(5, a1, b->stride);                                                              \
-                dot(2, 5, 6);                                                                               \
-                dot(3, 5, 7);                                                                               \
-                next = fetch(next, b->lines);                                                               \
-                const int end = before->next + each;                                                        \
-                finish(before, end < before->rows ? end : before->rows, scaled, k);                         \
+        const int each = a_step(before, b->tiles, scaled);                                                  \
+        float *acc = b->partial ? b->partial : out->acc;                                                    \
+        if (b->start) {                                                                                     \
+            _tile_loadd(0, b->start, MP_PANEL_N * 4);                                                       \
+            _tile_loadd(1, b->start + 16, MP_PANEL_N * 4);                                                  \
+            _tile_loadd(2, b->start + TILE * MP_PANEL_N, MP_PANEL_N * 4);                                   \
+            _tile_loadd(3, b->start + TILE * MP_PANEL_N + 16, MP_PANEL_N * 4);                              \
+        } else {                                                                                            \
+            _tile_zero(0);                                                                                  \
+            _tile_zero(1);                                                                                  \
+            if (b->rows > TILE) {                                                                           \
+                _tile_zero(2);                                                                              \
+                _tile_zero(3);                                                                              \
             }                                                                                               \
-            _tile_stored(2, out->acc + TILE * MP_PANEL_N, MP_PANEL_N * 4);                                  \
-            _tile_stored(3, out->acc + TILE * MP_PANEL_N + 16, MP_PANEL_N * 4);                             \
+        }                                                                                                   \
+        if (b->passes) {                                                                                    \
+            AMX_STEPS(_tile_stream_loadd, dot, scaled)                                                      \
+        } else if (b->rows > TILE) {                                                                        \
+            AMX_STEPS(_tile_loadd, dot, scaled)                                                             \
         } else {                                                                                            \
             for (int i = 0; i < b->tiles; i++, w += TILE * STEP, a += 64) {                                 \
                 _tile_loadd(4, a, b->stride);                                                               \
@@ -163,8 +199,14 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
                 finish(before, end < before->rows ? end : before->rows, scaled, k);                         \
             }                                                                                               \
         }                                                                                                   \
-        _tile_stored(0, out->acc, MP_PANEL_N * 4);                                                          \
-        _tile_stored(1, out->acc + 16, MP_PANEL_N * 4);                                                     \
+        _tile_stored(0, acc, MP_PANEL_N * 4);                                                               \
+        _tile_stored(1, acc + 16, MP_PANEL_N * 4);                                                          \
+        if (b->rows > TILE) {                                                                               \
+            _tile_stored(2, acc + TILE * MP_PANEL_N, MP_PANEL_N * 4);                                       \
+            _tile_stored(3, acc + TILE * MP_PANEL_N + 16, MP_PANEL_N * 4);                                  \
+        }                                                                                                   \
+        if (b->partial)                                                                                     \
+            return;                                                                                         \
         out->b = *b;                                                                                        \
         out->next = 0;                                                                                      \
         out->rows = b->rows;                                                                                \
@@ -172,49 +214,109 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
 AMX_BLOCK(bf16_block, _tile_dpbf16ps, false)
 AMX_BLOCK(i8_block, _tile_dpbsud, true)
 
-/* Rows [m0, m1) times the panels: whole blocks first, then what is left, for which the tiles are made lower. */
-static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
-                           const mp_epilogue *ep, float *y, uint16_t *words, int64_t ldy, bool scaled,
-                           void (*block)(const amx_block *, amx_pending *, amx_pending *)) {
-    const uint8_t *a = scaled ? (const uint8_t *)x->q : (const uint8_t *)x->bf16;
-    const int64_t stride = scaled ? x->ldq : x->ldq * (int64_t)sizeof(uint16_t);
-    const int per_tile = scaled ? 64 : 32;
-    amx_block b = {.stride = stride,
-                   .tiles = (w->K + per_tile - 1) / per_tile,
-                   .act = ep ? ep->act : MP_ACT_NONE,
-                   .ld_residual = ep ? ep->ld_residual : 0,
-                   .ldy = ldy};
-    amx_pending pending[2];
-    int turn = 0;
-    pending[0].next = pending[0].rows = 0;
-    for (int r0 = m0, r1; r0 < m1; r0 = r1) {
-        const int left = m1 - r0;
-        r1 = left < ROWS ? m1 : r0 + (left < BLOCK ? left / ROWS * ROWS : BLOCK);
-        b.rows = left < ROWS ? left : ROWS;
-        configure(b.rows);
-        for (int p = panel0; p < panel1; p++) {
-            const int n0 = p * MP_PANEL_N;
-            b.w = w->data + (size_t)p * w->panel_bytes;
-            b.sw = scaled ? (const float *)(const void *)(b.w + (size_t)((w->K + 3) / 4) * STEP) : NULL;
-            b.cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
-            b.bias = ep && ep->bias ? ep->bias + n0 : NULL;
-            const int steps = (r1 - r0) / ROWS * b.tiles; /* a single block has no time for it */
-            b.lines = r1 - r0 > ROWS ? (int)(w->panel_bytes / 64 + (size_t)steps - 1) / steps : 0;
-            b.next = b.w + w->panel_bytes;
-            for (int r = r0; r < r1; r += ROWS, b.next += b.tiles * b.lines * 64) {
-                b.a = a + r * stride;
-                b.y = y ? y + r * ldy + n0 : NULL;
-                b.words = words ? words + r * ldy + n0 : NULL;
-                b.residual = ep && ep->residual ? ep->residual + r * ep->ld_residual + n0 : NULL;
-                b.sa = scaled ? x->scale + r : NULL;
-                b.sum = scaled ? x->sum + r : NULL;
-                block(&b, &pending[turn], &pending[1 - turn]);
-                turn = 1 - turn;
+typedef void block_function(const amx_block *b, amx_pending *before, amx_pending *out);
+
+/* A product: what its blocks have in common, and the blocks that wait to be stored. */
+typedef struct amx_product {
+    const mp_wmat *w;
+    const mp_acts *x;
+    const mp_epilogue *ep;
+    const uint8_t *a; /* rows as bytes */
+    float *y;         /* or NULL: words */
+    uint16_t *words;
+    int panel1;
+    bool scaled;
+    block_function *block;
+    amx_block b;
+    amx_pending *pending; /* [2] */
+    int turn;
+} amx_product;
+
+/* Rows [r0, r1) times steps [step, step + tiles) of panel p. sums: of the panel, or NULL when these are all steps. */
+static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, int tiles, const uint8_t *next,
+                               float *sums) {
+    amx_block *b = &g->b;
+    const mp_wmat *w = g->w;
+    const int n0 = p * MP_PANEL_N;
+    const bool last = step + tiles == (w->K + (g->scaled ? 64 : 32) - 1) / (g->scaled ? 64 : 32);
+    b->w = w->data + (size_t)p * w->panel_bytes;
+    b->sw = g->scaled ? (const float *)(const void *)(b->w + (size_t)((w->K + 3) / 4) * STEP) : NULL;
+    b->w += (size_t)step * TILE * STEP;
+    b->tiles = tiles;
+    b->cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
+    b->bias = g->ep && g->ep->bias ? g->ep->bias + n0 : NULL;
+    b->passes = r1 - r0 >= PASS;
+    const int steps = (r1 - r0) / ROWS * tiles; /* a single block has no time to fetch what comes next */
+    b->lines = r1 - r0 > ROWS ? (tiles * TILE * STEP / 64 + steps - 1) / steps : 0;
+    b->next = next;
+    for (int r = r0; r < r1; r += ROWS, b->next += tiles * b->lines * 64) {
+        b->a = g->a + r * b->stride + step * 64;
+        b->y = g->y ? g->y + r * b->ldy + n0 : NULL;
+        b->words = g->words ? g->words + r * b->ldy + n0 : NULL;
+        b->residual = g->ep && g->ep->residual ? g->ep->residual + r * b->ld_residual + n0 : NULL;
+        b->sa = g->scaled ? g->x->scale + r : NULL;
+        b->sum = g->scaled ? g->x->sum + r : NULL;
+        b->start = step > 0 ? sums : NULL;
+        b->partial = last ? NULL : sums;
+        g->block(b, &g->pending[g->turn], &g->pending[1 - g->turn]);
+        g->turn = last ? 1 - g->turn : g->turn;
+        sums = sums ? sums + ROWS * MP_PANEL_N : NULL;
+    }
+}
+
+/* Rows [r0, r1), whole blocks, times panels of more steps than a chunk. */
+static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, int tiles) {
+    _Alignas(64) float sums[GROUP][BLOCK * MP_PANEL_N];
+    const int chunks = (tiles + CHUNK - 1) / CHUNK, most = (tiles + chunks - 1) / chunks;
+    for (int p0 = panel0, p1; p0 < g->panel1; p0 = p1) {
+        p1 = g->panel1 - p0 < GROUP ? g->panel1 : p0 + GROUP;
+        for (int step = 0, count; step < tiles; step += count) {
+            count = tiles - step < most ? tiles - step : most;
+            for (int p = p0; p < p1; p++) {
+                const bool end = p + 1 == p1, done = end && step + count == tiles;
+                const uint8_t *next = g->w->data + (size_t)(end && !done ? p0 : p + 1) * g->w->panel_bytes;
+                next += (size_t)(done ? 0 : end ? step + count : step) * TILE * STEP;
+                by_panel(g, r0, r1, p, step, count, next, sums[p - p0]);
             }
         }
     }
+}
+
+/* Rows [m0, m1) times the panels: whole blocks first, then what is left, for which the tiles are made lower. */
+static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                           const mp_epilogue *ep, float *y, uint16_t *words, int64_t ldy, bool scaled,
+                           block_function *block) {
+    const int per_tile = scaled ? 64 : 32, tiles = (w->K + per_tile - 1) / per_tile;
+    amx_pending pending[2];
+    pending[0].next = pending[0].rows = 0;
+    amx_product g = {.w = w,
+                     .x = x,
+                     .ep = ep,
+                     .a = scaled ? (const uint8_t *)x->q : (const uint8_t *)x->bf16,
+                     .y = y,
+                     .words = words,
+                     .panel1 = panel1,
+                     .scaled = scaled,
+                     .pending = pending,
+                     .block = block,
+                     .b = {.stride = scaled ? x->ldq : x->ldq * (int64_t)sizeof(uint16_t),
+                           .act = ep ? ep->act : MP_ACT_NONE,
+                           .ld_residual = ep ? ep->ld_residual : 0,
+                           .ldy = ldy}};
+    for (int r0 = m0, r1; r0 < m1; r0 = r1) {
+        const int left = m1 - r0;
+        r1 = left < ROWS ? m1 : r0 + (left < BLOCK ? left / ROWS * ROWS : BLOCK);
+        g.b.rows = left < ROWS ? left : ROWS;
+        configure(g.b.rows);
+        if (tiles > CHUNK && r1 - r0 >= PASS) {
+            by_chunks(&g, r0, r1, panel0, tiles);
+            continue;
+        }
+        for (int p = panel0; p < panel1; p++)
+            by_panel(&g, r0, r1, p, 0, tiles, w->data + (size_t)(p + 1) * w->panel_bytes, NULL);
+    }
     _tile_release(); /* a thread without tiles in use is cheap to switch from and to signal */
-    finish(&pending[turn], pending[turn].rows, scaled, mp_kernels_get());
+    finish(&pending[g.turn], pending[g.turn].rows, scaled, mp_kernels_get());
 }
 
 static void bf16_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
