@@ -23,10 +23,11 @@ enum {
     TILE = 16,             /* rows of a tile, of 64 bytes each */
     ROWS = 2 * TILE,       /* of a block: two tiles */
     STEP = MP_PANEL_N * 4, /* bytes of one step of a panel */
-    BLOCK = 256,           /* rows that go by a panel before the next: of a chunk they stay in the second cache */
+    BLOCK = 512,           /* rows that go by a panel before the next: panels come from far, often from memory */
+    NEAR = 3 << 19,        /* bytes of panels that stay in the second cache */
     PASS = 3 * ROWS,       /* rows from which on it pays to keep a panel in the first cache */
     CHUNK = 16,            /* most steps before the next panel: so much of a panel, 32 KiB, stays in the first cache */
-    GROUP = 8,             /* panels that go by before the next chunk; their sums are kept: BLOCK * GROUP * 128 bytes */
+    GROUP = 8,             /* most panels before the next chunk; their sums are kept, 64 KiB for each panel */
 };
 
 /* What ldtilecfg reads. */
@@ -47,7 +48,8 @@ typedef struct amx_block {
     float *partial;     /* [ROWS][MP_PANEL_N], where sums go while inputs are left; or NULL: through the epilogue */
     const uint8_t *next; /* of the panel after this: fetched meanwhile, so many lines of 64 bytes a step */
     int lines;
-    int rows, cols;     /* that are stored */
+    int skip, rows;     /* rows [skip, rows) are stored, and columns */
+    int cols;
     const float *bias;  /* at the first column; or NULL */
     mp_act act;
     const float *residual; /* at the first row and column; or NULL */
@@ -134,10 +136,11 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
     p->next = end;
 }
 
-/* Rows to finish in each of so many steps. Mere copies wait for their lines: the sooner they begin the better. */
+/* Rows to finish in each of so many steps. Mere copies wait for lines to write to, so they begin soon, unless all wait
+ * for the panels. */
 static MP_INLINE int a_step(const amx_pending *p, int steps, bool scaled) {
     const int left = p->rows - p->next;
-    return scaled || p->b.act != MP_ACT_NONE ? (left + steps - 1) / steps : left;
+    return scaled || p->b.act != MP_ACT_NONE || !p->b.passes ? (left + steps - 1) / steps : left;
 }
 
 static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
@@ -208,7 +211,7 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
         if (b->partial)                                                                                     \
             return;                                                                                         \
         out->b = *b;                                                                                        \
-        out->next = 0;                                                                                      \
+        out->next = b->skip;                                                                                \
         out->rows = b->rows;                                                                                \
     }
 AMX_BLOCK(bf16_block, _tile_dpbf16ps, false)
@@ -246,10 +249,12 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     b->cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
     b->bias = g->ep && g->ep->bias ? g->ep->bias + n0 : NULL;
     b->passes = r1 - r0 >= PASS;
-    const int steps = (r1 - r0) / ROWS * tiles; /* a single block has no time to fetch what comes next */
+    const int steps = (r1 - r0 + ROWS - 1) / ROWS * tiles; /* a single block has no time to fetch what comes next */
     b->lines = r1 - r0 > ROWS ? (tiles * TILE * STEP / 64 + steps - 1) / steps : 0;
     b->next = next;
-    for (int r = r0; r < r1; r += ROWS, b->next += tiles * b->lines * 64) {
+    for (int block = r0; block < r1; block += ROWS, b->next += tiles * b->lines * 64) {
+        const int r = r1 - block < b->rows ? r1 - b->rows : block; /* the last begins among the rows before it */
+        b->skip = block - r;
         b->a = g->a + r * b->stride + step * 64;
         b->y = g->y ? g->y + r * b->ldy + n0 : NULL;
         b->words = g->words ? g->words + r * b->ldy + n0 : NULL;
@@ -264,12 +269,13 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     }
 }
 
-/* Rows [r0, r1), whole blocks, times panels of more steps than a chunk. */
+/* Rows [r0, r1) times panels of more steps than a chunk. */
 static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, int tiles) {
     _Alignas(64) float sums[GROUP][BLOCK * MP_PANEL_N];
     const int chunks = (tiles + CHUNK - 1) / CHUNK, most = (tiles + chunks - 1) / chunks;
+    const int group = chunks > 2 ? GROUP : GROUP / 2; /* more chunks read the rows anew for each group */
     for (int p0 = panel0, p1; p0 < g->panel1; p0 = p1) {
-        p1 = g->panel1 - p0 < GROUP ? g->panel1 : p0 + GROUP;
+        p1 = g->panel1 - p0 < group ? g->panel1 : p0 + group;
         for (int step = 0, count; step < tiles; step += count) {
             count = tiles - step < most ? tiles - step : most;
             for (int p = p0; p < p1; p++) {
@@ -282,11 +288,17 @@ static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, in
     }
 }
 
-/* Rows [m0, m1) times the panels: whole blocks first, then what is left, for which the tiles are made lower. */
+/* Rows [m0, m1) times the panels, in blocks that are about as high. Tiles are lower where there are few rows only. */
 static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                            const mp_epilogue *ep, float *y, uint16_t *words, int64_t ldy, bool scaled,
                            block_function *block) {
     const int per_tile = scaled ? 64 : 32, tiles = (w->K + per_tile - 1) / per_tile;
+    const int rows = m1 - m0, passes = (rows + BLOCK - 1) / BLOCK;
+    if (rows == 0)
+        return;
+    /* a second block finds them in the second cache anyway, and by itself it is lower */
+    const bool apart = rows < 2 * ROWS && (size_t)(panel1 - panel0) * w->panel_bytes <= NEAR;
+    const int high = apart ? ROWS : ((rows + passes - 1) / passes + ROWS - 1) / ROWS * ROWS;
     amx_pending pending[2];
     pending[0].next = pending[0].rows = 0;
     amx_product g = {.w = w,
@@ -304,9 +316,8 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
                            .ld_residual = ep ? ep->ld_residual : 0,
                            .ldy = ldy}};
     for (int r0 = m0, r1; r0 < m1; r0 = r1) {
-        const int left = m1 - r0;
-        r1 = left < ROWS ? m1 : r0 + (left < BLOCK ? left / ROWS * ROWS : BLOCK);
-        g.b.rows = left < ROWS ? left : ROWS;
+        r1 = m1 - r0 < high ? m1 : r0 + high;
+        g.b.rows = r1 - r0 < ROWS ? r1 - r0 : ROWS;
         configure(g.b.rows);
         if (tiles > CHUNK && r1 - r0 >= PASS) {
             by_chunks(&g, r0, r1, panel0, tiles);
