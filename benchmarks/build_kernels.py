@@ -51,16 +51,16 @@ def build(out: Path, source: Path, rooms: list[str] | None) -> Path:
     compiler = builder.compiler_of(variant)
     if compiler is None:
         raise RuntimeError("no gcc is installed: set CC to a C compiler")
-    command = [compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
+    command = [*compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
     core, _ = builder.sources(rooms, [])
     objects: list[Path] = []
     for file in [*core, source]:
-        target = out / Path(compiler).name / file.relative_to(ROOT).with_suffix(".o")
+        target = out / Path(compiler[0]).name / file.relative_to(ROOT).with_suffix(".o")
         said = builder.compile_one(command, file, target)
         if said:
             raise RuntimeError(said)
         objects.append(target)
-    program = out / Path(compiler).name / source.stem
+    program = out / Path(compiler[0]).name / source.stem
     run = subprocess.run([*command, *map(str, objects), "-lm", "-ldl", "-o", str(program)], capture_output=True,
                          text=True)
     if run.returncode != 0:

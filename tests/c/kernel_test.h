@@ -63,6 +63,18 @@ static inline bool kt_next(kt_set *set, int slot) {
     return false;
 }
 
+/* kt_next, and then "plain": what `fill` makes of a template over plain C arrays, the variant of other machines. */
+static inline bool kt_next_or_plain(kt_set *set, int slot, void (*fill)(mp_kernel_table *table, const char *name)) {
+    if (set->variant && strcmp(set->variant, "plain") == 0)
+        return false;
+    if (kt_next(set, slot))
+        return true;
+    mp_kernel_table table = {0};
+    fill(&table, "plain");
+    *set = (kt_set){.mask = "any", .variant = "plain", .call = table.call};
+    return true;
+}
+
 /* ---- memory: 64-byte aligned, with guard bytes behind it ---- */
 
 enum { KT_GUARD = 64 };
@@ -93,6 +105,10 @@ static inline void kt_free(void *memory) {
 }
 
 /* ---- inputs ---- */
+
+static inline int kt_pick(mp_test_random *random, int low, int high) {
+    return low + (int)(mp_test_random_u64(random) % (uint64_t)(high - low + 1));
+}
 
 /* Uniform in (-1, 1), with a zero of either sign now and then. */
 static inline void kt_random(mp_test_random *random, float *x, int64_t n) {

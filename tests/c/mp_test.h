@@ -97,6 +97,27 @@ typedef struct mp_test_random {
 uint64_t mp_test_random_u64(mp_test_random *random);
 float mp_test_random_float(mp_test_random *random, float low, float high);
 
+/* --- how much of many: a sanitizer makes a test five to fifty times as long, and looks at where things lie and end,
+ * not at which bits come out. Where a test goes through many seeds, or combines every shape with every option, the
+ * release build takes all of them and a sanitizer's build some, chosen here. Failures of the system that are injected
+ * are never cut, nor are edges of shapes (tails, one, primes): those meet fewer options. --- */
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { MP_TEST_SHARE = 5 };
+#else
+enum { MP_TEST_SHARE = 1 };
+#endif
+
+/* Of so many rounds alike, those to run: a fifth, rounded up. */
+static inline int mp_test_rounds(int rounds) { return (rounds + MP_TEST_SHARE - 1) / MP_TEST_SHARE; }
+
+/* Whether the next of all combinations of nested loops is to run; *asked counts them from 0. By the golden ratio: a
+ * fifth of all, the first, and one of any eight in a row, so that a loop around one over eight options sees each of its
+ * values, and over all each value of the inner loops meets others of the outer ones, whatever their lengths are. */
+static inline bool mp_test_take(uint32_t *asked) {
+    return (*asked)++ * UINT32_C(2654435769) <= UINT32_MAX / MP_TEST_SHARE;
+}
+
 /* --- failure injection: the seam build (build.py: seam, asan); elsewhere these skip the test --- */
 
 enum mp_test_fault { /* which call of the system is made to fail */

@@ -2,6 +2,7 @@
  *
  *   runner [--list] [--only prefix]... [--jobs n] [--verbose] [--slow factor]
  *
+ * --verbose names the tests that passed, with their seconds by the clock and of processor time.
  * Exit code 0 when none failed and at least one ran. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -12,6 +13,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -146,7 +148,9 @@ typedef struct tally {
     int passed, failed, skipped;
 } tally;
 
-static void finish(job *j, int status, bool verbose, tally *t) {
+static double seconds_of(struct timeval time) { return (double)time.tv_sec + (double)time.tv_usec * 1e-6; }
+
+static void finish(job *j, int status, const struct rusage *used, bool verbose, tally *t) {
     const char *name = j->test->name;
     double seconds = now() - j->started;
     kill(-j->pid, SIGKILL);
@@ -154,7 +158,8 @@ static void finish(job *j, int status, bool verbose, tally *t) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
         t->passed++;
         if (verbose)
-            printf("ok   %s (%.2f s)\n", name, seconds);
+            printf("ok   %s (%.2f s, cpu %.2f s)\n", name, seconds,
+                   seconds_of(used->ru_utime) + seconds_of(used->ru_stime));
     } else if (WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIPPED) {
         t->skipped++;
     } else {
@@ -231,8 +236,9 @@ int main(int argc, char **argv) {
                 continue;
             busy++;
             int status;
-            if (waitpid(j->pid, &status, WNOHANG) == j->pid) {
-                finish(j, status, verbose, &t);
+            struct rusage used;
+            if (wait4(j->pid, &status, WNOHANG, &used) == j->pid) {
+                finish(j, status, &used, verbose, &t);
             } else if (!j->killed && now() - j->started > j->test->seconds * slow) {
                 j->killed = true;
                 kill(-j->pid, SIGKILL);

@@ -129,7 +129,7 @@ MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
     isolated it;
     isolated_load(&it, mp_spec_pin(here.spec), MP_COMPUTE_AUTO, 2, isolation_options("spec"));
     tiny_model there = {.model = it.model};
-    for (int seed = 0; seed < 6; seed++) {
+    for (int seed = 0; seed < mp_test_rounds(6); seed++) {
         mp_test_random random = {(uint64_t)seed};
         tiny_job jobs[ITEMS];
         int home[ITEMS];

@@ -129,7 +129,7 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
         tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, lanes);
         run_alone(&tiny, lanes == 1 ? expected : again);
         MP_CHECK(lanes == 1 || memcmp(expected, again, sizeof expected) == 0);
-        for (uint64_t seed = 1; seed <= 4; seed++)
+        for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(4); seed++)
             run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected, 0);
         MP_CHECK(tile_rows < ROWS || tiny.engine->prefix->hits > 0);
         tiny.engine->ops->trim(tiny.engine);

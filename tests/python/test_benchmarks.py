@@ -234,7 +234,7 @@ def test_c_programs_fit_the_core(name: str) -> None:
     compiler = builder.compiler_of(variant)
     if compiler is None:
         pytest.skip("no C compiler")
-    run = subprocess.run([compiler, *builder.BASE_FLAGS, *variant.flags, "-fsyntax-only", f"-I{ROOT / 'csrc'}",
+    run = subprocess.run([*compiler, *builder.BASE_FLAGS, *variant.flags, "-fsyntax-only", f"-I{ROOT / 'csrc'}",
                           str(ROOT / "benchmarks" / name)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 

@@ -1,0 +1,527 @@
+/* Attention over the paged cache: every variant against ref/ to the bit, ref/ against double precision; how rows and
+ * blocks are cut changes no bit, and what a row cannot see changes nothing. */
+#include "kernel_test.h"
+
+/* for kt_next_or_plain */
+#include "kernels/simd/vec_plain.h"
+
+#include "kernels/simd/attention_i16_tmpl.h"
+#include "kernels/simd/attention_tmpl.h"
+
+static void fill_both(mp_kernel_table *table, const char *name) {
+    attention_fill(table, name);
+    attention_i16_fill(table, name);
+}
+
+static bool next_variant(kt_set *set, int slot) { return kt_next_or_plain(set, slot, fill_both); }
+
+enum { KV_MOST = 12 };
+
+typedef struct kv_case {
+    mp_attn_kv a;
+    mp_dtype dtype;
+    int tokens, blocks;
+    size_t k_bytes, v_bytes;  /* of a block */
+    float *q, *keys, *values; /* [tokens, k_dim] ... */
+    void *k[KV_MOST], *v[KV_MOST], *scratch;
+} kv_case;
+
+static void kv_put(const kt_set *set, mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot,
+                   void *k_block, void *v_block) {
+    (dtype == MP_I16 ? set->call.kv_store_i16 : set->call.kv_store)(k, v, k_dim, v_dim, slot, k_block, v_block);
+}
+
+static void kv_block(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block,
+                     mp_attn_partial *out) {
+    (c->dtype == MP_I16 ? set->call.attn_block_i16 : set->call.attn_block)(a, rows, block, out);
+}
+
+static void kv_attend(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block0, int block1,
+                      mp_attn_partial *state) {
+    (c->dtype == MP_I16 ? set->call.attn_kv_i16 : set->call.attn_kv)(a, rows, block0, block1, state, c->scratch);
+}
+
+/* `tokens` tokens stored by ref's kv_store, and queries for the last `rows` of them. */
+static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, int rows, int group, int k_dim, int v_dim,
+                       mp_dtype dtype, int window, float size) {
+    kv_case c = {.dtype = dtype, .tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
+    MP_CHECK(c.blocks <= KV_MOST && rows <= tokens);
+    c.k_bytes = mp_kv_bytes(dtype, k_dim);
+    c.v_bytes = mp_kv_bytes(dtype, v_dim);
+    for (int b = 0; b < c.blocks; b++) {
+        c.k[b] = kt_alloc(c.k_bytes);
+        c.v[b] = kt_alloc(c.v_bytes);
+    }
+    c.keys = malloc(sizeof(float) * (size_t)(tokens * k_dim));
+    c.values = malloc(sizeof(float) * (size_t)(tokens * v_dim));
+    kt_random(random, c.keys, (int64_t)tokens * k_dim);
+    kt_random(random, c.values, (int64_t)tokens * v_dim);
+    for (int64_t i = 0; i < (int64_t)tokens * k_dim; i++)
+        c.keys[i] *= size;
+    for (int t = 0; t < tokens; t++)
+        kv_put(ref, dtype, c.keys + t * k_dim, c.values + t * v_dim, k_dim, v_dim, t % MP_KV_BLOCK,
+               c.k[t / MP_KV_BLOCK], c.v[t / MP_KV_BLOCK]);
+    const int64_t ldq_group = k_dim + kt_pick(random, 0, 2), ldq = group * ldq_group + kt_pick(random, 0, 2);
+    c.q = malloc(sizeof(float) * (size_t)(rows * ldq));
+    kt_random(random, c.q, rows * ldq);
+    for (int64_t i = 0; i < rows * ldq; i++)
+        c.q[i] *= size;
+    for (int i = 0; i < rows * group && dtype == MP_I16; i++)
+        ref->call.attn_query_i16(c.q + i / group * ldq + i % group * ldq_group, k_dim);
+    c.scratch = kt_alloc(mp_attn_kv_scratch(v_dim));
+    c.a = (mp_attn_kv){.q = c.q,
+                       .ldq = ldq,
+                       .ldq_group = ldq_group,
+                       .group = group,
+                       .k_dim = k_dim,
+                       .v_dim = v_dim,
+                       .scale = 1.0f / sqrtf((float)k_dim),
+                       .pos0 = tokens - rows,
+                       .window = window,
+                       .k_blocks = NULL,
+                       .v_blocks = NULL};
+    return c;
+}
+
+/* The case's own array of blocks: set after the struct has come to rest. */
+static const mp_attn_kv *kv_of(kv_case *c) {
+    c->a.k_blocks = c->k;
+    c->a.v_blocks = c->v;
+    return &c->a;
+}
+
+static void kv_free(kv_case *c) {
+    for (int b = 0; b < c->blocks; b++) {
+        kt_free(c->k[b]);
+        kt_free(c->v[b]);
+    }
+    free(c->q);
+    free(c->keys);
+    free(c->values);
+    kt_free(c->scratch);
+}
+
+static mp_attn_partial partial_make(int n, int v_dim) {
+    mp_attn_partial p = {kt_alloc(sizeof(float) * (size_t)n), kt_alloc(sizeof(float) * (size_t)n),
+                         kt_alloc(sizeof(float) * (size_t)(n * v_dim))};
+    mp_attn_begin(n, v_dim, &p);
+    return p;
+}
+
+static void partial_free(mp_attn_partial *p) {
+    kt_free(p->m);
+    kt_free(p->l);
+    kt_free(p->o);
+}
+
+static void partial_same(const kt_set *set, const mp_attn_partial *want, const mp_attn_partial *got, int n, int v_dim,
+                         const char *what, const kv_case *c) {
+    char text[160];
+    snprintf(text, sizeof text, "%s: tokens=%d rows=%d group=%d k=%d v=%d %s window=%d", what, c->tokens,
+             n / c->a.group, c->a.group, c->a.k_dim, c->a.v_dim, mp_dtype_get(c->dtype)->name, c->a.window);
+    kt_same(set, want->m, got->m, n, "m of %s", text);
+    kt_same(set, want->l, got->l, n, "l of %s", text);
+    kt_same_matrix(set, want->o, got->o, n, v_dim, v_dim, "o of %s", text);
+}
+
+/* A case of any shape that models have, and some that they have not. */
+static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
+    static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, dims[] = {16, 32, 48, 64, 80, 128, 144, 192, 256};
+    const int group = groups[kt_pick(random, 0, 9)], tokens = kt_pick(random, 1, 300);
+    int rows = kt_pick(random, 0, 2) ? kt_pick(random, 1, MP_ATTN_ROWS / group) : 1;
+    rows = rows < tokens ? rows : tokens;
+    const int k_dim = dims[kt_pick(random, 0, 8)], v_dim = kt_pick(random, 0, 3) ? k_dim : dims[kt_pick(random, 0, 8)];
+    const int window = kt_pick(random, 0, 2) ? 0 : kt_pick(random, 1, 200);
+    kv_case c =
+        kv_make(ref, random, tokens, rows, group, k_dim, v_dim, kt_pick(random, 0, 2) ? MP_I16 : MP_F32, window, size);
+    c.a.softcap = kt_pick(random, 0, 2) ? 0 : 1.5f;
+    return c;
+}
+
+static int kv_rows(const kv_case *c) { return c->tokens - (int)c->a.pos0; }
+
+MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
+    mp_test_random random = {21};
+    kt_set ref = kt_ref();
+    int variants = 0;
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16); variants++)
+        for (int round = 0; round < mp_test_rounds(80); round++) {
+            static const float sizes[] = {2.0f, 2.0f, 2e4f, 1e10f, 1e20f}; /* 1e20: scores beyond fp32 */
+            kv_case c = kv_any(&ref, &random, sizes[round % 5]);
+            const mp_attn_kv *a = kv_of(&c);
+            const int rows = kv_rows(&c), n = rows * a->group;
+            mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
+            mp_attn_partial part = partial_make(n, a->v_dim), part_got = partial_make(n, a->v_dim);
+            mp_attn_partial merged = partial_make(n, a->v_dim);
+            for (int b = 0; b < c.blocks; b++) {
+                kv_block(&ref, &c, a, rows, b, &part);
+                kv_block(&v, &c, a, rows, b, &part_got);
+                partial_same(&v, &part, &part_got, n, a->v_dim, "attn_block", &c);
+                ref.call.attn_merge(n, a->v_dim, &part, &want);
+                v.call.attn_merge(n, a->v_dim, &part, &merged);
+                partial_same(&v, &want, &merged, n, a->v_dim, "attn_merge", &c);
+            }
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &got);
+            partial_same(&v, &want, &got, n, a->v_dim, "attn_kv", &c);
+            mp_attn_begin(n, a->v_dim, &got);
+            kv_attend(&ref, &c, a, rows, 0, c.blocks, &got);
+            partial_same(&ref, &want, &got, n, a->v_dim, "attn_kv", &c);
+            partial_free(&want);
+            partial_free(&got);
+            partial_free(&part);
+            partial_free(&part_got);
+            partial_free(&merged);
+            kv_free(&c);
+        }
+    MP_CHECK(variants >= 1);
+}
+
+/* The latent attention of DeepSeek: one head of 576, 16 queries to it. */
+MP_TEST(kernels_attention_kv_wide) {
+    mp_test_random random = {22};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int integers = 0; integers < 2; integers++) {
+            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, integers ? MP_I16 : MP_F32, 0, 1.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            mp_attn_partial want = partial_make(64, 512), got = partial_make(64, 512);
+            kv_attend(&ref, &c, a, 4, 0, c.blocks, &want);
+            kv_attend(&v, &c, a, 4, 0, c.blocks, &got);
+            partial_same(&v, &want, &got, 64, 512, "attn_kv", &c);
+            partial_free(&want);
+            partial_free(&got);
+            kv_free(&c);
+        }
+}
+
+/* Rows alone, rows in any chunks, blocks in any ranges, block by block with merges: one set of bits. */
+MP_TEST(kernels_attention_kv_any_split) {
+    mp_test_random random = {23};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int round = 0; round < mp_test_rounds(60); round++) {
+            kv_case c = kv_any(&ref, &random, 2.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            const int rows = kv_rows(&c), n = rows * a->group;
+            mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
+            mp_attn_partial part = partial_make(n, a->v_dim);
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &want);
+            for (int r = 0, next; r < rows; r = next) {
+                mp_attn_kv some = *a;
+                next = r + kt_pick(&random, 1, rows);
+                next = next < rows ? next : rows;
+                some.q = a->q + r * a->ldq;
+                some.pos0 = a->pos0 + r;
+                mp_attn_partial state = {got.m + r * a->group, got.l + r * a->group,
+                                         got.o + (int64_t)r * a->group * a->v_dim};
+                for (int b = 0, end; b < c.blocks; b = end) {
+                    end = b + kt_pick(&random, 1, 3);
+                    end = end < c.blocks ? end : c.blocks;
+                    if (kt_pick(&random, 0, 1)) {
+                        kv_attend(&v, &c, &some, next - r, b, end, &state);
+                        continue;
+                    }
+                    for (int i = b; i < end; i++) {
+                        kv_block(&v, &c, &some, next - r, i, &part);
+                        v.call.attn_merge((next - r) * a->group, a->v_dim, &part, &state);
+                    }
+                }
+            }
+            partial_same(&v, &want, &got, n, a->v_dim, "split", &c);
+            partial_free(&want);
+            partial_free(&got);
+            partial_free(&part);
+            kv_free(&c);
+        }
+}
+
+/* Finite rubbish in slots that no row sees, and anything at all in blocks that no row sees. */
+MP_TEST(kernels_attention_kv_masked) {
+    mp_test_random random = {24};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int round = 0; round < mp_test_rounds(60); round++) {
+            kv_case c = kv_any(&ref, &random, 2.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            const int rows = kv_rows(&c), n = rows * a->group;
+            mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &want);
+            float *k = malloc(sizeof(float) * (size_t)(a->k_dim + a->v_dim)), *values = k + a->k_dim;
+            const int64_t oldest = a->window ? a->pos0 - a->window + 1 : 0;
+            for (int t = 0; t < c.blocks * MP_KV_BLOCK; t++) {
+                if (t < c.tokens && t >= oldest)
+                    continue;
+                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* the whole block is out of sight */
+                for (int d = 0; d < a->k_dim + a->v_dim; d++)
+                    k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
+                kv_put(&ref, c.dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                       c.v[t / MP_KV_BLOCK]);
+            }
+            kv_attend(&v, &c, a, rows, 0, c.blocks, &got);
+            partial_same(&v, &want, &got, n, a->v_dim, "attn_kv over rubbish", &c);
+            free(k);
+            partial_free(&want);
+            partial_free(&got);
+            kv_free(&c);
+        }
+}
+
+/* NaN or Inf in the newest key or value, alone in its block, or in a query, is not mistaken for a row that sees nothing
+ * of it, and reaches the output. */
+MP_TEST(kernels_attention_kv_nan) {
+    mp_test_random random = {25};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int what = 0; what < 10; what++) {
+            const mp_dtype dtype = what < 2 ? MP_F32 : MP_I16;
+            const float bad = what % 2 ? NAN : INFINITY;
+            kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, dtype, 0, 1.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            if (what == 0) /* what an infinite key gives in fp32 hangs on the signs of the query */
+                c.keys[128 * 64 + 5] = NAN;
+            else if (what < 4)
+                c.keys[128 * 64 + 5] = bad;
+            else if (what < 6)
+                c.values[128 * 64 + 63] = bad;
+            else if (what < 8)
+                for (int i = 0; i < 3; i++) {
+                    float q[64] = {[17] = bad};
+                    v.call.attn_query_i16(q, 64);
+                    memcpy(c.q + i * a->ldq_group, q, sizeof q);
+                }
+            else
+                for (int d = 0; d < 64; d++) /* all keys of a block */
+                    for (int t = 64; t < 128; t++)
+                        c.keys[t * 64 + d] = bad;
+            for (int t = 0; t < 129; t++)
+                kv_put(&v, dtype, c.keys + t * 64, c.values + t * 64, 64, 64, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                       c.v[t / MP_KV_BLOCK]);
+            mp_attn_partial want = partial_make(3, 64), got = partial_make(3, 64), parts = partial_make(3, 64);
+            mp_attn_partial part = partial_make(3, 64);
+            kv_attend(&ref, &c, a, 1, 0, 3, &want);
+            kv_attend(&v, &c, a, 1, 0, 3, &got);
+            partial_same(&v, &want, &got, 3, 64, "nan", &c);
+            for (int b = 0; b < 3; b++) {
+                kv_block(&v, &c, a, 1, b, &part);
+                v.call.attn_merge(3, 64, &part, &parts);
+            }
+            for (int i = 0; i < 3; i++) {
+                MP_CHECK(isnan(got.o[i * 64 + 63]) && isnan(parts.o[i * 64 + 63]));
+                MP_CHECK(isnan(got.l[i]) == isnan(parts.l[i]) && (isnan(got.l[i]) || what == 4 || what == 5));
+            }
+            partial_free(&want);
+            partial_free(&got);
+            partial_free(&parts);
+            partial_free(&part);
+            kv_free(&c);
+        }
+}
+
+/* What a row of integers stands for; step is the distance between the int16s. */
+static void from_integers(const int16_t *n, int count, int64_t step, float scale, double *x) {
+    for (int i = 0; i < count; i++)
+        x[i] = (double)n[i * step] * (double)scale;
+}
+
+/* The values that are stored, in double: what is left is the rounding of fp32, and of the weights in integers. */
+MP_TEST(kernels_attention_kv_ref_in_double) {
+    mp_test_random random = {26};
+    kt_set ref = kt_ref();
+    for (int round = 0; round < 60; round++) {
+        kv_case c = kv_any(&ref, &random, 1.5f);
+        const mp_attn_kv *a = kv_of(&c);
+        const int rows = kv_rows(&c), n = rows * a->group;
+        const bool integers = c.dtype == MP_I16;
+        double *keys = malloc(sizeof(double) * (size_t)(c.tokens * a->k_dim));
+        double *values = malloc(sizeof(double) * (size_t)(c.tokens * a->v_dim));
+        for (int t = 0; t < c.tokens; t++) {
+            const int slot = t % MP_KV_BLOCK;
+            const int16_t *k = c.k[t / MP_KV_BLOCK], *x = c.v[t / MP_KV_BLOCK];
+            if (integers) {
+                for (int d = 0; d < a->k_dim; d++)
+                    from_integers(k + (d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2, 1, 0,
+                                  ((const float *)(const void *)(k + a->k_dim * MP_KV_BLOCK))[slot],
+                                  keys + t * a->k_dim + d);
+                from_integers(x + slot / 2 * a->v_dim * 2 + slot % 2, a->v_dim, 2,
+                              ((const float *)(const void *)(x + a->v_dim * MP_KV_BLOCK))[slot], values + t * a->v_dim);
+            }
+            float top[2] = {0};
+            for (int d = 0; d < a->k_dim; d++)
+                top[0] = fmaxf(top[0], fabsf(c.keys[t * a->k_dim + d]));
+            for (int d = 0; d < a->v_dim; d++)
+                top[1] = fmaxf(top[1], fabsf(c.values[t * a->v_dim + d]));
+            for (int d = 0; d < a->k_dim; d++)
+                if (integers)
+                    MP_CHECK_NEAR(keys[t * a->k_dim + d], c.keys[t * a->k_dim + d], (double)top[0] * 0.501 / 4095);
+                else
+                    keys[t * a->k_dim + d] = c.keys[t * a->k_dim + d];
+            for (int d = 0; d < a->v_dim; d++)
+                if (integers)
+                    MP_CHECK_NEAR(values[t * a->v_dim + d], c.values[t * a->v_dim + d], (double)top[1] * 0.501 / 2047);
+                else
+                    values[t * a->v_dim + d] = c.values[t * a->v_dim + d];
+        }
+        mp_attn_partial got = partial_make(n, a->v_dim);
+        kv_attend(&ref, &c, a, rows, 0, c.blocks, &got);
+        for (int i = 0; i < n; i++) {
+            const float *q = a->q + i / a->group * a->ldq + i % a->group * a->ldq_group;
+            const int64_t at = a->pos0 + i / a->group;
+            double sum = 0.0, out[256] = {0}, query[256], best = -INFINITY, score[300];
+            float scale;
+            memcpy(&scale, (const int16_t *)(const void *)q + a->k_dim, sizeof scale);
+            if (integers)
+                from_integers((const int16_t *)(const void *)q, a->k_dim, 1, scale, query);
+            for (int d = 0; d < a->k_dim && !integers; d++)
+                query[d] = q[d];
+            int seen = 0;
+            for (int t = 0; t < c.tokens; t++) {
+                score[t] = -INFINITY;
+                if (t > at || (a->window && t <= at - a->window))
+                    continue;
+                score[t] = 0.0;
+                for (int d = 0; d < a->k_dim; d++)
+                    score[t] += query[d] * keys[t * a->k_dim + d];
+                score[t] *= (double)a->scale;
+                if (a->softcap > 0)
+                    score[t] = (double)a->softcap * tanh(score[t] / (double)a->softcap);
+                best = fmax(best, score[t]);
+                seen++;
+            }
+            for (int t = 0; t < c.tokens; t++) {
+                const double p = exp(score[t] - best);
+                sum += p;
+                for (int d = 0; d < a->v_dim; d++)
+                    out[d] += p * values[t * a->v_dim + d];
+            }
+            /* values are below 1, so a weight is off by half a step of 1 / 16383 of its block's greatest, at most 1 */
+            const double error = integers ? 2e-5 + (double)seen * 0.5 / MP_I16_WEIGHT / sum : 5e-6;
+            MP_CHECK_NEAR(got.m[i], best, 1e-5 + fabs(best) * 1e-5);
+            MP_CHECK_NEAR(got.l[i], sum, sum * 3e-5);
+            for (int d = 0; d < a->v_dim; d++)
+                MP_CHECK_NEAR(got.o[i * a->v_dim + d] * (1.0f / got.l[i]), out[d] / sum, error);
+        }
+        free(keys);
+        free(values);
+        partial_free(&got);
+        kv_free(&c);
+    }
+}
+
+/* Rows that hurt, in every slot: the same bits, nothing but their own slot written. */
+MP_TEST(kernels_attention_kv_store_integers) {
+    enum { DIM = 48 };
+    mp_test_random random = {27};
+    kt_set ref = kt_ref();
+    const size_t bytes = mp_kv_bytes(MP_I16, DIM);
+    void *want[2] = {kt_alloc(bytes), kt_alloc(bytes)}, *got[2] = {kt_alloc(bytes), kt_alloc(bytes)};
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store_i16);) {
+        for (int i = 0; i < 2; i++) {
+            memset(want[i], 0, bytes);
+            memset(got[i], 0, bytes);
+        }
+        for (int round = 0; round < 40 * KT_EXTREMES; round++) {
+            float k[DIM], x[DIM], q[2][DIM];
+            const int slot = kt_pick(&random, 0, MP_KV_BLOCK - 1);
+            kt_extreme(&random, (enum kt_extreme)(round % KT_EXTREMES), k, DIM);
+            kt_extreme(&random, (enum kt_extreme)(round / KT_EXTREMES % KT_EXTREMES), x, DIM);
+            memcpy(q[0], k, sizeof k);
+            memcpy(q[1], k, sizeof k);
+            ref.call.kv_store_i16(k, x, DIM, DIM, slot, want[0], want[1]);
+            v.call.kv_store_i16(k, x, DIM, DIM, slot, got[0], got[1]);
+            for (int i = 0; i < 2; i++)
+                kt_same_bytes(&v, want[i], got[i], bytes, "kv_store_i16 %s round %d",
+                              kt_extreme_names[round % KT_EXTREMES], round);
+            ref.call.attn_query_i16(q[0], DIM);
+            v.call.attn_query_i16(q[1], DIM);
+            kt_same_bytes(&v, q[0], q[1], DIM * sizeof(int16_t) + sizeof(float), "attn_query_i16 round %d", round);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        kt_free(want[i]);
+        kt_free(got[i]);
+    }
+}
+
+/* The bounds of the contract: the largest numbers there are, all of one sign, overflow no sum. */
+MP_TEST(kernels_attention_kv_largest) {
+    mp_test_random random = {29};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            kv_case c = kv_make(&ref, &random, 128, 1, 2, 256, 64, MP_I16, 0, 1.0f);
+            const mp_attn_kv *a = kv_of(&c);
+            for (int t = 0; t < 128; t++) {
+                for (int d = 0; d < 256; d++)
+                    c.keys[t * 256 + d] = 0.03f;
+                for (int d = 0; d < 64; d++)
+                    c.values[t * 64 + d] = (float)sign;
+                v.call.kv_store_i16(c.keys + t * 256, c.values + t * 64, 256, 64, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
+                                    c.v[t / MP_KV_BLOCK]);
+            }
+            for (int i = 0; i < 2; i++) {
+                float *q = c.q + i * a->ldq_group;
+                for (int d = 0; d < 256; d++)
+                    q[d] = -(float)sign;
+                v.call.attn_query_i16(q, 256);
+            }
+            mp_attn_partial got = partial_make(2, 64);
+            kv_attend(&v, &c, a, 1, 0, 2, &got);
+            for (int i = 0; i < 2; i++) {
+                MP_CHECK_NEAR(got.m[i], -sign * 256 * 0.03f / 16, 1e-6);
+                MP_CHECK_NEAR(got.l[i], 128.0, 1e-4);
+                for (int d = 0; d < 64; d++)
+                    MP_CHECK_NEAR(got.o[i * 64 + d], 128.0 * sign, 1e-3);
+            }
+            partial_free(&got);
+            kv_free(&c);
+        }
+}
+
+/* However large scores are, weights are: the greatest 1, none below 0. Beyond fp32 all is NaN, in one block, too. */
+MP_TEST(kernels_attention_kv_huge_scores) {
+    mp_test_random random = {30};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int round = 0; round < 60; round++) {
+            static const float sizes[] = {1e2f, 2e3f, 2e4f, 1e6f, 1e10f, 1e15f, 1e20f};
+            const float size = sizes[round % 7];
+            const int tokens = round % 2 ? 40 : 130;
+            kv_case c = kv_make(&ref, &random, tokens, 3, 2, 128, 16, MP_I16, 0, size);
+            const mp_attn_kv *a = kv_of(&c);
+            mp_attn_partial got = partial_make(6, 16);
+            kv_attend(&v, &c, a, 3, 0, c.blocks, &got);
+            for (int i = 0; i < 6; i++) {
+                if (size == 1e20f) {
+                    MP_CHECK(isnan(got.l[i]));
+                    continue;
+                }
+                MP_CHECK(got.l[i] >= 1.0f && got.l[i] <= (float)tokens);
+                for (int d = 0; d < 16; d++) {
+                    float low = INFINITY, high = -INFINITY;
+                    for (int t = 0; t < tokens; t++) {
+                        low = fminf(low, c.values[t * 16 + d]);
+                        high = fmaxf(high, c.values[t * 16 + d]);
+                    }
+                    const float mean = got.o[i * 16 + d] / got.l[i], off = 2e-3f * fmaxf(fabsf(low), fabsf(high));
+                    MP_CHECK(mean >= low - off && mean <= high + off);
+                }
+            }
+            partial_free(&got);
+            kv_free(&c);
+        }
+}
+
+MP_TEST(kernels_attention_kv_store_floats) {
+    kt_set ref = kt_ref();
+    mp_test_random random = {28};
+    float want[2][48 * MP_KV_BLOCK] = {0}, got[2][48 * MP_KV_BLOCK] = {0}, k[48], x[16];
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store);)
+        for (int slot = 0; slot < MP_KV_BLOCK; slot++) {
+            kt_random(&random, k, 48);
+            kt_random(&random, x, 16);
+            ref.call.kv_store(k, x, 48, 16, slot, want[0], want[1]);
+            v.call.kv_store(k, x, 48, 16, slot, got[0], got[1]);
+            kt_same_bytes(&v, want, got, sizeof want, "kv_store slot %d", slot);
+            MP_CHECK(want[0][47 * MP_KV_BLOCK + slot] == k[47] && want[1][slot * 16 + 15] == x[15]);
+        }
+}
