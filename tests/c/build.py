@@ -74,7 +74,7 @@ VARIANTS: dict[str, Variant] = {
                    link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"], planted=True),
     # For 64-bit ARM, run by qemu-user. The variable QEMU_CPU chooses the processor: max (all that qemu knows; the
     # default), cortex-a76 (dotprod), cortex-a53 or cortex-a72 (NEON alone).
-    "arm": Variant("aarch64-linux-gnu-gcc", ["-O2", "-g"], emulated=True,
+    "arm": Variant("aarch64-linux-gnu-gcc", ["-O2", "-g1"], emulated=True,
                    wrapper=["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
     "arm-clang": Variant("clang", ["--target=aarch64-linux-gnu", "-O1", "-DNDEBUG"], link=False),
     # What clang warns of, and which functions it refuses to call from others, hangs on no optimisation.

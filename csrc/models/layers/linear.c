@@ -415,7 +415,7 @@ size_t mp_linear_scratch(const mp_linear *linear, int M) {
     return bytes;
 }
 
-/* The activations of every part, filled for the lane's rows. True when lanes need each other's. */
+/* The activations of every part, filled for the lane's rows unless x is NULL. True when lanes need each other's. */
 static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
                     uint8_t *memory, mp_acts *acts) {
     bool shared = false;
@@ -431,7 +431,8 @@ static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M,
         mp_akind kind = linear->acts[p];
         mp_acts_init(&acts[p], kind, M, linear->K, memory);
         memory += mp_arena_cost(mp_acts_bytes(kind, M, linear->K));
-        mp_acts_fill(&acts[p], x, ldx, (int)row0, (int)row1);
+        if (x)
+            mp_acts_fill(&acts[p], x, ldx, (int)row0, (int)row1);
         shared |= kind != MP_A_F32;
     }
     return shared;
