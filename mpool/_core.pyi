@@ -189,7 +189,8 @@ class Registry:
     def entries(self) -> list[dict[str, Any]]:
         """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, waiting and
         capacity (of the queue: calls of one input, calls of many), pinned,
-        model_bytes, engine_bytes, calls, errors, last_error, idle_seconds, keep_alive, arrivals (calls a second) and
+        model_bytes, predicted_bytes (of the model, before it was loaded), engine_bytes, calls, errors, last_error,
+        idle_seconds, keep_alive, arrivals (calls a second) and
         foreseen_workers (both 0 unless predictive_scaling has something to say), units_in and
         units_out (tokens and images, of answered calls), worker (one dict a worker: id,
         state, running, served, busy_seconds, idle_seconds, engine_bytes, predicted_bytes, process: the id of its own,

@@ -477,13 +477,14 @@ static void append_entry(void *arg, const mp_entry_info *info) {
     PyObject *facts = info->model ? facts_of(info->model) : PyDict_New(), *latency = latency_dict(&info->latency);
     if (workers && facts && latency)
         row = Py_BuildValue(
-            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,s:K,"
-            "s:O,s:O,s:O}",
+            "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,"
+            "s:K,s:O,s:O,s:O}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
             "capacity", info->capacity[0], info->capacity[1], "pinned", info->pinned ? Py_True : Py_False,
-            "model_bytes", (unsigned long long)info->model_bytes, "engine_bytes",
+            "model_bytes", (unsigned long long)info->model_bytes, "predicted_bytes",
+            (unsigned long long)info->predicted_bytes, "engine_bytes",
             (unsigned long long)info->engine_bytes, "calls", (unsigned long long)info->calls, "errors",
             (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "keep_alive",
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",

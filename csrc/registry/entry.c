@@ -566,6 +566,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     info->errors = atomic_load_explicit(&entry->errors, memory_order_relaxed);
     info->model = *pinned ? (*pinned)->model : NULL;
     info->model_bytes = *pinned ? (*pinned)->model->ops->bytes((*pinned)->model) : 0;
+    info->predicted_bytes = *pinned ? (*pinned)->predicted_bytes : 0;
 }
 
 /* --- fork --- */

@@ -66,6 +66,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     resident->model = model;
     resident->load = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     resident->load_ns = mp_sys_now_ns() - began_ns;
+    resident->predicted_bytes = model_bytes;
     atomic_init(&resident->references, 1);
     worker->resident = resident;
     return MP_OK;

@@ -129,6 +129,7 @@ typedef struct mp_entry_info {
     int foreseen;    /* workers that they need; likewise */
     bool pinned;
     uint64_t model_bytes, engine_bytes, calls, errors, idle_ns, keep_alive_ns;
+    uint64_t predicted_bytes; /* that were foreseen for the model before it was loaded */
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
     mp_histogram latency; /* of calls that were answered, from submit to end */

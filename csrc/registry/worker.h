@@ -39,6 +39,7 @@ typedef struct mp_resident {
     _Atomic int references;
     uint64_t load;    /* number of the load that made it, >= 1, unlike that of any other load of the process */
     uint64_t load_ns; /* how long that took */
+    uint64_t predicted_bytes; /* of its weights, before it was loaded */
 } mp_resident;
 mp_resident *mp_resident_pin(mp_resident *resident);
 void mp_resident_unpin(mp_resident *resident); /* NULL is legal */
