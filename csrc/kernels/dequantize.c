@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/half.h"
+#include "kernels/iq_grids.h"
 
 /* ---- blocks of 32 ---------------------------------------------------------------------------------------------- */
 
@@ -64,25 +65,23 @@ static void read_q8_0(const uint8_t *src, mp_stored_block *block) {
     memcpy(block->q, src + 2, 32);
 }
 
-static void read_by_table(const uint8_t *src, const int8_t table[16], int8_t *q) {
-    read_nibbles(src, q);
-    for (int k = 0; k < 32; k++)
-        q[k] = table[q[k]];
-}
+static const int8_t iq4_table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 static void read_iq4_nl(const uint8_t *src, mp_stored_block *block) {
-    static const int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     block->scale[0] = mp_half_load(src);
-    read_by_table(src + 2, values, block->q);
+    read_nibbles(src + 2, block->q);
 }
 
+static const int8_t mxfp4_table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 static void read_mxfp4(const uint8_t *src, mp_stored_block *block) {
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     block->scale[0] = mp_mxfp4_scale(src[0]);
-    read_by_table(src + 1, values, block->q);
+    read_nibbles(src + 1, block->q);
 }
 
 /* ---- superblocks of 256 ---------------------------------------------------------------------------------------- */
+
+static const int8_t q2_table[16] = {0, 1, 2, 3};
 
 static void read_q2_k(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *scales = src, *qs = src + 16;
@@ -97,6 +96,8 @@ static void read_q2_k(const uint8_t *src, mp_stored_block *block) {
                 block->q[half * 128 + part * 32 + k] = (int8_t)(qs[half * 32 + k] >> (2 * part) & 3);
 }
 
+static const int8_t q3_table[16] = {-4, -3, -2, -1, 0, 1, 2, 3};
+
 static void read_q3_k(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *high = src, *qs = src + 32, *scales = src + 96;
     float d = mp_half_load(src + 108);
@@ -109,8 +110,8 @@ static void read_q3_k(const uint8_t *src, mp_stored_block *block) {
         for (int part = 0; part < 4; part++)
             for (int k = 0; k < 32; k++) {
                 int low = qs[half * 32 + k] >> (2 * part) & 3;
-                int bit = high[k] >> (4 * half + part) & 1; /* set: nothing is taken off */
-                block->q[half * 128 + part * 32 + k] = (int8_t)(low - (bit ? 0 : 4));
+                int bit = high[k] >> (4 * half + part) & 1;
+                block->q[half * 128 + part * 32 + k] = (int8_t)(low | bit << 2);
             }
 }
 
@@ -163,20 +164,159 @@ static void read_q6_k(const uint8_t *src, mp_stored_block *block) {
             }
 }
 
+float mp_iq4_xs_scale(const uint8_t *src, int g) {
+    const int low = src[4 + g / 2] >> (4 * (g & 1)) & 15, high = (src[2] | src[3] << 8) >> (2 * g) & 3;
+    return mp_half_load(src) * (float)((low | high << 4) - 32);
+}
+
+static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
+    for (int g = 0; g < 8; g++) {
+        block->scale[g] = mp_iq4_xs_scale(src, g);
+        read_nibbles(src + 8 + 16 * g, block->q + 32 * g);
+    }
+}
+
+/* ---- points of grids -------------------------------------------------------------------------------------------
+ *
+ * 8 (IQ3: 4) neighbours at a time are a point of a grid, each number's index in 2 (3) bits of the point, and a sign
+ * each. A code is that index, with bit 3 set when the sign is minus. */
+
+static const int8_t iq2_table[16] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
+static const int8_t iq3_xxs_table[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+static const int8_t iq3_s_table[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+/* eight times -1, 0, 1 with an eighth more or, with the sign, less */
+static const int8_t iq1_table[16] = {-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7};
+
+static int load_u16(const uint8_t *from) { return from[0] | from[1] << 8; }
+
+/* n numbers of `bits` bits; bit k of signs: number k is negative */
+static void read_point(unsigned point, int bits, int n, unsigned signs, int8_t *q) {
+    for (int k = 0; k < n; k++)
+        q[k] = (int8_t)((point >> (bits * k) & ((1u << bits) - 1)) | (signs >> k & 1) << 3);
+}
+
+/* Seven signs; the eighth makes the minuses even in number. */
+static unsigned even_signs(unsigned seven) { return seven | (unsigned)__builtin_parity(seven) << 7; }
+
+static void read_iq2_xxs(const uint8_t *src, mp_stored_block *block) {
+    const float d = mp_half_load(src);
+    for (int g = 0; g < 8; g++) {
+        const uint8_t *points = src + 2 + 8 * g;
+        const uint32_t rest = load_u32(points + 4);
+        block->scale[g] = d * (0.5f + (float)(rest >> 28)) * 0.25f;
+        for (int i = 0; i < 4; i++)
+            read_point(mp_iq2_xxs_grid[points[i]], 2, 8, even_signs(rest >> (7 * i) & 127),
+                       block->q + 32 * g + 8 * i);
+    }
+}
+
+/* Nibble g of the 4-bit scales of 16 items each. */
+static float iq2_scale(float d, const uint8_t *scales, int g) {
+    return d * (0.5f + (float)(scales[g / 2] >> (4 * (g & 1)) & 15)) * 0.25f;
+}
+
+static void read_iq2_xs(const uint8_t *src, mp_stored_block *block) {
+    const float d = mp_half_load(src);
+    for (int g = 0; g < 16; g++) {
+        block->scale[g] = iq2_scale(d, src + 66, g);
+        for (int i = 0; i < 2; i++) {
+            const unsigned both = (unsigned)load_u16(src + 2 + 4 * g + 2 * i);
+            read_point(mp_iq2_xs_grid[both & 511], 2, 8, even_signs(both >> 9), block->q + 16 * g + 8 * i);
+        }
+    }
+}
+
+static void read_iq2_s(const uint8_t *src, mp_stored_block *block) {
+    const uint8_t *low = src + 2, *signs = src + 34, *high = src + 66;
+    const float d = mp_half_load(src);
+    for (int g = 0; g < 16; g++)
+        block->scale[g] = iq2_scale(d, src + 74, g);
+    for (int i = 0; i < 32; i++)
+        read_point(mp_iq2_s_grid[low[i] | (high[i / 4] >> (2 * (i & 3)) & 3) << 8], 2, 8, signs[i], block->q + 8 * i);
+}
+
+static void read_iq3_xxs(const uint8_t *src, mp_stored_block *block) {
+    const float d = mp_half_load(src);
+    for (int g = 0; g < 8; g++) {
+        const uint8_t *points = src + 2 + 8 * g;
+        const uint32_t rest = load_u32(src + 66 + 4 * g);
+        block->scale[g] = d * (0.5f + (float)(rest >> 28)) * 0.5f;
+        for (int i = 0; i < 8; i++)
+            read_point(mp_iq3_xxs_grid[points[i]], 3, 4, even_signs(rest >> (7 * (i / 2)) & 127) >> (4 * (i & 1)),
+                       block->q + 32 * g + 4 * i);
+    }
+}
+
+static void read_iq3_s(const uint8_t *src, mp_stored_block *block) {
+    const uint8_t *low = src + 2, *high = src + 66, *signs = src + 74, *scales = src + 106;
+    const float d = mp_half_load(src);
+    for (int g = 0; g < 8; g++)
+        block->scale[g] = d * (float)(1 + 2 * (scales[g / 2] >> (4 * (g & 1)) & 15));
+    for (int i = 0; i < 64; i++)
+        read_point(mp_iq3_s_grid[low[i] | (high[i / 8] >> (i & 7) & 1) << 8], 3, 4,
+                   (unsigned)signs[i / 2] >> (4 * (i & 1)), block->q + 4 * i);
+}
+
+static void read_iq1_s(const uint8_t *src, mp_stored_block *block) {
+    const float d = mp_half_load(src);
+    for (int g = 0; g < 8; g++) {
+        const int high = load_u16(src + 34 + 2 * g);
+        block->scale[g] = d * (float)(2 * (high >> 12 & 7) + 1) * 0.125f;
+        for (int i = 0; i < 4; i++)
+            read_point(mp_iq1_grid[src[2 + 4 * g + i] | (high >> (3 * i) & 7) << 8], 2, 8, high >> 15 ? 255 : 0,
+                       block->q + 32 * g + 8 * i);
+    }
+}
+
+/* The half-precision scale stands in the four top bits of the four words that hold sixteen scales of 3 bits. */
+static void read_iq1_m(const uint8_t *src, mp_stored_block *block) {
+    const uint8_t *high = src + 32, *words = src + 48;
+    const int half = words[1] >> 4 | (words[3] & 0xf0) | (words[5] & 0xf0) << 4 | (words[7] & 0xf0) << 8;
+    const float d = mp_half_to_float((uint16_t)half);
+    for (int g = 0; g < 16; g++)
+        block->scale[g] = d * (float)(2 * (load_u16(words + g / 4 * 2) >> (3 * (g & 3)) & 7) + 1) * 0.125f;
+    for (int i = 0; i < 32; i++) {
+        const int nibble = high[i / 2] >> (4 * (i & 1)) & 15;
+        read_point(mp_iq1_grid[src[i] | (nibble & 7) << 8], 2, 8, nibble & 8 ? 255 : 0, block->q + 8 * i);
+    }
+}
+
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
 
 typedef struct reader {
     void (*read)(const uint8_t *src, mp_stored_block *block);
     int group;
     bool mins;
+    const int8_t *table; /* or NULL */
 } reader;
 
 static const reader readers[MP_DTYPE_COUNT] = {
-    [MP_Q4_0] = {read_q4_0, 32, false}, [MP_Q4_1] = {read_q4_1, 32, true},     [MP_Q5_0] = {read_q5_0, 32, false},
-    [MP_Q5_1] = {read_q5_1, 32, true},  [MP_Q8_0] = {read_q8_0, 32, false},    [MP_Q2_K] = {read_q2_k, 16, true},
-    [MP_Q3_K] = {read_q3_k, 16, false}, [MP_Q4_K] = {read_q4_k, 32, true},     [MP_Q5_K] = {read_q5_k, 32, true},
-    [MP_Q6_K] = {read_q6_k, 16, false}, [MP_IQ4_NL] = {read_iq4_nl, 32, false}, [MP_MXFP4] = {read_mxfp4, 32, false},
+    [MP_Q4_0] = {read_q4_0, 32, false, NULL},
+    [MP_Q4_1] = {read_q4_1, 32, true, NULL},
+    [MP_Q5_0] = {read_q5_0, 32, false, NULL},
+    [MP_Q5_1] = {read_q5_1, 32, true, NULL},
+    [MP_Q8_0] = {read_q8_0, 32, false, NULL},
+    [MP_Q2_K] = {read_q2_k, 16, true, q2_table},
+    [MP_Q3_K] = {read_q3_k, 16, false, q3_table},
+    [MP_Q4_K] = {read_q4_k, 32, true, NULL},
+    [MP_Q5_K] = {read_q5_k, 32, true, NULL},
+    [MP_Q6_K] = {read_q6_k, 16, false, NULL},
+    [MP_MXFP4] = {read_mxfp4, 32, false, mxfp4_table},
+    [MP_IQ4_NL] = {read_iq4_nl, 32, false, iq4_table},
+    [MP_IQ4_XS] = {read_iq4_xs, 32, false, iq4_table},
+    [MP_IQ3_S] = {read_iq3_s, 32, false, iq3_s_table},
+    [MP_IQ3_XXS] = {read_iq3_xxs, 32, false, iq3_xxs_table},
+    [MP_IQ2_S] = {read_iq2_s, 16, false, iq2_table},
+    [MP_IQ2_XS] = {read_iq2_xs, 16, false, iq2_table},
+    [MP_IQ2_XXS] = {read_iq2_xxs, 32, false, iq2_table},
+    [MP_IQ1_M] = {read_iq1_m, 16, false, iq1_table},
+    [MP_IQ1_S] = {read_iq1_s, 32, false, iq1_table},
 };
+
+const int8_t *mp_stored_table(mp_dtype dtype) {
+    assert(dtype < MP_DTYPE_COUNT);
+    return readers[dtype].table;
+}
 
 int mp_stored_block_group(mp_dtype dtype, bool *mins) {
     assert(dtype < MP_DTYPE_COUNT);
@@ -237,6 +377,8 @@ void mp_dequantize_row(mp_dtype dtype, const void *src, int64_t n, float *out) {
     mp_stored_block block;
     for (int64_t k = 0; k < n; k += row->items, from += row->bytes) {
         reader->read(from, &block);
+        for (int i = 0; reader->table && i < row->items; i++)
+            block.q[i] = reader->table[block.q[i]];
         for (int i = 0; i < row->items; i += reader->group)
             scale_group(block.q + i, block.scale[i / reader->group],
                         reader->mins ? &block.min[i / reader->group] : NULL, reader->group, out + k + i);

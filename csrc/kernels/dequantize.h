@@ -4,9 +4,10 @@
 
 #include "kernels/kernels.h"
 
-/* item k = scale[k / group] * q[k]                         types without minima
- *        = scale[k / group] * q[k] + min[k / group]        types with them
- * each operation rounded to fp32, which is what the `gguf` package computes. */
+/* item k = scale[k / group] * number                       types without minima
+ *        = scale[k / group] * number + min[k / group]      types with them
+ * each operation rounded to fp32, which is what the `gguf` package computes. The number is q[k] or, where the type has
+ * a table, table[q[k]]. */
 typedef struct mp_stored_block {
     int8_t q[256];
     float scale[16], min[16]; /* one per group of 16 or 32 items */
@@ -21,6 +22,11 @@ static inline float mp_mxfp4_scale(uint8_t exponent) {
     return of.scale;
 }
 
+/* Scale of 32 items, g = 0 ... 7, of a block of IQ4_XS. */
+float mp_iq4_xs_scale(const uint8_t *src, int g);
+
+/* The 16 numbers that a type's 4-bit codes stand for, or NULL. */
+const int8_t *mp_stored_table(mp_dtype dtype);
 /* Items per scale (16 or 32), and whether the type has minima; 0 for types that are not quantised. */
 int mp_stored_block_group(mp_dtype dtype, bool *mins);
 /* Take one block of a quantised dtype apart; min stays unwritten for types without. */

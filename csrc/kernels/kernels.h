@@ -44,7 +44,10 @@ typedef enum mp_wkind { /* packed layouts; each is described in pack.h */
     MP_W_Q4_K,
     MP_W_Q5_K,
     MP_W_Q6_K,
-    MP_W_ANY16,  /* general path for Q2_K, Q3_K, IQ4_NL, MXFP4: int8 values, an fp32 scale and min per 16 inputs */
+    MP_W_TABLE32, /* IQ4_NL, IQ4_XS, MXFP4, IQ3_S, IQ3_XXS, IQ2_XXS, IQ1_S: codes of 4 bits for the 16 int8 of a table,
+                     an fp32 scale per 32 inputs */
+    MP_W_TABLE16, /* Q3_K, IQ2_S, IQ2_XS, IQ1_M: a scale per 16 inputs */
+    MP_W_TABLE16_MINS, /* Q2_K: and a minimum */
     MP_W_KIND_COUNT
 } mp_wkind;
 
@@ -144,7 +147,8 @@ typedef struct mp_epilogue {
  *   Q4_1, Q5_1:        f = fma((float)i, d * sa, f);  f = fma(m, sa * (float)sum32, f)
  *   Q4_K, Q5_K:        f = fma((float)i, (d * (float)sc) * sa, f);  f = fma(-(dmin * (float)mn), sa * (float)sum32, f)
  *   Q6_K:              per 16 inputs: f = fma((float)i16, (d * (float)sc) * sa, f)
- *   ANY16:             per 16 inputs: f = fma((float)i16, s * sa, f);  with mins: f = fma(m, sa * (float)sum16, f)
+ *   TABLE32:           f = fma((float)i, s * sa, f)
+ *   TABLE16, _MINS:    per 16 inputs: f = fma((float)i16, s * sa, f);  with mins: f = fma(m, sa * (float)sum16, f)
  *   I8:                one dot over all K: y = (float)i * (sw * sa)   of rotated inputs (K up to MP_I8_MOST_INPUTS)
  *   BF16:              vdpbf16ps pairs (k, k+1), K ascending; on ARM bfdot and bfmmla, which add a pair up first and
  *                      round to odd (arm/dot.h); AMX adds up 32 inputs by themselves (x86/amx_dense.c); ref, AVX2 and

@@ -1,9 +1,9 @@
 /* pack.c: stored quantised rows to interleaved panels, and back one value at a time. The layouts are in pack.h.
  *
- * Packing moves bits and never computes on values, but for ANY16's scales. It works on four outputs at once in 128-bit
- * vectors of the compiler's own kind, which every CPU has: one 4x4 transposition turns 16 bytes of four rows into a
- * quarter of four lines. That is faster than memory, so packing needs no variants per instruction set. But the rows of
- * a panel are more streams than hardware looks ahead in: they are fetched one after another first. */
+ * Packing moves bits and never computes on values, but for the scales of tables. It works on four outputs at once in
+ * 128-bit vectors of the compiler's own kind, which every CPU has: one 4x4 transposition turns 16 bytes of four rows
+ * into a quarter of four lines. That is faster than memory, so packing needs no variants per instruction set. But the
+ * rows of a panel are more streams than hardware looks ahead in: they are fetched one after another first. */
 #include "kernels/pack.h"
 
 #include <assert.h>
@@ -30,7 +30,9 @@ static const mp_pack_layout layouts[MP_W_KIND_COUNT] = {
     [MP_W_Q4_K] = {256, BLOCK_Q4 + 2 * MP_PACK_SMALL, 8, 2 * MP_PACK_HALVES, 0},
     [MP_W_Q5_K] = {256, BLOCK_Q5 + 2 * MP_PACK_SMALL, 8, 2 * MP_PACK_HALVES, 0},
     [MP_W_Q6_K] = {256, BLOCK_Q6 + 2 * MP_PACK_SMALL, 8, MP_PACK_HALVES, 0},
-    [MP_W_ANY16] = {32, MP_PACK_ANY16_BLOCK_MINS, 0, 0, MP_PACK_LINE},
+    [MP_W_TABLE32] = {32, BLOCK_Q4 + MP_PACK_FLOATS, 0, 0, MP_PACK_LINE},
+    [MP_W_TABLE16] = {32, BLOCK_Q4 + 2 * MP_PACK_FLOATS, 0, 0, MP_PACK_LINE},
+    [MP_W_TABLE16_MINS] = {32, BLOCK_Q4 + 4 * MP_PACK_FLOATS, 0, 0, MP_PACK_LINE},
 };
 
 const mp_pack_layout *mp_pack_layout_get(mp_wkind kind) {
@@ -46,14 +48,11 @@ size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K) {
     return (size_t)layout->start + heads + blocks * (size_t)layout->block;
 }
 
-/* Byte at which block b starts in a panel, its head before it. ANY16: with minima or without. */
-static size_t block_at(mp_wkind kind, int b, bool mins) {
+/* Byte at which block b starts in a panel, its head before it. */
+static size_t block_at(mp_wkind kind, int b) {
     const mp_pack_layout *layout = mp_pack_layout_get(kind);
-    size_t block = (size_t)layout->block;
-    if (kind == MP_W_ANY16 && !mins)
-        block = MP_PACK_ANY16_BLOCK;
     size_t heads = layout->per_head ? (size_t)(b / layout->per_head + 1) * (size_t)layout->head : 0;
-    return (size_t)layout->start + heads + (size_t)b * block;
+    return (size_t)layout->start + heads + (size_t)b * (size_t)layout->block;
 }
 
 /* ---- four outputs at a time ------------------------------------------------------------------------------------ */
@@ -309,18 +308,7 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
     }
 }
 
-/* ---- the general path ------------------------------------------------------------------------------------------ */
-
-/* Codes of MXFP4, one a byte in its low bits (sign, exponent, exponent, mantissa), to twice their numbers, 0 1 2 3 4 6
- * 8 12 or less than 0, plus 128. */
-static inline v4 mxfp4_bytes(v4 code) {
-    const uint32_t ones = 0x01010101u;
-    const v4 b0 = code & ones, b1 = (code >> 1) & ones, b2 = (code >> 2) & ones, sign = (code >> 3) & ones;
-    const v4 low = b2 ^ ones, not1 = b1 ^ ones;
-    const v4 bit0 = low & b0, bit1 = (low & b1) | (b2 & not1 & b0), bit2 = b2 & (not1 | b0), bit3 = b2 & b1;
-    const v4 size = bit0 | (bit1 << 1) | (bit2 << 2) | (bit3 << 3), minus = (sign << 8) - sign;
-    return 0x80808080u + (size & ~minus) - (size & minus);
-}
+/* ---- codes into a table ---------------------------------------------------------------------------------------- */
 
 void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, uint8_t *to) {
     typedef uint8_t bytes __attribute__((vector_size(8)));
@@ -336,50 +324,51 @@ void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, 
     }
 }
 
-/* What pack_any16 makes of MXFP4, four outputs at once: experts are packed whenever they are used. */
+static inline void put_float(uint8_t *floats, int o, float value) { memcpy(floats + 4 * o, &value, sizeof value); }
+
+/* Types whose codes stand as those of Q4_0 do: bits are moved, as experts are packed whenever they are used. */
+static void pack_iq4_nl(const rows *rows, int b, uint8_t *to) {
+    pack_nibbles(rows, b, 2, to);
+    for (int o = 0; o < MP_PANEL_N; o++)
+        put_float(to + BLOCK_Q4, o, mp_half_load(block_of(rows, o, b)));
+}
+
 static void pack_mxfp4(const rows *rows, int b, uint8_t *to) {
-    for (int o = 0; o < MP_PANEL_N; o += 4) {
-        v4 low[4], high[4];
-        for (int i = 0; i < 4; i++) {
-            const v4 both = load4(block_of(rows, o + i, b) + 1);
-            low[i] = mxfp4_bytes(both & 0x0f0f0f0fu);
-            high[i] = mxfp4_bytes((both >> 4) & 0x0f0f0f0fu);
-        }
-        store_lines(low, to + lane_at(o));
-        store_lines(high, to + lane_at(o) + 4 * MP_PACK_STEP);
-        for (int i = 0; i < 4; i++) {
-            const float scale = mp_mxfp4_scale(block_of(rows, o + i, b)[0]);
-            for (int h = 0; h < 2; h++)
-                memcpy(to + MP_PACK_BYTES + (size_t)h * MP_PACK_FLOATS + (size_t)(o + i) * 4, &scale, 4);
-        }
+    pack_nibbles(rows, b, 1, to);
+    for (int o = 0; o < MP_PANEL_N; o++)
+        put_float(to + BLOCK_Q4, o, mp_mxfp4_scale(block_of(rows, o, b)[0]));
+}
+
+static void pack_iq4_xs(const rows *rows, int b, uint8_t *to) {
+    for (int g = 0; g < 8; g++, to += BLOCK_Q4 + MP_PACK_FLOATS) {
+        pack_nibbles(rows, b, 8 + 16 * g, to);
+        for (int o = 0; o < MP_PANEL_N; o++)
+            put_float(to + BLOCK_Q4, o, mp_iq4_xs_scale(block_of(rows, o, b), g));
     }
 }
 
-static void pack_any16(const rows *rows, mp_dtype dtype, int32_t K, uint8_t *panel) {
+/* Any type with a table, by way of its codes one a byte. */
+static void pack_table(const rows *rows, mp_dtype dtype, int32_t K, size_t block_bytes, uint8_t *to) {
     bool mins;
-    const int group = mp_stored_block_group(dtype, &mins), items = mp_dtype_get(dtype)->items;
-    const size_t block = mins ? MP_PACK_ANY16_BLOCK_MINS : MP_PACK_ANY16_BLOCK;
-    const int32_t head = mins;
-    memset(panel, 0, MP_PACK_LINE);
-    memcpy(panel, &head, sizeof head);
+    const int group = mp_stored_block_group(dtype, &mins), items = mp_dtype_get(dtype)->items, parts = 32 / group;
     mp_stored_block stored;
-    for (int b = 0; b < K / items; b++)
+    for (int b = 0; b < K / items; b++, to += (size_t)(items / 32) * block_bytes)
         for (int o = 0; o < MP_PANEL_N; o++) {
             mp_stored_block_read(dtype, block_of(rows, o, b), &stored);
             for (int part = 0; part < items / 32; part++) {
-                uint8_t *to = panel + MP_PACK_LINE + ((size_t)b * (size_t)(items / 32) + (size_t)part) * block;
-                for (int g = 0; g < 8; g++) {
-                    uint32_t lane;
-                    memcpy(&lane, stored.q + part * 32 + g * 4, 4);
-                    lane ^= 0x80808080u;
-                    memcpy(to + lane_at(o) + (size_t)g * MP_PACK_STEP, &lane, 4);
+                uint8_t *block = to + (size_t)part * block_bytes, *floats = block + BLOCK_Q4;
+                const int8_t *codes = stored.q + part * 32;
+                for (int j = 0; j < 4; j++) {
+                    uint32_t low, high;
+                    memcpy(&low, codes + 4 * j, 4);
+                    memcpy(&high, codes + 16 + 4 * j, 4);
+                    low |= high << 4;
+                    memcpy(block + lane_at(o) + (size_t)j * MP_PACK_STEP, &low, 4);
                 }
-                for (int h = 0; h < 2; h++) {
-                    int from = (part * 32 + h * 16) / group;
-                    uint8_t *floats = to + MP_PACK_BYTES + (size_t)h * MP_PACK_FLOATS + (size_t)o * 4;
-                    memcpy(floats, &stored.scale[from], 4);
+                for (int h = 0; h < parts; h++) {
+                    put_float(floats + h * MP_PACK_FLOATS, o, stored.scale[part * parts + h]);
                     if (mins)
-                        memcpy(floats + 2 * MP_PACK_FLOATS, &stored.min[from], 4);
+                        put_float(floats + (parts + h) * MP_PACK_FLOATS, o, stored.min[part * parts + h]);
                 }
             }
         }
@@ -423,11 +412,14 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     default: break;
     }
     const mp_pack_layout *layout = mp_pack_layout_get(w->kind);
-    size_t stride = (size_t)layout->head + (size_t)layout->block * (size_t)(row->items / 32);
-    if (src->dtype == MP_MXFP4) {
-        pack = pack_mxfp4;
-        stride = MP_PACK_ANY16_BLOCK; /* no minima */
+    const size_t stride = (size_t)layout->head + (size_t)layout->block * (size_t)(row->items / 32);
+    switch (src->dtype) {
+    case MP_IQ4_NL: pack = pack_iq4_nl; break;
+    case MP_IQ4_XS: pack = pack_iq4_xs; break;
+    case MP_MXFP4: pack = pack_mxfp4; break;
+    default: break;
     }
+    const int8_t *table = mp_stored_table(src->dtype);
     const int ahead = FETCH_BYTES / (MP_PANEL_N * row->bytes);
     for (int p = panel0; p < panel1; p++) {
         rows rows;
@@ -437,13 +429,15 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
             rows.step[o] = n < w->N ? (size_t)row->bytes : 0;
         }
         uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
+        if (layout->start > 0)
+            memset(panel, 0, (size_t)layout->start);
+        for (int k = 0; table && k < 16; k++)
+            panel[k] = (uint8_t)(table[k] + 128);
         if (!pack) {
-            pack_any16(&rows, src->dtype, w->K, panel);
+            pack_table(&rows, src->dtype, w->K, (size_t)layout->block, panel + layout->start);
             continue;
         }
         const int blocks = w->K / row->items;
-        if (layout->start > 0)
-            memset(panel, 0, (size_t)layout->start);
         for (int b = 0; b < blocks; b++) {
             if (b % ahead == 0)
                 fetch(&rows, b, b + ahead < blocks ? b + ahead : blocks);
@@ -481,8 +475,8 @@ static void view_bytes(const uint8_t *bytes, int o, int32_t *q) {
         q[k] = lane[k / 4 * MP_PACK_STEP + k % 4] - 128;
 }
 
-static void view_floats(const uint8_t *floats, int o, float *out) {
-    for (int h = 0; h < 2; h++)
+static void view_floats(const uint8_t *floats, int o, int n, float *out) {
+    for (int h = 0; h < n; h++)
         memcpy(out + h, floats + (size_t)h * MP_PACK_FLOATS + (size_t)o * 4, 4);
 }
 
@@ -492,14 +486,11 @@ static void subtract(int32_t *q, int offset) {
 }
 
 void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pack_view *view) {
-    int32_t any16_mins = 0;
-    if (kind == MP_W_ANY16)
-        memcpy(&any16_mins, panel, sizeof any16_mins);
     const mp_pack_layout *layout = mp_pack_layout_get(kind);
-    const uint8_t *block = panel + block_at(kind, b, any16_mins != 0);
+    const uint8_t *block = panel + block_at(kind, b);
     const uint8_t *head = layout->per_head
                               ? block - (size_t)(b % layout->per_head) * (size_t)layout->block - layout->head : NULL;
-    view->group = kind == MP_W_Q6_K || kind == MP_W_ANY16 ? 16 : 32;
+    view->group = kind == MP_W_Q6_K || kind == MP_W_TABLE16 || kind == MP_W_TABLE16_MINS ? 16 : 32;
     view->mins = false;
     switch (kind) {
     case MP_W_Q4_0:
@@ -547,11 +538,13 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
             view->scale[h] = mp_half_load(head + 2 * o) * (float)(int8_t)block[BLOCK_Q6 + h * MP_PACK_SMALL + o];
         break;
     default:
-        view_bytes(block, o, view->q);
-        view->mins = any16_mins != 0;
-        view_floats(block + MP_PACK_BYTES, o, view->scale);
+        view_nibbles(block, o, view->q);
+        for (int k = 0; k < 32; k++)
+            view->q[k] = panel[view->q[k]] - 128;
+        view->mins = kind == MP_W_TABLE16_MINS;
+        view_floats(block + BLOCK_Q4, o, 32 / view->group, view->scale);
         if (view->mins)
-            view_floats(block + MP_PACK_BYTES + 2 * MP_PACK_FLOATS, o, view->min);
+            view_floats(block + BLOCK_Q4 + 2 * MP_PACK_FLOATS, o, 2, view->min);
         break;
     }
 }

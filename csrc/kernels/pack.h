@@ -22,11 +22,13 @@
  *   Q4_K     d halves  dmin halves | nibbles  sc small  mn small            128 + 8 x 576    4.625
  *   Q5_K     d halves  dmin halves | bits  nibbles  sc small  mn small      128 + 8 x 704    5.625
  *   Q6_K     d halves | pairs 0  nibbles  pairs 1  sc small (int8) of inputs 0-15, of 16-31   64 + 8 x 832   6.5625
- *            a head a panel: int32 1 when the blocks have minima, else 0, 60 bytes of padding
- *   ANY16    bytes  s floats of inputs 0-15, of inputs 16-31  [m floats, the same]   1280 or 1536    10 or 12
+ *            a head a panel, a line: the 16 numbers of the table, each + 128, padding
+ *   TABLE32  nibbles (codes)  s floats                                      640    5
+ *   TABLE16  nibbles (codes)  s floats of inputs 0-15, of inputs 16-31      768    6
+ *   TABLE16_MINS                  and m floats, the same                   1024    8
  *
- * d, dmin, m, sc, mn are the stored ones, to the bit; ANY16's s and m are the products that dequantising makes. A panel
- * of ANY16 has room for minima whether or not it has them. */
+ * d, dmin, m, sc, mn are the stored ones, to the bit; the s and m of tables are the products that dequantising makes,
+ * IQ1's an eighth of them, because its table holds its numbers eightfold. */
 #ifndef MP_KERNELS_PACK_H
 #define MP_KERNELS_PACK_H
 
@@ -42,8 +44,6 @@ enum { /* bytes of the parts */
     MP_PACK_HALVES = 64,
     MP_PACK_SMALL = 32,
     MP_PACK_FLOATS = 128,
-    MP_PACK_ANY16_BLOCK = MP_PACK_BYTES + 2 * MP_PACK_FLOATS,
-    MP_PACK_ANY16_BLOCK_MINS = MP_PACK_BYTES + 4 * MP_PACK_FLOATS,
 };
 
 /* Sizes of a kind. A panel of K inputs is `start` bytes and K / 32 blocks, a head before each `per_head` of them. */
@@ -55,7 +55,7 @@ typedef struct mp_pack_layout {
     int32_t start;    /* bytes before the first block or head of a panel */
 } mp_pack_layout;
 
-/* Asserts a quantised kind. ANY16: with minima. */
+/* Asserts a quantised kind. */
 const mp_pack_layout *mp_pack_layout_get(mp_wkind kind);
 size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);
 

@@ -102,6 +102,16 @@ MP_TEST(kernels_dequantize_small_blocks) {
     mp_dequantize_row(MP_IQ4_NL, block, 32, out);
     MP_CHECK(out[0] == -127.0f && out[8] == 1.0f && out[15] == 113.0f && out[16] == 113.0f && out[31] == -127.0f);
 
+    /* the first of IQ4_XS's blocks of 32, its scale 33 - 32 */
+    memset(block, 0, sizeof block);
+    put_half(block, ONE);
+    block[2] = 2, block[4] = 1;
+    memcpy(block + 8, nibbles, 16);
+    float xs[256];
+    mp_dequantize_row(MP_IQ4_XS, block, 256, xs);
+    MP_CHECK(xs[0] == -127.0f && xs[8] == 1.0f && xs[15] == 113.0f && xs[16] == 113.0f && xs[31] == -127.0f);
+    MP_CHECK(xs[32] == -32 * -127.0f);
+
     block[0] = 128; /* E8M0: 2^(128 - 127), and E2M1 values are doubled */
     memcpy(block + 1, nibbles, 16);
     mp_dequantize_row(MP_MXFP4, block, 32, out);

@@ -17,8 +17,18 @@ static const stored types[] = {
     {MP_Q5_0, MP_W_Q5_0, MP_SLOT_gemm_q5_0, {0, -1}},      {MP_Q5_1, MP_W_Q5_1, MP_SLOT_gemm_q5_1, {0, 2}},
     {MP_Q8_0, MP_W_Q8_0, MP_SLOT_gemm_q8_0, {0, -1}},      {MP_Q4_K, MP_W_Q4_K, MP_SLOT_gemm_q4_k, {0, 2}},
     {MP_Q5_K, MP_W_Q5_K, MP_SLOT_gemm_q5_k, {0, 2}},       {MP_Q6_K, MP_W_Q6_K, MP_SLOT_gemm_q6_k, {208, -1}},
-    {MP_Q2_K, MP_W_ANY16, MP_SLOT_gemm_any16, {80, 82}},   {MP_Q3_K, MP_W_ANY16, MP_SLOT_gemm_any16, {108, -1}},
-    {MP_IQ4_NL, MP_W_ANY16, MP_SLOT_gemm_any16, {0, -1}},  {MP_MXFP4, MP_W_ANY16, MP_SLOT_gemm_any16, {-1, -1}},
+    {MP_Q2_K, MP_W_TABLE16_MINS, MP_SLOT_gemm_table16_mins, {80, 82}},
+    {MP_Q3_K, MP_W_TABLE16, MP_SLOT_gemm_table16, {108, -1}},
+    {MP_MXFP4, MP_W_TABLE32, MP_SLOT_gemm_table32, {-1, -1}},
+    {MP_IQ4_NL, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
+    {MP_IQ4_XS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
+    {MP_IQ3_S, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
+    {MP_IQ3_XXS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
+    {MP_IQ2_S, MP_W_TABLE16, MP_SLOT_gemm_table16, {0, -1}},
+    {MP_IQ2_XS, MP_W_TABLE16, MP_SLOT_gemm_table16, {0, -1}},
+    {MP_IQ2_XXS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
+    {MP_IQ1_M, MP_W_TABLE16, MP_SLOT_gemm_table16, {-1, -1}},
+    {MP_IQ1_S, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
 };
 enum { TYPES = sizeof types / sizeof *types };
 
@@ -48,6 +58,8 @@ static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, 
                 half = extremes[u % (sizeof extremes / sizeof *extremes)];
             if (type->halves[h] >= 0)
                 memcpy(block + type->halves[h], &half, 2);
+            for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* a nibble a word */
+                block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (half >> (4 * i) & 15) << 4);
         }
         if (type->dtype == MP_MXFP4)
             block[0] = (uint8_t)(scales == SCALES_EXTREME ? mp_test_random_u64(&random)
@@ -93,13 +105,15 @@ MP_TEST(kernels_quant_kinds) {
 MP_TEST(kernels_quant_packed_sizes) {
     const double bits[MP_W_KIND_COUNT] = {[MP_W_Q4_0] = 4.5, [MP_W_Q4_1] = 5, [MP_W_Q5_0] = 5.5, [MP_W_Q5_1] = 6,
                                           [MP_W_Q8_0] = 8.5, [MP_W_Q4_K] = 4.625, [MP_W_Q5_K] = 5.625,
-                                          [MP_W_Q6_K] = 6.5625};
-    for (int t = 0; t < TYPES && types[t].kind != MP_W_ANY16; t++) {
+                                          [MP_W_Q6_K] = 6.5625, [MP_W_TABLE32] = 5, [MP_W_TABLE16] = 6,
+                                          [MP_W_TABLE16_MINS] = 8};
+    for (int t = 0; t < TYPES; t++) {
         mp_wmat w;
         mp_wmat_init(&w, types[t].kind, 64, 2048);
         MP_CHECK_INT(w.panels, 2);
         MP_CHECK(w.panel_bytes % 64 == 0);
-        MP_CHECK_NEAR((double)mp_wmat_bytes(&w) * 8 / (64 * 2048), bits[types[t].kind], 0);
+        const double tables = types[t].kind >= MP_W_TABLE32 ? 2 * 64 : 0; /* bytes */
+        MP_CHECK_NEAR(((double)mp_wmat_bytes(&w) - tables) * 8 / (64 * 2048), bits[types[t].kind], 0);
     }
 }
 

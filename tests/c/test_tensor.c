@@ -38,6 +38,9 @@ MP_TEST(tensor_dtype_sizes_are_those_of_gguf) {
         {MP_Q8_0, 8, 32, 2 + 32},  {MP_Q2_K, 10, 256, 16 + 64 + 4}, {MP_Q3_K, 11, 256, 32 + 64 + 12 + 2},
         {MP_Q4_K, 12, 256, 4 + 12 + 128}, {MP_Q5_K, 13, 256, 4 + 12 + 32 + 128},
         {MP_Q6_K, 14, 256, 128 + 64 + 16 + 2}, {MP_IQ4_NL, 20, 32, 2 + 16}, {MP_MXFP4, 39, 32, 1 + 16},
+        {MP_IQ4_XS, 23, 256, 2 + 2 + 4 + 128}, {MP_IQ3_S, 21, 256, 2 + 64 + 8 + 32 + 4},
+        {MP_IQ3_XXS, 18, 256, 2 + 64 + 32}, {MP_IQ2_S, 22, 256, 2 + 32 + 32 + 8 + 8}, {MP_IQ2_XS, 17, 256, 2 + 64 + 8},
+        {MP_IQ2_XXS, 16, 256, 2 + 64}, {MP_IQ1_M, 29, 256, 32 + 16 + 8}, {MP_IQ1_S, 19, 256, 2 + 32 + 16},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const mp_dtype_row *row = mp_dtype_get(rows[i].dtype);

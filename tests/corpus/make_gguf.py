@@ -32,7 +32,9 @@ PACK = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f
 DTYPES = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
     "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110), "Q4_K": (12, 256, 144),
-    "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "I8": (24, 1, 1), "I16": (25, 1, 2),
+    "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74),
+    "IQ3_XXS": (18, 256, 98), "IQ1_S": (19, 256, 50), "IQ4_NL": (20, 32, 18), "IQ3_S": (21, 256, 110),
+    "IQ2_S": (22, 256, 82), "IQ4_XS": (23, 256, 136), "IQ1_M": (29, 256, 56), "I8": (24, 1, 1), "I16": (25, 1, 2),
     "I32": (26, 1, 4), "I64": (27, 1, 8), "F64": (28, 1, 8), "BF16": (30, 1, 2), "MXFP4": (39, 32, 17),
 }
 MAX = 2**64 - 1
@@ -280,7 +282,7 @@ def reject_cases() -> Iterator[Case]:
     yield bad("case26_type_99", "a: type", tensors(info("a", (8,), 99)))
     for removed in (4, 5, 31, 36):
         yield bad(f"case26_type_removed_{removed}", "a: type", tensors(info("a", (8,), removed)))
-    yield bad("case26_type_not_computed", "", tensors(info("a", (256,), 16)), "UNSUPPORTED")
+    yield bad("case26_type_not_computed", "", tensors(info("a", (256,), 34)), "UNSUPPORTED")
     yield bad("case27_row_33", "a: row", tensors(info("a", (33,), DTYPES["Q4_0"][0])))
     yield bad("case27_row_128", "a: row", tensors(info("a", (128, 2), DTYPES["Q4_K"][0])))
     yield bad("case28_misaligned", "b: offset", tensors(info("a", (8,)), info("b", (8,), offset=33)))

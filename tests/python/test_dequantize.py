@@ -23,6 +23,14 @@ TYPES: dict[str, tuple[int, int]] = {  # name -> items per block, bytes per bloc
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "IQ3_S": (256, 110),
+    "IQ3_XXS": (256, 98),
+    "IQ2_S": (256, 82),
+    "IQ2_XS": (256, 74),
+    "IQ2_XXS": (256, 66),
+    "IQ1_M": (256, 56),
+    "IQ1_S": (256, 50),
     "MXFP4": (32, 17),
 }
 # where a block keeps its half-precision scales and minima
@@ -38,6 +46,13 @@ HALVES: dict[str, tuple[int, ...]] = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
     "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "IQ3_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ2_S": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_XXS": (0,),
+    "IQ1_S": (0,),
 }
 # smallest subnormal, largest subnormal, smallest normal, one, largest, negative ones, both zeros
 EXTREMES = np.array(
@@ -108,6 +123,15 @@ def test_every_mxfp4_exponent() -> None:
     blocks = rng.integers(0, 256, (256, 17), dtype=np.uint8)
     blocks[:, 0] = np.arange(256)
     check("MXFP4", blocks)
+
+
+@pytest.mark.parametrize("name", ["IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"])
+def test_every_point_of_a_grid(name: str) -> None:
+    """Every value of every byte at every place, so every index and every pattern of signs."""
+    blocks = np.arange(256, dtype=np.uint8)[:, None] + np.arange(TYPES[name][1], dtype=np.uint8) * 37
+    blocks = np.concatenate([blocks, np.roll(blocks, 1, axis=1), blocks[::-1] * 3])
+    put_halves(name, blocks, np.full((len(blocks), 1), 0x3C00, dtype=np.uint16))
+    check(name, blocks)
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])

@@ -83,5 +83,7 @@ void mp_ref_quant(mp_kernel_table *table) {
     MP_SET(table, gemm_q4_k, gemm, "ref");
     MP_SET(table, gemm_q5_k, gemm, "ref");
     MP_SET(table, gemm_q6_k, gemm, "ref");
-    MP_SET(table, gemm_any16, gemm, "ref");
+    MP_SET(table, gemm_table32, gemm, "ref");
+    MP_SET(table, gemm_table16, gemm, "ref");
+    MP_SET(table, gemm_table16_mins, gemm, "ref");
 }

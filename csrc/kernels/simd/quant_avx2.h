@@ -27,6 +27,10 @@ static MP_INLINE qi q_spread(const void *from) {
     memcpy(&value, from, sizeof value);
     return _mm256_set1_epi32(value);
 }
+static MP_INLINE qi q_table(const uint8_t *from) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from));
+}
+static MP_INLINE qi q_lookup(qi table, qi x) { return _mm256_shuffle_epi8(table, x); }
 static MP_INLINE qi q_zero(void) { return _mm256_setzero_si256(); }
 static MP_INLINE q_part q_part_zero(void) { return q_zero(); }
 static MP_INLINE qf q_to_float(qi x) { return _mm256_cvtepi32_ps(x); }

@@ -43,6 +43,14 @@ static MP_INLINE qi q_set(int32_t value) {
     const int32x4_t v = vdupq_n_s32(value);
     return (qi){v, v};
 }
+static MP_INLINE qi q_table(const uint8_t *from) {
+    const int32x4_t table = vreinterpretq_s32_u8(vld1q_u8(from));
+    return (qi){table, table};
+}
+static MP_INLINE qi q_lookup(qi table, qi x) {
+    return (qi){vreinterpretq_s32_s8(vqtbl1q_s8(Q_BYTES(table.lo), vreinterpretq_u8_s32(x.lo))),
+                vreinterpretq_s32_s8(vqtbl1q_s8(Q_BYTES(table.hi), vreinterpretq_u8_s32(x.hi)))};
+}
 static MP_INLINE qi q_zero(void) { return q_set(0); }
 static MP_INLINE qf q_to_float(qi x) { return (qf){vcvtq_f32_s32(x.lo), vcvtq_f32_s32(x.hi)}; }
 static MP_INLINE qf qf_zero(void) { return (qf){vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)}; }

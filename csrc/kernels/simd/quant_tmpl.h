@@ -6,10 +6,11 @@
  *   q_load q_and q_or_and(a, b, m)    a | (b & m)
  *   q_shr q_shl                       shifts within 16-bit lanes
  *   q_spread(p)                       the four bytes at p in every lane        q_set(i)  an int32 in every lane
+ *   q_table(p) q_lookup(t, x)         the 16 bytes at p as a table t; of each byte of x, 0 ... 15, its byte there
  *   q_zero q_to_float qf_zero qf_spread(p) qf_add qf_mul qf_fma(a, b, c) qf_fnma(a, b, c) qf_load qf_store
  *   qf_halves(p) qf_u8(p) qf_i8(p)    Q_LANES halves or bytes as floats
  *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
- *   q_dot_bytes(part, sum, w, a)      the same for the `bytes` part of a block: w is value + 128
+ *   q_dot_bytes(part, sum, w, a)      the same for `bytes` and tables: w is value + 128
  *   q_flush(part, sum)                empties part into sum
  *   Q_FLUSH_Q4, _Q5, _Q6              dot products of each after which a flush is due, so that 16-bit parts never
  *                                     overflow
@@ -39,9 +40,14 @@ static MP_INLINE int q_stride(int R) { return Q_PREPARED / R / 16 * 16; }
 static MP_INLINE int q_is_nibbles(int kind) { return kind == MP_W_Q4_0 || kind == MP_W_Q4_1 || kind == MP_W_Q4_K; }
 static MP_INLINE int q_is_fives(int kind) { return kind == MP_W_Q5_0 || kind == MP_W_Q5_1 || kind == MP_W_Q5_K; }
 static MP_INLINE int q_is_super(int kind) { return kind == MP_W_Q4_K || kind == MP_W_Q5_K; }
-static MP_INLINE int q_is_halved(int kind) { return kind == MP_W_Q6_K || kind == MP_W_ANY16; } /* groups of 16 */
-static MP_INLINE int q_has_mins(int kind, int any16_mins) {
-    return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || (kind == MP_W_ANY16 && any16_mins);
+static MP_INLINE int q_is_table(int kind) {
+    return kind == MP_W_TABLE32 || kind == MP_W_TABLE16 || kind == MP_W_TABLE16_MINS;
+}
+static MP_INLINE int q_is_halved(int kind) { /* groups of 16 */
+    return kind == MP_W_Q6_K || kind == MP_W_TABLE16 || kind == MP_W_TABLE16_MINS;
+}
+static MP_INLINE int q_has_mins(int kind) {
+    return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || kind == MP_W_TABLE16_MINS;
 }
 
 static MP_INLINE int q_offset(int kind) {
@@ -50,25 +56,27 @@ static MP_INLINE int q_offset(int kind) {
     case MP_W_Q5_0: return 16;
     case MP_W_Q6_K: return 32;
     case MP_W_Q8_0:
-    case MP_W_ANY16: return Q_BYTES_OFFSET;
+    case MP_W_TABLE32:
+    case MP_W_TABLE16:
+    case MP_W_TABLE16_MINS: return Q_BYTES_OFFSET;
     default: return 0;
     }
 }
 
 /* Bytes of a block's integers, after which its scales stand. */
 static MP_INLINE int q_integers(int kind) {
-    if (q_is_nibbles(kind))
+    if (q_is_nibbles(kind) || q_is_table(kind))
         return MP_PACK_NIBBLES;
     if (q_is_fives(kind))
         return MP_PACK_BITS + MP_PACK_NIBBLES;
     return kind == MP_W_Q6_K ? 2 * MP_PACK_PAIRS + MP_PACK_NIBBLES : MP_PACK_BYTES;
 }
 
-static MP_INLINE int q_block_bytes(int kind, int any16_mins) {
+static MP_INLINE int q_block_bytes(int kind) {
     const int integers = q_integers(kind);
-    if (kind == MP_W_ANY16)
-        return integers + (any16_mins ? 4 : 2) * MP_PACK_FLOATS;
-    return integers + (q_has_mins(kind, 0) || kind == MP_W_Q6_K ? 2 : 1) *
+    if (q_is_table(kind))
+        return integers + (q_has_mins(kind) ? 4 : q_is_halved(kind) ? 2 : 1) * MP_PACK_FLOATS;
+    return integers + (q_has_mins(kind) || kind == MP_W_Q6_K ? 2 : 1) *
                           (q_is_super(kind) || kind == MP_W_Q6_K ? MP_PACK_SMALL : MP_PACK_HALVES);
 }
 
@@ -79,8 +87,7 @@ static MP_INLINE int q_head_bytes(int kind) {
 /* ---- rows ------------------------------------------------------------------------------------------------------ */
 
 /* Blocks [b0, b0 + n) of rows m ... m + R - 1. */
-static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *x, int m, int b0, int n,
-                                q_rows *rows) {
+static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0, int n, q_rows *rows) {
     const int offset = q_offset(kind);
     for (int r = 0; r < R; r++) {
         const int32_t *sum = x->sum + (int64_t)(m + r) * (x->K / 16) + 2 * b0;
@@ -91,7 +98,7 @@ static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *
             if (offset)
                 for (int h = 0; h < 2 * n; h++)
                     start[h] = -offset * sum[h];
-            if (q_has_mins(kind, any16_mins))
+            if (q_has_mins(kind))
                 for (int b = 0; b < n; b++) {
                     low[2 * b] = scale[b] * (float)sum[2 * b];
                     low[2 * b + 1] = scale[b] * (float)sum[2 * b + 1];
@@ -100,7 +107,7 @@ static MP_INLINE void q_prepare(int kind, int any16_mins, int R, const mp_acts *
             if (offset)
                 for (int b = 0; b < n; b++)
                     start[b] = -offset * (sum[2 * b] + sum[2 * b + 1]);
-            if (q_has_mins(kind, any16_mins))
+            if (q_has_mins(kind))
                 for (int b = 0; b < n; b++)
                     low[b] = scale[b] * (float)(sum[2 * b] + sum[2 * b + 1]);
         }
@@ -187,22 +194,45 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
     }
 }
 
-/* Groups [g0, g1) of 8 bits. */
-static MP_INLINE void q_dots_bytes(int g0, int g1, int R, int U, const uint8_t *block, int u0, int ahead,
-                                   const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
+static MP_INLINE void q_dots_bytes_row(int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
     MP_UNROLL
-    for (int g = g0; g < g1; g++) {
+    for (int r = 0; r < R; r++) {
+        const qi a = q_spread(q + r * ldq);
+        MP_UNROLL
+        for (int u = 0; u < U; u++)
+            q_dot_bytes(&part[r * U + u], &sum[r * U + u], w[u], a);
+    }
+}
+
+/* 32 inputs of 8 bits. */
+static MP_INLINE void q_dots_bytes(int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q, int64_t ldq,
+                                   q_part *part, qi *sum) {
+    MP_UNROLL
+    for (int g = 0; g < 8; g++) {
         qi w[4];
         MP_UNROLL
         for (int u = 0; u < U; u++)
             w[u] = q_take(block, u0 + u, g, q_beside(R), ahead);
+        q_dots_bytes_row(R, U, w, q + 4 * g, ldq, part, sum);
+    }
+}
+
+/* Inputs 16 h ... 16 h + 15, for h0 <= h < h1, of codes into a table. */
+static MP_INLINE void q_dots_table(int h0, int h1, int R, int U, qi table, const uint8_t *block, int u0, int ahead,
+                                   const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
+    const qi mask = q_set(0x0f0f0f0f);
+    MP_UNROLL
+    for (int j = 0; j < 4; j++) {
+        qi w[2][4];
         MP_UNROLL
-        for (int r = 0; r < R; r++) {
-            const qi a = q_spread(q + r * ldq + 4 * g);
-            MP_UNROLL
-            for (int u = 0; u < U; u++)
-                q_dot_bytes(&part[r * U + u], &sum[r * U + u], w[u], a);
+        for (int u = 0; u < U; u++) {
+            const qi x = q_take(block, u0 + u, j, q_beside(R) && h0 == 0, ahead);
+            w[0][u] = q_lookup(table, q_and(x, mask));
+            w[1][u] = q_lookup(table, q_and(q_shr(x, 4), mask));
         }
+        MP_UNROLL
+        for (int h = h0; h < h1; h++)
+            q_dots_bytes_row(R, U, w[h], q + 16 * h + 4 * j, ldq, part, sum);
     }
 }
 
@@ -215,6 +245,7 @@ typedef struct q_at { /* where a tile stands: its rows at one block */
     const q_rows *rows;
     int entry; /* in rows */
     int ahead; /* prefetch distance, bytes */
+    qi table;  /* of kinds that have one */
 } q_at;
 
 static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offset, q_part *part, qi *sum) {
@@ -248,9 +279,10 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
 }
 
 /* Kinds with groups of 16. */
-static MP_INLINE void q_block_halved(int kind, int any16_mins, int R, int U, const uint8_t *head, const uint8_t *block,
-                                     int u0, const q_at *at, qf *f) {
+static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
+                                     const q_at *at, qf *f) {
     const uint8_t *scales = block + q_integers(kind);
+    const int mins = q_has_mins(kind);
     MP_UNROLL
     for (int h = 0; h < 2; h++) {
         q_part part[16];
@@ -260,7 +292,7 @@ static MP_INLINE void q_block_halved(int kind, int any16_mins, int R, int U, con
         if (kind == MP_W_Q6_K)
             q_dots_sixes(h, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
         else
-            q_dots_bytes(4 * h, 4 * h + 4, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
+            q_dots_table(h, h + 1, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             const int o = (u0 + u) * Q_LANES;
@@ -268,35 +300,39 @@ static MP_INLINE void q_block_halved(int kind, int any16_mins, int R, int U, con
                 d[u] = qf_mul(qf_halves(head + 2 * o), qf_i8(scales + h * MP_PACK_SMALL + o));
             } else {
                 d[u] = qf_load((const float *)(scales + h * MP_PACK_FLOATS) + o);
-                if (any16_mins)
+                if (mins)
                     low[u] = qf_load((const float *)(scales + (2 + h) * MP_PACK_FLOATS) + o);
             }
         }
-        q_accumulate(R, U, d, any16_mins ? low : NULL, 0, at, at->entry + h, sum, f);
+        q_accumulate(R, U, d, mins ? low : NULL, 0, at, at->entry + h, sum, f);
     }
 }
 
 /* head: of the superblock. */
-static MP_INLINE void q_block(int kind, int any16_mins, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
+static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                               const q_at *at, qf *f) {
     if (q_is_halved(kind)) {
-        q_block_halved(kind, any16_mins, R, U, head, block, u0, at, f);
+        q_block_halved(kind, R, U, head, block, u0, at, f);
         return;
     }
     const uint8_t *scales = block + q_integers(kind);
-    const int mins = q_has_mins(kind, 0);
+    const int mins = q_has_mins(kind);
     q_part part[16];
     qi sum[16];
     qf d[4], low[4];
     q_start(R, U, at, at->entry, q_offset(kind), part, sum);
     if (kind == MP_W_Q8_0)
-        q_dots_bytes(0, 8, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
+        q_dots_bytes(R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
+    else if (q_is_table(kind))
+        q_dots_table(0, 2, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
     else
         q_dots_nibbles(q_is_fives(kind), R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
     MP_UNROLL
     for (int u = 0; u < U; u++) {
         const int o = (u0 + u) * Q_LANES;
-        if (q_is_super(kind)) {
+        if (q_is_table(kind)) {
+            d[u] = qf_load((const float *)scales + o);
+        } else if (q_is_super(kind)) {
             d[u] = qf_mul(qf_halves(head + 2 * o), qf_u8(scales + o));
             low[u] = qf_mul(qf_halves(head + MP_PACK_HALVES + 2 * o), qf_u8(scales + MP_PACK_SMALL + o));
         } else {
@@ -317,12 +353,14 @@ static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
 
 /* Rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel, to out [R, ld] at output 0 of the panel.
  * ahead: bytes by which to prefetch the panel, or 0. */
-static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, const uint8_t *panel, int u0,
-                                     const mp_acts *x, int m, int ahead, q_rows *rows, float *out, int64_t ld) {
-    const int blocks = x->K / 32, bytes = q_block_bytes(kind, any16_mins), head_bytes = q_head_bytes(kind);
+static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *panel, int u0, const mp_acts *x, int m,
+                                     int ahead, q_rows *rows, float *out, int64_t ld) {
+    const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
     const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
-    const uint8_t *block = panel + (kind == MP_W_ANY16 ? MP_PACK_LINE : 0), *head = block;
-    q_at at = {x->q + m * x->ldq, x->scale + m * (int64_t)blocks, x->ldq, blocks, rows, 0, ahead};
+    const uint8_t *block = panel + (q_is_table(kind) ? MP_PACK_LINE : 0), *head = block;
+    q_at at = {x->q + m * x->ldq, x->scale + m * (int64_t)blocks, x->ldq, blocks, rows, 0, ahead, q_zero()};
+    if (q_is_table(kind))
+        at.table = q_table(panel);
     qf f[16];
     MP_UNROLL
     for (int i = 0; i < R * U; i++)
@@ -330,7 +368,7 @@ static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, con
     for (int b0 = 0; b0 < blocks; b0 += chunk) {
         const int n = blocks - b0 < chunk ? blocks - b0 : chunk;
         if (rows->row != m) {
-            q_prepare(kind, any16_mins, R, x, m, b0, n, rows);
+            q_prepare(kind, R, x, m, b0, n, rows);
             rows->row = n == blocks ? m : -1;
         }
         for (int b = 0; b < n; b++) {
@@ -344,7 +382,7 @@ static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, con
             else if (ahead)
                 q_prefetch(block + ahead, bytes);
             at.entry = b * entries;
-            q_block(kind, any16_mins, R, U, head, block, u0, &at, f);
+            q_block(kind, R, U, head, block, u0, &at, f);
             block += bytes;
             at.q += 32;
             at.scale++;
@@ -357,34 +395,35 @@ static MP_INLINE void q_tile_vectors(int kind, int any16_mins, int R, int U, con
 
 typedef void q_tile(const uint8_t *panel, const mp_acts *x, int m, int ahead, q_rows *rows, float *out, int64_t ld);
 
-#define Q_TILE(name, kind, mins, R)                                                                                  \
+#define Q_TILE(name, kind, R)                                                                                        \
     static MP_NOINLINE void q_##name##_##R(const uint8_t *panel, const mp_acts *x, int m, int ahead, q_rows *rows,   \
                                            float *out, int64_t ld) {                                                 \
         for (int u = 0; u < MP_PANEL_N / Q_LANES; u += Q_VECTORS(R))                                                 \
-            q_tile_vectors(kind, mins, R, Q_VECTORS(R), panel, u, x, m, u == 0 ? ahead : 0, rows, out, ld);          \
+            q_tile_vectors(kind, R, Q_VECTORS(R), panel, u, x, m, u == 0 ? ahead : 0, rows, out, ld);                \
     }
 #if Q_ROWS == 8
-#define Q_TILES(name, kind, mins)                                                                                    \
-    Q_TILE(name, kind, mins, 1) Q_TILE(name, kind, mins, 2) Q_TILE(name, kind, mins, 3) Q_TILE(name, kind, mins, 4)  \
-    Q_TILE(name, kind, mins, 5) Q_TILE(name, kind, mins, 6) Q_TILE(name, kind, mins, 7) Q_TILE(name, kind, mins, 8)
-#define Q_LIST(name) \
-    {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4, q_##name##_5, q_##name##_6, q_##name##_7, \
+#define Q_TILES(name, kind)                                                                                          \
+    Q_TILE(name, kind, 1) Q_TILE(name, kind, 2) Q_TILE(name, kind, 3) Q_TILE(name, kind, 4)                          \
+    Q_TILE(name, kind, 5) Q_TILE(name, kind, 6) Q_TILE(name, kind, 7) Q_TILE(name, kind, 8)
+#define Q_LIST(name)                                                                                                 \
+    {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4, q_##name##_5, q_##name##_6, q_##name##_7,         \
      q_##name##_8}
 #else
-#define Q_TILES(name, kind, mins) \
-    Q_TILE(name, kind, mins, 1) Q_TILE(name, kind, mins, 2) Q_TILE(name, kind, mins, 3) Q_TILE(name, kind, mins, 4)
+#define Q_TILES(name, kind)                                                                                          \
+    Q_TILE(name, kind, 1) Q_TILE(name, kind, 2) Q_TILE(name, kind, 3) Q_TILE(name, kind, 4)
 #define Q_LIST(name) {NULL, q_##name##_1, q_##name##_2, q_##name##_3, q_##name##_4}
 #endif
-Q_TILES(q4_0, MP_W_Q4_0, 0)
-Q_TILES(q4_1, MP_W_Q4_1, 0)
-Q_TILES(q5_0, MP_W_Q5_0, 0)
-Q_TILES(q5_1, MP_W_Q5_1, 0)
-Q_TILES(q8_0, MP_W_Q8_0, 0)
-Q_TILES(q4_k, MP_W_Q4_K, 0)
-Q_TILES(q5_k, MP_W_Q5_K, 0)
-Q_TILES(q6_k, MP_W_Q6_K, 0)
-Q_TILES(any16, MP_W_ANY16, 0)
-Q_TILES(any16_mins, MP_W_ANY16, 1)
+Q_TILES(q4_0, MP_W_Q4_0)
+Q_TILES(q4_1, MP_W_Q4_1)
+Q_TILES(q5_0, MP_W_Q5_0)
+Q_TILES(q5_1, MP_W_Q5_1)
+Q_TILES(q8_0, MP_W_Q8_0)
+Q_TILES(q4_k, MP_W_Q4_K)
+Q_TILES(q5_k, MP_W_Q5_K)
+Q_TILES(q6_k, MP_W_Q6_K)
+Q_TILES(table32, MP_W_TABLE32)
+Q_TILES(table16, MP_W_TABLE16)
+Q_TILES(table16_mins, MP_W_TABLE16_MINS)
 #undef Q_TILES
 #undef Q_TILE
 
@@ -470,14 +509,9 @@ Q_GEMM(q8_0)
 Q_GEMM(q4_k)
 Q_GEMM(q5_k)
 Q_GEMM(q6_k)
-
-static void gemm_any16(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
-                       const mp_epilogue *ep, float *y, int64_t ldy) {
-    static q_tile *const tiles[2][Q_ROWS + 1] = {Q_LIST(any16), Q_LIST(any16_mins)};
-    int32_t mins; /* the same in every panel, but only those asked for need be there */
-    memcpy(&mins, w->data + (size_t)panel0 * w->panel_bytes, sizeof mins);
-    q_gemm(tiles[mins != 0], w, x, m0, m1, panel0, panel1, ep, y, ldy);
-}
+Q_GEMM(table32)
+Q_GEMM(table16)
+Q_GEMM(table16_mins)
 #undef Q_GEMM
 #undef Q_LIST
 
@@ -490,5 +524,7 @@ static void q_set_gemms(mp_kernel_table *table, const char *variant) {
     MP_SET(table, gemm_q4_k, gemm_q4_k, variant);
     MP_SET(table, gemm_q5_k, gemm_q5_k, variant);
     MP_SET(table, gemm_q6_k, gemm_q6_k, variant);
-    MP_SET(table, gemm_any16, gemm_any16, variant);
+    MP_SET(table, gemm_table32, gemm_table32, variant);
+    MP_SET(table, gemm_table16, gemm_table16, variant);
+    MP_SET(table, gemm_table16_mins, gemm_table16_mins, variant);
 }
