@@ -287,8 +287,8 @@ def generate(prompt: str | Sequence[int], model: ModelLike = None, *, stream: bo
                 ``{"type": "json_schema", "json_schema": {"schema": {...}}}``, a JSON schema, a pydantic class,
                 ``{"type": "regex", "regex": ...}``, or ``{"type": "grammar", "grammar": ...}`` (llguidance's Lark). The
                 model may end only where the form is complete; what ``max_tokens`` or a stop string cuts is a piece of
-                it, with ``finish_reason`` ``"length"`` or a ``stop``. ``parsed`` of the result is what JSON says. Not
-                in worker processes. Needs the extra ``grammar``.
+                it, with ``finish_reason`` ``"length"`` or a ``stop``. ``parsed`` of the result is what JSON says.
+                Needs the extra ``grammar``.
             capture: what :func:`capture` returns, or a ``job()`` of it: records of what the model's layers give out.
             parse_special (False): take texts of control tokens in the prompt for those tokens.
             compute ("auto"): as for :func:`embed`.

@@ -213,8 +213,8 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
 
     Pass what this returns as ``capture=`` to :func:`mpool.generate`, :func:`mpool.chat`, :func:`mpool.vision` or
     :func:`mpool.submit`, here or in ``mpool.aio``. A call has layers + 3 records for each token that it draws: of the
-    row which the token is drawn from. Answers are the same as without. Calls with ``n`` above 1 and those of worker
-    processes cannot be captured.
+    row which the token is drawn from. Answers are the same as without. Calls with ``n`` above 1 cannot be
+    captured.
 
     Args:
         path: a ``.jsonl`` file, which is replaced, and then written anew with each call, by one open capture at a time;

@@ -113,20 +113,17 @@ def constrain(tools: Tools, entry: Entry, sampling: Sampling,
     """What keeps the answers to the form of the model's calls; None if nothing can: then they are parsed only.
 
     Raises:
-        Unsupported: calls are forced, or a tool is strict, and llguidance is not installed or workers are processes.
+        Unsupported: calls are forced, or a tool is strict, and llguidance is not installed.
         InvalidArgument: a schema cannot be used, or an option beside tools keeps answers from ending.
     """
     from . import grammar
     from .text.tool_grammar import grammar_of
 
     strict = next((function.name for function in tools.functions if function.strict), None)
-    if not grammar.installed() or entry.runs_in == "process":
+    if not grammar.installed():
         if not tools.forced and strict is None:
             return None
         needs = "tool_choice wants a call, which" if tools.forced else f"tools: the tool {strict}, which is strict,"
-        if entry.runs_in == "process":
-            raise Unsupported(f"{needs} does not reach into a worker process yet", key=entry.key,
-                              hint='Use isolation="thread", or tool_choice="auto" and tools that are not strict')
         raise Unsupported(f"{needs} needs the package llguidance", key=entry.key,
                           hint='pip install "mpool[grammar]" installs it')
     made = grammar_of(tools.form, tools.functions, forced=tools.forced, single=tools.single, splitter=splitter)

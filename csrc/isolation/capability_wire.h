@@ -19,6 +19,10 @@ typedef struct mp_call_wire {
     size_t (*note_bytes)(const mp_call *call);
     /* The call and how far it is, so that any process can go on with it. */
     void (*put_call)(mp_wire_out *out, const mp_item *item, void *note);
+    /* What came for the call since the last time, before a plan. NULL: nothing ever does. */
+    void (*put_more)(mp_wire_out *out, const mp_item *item, void *note);
+    /* Whether nothing can be done for the item before more comes. NULL: that is never so. */
+    bool (*waits)(const mp_item *item, const void *note);
     /* What came since the last time, for an item of which `amount` was planned. Checked, and written where nobody looks
      * yet. Refuses the message otherwise. Whether the call got on since it was given to this process. */
     bool (*get_results)(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note);
@@ -34,6 +38,7 @@ typedef struct mp_call_wire {
     mp_status (*get_call)(mp_wire_in *in, mp_call **call, mp_error *error);
     size_t (*record_bytes)(const mp_call *call); /* like note_bytes */
     mp_status (*go_on)(mp_wire_in *in, mp_item *item, void *record, mp_error *error);
+    bool (*get_more)(mp_wire_in *in, mp_item *item); /* as put_more; false: the message was cut */
     void (*put_results)(mp_wire_out *out, const mp_item *item, void *record);
 } mp_call_wire;
 

@@ -166,6 +166,8 @@ static bool plan(child *c) {
         if (!item)
             return mp_wire_refuse(&c->in, "a call is to be planned that is not there");
         items[i] = &item->item;
+        if (c->wire->get_more && !c->wire->get_more(&c->in, items[i]))
+            return false;
     }
     if (!mp_wire_done(&c->in) || n == 0)
         return false;

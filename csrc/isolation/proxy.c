@@ -252,11 +252,19 @@ static void plan_nothing(mp_item **items, mp_plan *plan) {
     plan->cost_ns = 0;
 }
 
+static bool all_wait(const proxy *p, mp_item **items, int n) {
+    bool all = p->wire->waits != NULL;
+    for (int i = 0; i < n && all; i++)
+        all = p->wire->waits(items[i], ((const proxy_item *)items[i]->state)->note);
+    return all;
+}
+
 static bool get_plan(proxy *p, mp_item **items, int n, mp_plan *plan) {
     bool taken[MP_PLAN_MAX] = {0};
     uint32_t count = mp_get_count(&p->in, (uint32_t)(n < MP_PLAN_MAX ? n : MP_PLAN_MAX), "a plan is too long");
-    if (count < 1 && !p->in.failed)
+    if (count < 1 && !p->in.failed && !all_wait(p, items, n))
         return mp_wire_refuse(&p->in, "a plan is empty");
+    plan->masks = count < 1;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t index = mp_get_count(&p->in, (uint32_t)n - 1, "a plan has a call that was not offered");
         uint32_t amount = mp_get_u32(&p->in);
@@ -290,8 +298,12 @@ static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
         mp_put(&p->out, speed, sizeof speed);
         mp_put_u64(&p->out, budget_ns);
         mp_put_u32(&p->out, (uint32_t)n);
-        for (int i = 0; i < n; i++)
-            mp_put_u32(&p->out, ((const proxy_item *)items[i]->state)->id);
+        for (int i = 0; i < n; i++) {
+            proxy_item *state = items[i]->state;
+            mp_put_u32(&p->out, state->id);
+            if (p->wire->put_more)
+                p->wire->put_more(&p->out, items[i], state->note);
+        }
         if (exchange(p, MP_FRAME_PLAN, true))
             get_plan(p, items, n, plan);
         finish(p);
@@ -306,7 +318,7 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
     proxy_item *state = item->state;
     uint8_t value = mp_get_u8(&p->in);
     mp_error_clear(error);
-    if (value > MP_OUTCOME_FAILED || value == MP_OUTCOME_WAIT_MASK) {
+    if (value > MP_OUTCOME_FAILED || (value == MP_OUTCOME_WAIT_MASK && !p->wire->waits)) {
         mp_wire_refuse(&p->in, "there is no such outcome");
         return;
     }
@@ -316,7 +328,8 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
     if (p->in.failed)
         return;
     bool moved = p->wire->get_results(&p->in, item, amount, *outcome, state->note);
-    if (moved || *outcome != MP_OUTCOME_MORE || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+    bool goes_on = *outcome == MP_OUTCOME_MORE || *outcome == MP_OUTCOME_WAIT_MASK;
+    if (moved || !goes_on || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         state->idle = 0;
     else if (++state->idle > p->wire->most_idle(item->call))
         mp_wire_refuse(&p->in, "step after step does not get on with a call");

@@ -2,7 +2,10 @@
  *
  * Of an answer that is not over, text is sent as far as its last token goes (byte_end), also what is not decided yet:
  * so a process that is given the tokens so far can go on, and what was held back is there when the call is
- * cancelled. */
+ * cancelled.
+ *
+ * A mask goes to the process before a plan, once; what was drawn without one, or against it, is refused. Captured
+ * records come with the step that computed them, a token's all together, for the place that its number says. */
 #include <stdatomic.h>
 
 #include "files/spec_build.h"
@@ -11,6 +14,7 @@
 
 typedef struct choice_note { /* of one answer: what has come, or was sent */
     uint32_t tokens, text, decided;
+    uint32_t masked; /* tokens for which the process has had a mask, one after the other */
     int32_t finish, stop_index;
 } choice_note;
 
@@ -18,6 +22,7 @@ typedef struct text_note {
     uint32_t cursor, cached;
     uint32_t stands; /* the cursor in this process: it starts again where a call is taken up */
     bool prompt_done;
+    uint32_t captured; /* tokens whose records have come, or were sent */
     choice_note choice[];
 } text_note;
 
@@ -47,13 +52,113 @@ static mp_status text_check(const mp_call *base, mp_error *error) {
     if (((const mp_text_call *)base)->want_prompt_logits)
         return mp_fail(error, MP_UNSUPPORTED,
                        "a prompt's logits do not come out of a worker process: use isolation=\"thread\"");
-    if (((const mp_text_call *)base)->capture.values > 0)
-        return mp_fail(error, MP_UNSUPPORTED,
-                       "what is captured does not come out of a worker process: use isolation=\"thread\"");
-    if (((const mp_text_call *)base)->masks)
-        return mp_fail(error, MP_UNSUPPORTED,
-                       "response_format does not reach into a worker process yet: use isolation=\"thread\"");
     return MP_OK;
+}
+
+/* --- masks --- */
+
+static size_t mask_bytes(const mp_text_call *call) { return (size_t)call->mask_words * sizeof(uint32_t); }
+
+/* The masks that are there for next tokens, and were not sent. */
+static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    text_note *note = record;
+    for (int c = 0; call->masks && c < call->n_choices; c++) {
+        uint32_t next = tokens_of(&call->choices[c]);
+        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_call_mask_at(call, c, next);
+        mp_put_u8(out, bits != NULL);
+        if (!bits)
+            continue;
+        mp_put(out, bits, mask_bytes(call));
+        note->choice[c].masked = next + 1;
+    }
+}
+
+static bool text_get_more(mp_wire_in *in, mp_item *item) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int c = 0; call->masks && c < call->n_choices; c++) {
+        if (!mp_get_u8(in))
+            continue;
+        mp_get(in, call->masks[c].bits, mask_bytes(call));
+        atomic_store_explicit(&call->masks[c].ready, tokens_of(&call->choices[c]) + 1, memory_order_relaxed);
+    }
+    return !in->failed;
+}
+
+/* Its prompt was read, here or in a process before: a process that has to read it again says so by its plan. */
+static bool text_waits(const mp_item *item, const void *record) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    const text_note *note = record;
+    bool waits = call->masks && note->prompt_done;
+    for (int c = 0; c < call->n_choices && waits; c++)
+        waits = note->choice[c].finish != MP_FINISH_NONE || note->choice[c].masked <= note->choice[c].tokens;
+    return waits;
+}
+
+static bool allows(const mp_text_call *call, int c, int32_t id) {
+    const uint32_t word = (uint32_t)id / 32;
+    return id >= 0 && word < (uint32_t)call->mask_words && (call->masks[c].bits[word] >> ((uint32_t)id % 32) & 1);
+}
+
+/* Whether an answer may end as it says, by what is no token of it. */
+static bool may_end(const mp_text_call *call, int c, const choice_note *seen) {
+    if (seen->finish == MP_FINISH_STOP)
+        return allows(call, c, call->stop_ids[seen->stop_index - call->n_stop]);
+    for (int32_t i = 0; i < call->n_ends; i++)
+        if (allows(call, c, call->ends[i]))
+            return true;
+    return false;
+}
+
+/* What came of an answer after token `from` was drawn with the one mask that was there for it, and keeps to it. */
+static bool keeps_mask(mp_wire_in *in, const mp_text_call *call, int c, const choice_note *seen, uint32_t from) {
+    const bool by_id = seen->finish == MP_FINISH_EOS ||
+                       (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop);
+    const uint32_t drawn = seen->tokens - from + by_id;
+    if (drawn == 0)
+        return true;
+    if (drawn > 1 || seen->masked != from + 1)
+        return mp_wire_refuse(in, "a token was drawn before its mask came");
+    if (by_id ? !may_end(call, c, seen) : !allows(call, c, call->choices[c].tokens[from].id))
+        return mp_wire_refuse(in, "a token was drawn that its mask does not allow");
+    return true;
+}
+
+/* --- captures --- */
+
+/* Of the records for which there is memory. */
+static size_t capture_floats(const mp_capture *capture, uint32_t from, uint32_t to) {
+    const uint32_t most = (uint32_t)capture->tokens;
+    from = from < most ? from : most;
+    to = to < most ? to : most;
+    return (to - from) * mp_capture_floats(capture);
+}
+
+static void put_capture(mp_wire_out *out, const mp_capture *capture, text_note *sent) {
+    if (capture->values == 0)
+        return;
+    const uint32_t drawn = atomic_load_explicit(&capture->drawn, memory_order_relaxed);
+    mp_put_u32(out, drawn);
+    const size_t floats = capture_floats(capture, sent->captured, drawn);
+    if (floats)
+        mp_put(out, capture->data + sent->captured * mp_capture_floats(capture), floats * sizeof(float));
+    sent->captured = drawn;
+}
+
+/* Any numbers: what a model gives out need not be finite. */
+static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *note) {
+    if (capture->values == 0)
+        return !in->failed;
+    const uint32_t drawn = mp_get_u32(in), tokens = note->choice[0].tokens;
+    if (in->failed)
+        return false;
+    if (drawn < note->captured || drawn < tokens || drawn > tokens + 1)
+        return mp_wire_refuse(in, "records are of other tokens than were drawn");
+    const size_t floats = capture_floats(capture, note->captured, drawn);
+    if (floats)
+        mp_get(in, capture->data + note->captured * mp_capture_floats(capture), floats * sizeof(float));
+    note->captured = drawn;
+    return !in->failed;
 }
 
 /* --- the call, and how far it is --- */
@@ -80,6 +185,8 @@ static void put_progress(mp_wire_out *out, const mp_text_call *call, text_note *
         mp_put_i32(out, note->choice[c].finish);
         mp_put_i32(out, choice->stop_index);
     }
+    note->captured = atomic_load_explicit(&call->capture.drawn, memory_order_relaxed);
+    mp_put_u32(out, note->captured);
 }
 
 static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
@@ -100,6 +207,9 @@ static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     mp_put_u8(out, call->base.capability == MP_VISION);
     if (call->base.capability == MP_VISION)
         mp_wire_put_images(out, &call->images);
+    mp_put_i32(out, call->capture.values);
+    mp_put_i32(out, call->capture.most);
+    mp_put_i32(out, call->mask_words);
     ((text_note *)note)->cursor = item->cursor;
     put_progress(out, call, note);
 }
@@ -107,6 +217,7 @@ static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
 typedef struct text_parts { /* of a call on its way in */
     int32_t *prompt, *stop_ids, *bias_ids;
     float *bias;
+    void *mask; /* until the first one comes */
     char *stop_text; /* [MP_TEXT_MOST_STOPS, MP_TEXT_MOST_STOP_BYTES] */
     int32_t stop_bytes[MP_TEXT_MOST_STOPS];
     const char *stop[MP_TEXT_MOST_STOPS];
@@ -141,6 +252,13 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     args.vision = mp_get_u8(in) != 0;
     if (args.vision)
         mp_wire_get_images(in, &args.images, &ok);
+    args.capture_values = mp_get_i32(in);
+    args.capture_records = mp_get_i32(in);
+    args.mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MOST_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
+                      (int64_t)sizeof(uint32_t);
+    parts.mask = args.mask_bytes ? mp_alloc_zeroed((size_t)args.mask_bytes, MP_TAG_REQUEST) : NULL;
+    ok = ok && (parts.mask || !args.mask_bytes);
+    args.mask = parts.mask;
     args.prompt = parts.prompt;
     args.stop = parts.stop;
     args.stop_bytes = parts.stop_bytes;
@@ -157,6 +275,7 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     mp_free(parts.stop_ids);
     mp_free(parts.bias_ids);
     mp_free(parts.bias);
+    mp_free(parts.mask);
     mp_wire_free_images(&args.images);
     return status;
 }
@@ -183,7 +302,11 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
         choice->stop_index = mp_get_i32(in);
         atomic_store_explicit(&choice->token_count, count, memory_order_relaxed);
         atomic_store_explicit(&choice->finish, note->choice[c].finish, memory_order_relaxed);
+        if (call->masks)
+            atomic_store_explicit(&call->masks[c].ready, 0, memory_order_relaxed);
     }
+    note->captured = mp_get_u32(in);
+    atomic_store_explicit(&call->capture.drawn, note->captured, memory_order_relaxed);
     return in->failed ? mp_fail(error, MP_RECV, "a call was cut") : MP_OK;
 }
 
@@ -222,6 +345,7 @@ static void text_put_results(mp_wire_out *out, const mp_item *item, void *record
     for (int c = 0; c < call->n_choices; c++)
         if (sent->choice[c].finish == MP_FINISH_NONE)
             put_choice(out, call, &call->choices[c], &sent->choice[c]);
+    put_capture(out, &call->capture, sent);
 }
 
 static bool get_token(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, uint32_t index, bool cut) {
@@ -335,7 +459,8 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     for (int c = 0; c < call->n_choices && !in->failed; c++) {
         uint32_t before = note->choice[c].tokens;
         if (note->choice[c].finish == MP_FINISH_NONE) {
-            if (!get_choice(in, call, &call->choices[c], &note->choice[c]))
+            if (!get_choice(in, call, &call->choices[c], &note->choice[c]) ||
+                (call->masks && !keeps_mask(in, call, c, &note->choice[c], before)))
                 return false;
             moved |= note->choice[c].tokens > before || note->choice[c].finish != MP_FINISH_NONE;
         }
@@ -345,7 +470,9 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     }
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != all)
         mp_wire_refuse(in, "an outcome does not fit the answers that are over");
-    return moved;
+    if (outcome == MP_OUTCOME_WAIT_MASK && !call->masks)
+        mp_wire_refuse(in, "a call waits for a mask that has none");
+    return get_capture(in, &call->capture, note) && moved;
 }
 
 /* A call that was taken up reads prompt and answers again, a row a step where memory is short, and a part of an image;
@@ -378,6 +505,8 @@ static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t 
         atomic_store_explicit(&choice->text_bytes, seen->decided, memory_order_release);
         atomic_store_explicit(&choice->finish, seen->finish, memory_order_release);
     }
+    if (call->capture.values > 0)
+        atomic_store_explicit(&call->capture.drawn, note->captured, memory_order_release);
     if (all)
         call->finished_ns = now_ns;
 }
@@ -394,9 +523,10 @@ static void text_close(mp_item *item) {
 }
 
 #define TEXT_FUNCTIONS                                                                                                 \
-    .check = text_check, .note_bytes = text_bytes, .put_call = text_put_call, .get_results = text_get_results,         \
-    .most_idle = text_most_idle, .publish = text_publish, .close = text_close, .get_call = text_get_call,              \
-    .record_bytes = text_bytes, .go_on = text_go_on, .put_results = text_put_results
+    .check = text_check, .note_bytes = text_bytes, .put_call = text_put_call, .put_more = text_put_more,               \
+    .waits = text_waits, .get_results = text_get_results, .most_idle = text_most_idle, .publish = text_publish,        \
+    .close = text_close, .get_call = text_get_call, .record_bytes = text_bytes, .go_on = text_go_on,                   \
+    .get_more = text_get_more, .put_results = text_put_results
 
 const mp_call_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
 /* A step may compute of an image alone. */

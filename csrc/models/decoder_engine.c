@@ -59,6 +59,8 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     call->vocab = model->vocab;
     call->hidden = model->hidden;
     call->sampled_vocab = model->sampled_vocab;
+    call->ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog;
+    call->n_ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog_count;
     call->capture.layers = model->layer_count;
     call->capture.hidden = model->hidden;
     call->capture.vocab = model->vocab;

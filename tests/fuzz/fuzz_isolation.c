@@ -65,7 +65,7 @@ static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, siz
     } while (size);
 }
 
-typedef enum kind { EMBED, TEXT, IMAGES, VISION } kind;
+typedef enum kind { EMBED, TEXT, IMAGES, VISION, FORMED } kind; /* FORMED: a text with a mask, and captured */
 
 static mp_call *make_call(kind kind) {
     static const int32_t ids[] = {1, 2, 3, 4};
@@ -100,23 +100,41 @@ static mp_call *make_call(kind kind) {
                                            .tile_keys = key, .run_keys = key, .runs = runs, .sources = sources,
                                            .n_sources = 2};
     }
+    static const uint32_t mask[] = {1 << 3 | 1 << 7, 1};
+    static const int32_t ends[] = {7};
+    if (kind == FORMED) {
+        args.n_choices = 1;
+        args.mask = mask;
+        args.mask_bytes = sizeof mask;
+        args.capture_values = 2;
+        args.capture_records = 100;
+    }
     mp_text_call *call;
     REQUIRE(mp_text_call_create(&args, &call, &error) == MP_OK);
     call->vocab = VOCAB + 3;
     call->sampled_vocab = VOCAB;
+    call->ends = ends;
+    call->n_ends = 1;
+    call->capture.layers = 1;
+    call->capture.hidden = WIDTH;
+    call->capture.vocab = VOCAB;
     REQUIRE(mp_text_call_output(call, 3, &error) == MP_OK);
     return &call->base;
 }
 
 static void check_text(const mp_text_call *call) {
     REQUIRE(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
-    for (int c = 0; c < CHOICES; c++) {
+    REQUIRE(call->capture.drawn <= call->choices[0].token_count + 1);
+    for (int c = 0; c < call->n_choices; c++) {
         const mp_choice *choice = &call->choices[c];
         REQUIRE(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
         REQUIRE(mp_is_utf8(choice->text, choice->text_bytes));
         REQUIRE(choice->finish >= MP_FINISH_NONE && choice->finish <= MP_FINISH_CANCELLED);
         for (uint32_t t = 0; t < choice->token_count; t++) {
             REQUIRE(choice->tokens[t].id >= 0 && choice->tokens[t].id < VOCAB);
+            /* one token a mask, of which there is the first only */
+            const uint32_t id = (uint32_t)choice->tokens[t].id;
+            REQUIRE(!call->masks || (t == 0 && (call->masks[c].bits[id / 32] >> id % 32 & 1)));
             uint32_t end = choice->tokens[t].byte_end;
             REQUIRE(end <= choice->text_capacity);
             REQUIRE(end >= choice->text_bytes || ((uint8_t)choice->text[end] & 0xC0) != 0x80);
@@ -149,7 +167,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     mp_engine *engine;
     mp_channel child;
     mp_call *call = make_call(kind);
-    const bool text = kind == TEXT || kind == VISION;
+    const bool text = kind == TEXT || kind == VISION || kind == FORMED;
     mp_item item = {.call = call, .total = text ? TOTAL : TEXTS};
     mp_item *items[1] = {&item};
     mp_lease lease = {.lanes = 1};
@@ -197,6 +215,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     else if (what % 4 == 1)
         read_ring(data, size);
     else
-        serve(what % 4 == 3 ? (what & 128 ? VISION : TEXT) : what & 128 ? IMAGES : EMBED, what / 4 % 3, data, size);
+        serve(what % 4 == 3 ? (what & 128 ? VISION : what & 64 ? FORMED : TEXT) : what & 128 ? IMAGES : EMBED,
+              what / 4 % 3, data, size);
     return 0;
 }

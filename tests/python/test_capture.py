@@ -423,6 +423,20 @@ def test_a_file_is_written_by_one_capture_at_a_time(model: mpool.Model, tmp_path
     mpool.capture(path)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
+@pytest.mark.parametrize("values", [7, 1 << 20])
+def test_records_of_worker_processes_are_the_same(model: mpool.Model, llama: Path, values: int) -> None:
+    options: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 4}
+    prompts = ["A cat sat on", "A cat sat on a mat " * 12, "A cat sat on a mat " * 12]
+    with mpool.capture(values=values) as here, mpool.capture(values=values) as there, mpool.Pool() as pool:
+        isolated = pool.load(llama, isolation="process")
+        for number, prompt in enumerate(prompts):
+            one = model.generate(prompt, capture=here.job(str(number)), **options)
+            other = isolated.generate(prompt, capture=there.job(str(number)), **options)
+            assert one.token_ids == other.token_ids
+    assert here.records() == there.records() and len(here.records()) > 100 and there.dropped == 0
+
+
 def test_options_that_make_no_sense(model: mpool.Model, llama: Path) -> None:
     capture = mpool.capture()
     for wrong in ("run.jsonl", True, 3, object()):
@@ -433,10 +447,6 @@ def test_options_that_make_no_sense(model: mpool.Model, llama: Path) -> None:
     for name in ("", "x" * 257, 3):
         with pytest.raises(mpool.InvalidArgument, match="job_id"):
             capture.job(name)  # type: ignore[arg-type]
-    with mpool.Pool() as pool:
-        isolated = pool.load(llama, isolation="process")
-        with pytest.raises(mpool.Unsupported, match="worker process"):
-            isolated.generate("a", max_tokens=1, capture=capture, **GREEDY)
     assert capture.records() == () and capture.written == 0
 
 

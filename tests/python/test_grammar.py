@@ -395,10 +395,21 @@ def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.M
         pool.generate("Once", llama, response_format=SHORT)
 
 
-def test_worker_processes_say_that_they_do_not(llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=2, isolation="process")) as pool:
-        with pytest.raises(mpool.Unsupported, match="response_format"):
-            pool.generate("Once", llama, response_format=SHORT)
+def test_in_worker_processes_it_is_the_same(pool: mpool.Pool, tiny: Path) -> None:
+    """Whole, streamed, several answers of one call, and calls beside each other, with and without a form."""
+    calls = [dict(seed=seed, n=1 + seed % 3, response_format=form)
+             for seed, form in enumerate((SHORT, WORD, NESTED, None, SHORT, NESTED))]
+    expected = [pool.generate("Once", tiny, **HOT, **call) for call in calls]
+    with mpool.Pool(mpool.PoolConfig(threads=2, isolation="process")) as there, ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda call: there.generate("Once", tiny, **HOT, **call), calls))
+        for one, other in zip(expected, found):
+            assert [(choice.token_ids, choice.finish_reason) for choice in one.choices] == [
+                (choice.token_ids, choice.finish_reason) for choice in other.choices]
+        stream = there.generate("Once", tiny, seed=1, response_format=WORD, stream=True, **HOT)
+        assert "".join(chunk.text for chunk in stream) == pool.generate("Once", tiny, seed=1, response_format=WORD,
+                                                                        **HOT).text
+        metrics = there.metrics()
+        assert (metrics["errors"], metrics["retries"], metrics["worker_faults"]) == (0, 0, 0)
 
 
 def test_smollm2() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool import errors
 
 import visionmodels
 from test_isolation import children, pool_of, processes, signal_all
@@ -75,8 +74,6 @@ def test_streams_jobs_and_chats_are_the_same(pool: mpool.Pool, model: Path) -> N
     assert pool.submit("vision", images=PHOTO, prompt=question, model=model, **GREEDY).result().text == wanted
     assert pool.chat(messages, model, **GREEDY).text == wanted
     assert pool.chat([{"role": "user", "content": question}], model, **GREEDY).text == plain != wanted
-    with pytest.raises(errors.Unsupported, match="isolation"):
-        pool.chat(messages, model, response_format={"type": "json_object"}, **{**GREEDY, "ignore_eos": False})
 
 
 def test_an_image_is_kept_by_what_it_shows(pool: mpool.Pool, model: Path, large: Path) -> None:

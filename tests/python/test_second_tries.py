@@ -109,9 +109,11 @@ def test_answers_that_go_on_are_the_same(llama: Path, isolation: str, name: str)
     assert went_on >= 2
 
 
-def test_captures_go_on(llama: Path) -> None:
+@pytest.mark.parametrize("isolation", [HERE, THERE])
+def test_captures_go_on(llama: Path, isolation: str) -> None:
     def records(chaos: str | None) -> tuple[list[Any], int]:
-        config = mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=0, chaos=chaos)
+        config = mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=0, chaos=chaos,
+                                  isolation=isolation)
         with mpool.Pool(config) as pool, mpool.capture() as capture:
             pool.register("captured", llama).generate("a b", temperature=0, max_tokens=12, ignore_eos=True,
                                                       capture=capture)
@@ -122,12 +124,14 @@ def test_captures_go_on(llama: Path) -> None:
     assert_goes_on(lambda seed: records(f"seed={seed},die=0.08"), expected)
 
 
-def test_answers_of_a_form_go_on(llama: Path) -> None:
+@pytest.mark.parametrize("isolation", [HERE, THERE])
+def test_answers_of_a_form_go_on(llama: Path, isolation: str) -> None:
     pytest.importorskip("llguidance")
     form = {"type": "regex", "regex": "[a-z]{3,8}( [a-z]{3,8}){4}"}
 
     def answers(chaos: str | None) -> tuple[list[tuple[str, Any]], int]:
-        config = mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=0, chaos=chaos)
+        config = mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=0, chaos=chaos,
+                                  isolation=isolation)
         with mpool.Pool(config) as pool:
             done = pool.register("masked", llama).generate("a b", seed=3, n=2, max_tokens=60, response_format=form)
             return [(choice.text, choice.finish_reason) for choice in done.choices], int(pool.metrics()["retries"])

@@ -256,13 +256,12 @@ def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.M
         pool.chat(CHAT, model, tools=[{"name": "f", "strict": True}])
 
 
-def test_workers_that_are_processes_parse(chain: Any) -> None:
-    """Masks do not reach them: what may be called is parsed, what has to be is refused."""
+def test_workers_that_are_processes(chain: Any) -> None:
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool:
         done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
         assert (done.text, done.tool_calls[0].name) == ("Wait.", "clock")
-        with pytest.raises(mpool.Unsupported, match="worker process"):
-            pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], tool_choice="required", **GREEDY)
+        done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], tool_choice="required", **GREEDY)
+        assert (done.text, done.tool_calls[0].name) == ("", "clock")
 
 
 def test_ids() -> None:

@@ -1,0 +1,306 @@
+/* Masks and captured records of worker processes: what is sent, and lies that are refused. */
+#include "isolation_scene.h"
+#include "test_isolation.h"
+
+enum { WORDS = (VOCAB + 31) / 32, END = 7, ALLOWED = 10, STOP_ID = 12, HIDDEN = 5, LAYERS = 2, VALUES = 3 };
+
+typedef struct masked_scene {
+    scene s;
+    mp_text_call *call;
+    mp_plan plan;
+} masked_scene;
+
+/* Which ids a mask allows. */
+static const uint32_t *mask_of(const int32_t *ids, int n) {
+    static uint32_t bits[WORDS];
+    memset(bits, 0, sizeof bits);
+    for (int i = 0; i < n; i++)
+        bits[ids[i] / 32] |= 1u << (ids[i] % 32);
+    return bits;
+}
+
+static mp_text_call *make_call(int choices, bool masked, bool captured) {
+    static const int32_t prompt[] = {1, 2}, stop_ids[] = {STOP_ID}, ends[] = {END, END + 1}, first[] = {ALLOWED};
+    mp_text_args args = {.n_prompt = 2, .prompt = prompt, .n_choices = choices, .n_stop_ids = 1, .stop_ids = stop_ids,
+                         .capture_values = captured ? VALUES : 0, .capture_records = captured ? 1000 : 0,
+                         .mask = masked ? mask_of(first, 1) : NULL, .mask_bytes = masked ? WORDS * 4 : 0,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
+    mp_text_call *call;
+    mp_error error;
+    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    call->vocab = VOCAB + SPARE;
+    call->sampled_vocab = VOCAB;
+    call->ends = ends;
+    call->n_ends = 2;
+    call->capture.layers = LAYERS;
+    call->capture.hidden = HIDDEN;
+    call->capture.vocab = VOCAB;
+    MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
+    return call;
+}
+
+static void begin(masked_scene *m, int choices, bool masked, bool captured) {
+    memset(m, 0, sizeof *m);
+    m->s.mutate_at = -1;
+    m->call = make_call(choices, masked, captured);
+    scene_admit(&m->s, &m->call->base, 7);
+}
+
+static void end(masked_scene *m) {
+    scene_end(&m->s);
+    mp_call_destroy(&m->call->base);
+}
+
+/* The child answers that there is `count` to do; returns what the plan is. */
+static int plan(masked_scene *m, uint32_t count) {
+    mp_wire_begin(&m->s.out, &m->s.p.child, MP_FRAME_PLAN);
+    mp_put_u32(&m->s.out, count);
+    if (count) {
+        mp_put_u32(&m->s.out, 0);
+        mp_put_u32(&m->s.out, 1);
+    }
+    mp_put_u32(&m->s.out, 1);
+    mp_put_u64(&m->s.out, 1000);
+    send_answer(&m->s, false);
+    mp_item *items[1] = {&m->s.item};
+    m->s.plan.masks = false;
+    m->s.engine->ops->plan(m->s.engine, items, 1, 1000000, &m->s.plan);
+    return m->s.plan.count;
+}
+
+typedef struct draw { /* of one answer: so many tokens of this id, each a letter */
+    int count;
+    int32_t id;
+    int finish, stop_index;
+} draw;
+
+/* A step in which each choice draws so; drawn: tokens whose records come, -1 = the call has none. */
+static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, int drawn) {
+    static uint32_t letters;
+    mp_wire_out *out = &m->s.out;
+    const mp_text_call *call = m->call;
+    mp_wire_begin(out, &m->s.p.child, MP_FRAME_STEP);
+    mp_put_u8(out, (uint8_t)outcome);
+    mp_put_u32(out, 3);
+    mp_put_u32(out, 0);
+    mp_put_u8(out, 1);
+    for (int c = 0; c < call->n_choices; c++) {
+        uint32_t before = call->choices[c].token_count;
+        if (call->choices[c].finish != MP_FINISH_NONE)
+            continue;
+        mp_put_u8(out, (uint8_t)draws[c].finish);
+        mp_put_i32(out, draws[c].stop_index);
+        mp_put_u32(out, (uint32_t)draws[c].count);
+        letters = before + (uint32_t)draws[c].count;
+        for (uint32_t t = before; t < letters; t++) {
+            mp_put_i32(out, draws[c].id);
+            mp_put_f32(out, NAN);
+            mp_put_u32(out, t + 1);
+        }
+        mp_put_u32(out, letters);
+        mp_put_u32(out, letters);
+        mp_put(out, "abcd", (size_t)draws[c].count);
+    }
+    if (drawn >= 0) {
+        const size_t floats = mp_capture_floats(&call->capture);
+        mp_put_u32(out, (uint32_t)drawn);
+        for (uint32_t i = call->capture.drawn; (int)i < drawn; i++)
+            for (size_t f = 0; f < floats; f++)
+                mp_put_f32(out, (float)(i * floats + f));
+    }
+    put_learnt(&m->s);
+    return run_step(&m->s);
+}
+
+static void bring(masked_scene *m, int choice, uint32_t index, int32_t id) {
+    mp_error error;
+    MP_CHECK_OK(mp_text_call_mask(m->call, choice, index, mask_of(&id, 1), WORDS * 4, &error), &error);
+}
+
+static const char *why_lost(masked_scene *m) {
+    const mp_error *lost = m->s.engine->lost(m->s.engine);
+    return lost ? lost->message : "";
+}
+
+static const draw nothing = {0, 0, MP_FINISH_NONE, -1}, allowed = {1, ALLOWED, MP_FINISH_NONE, -1};
+
+/* One step with the first mask, and why it is refused; "": it is taken. */
+static void check_first(mp_outcome outcome, draw it, const char *why) {
+    static masked_scene m;
+    begin(&m, 1, true, false);
+    MP_CHECK_INT(plan(&m, 1), 1);
+    mp_outcome found = step(&m, outcome, &it, -1);
+    if (*why) {
+        MP_CHECK_INT(found, MP_OUTCOME_FAILED);
+        MP_CHECK_HAS(why_lost(&m), why);
+        MP_CHECK_INT(m.call->choices[0].token_count, 0); /* nobody sees it */
+        MP_CHECK_INT(m.call->choices[0].finish, MP_FINISH_NONE);
+    } else {
+        MP_CHECK(!m.s.engine->lost(m.s.engine) && found == outcome);
+        MP_CHECK_INT(m.call->choices[0].token_count, (uint32_t)it.count);
+    }
+    end(&m);
+}
+
+MP_TEST(isolation_what_is_drawn_keeps_to_its_mask) {
+    const char *const against = "its mask does not allow", *const early = "before its mask came";
+    check_first(MP_OUTCOME_WAIT_MASK, allowed, "");
+    check_first(MP_OUTCOME_WAIT_MASK, nothing, "");
+    check_first(MP_OUTCOME_MORE, (draw){1, ALLOWED + 1, MP_FINISH_NONE, -1}, against);
+    check_first(MP_OUTCOME_MORE, (draw){1, VOCAB - 1, MP_FINISH_NONE, -1}, against);
+    check_first(MP_OUTCOME_MORE, (draw){2, ALLOWED, MP_FINISH_NONE, -1}, early);
+    check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_EOS, -1}, against);
+    check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_STOP, 0}, against);
+    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_EOS, -1}, early);
+    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_LENGTH, -1}, "");
+}
+
+MP_TEST(isolation_answers_end_where_their_masks_let_them) {
+    static const struct {
+        int32_t allows;
+        draw it;
+        const char *why;
+    } rows[] = {{END + 1, {0, 0, MP_FINISH_EOS, -1}, ""},      {STOP_ID, {0, 0, MP_FINISH_STOP, 0}, ""},
+                {STOP_ID, {0, 0, MP_FINISH_EOS, -1}, "allow"}, {END, {0, 0, MP_FINISH_STOP, 0}, "allow"},
+                {END, {1, END, MP_FINISH_NONE, -1}, ""},       {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        static masked_scene m;
+        begin(&m, 1, true, false);
+        MP_CHECK_INT(plan(&m, 1), 1);
+        step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1);
+        if (rows[i].allows >= 0)
+            bring(&m, 0, 1, rows[i].allows);
+        MP_CHECK_INT(plan(&m, 1), 1);
+        step(&m, rows[i].it.finish ? MP_OUTCOME_DONE : MP_OUTCOME_MORE, &rows[i].it, -1);
+        MP_CHECK_HAS(why_lost(&m), rows[i].why);
+        MP_CHECK_INT(m.s.engine->lost(m.s.engine) != NULL, rows[i].why[0] != 0);
+        end(&m);
+    }
+}
+
+/* A process may say that it waits only while nothing was sent that it could go on with. */
+MP_TEST(isolation_waits_for_masks_end) {
+    static masked_scene m;
+    for (int way = 0; way < 4; way++) {
+        const draw both[] = {allowed, allowed}, second[] = {nothing, allowed};
+        begin(&m, 2, way != 3, false);
+        if (way == 0 || way == 3) { /* the first mask is there; there is none at all */
+            plan(&m, 0);
+            MP_CHECK_HAS(why_lost(&m), "a plan is empty");
+            end(&m);
+            continue;
+        }
+        MP_CHECK_INT(plan(&m, 1), 1);
+        MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, both, -1), MP_OUTCOME_WAIT_MASK);
+        MP_CHECK_INT(plan(&m, 0), 0);
+        MP_CHECK(m.s.plan.masks && !*why_lost(&m));
+        bring(&m, 1, 1, ALLOWED);
+        if (way == 1) {
+            plan(&m, 0);
+            MP_CHECK_HAS(why_lost(&m), "a plan is empty");
+        } else {
+            MP_CHECK_INT(plan(&m, 1), 1);
+            MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, second, -1), MP_OUTCOME_WAIT_MASK);
+            MP_CHECK_INT(plan(&m, 0), 0);
+            MP_CHECK_INT(m.call->choices[1].token_count, 2);
+        }
+        end(&m);
+    }
+    begin(&m, 1, false, false); /* and only a call that has masks waits for one */
+    MP_CHECK_INT(plan(&m, 1), 1);
+    MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1), MP_OUTCOME_FAILED);
+    MP_CHECK_HAS(why_lost(&m), "waits for a mask that has none");
+    end(&m);
+    begin(&m, 1, true, false); /* steps that give nothing, though the mask is there */
+    int steps = 0;
+    for (; !*why_lost(&m) && steps < 1000; steps++) {
+        plan(&m, 1);
+        step(&m, MP_OUTCOME_WAIT_MASK, &nothing, -1);
+    }
+    MP_CHECK(steps > 4 && steps < 100);
+    MP_CHECK_HAS(why_lost(&m), "does not get on");
+    end(&m);
+}
+
+/* What a process is told of a call that goes on: each mask once, for the token that is next. */
+MP_TEST(isolation_masks_are_sent_once) {
+    static masked_scene m;
+    static mp_wire_in in;
+    begin(&m, 1, true, false);
+    MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && mp_wire_skip(&in)); /* the admission */
+    for (int round = 0; round < 4; round++) {
+        uint64_t speed[MP_MODEL_SPEEDS];
+        uint32_t bits[WORDS];
+        if (round == 2)
+            bring(&m, 0, 1, END);
+        MP_CHECK_INT(plan(&m, 1), 1);
+        MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && in.kind == MP_FRAME_PLAN);
+        mp_get_u64(&in);
+        mp_get(&in, speed, sizeof speed);
+        mp_get_u64(&in);
+        MP_CHECK_INT(mp_get_u32(&in), 1);
+        mp_get_u32(&in);
+        const bool comes = round % 2 == 0; /* the first, then that for the second token */
+        MP_CHECK_INT(mp_get_u8(&in), comes);
+        if (comes)
+            MP_CHECK(mp_get(&in, bits, sizeof bits) && bits[0] == 1u << (round ? END : ALLOWED));
+        MP_CHECK(mp_wire_done(&in));
+        step(&m, MP_OUTCOME_WAIT_MASK, round ? &nothing : &allowed, -1);
+        MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && mp_wire_skip(&in)); /* the step */
+    }
+    end(&m);
+}
+
+MP_TEST(isolation_records_are_of_the_tokens_that_were_drawn) {
+    static const struct {
+        int count, drawn; /* tokens that a first step brings, and for how many there are records */
+        bool fine;
+    } rows[] = {{1, 1, true}, {1, 2, true}, {0, 1, true}, {0, 0, true}, {2, 1, false}, {1, 3, false}, {0, 2, false}};
+    static masked_scene m;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const draw it = {rows[i].count, ALLOWED, MP_FINISH_NONE, -1};
+        begin(&m, 1, false, true);
+        MP_CHECK_INT(plan(&m, 1), 1);
+        step(&m, MP_OUTCOME_MORE, &it, rows[i].drawn);
+        MP_CHECK_INT(!m.s.engine->lost(m.s.engine), rows[i].fine);
+        MP_CHECK_INT(m.call->capture.drawn, rows[i].fine ? (uint32_t)rows[i].drawn : 0);
+        if (!rows[i].fine)
+            MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
+        for (uint32_t f = 0; f < m.call->capture.drawn * mp_capture_floats(&m.call->capture); f++)
+            MP_CHECK(m.call->capture.data[f] == (float)f);
+        if (rows[i].fine && rows[i].drawn) { /* none is taken back */
+            MP_CHECK_INT(plan(&m, 1), 1);
+            step(&m, MP_OUTCOME_MORE, &nothing, rows[i].drawn - 1);
+            MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
+        }
+        end(&m);
+    }
+}
+
+/* Each byte of a step with a mask and one with records: found right, or nothing of it is seen. */
+MP_TEST_SECONDS(isolation_masked_answers_with_any_byte_changed_are_right_or_refused, 60) {
+    static const uint8_t changes[] = {1, 2, 8, 128, 255};
+    static masked_scene m;
+    for (int captured = 0; captured < 2; captured++) {
+        int refused = 0;
+        size_t used = 1;
+        for (int at = -1; at < (int)used; at++)
+            for (size_t i = 0; i < sizeof changes; i++) {
+                begin(&m, 1, true, captured);
+                MP_CHECK_INT(plan(&m, 1), 1);
+                m.s.mutate_at = at;
+                m.s.mutate_by = changes[i];
+                step(&m, MP_OUTCOME_WAIT_MASK, &allowed, captured ? 1 : -1);
+                used = m.s.out.used;
+                const mp_choice *choice = &m.call->choices[0];
+                bool lost = m.s.engine->lost(m.s.engine) != NULL;
+                MP_CHECK(at >= 0 || !lost);
+                MP_CHECK(choice->token_count <= 1 && (!choice->token_count || choice->tokens[0].id == ALLOWED));
+                MP_CHECK(m.call->capture.drawn <= choice->token_count + 1);
+                MP_CHECK(!lost || (!choice->token_count && !m.call->capture.drawn));
+                refused += lost;
+                end(&m);
+            }
+        MP_CHECK(refused > 50);
+    }
+}
