@@ -1,7 +1,7 @@
 """Bodies of requests: read with a cap, then parsed strictly into a struct.
 
 msgspec refuses NaN, numbers out of range, ``true`` for an integer, lone surrogates, invalid UTF-8, and nesting beyond
-its depth; a second pass by the standard library's parser finds keys that stand twice.
+its depth; a second pass by the standard library's parser finds keys that stand twice. Null is as if nothing were said.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from .. import _threads
 from .errors import Refusal
@@ -83,7 +84,12 @@ def parse(data: bytes, kind: type[T]) -> T:
     """
     try:
         decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
-        found = decoder.decode(data)
+        try:
+            found = decoder.decode(data)
+        except msgspec.ValidationError as error:
+            if b"null" not in data:
+                raise
+            found = _without_nulls(data, decoder, error)
         _keys(data.decode())
         return found
     except msgspec.ValidationError as error:
@@ -92,6 +98,48 @@ def parse(data: bytes, kind: type[T]) -> T:
         raise Refusal("invalid_json") from None
     except RecursionError:
         raise Refusal("invalid_json", "It is nested too deeply.") from None
+
+
+def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[T], error: msgspec.ValidationError) -> T:
+    """As the decoder, but null is as if it were left out, also for parameters that there are not: clients send it for
+    all that they were not told. ``error``: what is wrong with the body as it is.
+
+    Raises:
+        msgspec.ValidationError: it is wrong without them, too.
+    """
+    try:
+        shape = _shape(decoder.type)  # type: ignore[arg-type]
+        rest = msgspec.json.encode(_told(msgspec.json.decode(data), shape))
+    except (OverflowError, msgspec.EncodeError):  # numbers that only Python has
+        raise error from None
+    return decoder.decode(rest)
+
+
+@functools.lru_cache(maxsize=64)
+def _shape(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _told(value: Any, *kinds: inspect.Type) -> Any:
+    """A value without the nulls that stand in structs; what is free, such as a JSON schema, stays as it is."""
+    kinds = tuple(part for kind in kinds for part in _parts(kind))
+    if isinstance(value, list):
+        items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
+        return [_told(item, *items) for item in value] if items else value
+    structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
+    if not isinstance(value, dict) or not structs:
+        return value
+    fields: dict[str, list[inspect.Type]] = {}
+    for kind in structs:
+        for field in kind.fields:
+            fields.setdefault(field.encode_name, []).append(field.type)
+    return {name: _told(part, *fields.get(name, ())) for name, part in value.items() if part is not None}
+
+
+def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    return tuple(part for one in kind.types for part in _parts(one)) if isinstance(kind, inspect.UnionType) else (kind,)
 
 
 def _refused(text: str) -> Refusal:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from starlette.responses import Response
 
 from .. import __version__, aio
 from .._durations import seconds_of
-from . import forms
+from ..results import ToolCall
+from ..text.tool_calls import arguments_of
+from . import forms, thinking
 from . import ollama_models as facts
 from .errors import Refusal, plain_error
 from .ollama_structs import (
@@ -137,7 +140,8 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
         messages = [_message(context, OllamaMessage("user", prompt, images=body.images), "prompt")]
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
-        stream = aio.chat(messages, served.model, stream=True, pool=pool, **_thought(options, body))
+        options |= await thinking.of_ollama(served, body.think)
+        stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
     return await _answer(context, served, body, stream, _generated)
 
 
@@ -147,16 +151,10 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     if not body.messages:
         return await _only_load(context, served, body, _answered)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    options = {**sampling(context, body), **call_options(body), **forms.of_tools(body.tools)}
-    stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **_thought(options, body))
+    options = {**sampling(context, body), **call_options(body), **forms.of_tools(body.tools),
+               **await thinking.of_ollama(served, body.think)}
+    stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)
     return await _answer(context, served, body, stream, _answered)
-
-
-def _thought(options: dict[str, Any], body: TextRequest) -> dict[str, Any]:
-    """``think``, as most templates read it."""
-    if body.think is not None:
-        options["template_options"] = {"enable_thinking": body.think is not False}
-    return options
 
 
 def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, Any]:
@@ -176,36 +174,63 @@ def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, 
 
 async def _answer(context: Context, served: Served, body: TextRequest, stream: AsyncStream, shape: Shape) -> Response:
     """Streamed, unless the request says not to."""
+    cold = not _resident(context, served)
     if body.stream is False:
         try:
             done = await stream.result()
         finally:
             await stream.aclose()
-        fields = {**_last(context, body.model, done), "logprobs": _logprobs(served, done.logprobs)}
-        return json_answer(_calling(shape(done.text, done.reasoning or None, fields), done))
+        fields = {**_last(context, body.model, done, cold), "logprobs": _logprobs(served, done.logprobs)}
+        return json_answer(_calling(shape(done.text, done.reasoning or None, fields), done.tool_calls))
     pieces = Pieces(context.state, [stream])
     await pieces.begin()
 
     async def lines() -> AsyncIterator[bytes]:
+        told = 0
+        begun: list[ToolCall] = []
         async for _, chunk in pieces:
             if chunk.text or chunk.reasoning or chunk.logprobs:
                 yield line(_encode(_piece(served, body.model, chunk, shape)))
+            _begin_calls(begun, chunk)
+            if told < len(begun) - 1:  # those that another one follows are complete
+                yield line(_encode(_calling(_between(body.model, shape), begun[:-1], told)))
+                told = len(begun) - 1
         done = await stream.result()
-        if done.tool_calls:
-            fields = {"model": body.model, "created_at": now(), "done": False}
-            yield line(_encode(_calling(shape("", None, fields), done)))
-        yield line(_encode(shape("", None, _last(context, body.model, done))))
+        if told < len(done.tool_calls):
+            yield line(_encode(_calling(_between(body.model, shape), done.tool_calls, told)))
+        yield line(_encode(shape("", None, _last(context, body.model, done, cold))))
 
     return Streamed(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES, pieces.close)
 
 
-def _calling(answer: msgspec.Struct, done: Completion) -> msgspec.Struct:
-    """The answer with the calls of tools that are complete: each is told whole."""
-    calls = [OllamaCall(OllamaFunction(call.name, call.arguments, at), call.id)
-             for at, call in enumerate(done.tool_calls) if call.arguments is not None]
-    if isinstance(answer, OllamaChatAnswer) and calls:
-        answer.message.tool_calls = calls
+def _resident(context: Context, served: Served) -> bool:
+    """Whether the model is in memory."""
+    return any(row.key == served.model.key and row.state in ("ready", "busy") for row in context.state.pool.ps())
+
+
+def _begin_calls(begun: list[ToolCall], chunk: Chunk) -> None:
+    """Adds what a piece says of calls; one that another one follows is complete."""
+    for delta in chunk.tool_calls:
+        if delta.index == len(begun):
+            if begun:
+                begun[-1] = replace(begun[-1], arguments=arguments_of(begun[-1].raw))
+            begun.append(ToolCall(delta.id or "", delta.name or "", None, ""))
+        call = begun[delta.index]
+        begun[delta.index] = replace(call, raw=call.raw + delta.arguments)
+
+
+def _calling(answer: msgspec.Struct, calls: Sequence[ToolCall], told: int = 0) -> msgspec.Struct:
+    """The answer with the calls of tools that are complete, but for those that were told: each is told whole."""
+    found = [(at, call, call.arguments) for at, call in enumerate(calls) if at >= told]
+    made = [OllamaCall(OllamaFunction(call.name, arguments, at), call.id)
+            for at, call, arguments in found if arguments is not None]
+    if isinstance(answer, OllamaChatAnswer) and made:
+        answer.message.tool_calls = made
     return answer
+
+
+def _between(name: str, shape: Shape) -> msgspec.Struct:
+    return shape("", None, {"model": name, "created_at": now(), "done": False})
 
 
 def _piece(served: Served, name: str, chunk: Chunk, shape: Shape) -> msgspec.Struct:
@@ -213,13 +238,13 @@ def _piece(served: Served, name: str, chunk: Chunk, shape: Shape) -> msgspec.Str
                                                        "logprobs": _logprobs(served, chunk.logprobs)})
 
 
-def _last(context: Context, name: str, done: Completion) -> dict[str, Any]:
-    """Fields of the last piece."""
+def _last(context: Context, name: str, done: Completion, cold: bool) -> dict[str, Any]:
+    """Fields of the last piece; ``cold``: the model was not in memory, so that what the call waited for was that."""
     timings, usage = done.timings, done.usage
     return {"model": name, "created_at": now(), "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
             "total_duration": nanoseconds(time.monotonic() - context.begun),
-            "load_duration": nanoseconds(timings.queued), "prompt_eval_count": usage.prompt_tokens,
+            "load_duration": nanoseconds(timings.queued if cold else 0), "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(timings.prompt), "eval_count": usage.completion_tokens,
             "eval_duration": nanoseconds(timings.generation)}
 
@@ -247,6 +272,15 @@ async def _only_load(context: Context, served: Served, body: TextRequest, shape:
 
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
+async def _loaded(context: Context, served: Served) -> float:
+    """Seconds that a model which embeds took to be in memory; 0: it was."""
+    if _resident(context, served) or "text_embedding" not in await asyncio.to_thread(lambda: served.capabilities):
+        return 0.0
+    began = time.monotonic()
+    await aio.load(served.model, pool=context.state.pool, progress=False)
+    return time.monotonic() - began
+
+
 async def embed(context: Context, body: EmbedRequest) -> Response:
     """Vectors of texts."""
     served = await context.model(body.model)
@@ -257,9 +291,10 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
         options["truncate"] = body.truncate
     if body.dimensions is not None:
         options["dimensions"] = body.dimensions
+    loaded = nanoseconds(await _loaded(context, served))
     rows, tokens = await aio._embed(texts, served.model, context.state.pool, None, None, options)
     spent = nanoseconds(time.monotonic() - context.begun)
-    return await large_answer(lambda: EmbedAnswer(body.model, rows.tolist(), spent, 0, tokens), rows.size)
+    return await large_answer(lambda: EmbedAnswer(body.model, rows.tolist(), spent, loaded, tokens), rows.size)
 
 
 async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Response:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MpoolError
 from ..text import ChatTemplate, tool_formats
 from ..text.tool_templates import use_of
+from . import thinking
 
 if TYPE_CHECKING:
     from ..pool import Pool
@@ -79,6 +80,10 @@ def of(served: Served) -> Facts:
 
 def abilities(served: Served) -> list[str]:
     """What a model's chat template says that it can do beside answering."""
+    return _tools(served) + ["thinking"] * thinking.of_model(served).thinks
+
+
+def _tools(served: Served) -> list[str]:
     source = served.model.description.chat_template
     if not source or tool_formats.of_template(source) is None:
         return []

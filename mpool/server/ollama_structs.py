@@ -1,7 +1,7 @@
 """Requests and answers of Ollama's protocol, as they are on the wire.
 
-A field that is not here is refused by its name; fields that are here for clients that send them, and do nothing, say
-so. Durations are in nanoseconds.
+A field that is not here is refused by its name, unless it is null; fields that are here for clients that send them, and
+do nothing, say so. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class TextRequest(Request, kw_only=True):
     """What both ways to generate text take. Streamed unless ``stream`` is false; ``format`` is "json" or a JSON
-    schema."""
+    schema; ``think`` is true, false, or for models that know degrees low, medium or high."""
 
     stream: bool | None = None
     format: str | dict[str, Any] | None = None

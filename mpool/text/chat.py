@@ -226,6 +226,18 @@ class ChatTemplate:
             raise TemplateError(f"the chat template failed on this conversation ({type(error).__name__})",
                                 hint="Give every message what this model's template reads") from error
 
+    def variables(self) -> frozenset[str]:
+        """Names that it reads and does not always set before: what a caller can tell it.
+
+        Raises:
+            FormatError, LimitError: as :meth:`render`.
+        """
+        from jinja2 import meta
+
+        environment = _shared_environment()
+        self._compile(environment)  # refuses what is too large to be walked through
+        return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+
     def _compile(self, environment: Environment) -> Any:
         if self._compiled is None:
             import jinja2

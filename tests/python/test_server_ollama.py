@@ -117,6 +117,21 @@ def test_loading_unloading_and_keep_alive(server: Any, client: Any) -> None:
         assert status == 400 and "keep_alive" in found["error"]
 
 
+def test_how_long_a_model_took_to_load(server: Any, client: Any) -> None:
+    """Only calls that had to wait for it say so."""
+    asked: list[Any] = [
+        lambda: client.chat("llama", CHAT, options=OPTIONS), lambda: client.generate("llama", "x", options=OPTIONS),
+        lambda: list(client.chat("llama", CHAT, options=OPTIONS, stream=True))[-1],
+        lambda: client.embed("bert", TEXTS)]
+    for ask_again in asked:
+        for name in ("llama", "bert"):
+            server.state.pool.unload(name)
+        cold, warm = ask_again(), ask_again()
+        assert 0 < cold.load_duration <= cold.total_duration and warm.load_duration == 0
+    server.state.pool.unload("bert")
+    assert ask(server, "/api/embed", {"model": "llama", "input": "x"})[0] == 400
+
+
 def test_what_can_be_pulled(server: Any, client: Any) -> None:
     for status in (client.pull("llama"), *client.pull("llama", stream=True)):
         assert status.status in ("success", "pulling manifest")

@@ -202,7 +202,7 @@ def test_85_nan_is_no_temperature(server: Any) -> None:
     {"response_format": {"type": "regex", "regex": "a"}},
     {"tool_choice": "required"}, {"functions": []}, {"chat_template": "{{ messages }}"}, {"grammar": "root ::= x"},
     {"chat_template_kwargs": {"x": 1}}, {"guided_json": {}}, {"guided_regex": "(a+)+b"}, {"audio": {}},
-    {"template": "x"}, {"session": "AAAA"}, {"reasoning_effort": "high"},
+    {"template": "x"}, {"session": "AAAA"}, {"web_search_options": {}},
 ], ids=str)
 def test_69_88_89_what_is_not_offered_is_refused_by_name(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, **field})
@@ -213,8 +213,37 @@ def test_69_88_89_what_is_not_offered_is_refused_by_name(server: Any, field: dic
 def test_harmless_fields_are_taken(server: Any) -> None:
     body = {"model": "llama", "messages": CHAT, "max_tokens": 2, "user": "me", "metadata": {"a": "b"}, "store": False,
             "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "parallel_tool_calls": True,
-            "n": None, "temperature": None, "stop": None, "modalities": ["text"]}
+            "n": None, "temperature": None, "stop": None, "modalities": ["text"], "verbosity": "low",
+            "prediction": {"type": "content", "content": "x"}, "prompt_cache_retention": "24h"}
     assert ask(server, "/v1/chat/completions", body)[0] == 200
+
+
+def test_null_is_as_if_nothing_were_said(server: Any, client: Any) -> None:
+    """Known or not, wherever fields stand; but not in what is free, and not instead of what has to be there."""
+    plain = {"model": "llama", "messages": CHAT, "max_tokens": 4, "temperature": 0}
+    said = {**plain, "no_such_parameter": None, "functions": None, "chat_template": None,
+            "stream_options": {"include_usage": None, "more": None},
+            "messages": [{**message, "annotations": None, "audio": None, "content": [
+                {"type": "text", "text": message["content"], "cache_control": None}]} for message in CHAT]}
+    wanted, found = (ask(server, "/v1/chat/completions", body) for body in (plain, said))
+    assert found[0] == 200 and found[1]["choices"] == wanted[1]["choices"]
+    for field in ({"messages": None}, {"model": None}, {"stop": [None]}, {"logit_bias": {"5": None}}):
+        status, answer = ask(server, "/v1/chat/completions", {**said, **field})
+        assert status == 400 and answer["error"]["param"].startswith(next(iter(field))), answer
+    for field in ({"grammar": "x"}, {"audio": {}}):
+        status, answer = ask(server, "/v1/chat/completions", {**said, **field})
+        assert status == 400 and answer["error"]["param"] == next(iter(field))
+    twice = json.dumps({**said, "seed": 1}).replace('"seed": 1', '"seed": null, "seed": null').encode()
+    assert ask(server, "/v1/chat/completions", twice)[1]["error"]["code"] == "invalid_json"
+    # what a client holds of an answer goes back as it is
+    answer = client.chat.completions.create(model="llama", messages=CHAT, max_tokens=4)
+    message = answer.choices[0].message.model_dump()
+    assert None in message.values()
+    again = client.chat.completions.create(model="llama", messages=[*CHAT, message, CHAT[-1]], max_tokens=4)
+    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
+    status, answer = ask(server, "/api/chat", {"model": "llama", "messages": [{"role": "user", "content": None}],
+                                               "options": {"num_predict": 2, "x": None}, "stream": False, "y": None})
+    assert status == 200, answer
 
 
 def test_errors_before_the_head_have_a_status(server: Any) -> None:

@@ -108,6 +108,22 @@ def test_ollama_client(server: Any) -> None:
     assert client.show("llama").capabilities == ["completion"]
 
 
+def test_ollama_streams_tell_calls_when_they_are_complete(tmp_path: Path) -> None:
+    ollama = pytest.importorskip("ollama")
+    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]  # call upon call, until there is no room
+    with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
+        client = ollama.Client(host=made.url)
+        options = {"temperature": 0, "num_predict": 23}
+        whole = client.chat("again", CHAT, tools=[tm.CLOCK], options=options)
+        pieces = list(client.chat("again", CHAT, tools=[tm.CLOCK], options=options, stream=True))
+    told = [[call.function.model_dump() for call in piece.message.tool_calls] for piece in pieces
+            if piece.message.tool_calls]
+    assert [len(calls) for calls in told] == [1] * len(told)  # each by itself, not all of them at the end
+    assert [call for calls in told for call in calls] == [call.function.model_dump()
+                                                          for call in whole.message.tool_calls]
+    assert len(told) >= 5 and whole.done_reason == "length"
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "retrieval"}]}, "tools[0] is 'retrieval'"), ({"tools": [{}]}, "tools[0] is no function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name is 'a b'"),

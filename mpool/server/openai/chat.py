@@ -9,7 +9,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
-from .. import forms
+from .. import forms, thinking
 from ..errors import Refusal
 from ..operations import Context, Operation, image_of, json_answer
 from ..streaming import EVENTS
@@ -47,6 +47,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
     options |= forms.of_openai(body.response_format)
     options |= forms.of_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    options |= await thinking.of_openai(served, body.reasoning_effort)
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())

@@ -1,7 +1,7 @@
 """Requests and answers of OpenAI's protocol, as they are on the wire.
 
-A field that is not here is refused by its name, as OpenAI's own servers do; fields that are here for clients that send
-them, and do nothing, say so.
+A field that is not here is refused by its name, as OpenAI's own servers do, unless it is null; fields that are here for
+clients that send them, and do nothing, say so.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ class Usage(Struct):
 class TextRequest(Request, kw_only=True):
     """What both ways to generate text take: OpenAI's names, and of those beyond them the library's.
 
-    ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier`` and ``prompt_cache_key`` do nothing.
+    ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
+    ``prompt_cache_retention`` and ``prompt_cache_options`` do nothing.
     """
 
     model: Name
@@ -160,6 +161,8 @@ class TextRequest(Request, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class CompletionRequest(TextRequest, kw_only=True):
@@ -251,7 +254,9 @@ class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 class ChatRequest(TextRequest, kw_only=True):
     """A conversation to be answered. ``tools`` are functions, for models whose template knows tools; ``tool_choice`` is
     auto, none, required or ``{"type": "function", "function": {"name": ...}}``; ``response_format`` is text,
-    json_object or json_schema, and not beside tools."""
+    json_object or json_schema, and not beside tools. ``reasoning_effort`` is what the model's template has of it: a
+    degree (``minimal`` is low, ``xhigh`` and ``max`` are high), thinking or none, or nothing; ``none`` is refused by
+    models that always think. ``verbosity`` and ``prediction`` do nothing."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -262,6 +267,9 @@ class ChatRequest(TextRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: dict[str, Any] | None = None
 
 
 class TopToken(Struct):
@@ -368,7 +376,7 @@ class ChatPiece(Struct):
 
 class ImagesRequest(Request, kw_only=True):
     """A picture to be made; ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are beyond
-    OpenAI's. ``quality``, ``style``, ``moderation`` and ``user`` do nothing."""
+    OpenAI's. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` do nothing."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
     model: Name
@@ -387,6 +395,7 @@ class ImagesRequest(Request, kw_only=True):
     quality: str | None = None
     style: str | None = None
     moderation: str | None = None
+    safety_identifier: str | None = None
     user: str | None = None
 
 

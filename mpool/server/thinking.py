@@ -1,0 +1,97 @@
+"""How much a model is to think before it answers, as each protocol says it, in the words that its chat template has."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import MpoolError
+from ..text import ChatTemplate, reasoning
+from .errors import Refusal
+
+if TYPE_CHECKING:
+    from .models import Served
+
+#: What templates call the switch (Qwen3, SmolLM3; DeepSeek V3.1, Granite), and the degree (GPT-OSS).
+_SWITCHES, _DEGREE = ("enable_thinking", "thinking"), "reasoning_effort"
+#: Degrees of OpenAI's protocol -> those that templates know.
+_DEGREES = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+
+
+class Thinking(NamedTuple):
+    """What a template lets a request say. ``thinks``: its model may think; ``switches``: variables that turn it on and
+    off; ``degree``: it reads how much."""
+
+    thinks: bool
+    switches: tuple[str, ...]
+    degree: bool
+
+    def turned(self, on: bool) -> dict[str, Any]:
+        """Variables for a model that is to think, or not to."""
+        return dict.fromkeys(self.switches, on)
+
+
+@functools.lru_cache(maxsize=64)
+def of_template(source: str) -> Thinking:
+    """Of a chat template.
+
+    Raises:
+        FormatError, LimitError: it is none.
+    """
+    read = ChatTemplate(source).variables()
+    switches, degree = tuple(name for name in _SWITCHES if name in read), _DEGREE in read
+    return Thinking(degree or bool(switches) or reasoning.of_template(source, "") is not None, switches, degree)
+
+
+def of_model(served: Served) -> Thinking:
+    """Of a model; reads its files unless they were read."""
+    source = served.model.description.chat_template
+    try:
+        return of_template(source) if source else Thinking(False, (), False)
+    except MpoolError:  # what is wrong with a template is told when it is used
+        return Thinking(False, (), False)
+
+
+async def of_openai(served: Served, effort: str | None) -> dict[str, Any]:
+    """Options of the library for a ``reasoning_effort``. A model that does not think takes any.
+
+    Raises:
+        Refusal: it is none, and the model always thinks.
+    """
+    if effort is None:
+        return {}
+    found = await asyncio.to_thread(of_model, served)
+    if effort == "none":
+        if found.thinks and not found.switches:
+            raise Refusal("unsupported_parameter", "reasoning_effort is none, and this model always thinks.",
+                          "reasoning_effort")
+        return _options(found.turned(False))
+    return _options({**found.turned(True), **({_DEGREE: _DEGREES[effort]} if found.degree else {})})
+
+
+async def of_ollama(served: Served, think: bool | str | None) -> dict[str, Any]:
+    """Options of the library for a ``think``. As Ollama has it, a model that cannot but think ignores false.
+
+    Raises:
+        Refusal: the model does not think, or has no such degree.
+    """
+    if think is None:
+        return {}
+    if isinstance(think, str) and think not in ("low", "medium", "high"):
+        raise Refusal("invalid_value", "think: allowed are true, false, low, medium and high.", "think")
+    found = await asyncio.to_thread(of_model, served)
+    if think is not False and not found.thinks:
+        raise Refusal("unsupported_parameter", f'"{served.name}" does not support thinking.', "think")
+    if isinstance(think, str):
+        if not found.degree:
+            raise Refusal("unsupported_parameter", f'think value "{think}" is not supported for this model.', "think")
+        return _options({**found.turned(True), _DEGREE: think})
+    return _options(found.turned(think))
+
+
+def _options(variables: dict[str, Any]) -> dict[str, Any]:
+    return {"template_options": variables} if variables else {}
+
+
+__all__ = ["Thinking", "of_model", "of_ollama", "of_openai", "of_template"]
