@@ -143,8 +143,9 @@ def _network(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings
     side = table.int("clip.vision.image_size", low=1, high=4096)
     patch = table.int("clip.vision.patch_size", low=1, high=256)
     merge = 1 if llava else table.int("clip.vision.projector.scale_factor", low=1, high=16)
-    if side % patch or side // patch % merge:
-        table.fail("clip.vision.image_size", side, f"a multiple of {merge} patches of {patch} pixels")
+    if side < patch or side // patch % merge:
+        table.fail("clip.vision.image_size", side, f"a multiple of {merge} patches of {patch} pixels, and less than a "
+                                                   "patch more")
     kv, hidden = _hyper(table, name, side, merge)
     # what files call gelu is its approximation by tanh in networks of SigLIP's
     kv["mpool.image.activation"] = "silu" if table.bool("clip.use_silu", False) else "quick_gelu" \

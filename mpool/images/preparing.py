@@ -50,7 +50,14 @@ def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> N
     if min(pixels.shape[:2]) < settings.patch_size:
         raise InvalidArgument(f"{name} is {pixels.shape[1]} x {pixels.shape[0]} pixels for this model, allowed: "
                               f"{settings.patch_size} and more a side")
-    return pixels
+    return pixels if settings.any_size else whole_patches(pixels, settings.patch_size)
+
+
+def whole_patches(pixels: NDArray[Any], patch: int) -> NDArray[Any]:
+    """An image ``[h, w, c]`` without what is left of its last patches at the right and at the bottom, which no patch of
+    the model sees: SigLIP's 384 pixels a side are 27 patches of 14."""
+    height, width = pixels.shape[:2]
+    return pixels[:height // patch * patch, :width // patch * patch]
 
 
 def square(image: Image, colour: tuple[int, int, int]) -> Image:

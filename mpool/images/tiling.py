@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidArgument
-from .preparing import prepare
+from .preparing import prepare, whole_patches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,10 +54,9 @@ def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
     Raises:
         InvalidArgument: an image that would become too large or too small.
     """
-    if settings.scheme == "tiles":
-        return _with_tiles(image, settings)
-    if settings.scheme == "split":
-        return _split(image, settings)
+    if settings.scheme in ("tiles", "split"):
+        made = (_with_tiles if settings.scheme == "tiles" else _split)(image, settings)
+        return Cut([whole_patches(tile, settings.image.patch_size) for tile in made.tiles], made.pieces)
     if settings.scheme == "any":
         return _of_any_size(image, settings)
     tile = prepare(image, settings.image, name)

@@ -281,3 +281,41 @@ def test_files_of_ollama(tmp_path: Path, family: str) -> None:
     for key, value in plain.spec.kv.items():
         assert found.spec.kv[key] == (pytest.approx(value) if isinstance(value, float) else value), key
     assert ollama_gguf.translated(raw, tensors) == (raw, tensors)
+
+
+def test_a_siglip_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """siglip-so400m-patch14-384: 384 pixels a side are 27 patches, and 6 pixels that none of them sees."""
+    monkeypatch.setitem(imagemodels.PROCESSORS, "siglip", {
+        **imagemodels.PROCESSORS["siglip"], "size": {"height": 44, "width": 44}})
+    model = imagemodels.randomised("siglip", 2, image_size=44)
+    imagemodels.save(model, "siglip", tmp_path)
+    picture = imagemodels.image(1, 63, 90)
+    expected = imagemodels.vision(model, "siglip", imagemodels.pixels("siglip", picture))[1]
+    with mpool.Pool() as pool:
+        got = pool.embed_image(picture, str(tmp_path), compute="float32")
+    assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family, side", [("smolvlm", 28), ("llava_siglip", 44)])
+def test_models_that_see_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, side: int) -> None:
+    """SmolVLM-Instruct, whose tiles are those of that SigLIP, merged three by three."""
+    from corelib import SAMPLING
+
+    processor = {"max_image_size": {"longest_edge": side}, "size": {"longest_edge": 3 * side}} \
+        if family == "smolvlm" else {"size": {"height": side, "width": side}}
+    more: dict[str, Any] = {"scale_factor": 3} if family == "smolvlm" else {}
+    monkeypatch.setitem(visionmodels.FAMILIES, family,
+                        {**visionmodels.FAMILIES[family], "vision": {"image_size": side}})
+    monkeypatch.setitem(visionmodels.PROCESSORS, family, {**visionmodels.PROCESSORS[family], **processor})
+    model = visionmodels.randomised(family, **more)
+    visionmodels.save(model, family, tmp_path)
+    pictures = [visionmodels.image(seed, *size) for seed, size in enumerate([(63, 90), (40, 40)])]
+    with mpool.Pool() as pool:
+        made = pool._vision_request(pictures, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
+        ticket = pool.registry.submit_text(made.core_key, made.prompt, vision=True, images=made.images.arrays(),
+                                           prompt_logits=True, **SAMPLING)
+        ticket.wait()
+        ticket.check()
+    with torch.no_grad():
+        expected = model(**visionmodels.inputs(model, made.prompt.tolist(), pictures)).logits[0].numpy()
+    assert np.abs(ticket.prompt_logits() - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
