@@ -20,8 +20,8 @@ OPTIONS: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "num_predi
 #: As Qwen3's: without thoughts, the prompt closes them.
 SWITCHED = THINK.replace("{% if closed %}", "{% if enable_thinking is defined and not enable_thinking %}")
 #: As GPT-OSS's: the degree stands in the prompt, medium if nobody says.
-DEGREES = ("{% macro degree() %}{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}"
-           "Reasoning: {{ reasoning_effort }}{% endmacro %}{{ degree() }}" + HARMONY)
+DEGREES = ("{% macro degree() %}{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}"
+           "{% endif %}Reasoning: {{ reasoning_effort }}{% endmacro %}{{ degree() }}" + HARMONY)
 TEMPLATES = {"switched": SWITCHED, "degrees": DEGREES, "always": THINK}
 
 
@@ -36,7 +36,8 @@ def server(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
 
 @pytest.mark.parametrize("source, wanted", [
     (SWITCHED, (True, ("enable_thinking",), False)), (DEGREES, (True, (), True)), (THINK, (True, (), False)),
-    ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ thinking }}", (True, ("thinking",), False)),
+    ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ thinking }}",
+     (True, ("thinking",), False)),
     ("{% for m in messages %}{% set thinking = m.thinking %}{{ thinking }}{% endfor %}", (False, (), False)),
     (tm.HERMES, (False, (), False)), ("It has enable_thinking in its text.", (False, (), False)),
 ], ids=["Qwen3", "GPT-OSS", "R1", "DeepSeek", "a variable of its own", "Qwen2.5", "text"])
