@@ -48,7 +48,7 @@ ROWS = (
     Verified("modern_bert", "ModernBERT, nomic modernbert-embed, gte-modernbert", "transformers", "transformers",
              ((_ENCODERS, '"modern_bert"'), ("tinygguf.py", '"modern_bert"'))),
     Verified("gte", "gte v1.5 and multilingual, Stella 400M v5", "transformers", "", ((_ENCODERS, '"gte_published"'),)),
-    Verified("jina_bert_v2", "jina-embeddings-v2", "torch, from the paper",
+    Verified("jina_bert_v2", "jina-embeddings-v2 (not -code), jina-reranker-v1", "torch, from the paper",
              "torch, from the paper", ((_ENCODERS, '"jina_bert_v2"'), ("tinygguf.py", '"jina_bert_v2"'))),
     Verified("clip_text", "texts of CLIP", "transformers", "", ((_IMAGES, "test_image_texts"),)),
     Verified("siglip_text", "texts of SigLIP and SigLIP 2", "transformers", "", ((_IMAGES, "test_image_texts"),)),
