@@ -21,7 +21,7 @@ from .. import _options
 from .._async_streams import AsyncStream
 from .._watching import watcher
 from ..config import PoolConfig
-from ..errors import InvalidArgument
+from ..errors import ContextOverflow, InvalidArgument
 from ..pool import Pool
 from .errors import Refusal, worker_error
 from .operational import metrics
@@ -306,7 +306,10 @@ class Worker:
         options = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
         if self.capture is not None:
             options["capture"] = self.capture.job(body.job_id)
-        request = self.pool._prompt_request(body.prompt, self.model, {**options, "max_tokens": body.max_tokens})
+        try:
+            request = self.pool._prompt_request(body.prompt, self.model, {**options, "max_tokens": body.max_tokens})
+        except ContextOverflow as error:
+            raise Refusal("context_length_exceeded", f"{error.message}.", "prompt") from None
         if self.turns.find(body.job_id) is not None:
             raise Refusal("invalid_value", "job_id: a job of this id has not ended yet.", "job_id")
         if self.busy == "refuse" and self.turns.running is not None:

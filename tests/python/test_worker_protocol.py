@@ -172,7 +172,8 @@ def test_the_limits_themselves_are_allowed(worker: Worker) -> None:
     assert found[-1][0] == "end"
     # what is longer than the model's context is told so, and before it waits for a turn
     status, error = refused(worker.serving, job_id="long", prompt="𝄞" * 32_768)
-    assert (status, error["code"]) == (400, "INVALID_REQUEST") and "tokens" in error["message"]
+    assert (status, error["code"], error["param"]) == (400, "INVALID_REQUEST", "prompt")
+    assert "tokens" in error["message"]
 
 
 def test_what_is_no_request_at_all(worker: Worker) -> None:
