@@ -227,8 +227,9 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
     static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
+    const bool floats = exact && (!model->vision || model->vision->tower.compute == MP_COMPUTE_F32);
     model->base.facts = (mp_model_facts){
-        .compute = exact ? "float32" : names[args->compute],
+        .compute = floats ? "float32" : names[args->compute],
         .context_length = model->context,
         .vocab = model->vocab,
         .hidden_size = model->hidden,

@@ -123,6 +123,15 @@ def test_streams_and_jobs_give_the_same(pool: mpool.Pool, model: str) -> None:
     assert asyncio.run(both()) == (whole.text,) * 3
 
 
+def test_float32_is_float32_whatever_was_loaded_before(model: str) -> None:
+    """Where the CPU multiplies bfloat16, images are looked at in it by default, also beside a decoder in float32."""
+    call = {**GREEDY, "max_tokens": 50, "temperature": 1.2, "seed": 3}
+    with mpool.Pool() as fresh, mpool.Pool() as pool:
+        pool.load(model)
+        assert pool.vision(PHOTO, text(1, 9), model, **call).token_ids == fresh.vision(PHOTO, text(1, 9), model,
+                                                                                       **call).token_ids
+
+
 def test_a_stream_that_is_left_early_frees_its_place(pool: mpool.Pool, model: str) -> None:
     with pool.vision(PHOTO, text(4, 12), model, stream=True, **{**GREEDY, "max_tokens": 900}) as stream:
         next(iter(stream))

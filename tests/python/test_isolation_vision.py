@@ -120,7 +120,7 @@ def test_killed_within_an_answer_it_goes_on(pool: mpool.Pool, model: Path) -> No
 
 def test_ended_within_an_image_the_process_stays(pool: mpool.Pool, large: Path) -> None:
     question, picture = text(1, 9), image(5, SIDE, SIDE)
-    pool.load(large)
+    pool.vision(OTHER, question, large, **GREEDY)
     before = processes(pool)
     with pytest.raises(mpool.Timeout):
         pool.vision(picture, question, large, **{**GREEDY, "timeout": 0.15})
