@@ -145,6 +145,10 @@ class Entry:
         if description.tokenizer is None:
             raise InvalidArgument("the model has no tokenizer", key=self.key)
         tokenizer = Tokenizer.from_source(description.tokenizer, self._vocab)
+        spec = description.spec
+        rows = spec.kv.get(f"{spec.architecture}.vocab_size")
+        if isinstance(rows, int):  # pipelines that make pictures have encoders with rows of their own
+            tokenizer.fit(rows, file=description.tokenizer.json_path)
         # the vocabulary as the file has it: tens of megabytes that nobody needs again
         self._description, self._vocab = replace(description, tokenizer=None), None
         return tokenizer

@@ -42,7 +42,6 @@ class PoolEvent:
     timestamp: float
 
 
-Callback = Callable[[PoolEvent], object]
 _lock = threading.Lock()
 
 

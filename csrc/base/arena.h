@@ -1,11 +1,11 @@
 /* arena.h: scratch memory of one worker.
  *
- *   memory                                   mark            used                    size
- *   |  tensors that live for the whole step  |  a layer's     |  free                 |
- *   +----------------------------------------+----------------+-----------------------+
+ *   memory             used                                 size
+ *   |  taken           |  free                              |
+ *   +------------------+------------------------------------+
  *
  * Every piece starts on 64 bytes. An arena is sized before a step (mp_arena_reserve) and never grows inside one, so no
- * layer allocates. reset drops everything; mark/release drop back to a point. One thread at a time. */
+ * layer allocates. reset drops everything. One thread at a time. */
 #ifndef MP_BASE_ARENA_H
 #define MP_BASE_ARENA_H
 
@@ -22,8 +22,6 @@ void mp_arena_deinit(mp_arena *arena);
 void mp_arena_reset(mp_arena *arena);
 /* Never NULL: the caller reserved enough (asserted; in release an overflow aborts as the internal fault it is). */
 void *mp_arena_take(mp_arena *arena, size_t bytes);
-static inline size_t mp_arena_mark(const mp_arena *arena) { return arena->used; }
-static inline void mp_arena_release(mp_arena *arena, size_t mark) { arena->used = mark; }
 /* What a piece of `bytes` costs in an arena, for sizing. */
 static inline size_t mp_arena_cost(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 

@@ -11,7 +11,6 @@
 #include <stdio.h> /* vsnprintf only */
 #include <string.h>
 
-#include "base/alloc.h"
 #include "base/sys.h"
 
 enum { SLOTS = 256 }; /* a power of two */
@@ -26,17 +25,10 @@ static _Alignas(128) _Atomic uint64_t write_at;
 static _Alignas(128) uint64_t read_at; /* the reader's own */
 static _Alignas(128) _Atomic uint64_t dropped;
 static _Atomic int lowest = MP_LOG_WARNING;
-static void (*wake_call)(void *arg);
-static void *wake_arg;
 
 void mp_log_set_level(int level) { atomic_store_explicit(&lowest, level, memory_order_relaxed); }
 bool mp_log_enabled(int level) { return level >= atomic_load_explicit(&lowest, memory_order_relaxed); }
 uint64_t mp_log_dropped(void) { return atomic_load_explicit(&dropped, memory_order_relaxed); }
-
-void mp_log_set_wake(void (*wake)(void *arg), void *arg) {
-    wake_arg = arg;
-    wake_call = wake;
-}
 
 /* Claim the slot of the next position. NULL when the ring is full. */
 static slot *claim(uint64_t *position) {
@@ -79,8 +71,6 @@ void mp_log(int level, const char *format, ...) {
     s->record.level = level;
     memcpy(s->record.text, message, sizeof(message));
     atomic_store_explicit(&s->turn, position + 1 - position % SLOTS, memory_order_release);
-    if (wake_call)
-        wake_call(wake_arg);
 }
 
 int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg) {
@@ -95,76 +85,4 @@ int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg
         read_at++;
         take(&copy, arg);
     }
-}
-
-/* --- flight recorder --- */
-
-/* All fields atomic: an event may be read while it is overwritten, which the two order words then tell. */
-typedef struct cell {
-    _Alignas(64) _Atomic uint64_t begun; /* order + 1 of the event being written; 0 = never */
-    _Atomic uint64_t time_ns, id, value;
-    _Atomic(const char *) what;
-    _Atomic uint64_t done; /* order + 1 of the event that is complete */
-} cell;
-
-static cell *cells;
-static uint64_t cell_mask;
-static _Alignas(128) _Atomic uint64_t next_order;
-
-mp_status mp_trace_init(int64_t events, mp_error *error) {
-    mp_trace_deinit();
-    if (events <= 0)
-        return MP_OK;
-    uint64_t room = 1;
-    while (room < (uint64_t)events)
-        room *= 2;
-    cells = mp_alloc_array(room, sizeof(cell), MP_TAG_MISC);
-    if (!cells)
-        return mp_fail_memory(error, room * sizeof(cell), "the trace ring (MPOOL_TRACE)");
-    cell_mask = room - 1;
-    return MP_OK;
-}
-
-void mp_trace_deinit(void) {
-    mp_free(cells);
-    cells = NULL;
-    atomic_store_explicit(&next_order, 0, memory_order_relaxed);
-}
-
-void mp_trace(const char *what, uint64_t id, uint64_t value) {
-    if (!cells)
-        return;
-    uint64_t order = atomic_fetch_add_explicit(&next_order, 1, memory_order_relaxed);
-    cell *c = &cells[order & cell_mask];
-    atomic_store_explicit(&c->begun, order + 1, memory_order_relaxed);
-    atomic_store_explicit(&c->time_ns, mp_sys_now_ns(), memory_order_release);
-    atomic_store_explicit(&c->id, id, memory_order_release);
-    atomic_store_explicit(&c->value, value, memory_order_release);
-    atomic_store_explicit(&c->what, what, memory_order_release);
-    atomic_store_explicit(&c->done, order + 1, memory_order_release);
-}
-
-int mp_trace_read(void (*take)(const mp_trace_event *event, void *arg), void *arg) {
-    if (!cells)
-        return 0;
-    uint64_t end = atomic_load_explicit(&next_order, memory_order_relaxed), room = cell_mask + 1;
-    int taken = 0;
-    for (uint64_t order = end > room ? end - room : 0; order < end; order++) {
-        cell *c = &cells[order & cell_mask];
-        if (atomic_load_explicit(&c->done, memory_order_acquire) != order + 1)
-            continue;
-        mp_trace_event event = {
-            .order = order,
-            .time_ns = atomic_load_explicit(&c->time_ns, memory_order_acquire),
-            .id = atomic_load_explicit(&c->id, memory_order_acquire),
-            .value = atomic_load_explicit(&c->value, memory_order_acquire),
-            .what = atomic_load_explicit(&c->what, memory_order_acquire),
-        };
-        /* A writer that had overwritten any of these would have begun before, and its release is seen with it. */
-        if (atomic_load_explicit(&c->begun, memory_order_relaxed) != order + 1)
-            continue;
-        take(&event, arg);
-        taken++;
-    }
-    return taken;
 }

@@ -1,4 +1,4 @@
-/* trace.h: log records, and a flight recorder for finding out afterwards what happened when.
+/* trace.h: log records.
  *
  * The core never writes to a file descriptor. mp_log puts a record into a bounded ring, from which one thread of the
  * binding takes it to Python's logging. A full ring drops the record and counts it. Recording takes no lock. */
@@ -31,25 +31,5 @@ bool mp_log_enabled(int level);
 int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg);
 /* Records dropped since the process began. */
 uint64_t mp_log_dropped(void);
-/* Called by the recording thread after each record, so that whoever drains can be woken; must not block. NULL: none.
- * Set before other threads run. */
-void mp_log_set_wake(void (*wake)(void *arg), void *arg);
-
-/* --- flight recorder: option MPOOL_TRACE says how many events are kept; 0 = off and nearly free --- */
-
-typedef struct mp_trace_event {
-    uint64_t time_ns;
-    uint64_t order;   /* 0, 1, 2, ... over the process */
-    const char *what; /* a string constant */
-    uint64_t id, value;
-} mp_trace_event;
-
-/* Room for `events` (rounded up to a power of two; 0 turns it off). Before other threads run. */
-mp_status mp_trace_init(int64_t events, mp_error *error);
-void mp_trace_deinit(void);
-/* Any thread. what must be a string constant; the oldest event is overwritten. */
-void mp_trace(const char *what, uint64_t id, uint64_t value);
-/* Hand the kept events to take, oldest first, and return how many; one being overwritten meanwhile is left out. */
-int mp_trace_read(void (*take)(const mp_trace_event *event, void *arg), void *arg);
 
 #endif

@@ -27,9 +27,5 @@ mp_status mp_cursor_take(mp_cursor *c, uint64_t bytes, const char *field, const 
 /* The hosts that the build accepts are little-endian, as GGUF is; a copy is a read. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are read as they lie in memory");
 
-READ(u8, uint8_t)
-READ(u16, uint16_t)
 READ(u32, uint32_t)
 READ(u64, uint64_t)
-READ(f32, float)
-READ(f64, double)

@@ -13,12 +13,8 @@ typedef struct mp_cursor {
 
 static inline uint64_t mp_cursor_left(const mp_cursor *c) { return c->size - c->at; }
 /* `field` names what is being read, for the error. */
-mp_status mp_cursor_u8(mp_cursor *c, const char *field, uint8_t *value, mp_error *error);
-mp_status mp_cursor_u16(mp_cursor *c, const char *field, uint16_t *value, mp_error *error);
 mp_status mp_cursor_u32(mp_cursor *c, const char *field, uint32_t *value, mp_error *error);
 mp_status mp_cursor_u64(mp_cursor *c, const char *field, uint64_t *value, mp_error *error);
-mp_status mp_cursor_f32(mp_cursor *c, const char *field, float *value, mp_error *error);
-mp_status mp_cursor_f64(mp_cursor *c, const char *field, double *value, mp_error *error);
 /* Borrow `bytes` bytes. */
 mp_status mp_cursor_take(mp_cursor *c, uint64_t bytes, const char *field, const uint8_t **data, mp_error *error);
 

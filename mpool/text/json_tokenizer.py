@@ -192,12 +192,22 @@ class JSONTokenizer(Tokenizer):
             self._table = self._make_table()
         return self._table
 
+    def _leaves_out(self, rows: int) -> bool:
+        beyond = {token for token in self._hf.get_vocab(with_added_tokens=True).values() if token >= rows}
+        needed = {*self.eog_ids, *(token for name, token in self.special.items() if name != "pad")}
+        if rows < 1 or not beyond <= self._control - needed:
+            return False
+        self.vocab_size, self._table = rows, None
+        return True
+
     def _make_table(self) -> TokenTable:
         texts = [self._hf.id_to_token(token) or "" for token in range(self.vocab_size)]
         parts = _parts(texts, json.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else {})
         hidden = bytearray(self.vocab_size)
         shown = self._shown()
         for token, entry in self._added.items():
+            if token >= self.vocab_size:
+                continue
             hidden[token] = entry.special and entry.content not in shown
             parts[token] = b"" if hidden[token] else entry.content.encode()
         offsets = np.zeros(len(parts) + 1, dtype=np.int64)

@@ -293,16 +293,22 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError):
             raise _bad_text(text, None) from None
 
-    def check_rows(self, rows: int, *, file: str | None = None) -> None:
-        """Checks that the model's embedding has a row for every token; spare rows are allowed.
+    def fit(self, rows: int, *, file: str | None = None) -> None:
+        """Fits it to a model whose embedding has so many rows. Spare rows are allowed, and so are control tokens beyond
+        them that neither begin nor end a text (Gemma 3's models without images list one for images): those are none of
+        the model's, and where one is asked for the call is refused.
 
         Raises:
-            FormatError: it has fewer.
+            FormatError: other tokens have no row.
         """
-        if self.vocab_size > rows:
+        if self.vocab_size > rows and not self._leaves_out(rows):
             raise FormatError(file=file or "the model", field="token ids", got=f"0 to {self.vocab_size - 1}",
                               allowed=f"0 to {rows - 1}, the rows of the embedding",
                               hint="The tokenizer belongs to another model")
+
+    def _leaves_out(self, rows: int) -> bool:
+        """Leave tokens from ``rows`` on out, or say that they cannot be spared."""
+        return False
 
     def special_texts(self) -> dict[str, str]:
         """Texts of the special tokens under the names chat templates use: ``bos_token``, ``eos_token``, ..."""

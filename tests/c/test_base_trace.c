@@ -1,7 +1,6 @@
 /* test_base_trace.c: base/trace.h. */
 #include <stdatomic.h>
 
-#include "base/alloc.h"
 #include "base/sys.h"
 #include "base/trace.h"
 #include "mp_test.h"
@@ -89,10 +88,6 @@ typedef struct writer {
     _Atomic int *finished;
 } writer;
 
-static _Atomic int wakes;
-
-static void count_wake(void *arg) { atomic_fetch_add((_Atomic int *)arg, 1); }
-
 static void write_records(void *arg) {
     writer *w = arg;
     for (int i = 0; i < 3000; i++)
@@ -115,7 +110,6 @@ MP_TEST(base_log_many_writers_one_reader) {
     writer writers[4];
     collected c = {0};
     _Atomic int finished = 0;
-    mp_log_set_wake(count_wake, &wakes);
     for (int i = 0; i < 4; i++) {
         writers[i] = (writer){.index = i, .finished = &finished};
         mp_error error;
@@ -128,73 +122,4 @@ MP_TEST(base_log_many_writers_one_reader) {
     mp_log_drain(check_order, &c);
     MP_CHECK_INT(c.wrong, 0);
     MP_CHECK_INT((uint64_t)c.count + mp_log_dropped(), 4 * 3000);
-    MP_CHECK_INT(atomic_load(&wakes), c.count);
-}
-
-/* --- flight recorder --- */
-
-typedef struct events {
-    int count, wrong;
-    uint64_t first, last;
-} events;
-
-static void check_event(const mp_trace_event *event, void *arg) {
-    events *e = arg;
-    if (e->count == 0)
-        e->first = event->order;
-    else if (event->order <= e->last)
-        e->wrong++;
-    e->last = event->order;
-    if (event->value != event->id * 3 || strcmp(event->what, "step") != 0)
-        e->wrong++;
-    e->count++;
-}
-
-MP_TEST(base_trace_off_is_nothing) {
-    events e = {0};
-    mp_trace("step", 1, 3);
-    MP_CHECK_INT(mp_trace_read(check_event, &e), 0);
-}
-
-MP_TEST(base_trace_keeps_the_latest) {
-    mp_error error;
-    MP_CHECK_OK(mp_trace_init(100, &error), &error); /* rounded up to 128 */
-    for (uint64_t i = 0; i < 1000; i++)
-        mp_trace("step", i, i * 3);
-    events e = {0};
-    MP_CHECK_INT(mp_trace_read(check_event, &e), 128);
-    MP_CHECK_INT(e.wrong, 0);
-    MP_CHECK_INT(e.first, 1000 - 128);
-    MP_CHECK_INT(e.last, 999);
-    mp_trace_deinit();
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_MISC), 0);
-}
-
-static void write_events(void *arg) {
-    writer *w = arg;
-    for (uint64_t i = 0; i < 20000; i++)
-        mp_trace("step", i, i * 3);
-    atomic_fetch_add(w->finished, 1);
-}
-
-MP_TEST(base_trace_reads_whole_events_under_writers) {
-    mp_error error;
-    MP_CHECK_OK(mp_trace_init(4096, &error), &error);
-    writer writers[2];
-    _Atomic int finished = 0;
-    for (int i = 0; i < 2; i++) {
-        writers[i] = (writer){.index = i, .finished = &finished};
-        MP_CHECK_OK(mp_thread_start(&writers[i].thread, "writer", write_events, &writers[i], &error), &error);
-    }
-    while (atomic_load(&finished) < 2) {
-        events e = {0};
-        mp_trace_read(check_event, &e);
-        MP_CHECK_INT(e.wrong, 0);
-    }
-    for (int i = 0; i < 2; i++)
-        mp_thread_join(&writers[i].thread);
-    events e = {0};
-    MP_CHECK_INT(mp_trace_read(check_event, &e), 4096);
-    MP_CHECK_INT(e.wrong, 0);
-    mp_trace_deinit();
 }

@@ -370,27 +370,17 @@ MP_TEST(files_map_faults) {
 /* --- the cursor --- */
 
 MP_TEST(files_cursor) {
-    static const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 0, 0x80, 0x3f,
-                                    0, 0, 0, 0, 0, 0, 0xf0, 0xbf, 0xaa};
+    static const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0xaa};
     mp_cursor c = {.data = bytes, .size = sizeof bytes, .file = "here"};
     mp_error error;
-    uint8_t u8;
-    uint16_t u16;
     uint32_t u32;
     uint64_t u64;
-    float f32;
-    double f64;
     const uint8_t *data = NULL;
-    MP_CHECK_OK(mp_cursor_u8(&c, "a", &u8, &error), &error);
-    MP_CHECK_OK(mp_cursor_u16(&c, "b", &u16, &error), &error);
-    MP_CHECK_OK(mp_cursor_u32(&c, "c", &u32, &error), &error);
-    MP_CHECK_OK(mp_cursor_u64(&c, "d", &u64, &error), &error);
-    MP_CHECK(u8 == 1 && u16 == 0x0302 && u32 == 0x07060504 && u64 == 0x0f0e0d0c0b0a0908);
-    MP_CHECK_OK(mp_cursor_f32(&c, "e", &f32, &error), &error);
-    MP_CHECK_OK(mp_cursor_f64(&c, "f", &f64, &error), &error);
-    MP_CHECK(f32 == 1.0f && f64 == -1.0);
+    MP_CHECK_OK(mp_cursor_u32(&c, "a", &u32, &error), &error);
+    MP_CHECK_OK(mp_cursor_u64(&c, "b", &u64, &error), &error);
+    MP_CHECK(u32 == 0x04030201 && u64 == 0x0c0b0a0908070605);
     MP_CHECK_INT(mp_cursor_left(&c), 1);
-    MP_CHECK_STATUS(mp_cursor_u16(&c, "tail", &u16, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_cursor_u32(&c, "tail", &u32, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.field, "tail");
     MP_CHECK_STR(error.file, "here");
     MP_CHECK_INT(error.offset, sizeof bytes - 1);
@@ -399,5 +389,5 @@ MP_TEST(files_cursor) {
     MP_CHECK_OK(mp_cursor_take(&c, 1, "tail", &data, &error), &error);
     MP_CHECK(data == bytes + sizeof bytes - 1);
     MP_CHECK_OK(mp_cursor_take(&c, 0, "nothing", &data, &error), &error);
-    MP_CHECK_STATUS(mp_cursor_u8(&c, "end", &u8, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_cursor_u64(&c, "end", &u64, &error), MP_FORMAT, &error);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import os
 import pickle
 import shutil
@@ -458,3 +459,39 @@ def test_queue_capacity(bert: Path, llama: Path, field: str, capability: str) ->
                 break
         assert refused > 0
         del tickets
+
+
+# ---- a tokenizer with more tokens than the embedding has rows
+
+def with_token(folder: Path, into: Path, special: bool) -> tuple[Path, int]:
+    """A copy of a model's folder whose tokenizer has a token more, and the rows of its embedding."""
+    shutil.copytree(folder, into)
+    config = json.loads((into / "config.json").read_text())
+    tokenizer = json.loads((into / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({"id": config["vocab_size"], "content": "<image_soft_token>", "special": special,
+                                      "single_word": False, "lstrip": False, "rstrip": False, "normalized": False})
+    (into / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return into, config["vocab_size"]
+
+
+def test_control_tokens_without_a_row_are_none_of_the_models(pool: mpool.Pool, llama: Path, bert: Path,
+                                                             tmp_path: Path) -> None:
+    """Published text models of Gemma 3 have such a token."""
+    folder, rows = with_token(llama, tmp_path / "llama", special=True)
+    text = "a <image_soft_token> b"
+    settings = {"max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    assert pool.generate("a b", folder, **settings).token_ids == pool.generate("a b", llama, **settings).token_ids
+    assert pool.generate(text, folder, parse_special=False, max_tokens=2)  # as text it is none
+    with pytest.raises(mpool.InvalidArgument, match=f"{rows} is outside the vocabulary of {rows}"):
+        pool.generate(text, folder, parse_special=True, max_tokens=2)
+    folder, rows = with_token(bert, tmp_path / "bert", special=True)
+    assert np.array_equal(pool.embed("a b", folder), pool.embed("a b", bert))
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_case59_tokens_without_a_row_are_refused_at_load(pool: mpool.Pool, name: str, tmp_path: Path,
+                                                         request: pytest.FixtureRequest) -> None:
+    folder, rows = with_token(request.getfixturevalue(name), tmp_path / name, special=False)
+    for call in (lambda: pool.load(folder), lambda: pool.count_tokens("a", folder)):
+        with pytest.raises(mpool.FormatError, match=f"0 to {rows - 1}, the rows of the embedding.*another model"):
+            call()

@@ -485,10 +485,10 @@ def test_case58_repeated_merges_count_once() -> None:
 
 def test_case59_more_tokens_than_rows() -> None:
     tokenizer = tokenizer_of(bpe())
-    tokenizer.check_rows(265)
-    tokenizer.check_rows(300)
+    tokenizer.fit(265)
+    tokenizer.fit(300)
     with pytest.raises(FormatError, match="0 to 263, the rows of the embedding"):
-        tokenizer.check_rows(264)
+        tokenizer.fit(264)
 
 
 def test_case60_unknown_pre_tokenizer() -> None:
