@@ -109,3 +109,16 @@ void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
         return;
     }
 }
+
+void mp_acts_fill_first(mp_acts *x, const float *in, int64_t ld, int n, int row0, int row1) {
+    const mp_kernels *k = mp_kernels_get();
+    const int K = x->K;
+    assert(0 <= row0 && row0 <= row1 && row1 <= x->M && ld >= n && n < K && n % 32 == 0);
+    assert(x->kind == MP_A_BF16 || x->kind == MP_A_Q8);
+    for (int m = row0; m < row1; m++)
+        if (x->kind == MP_A_BF16)
+            k->acts_bf16(in + m * ld, n, x->bf16 + m * x->ldq);
+        else
+            k->acts_q8(in + m * ld, n, x->q + m * x->ldq, x->scale + (int64_t)m * (K / 32),
+                       x->sum + (int64_t)m * (K / 16));
+}

@@ -12,7 +12,7 @@ enum { ROWS = 96, ROWS_Q8 = 48, WORDS = ROWS * MP_PANEL_N };
 static void round_bf16(const float *tile, int m0, int rows, int panel, const mp_acts *out) {
     _Alignas(64) uint16_t words[WORDS];
     mp_kernels_get()->acts_bf16(tile, rows * MP_PANEL_N, words);
-    uint16_t *to = out->bf16 + m0 * out->ldq + panel * MP_PANEL_N;
+    uint16_t *to = out->bf16 + m0 * out->ldq + panel * MP_PANEL_N; /* panel: of inputs */
     for (int r = 0; r < rows; r++)
         memcpy(to + r * out->ldq, words + r * MP_PANEL_N, MP_PANEL_N * sizeof *words);
 }
@@ -39,10 +39,11 @@ void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int 
     const mp_kernels *k = mp_kernels_get();
     const mp_wmat *w = parts[0].w;
     assert(count == 1 || (count == 2 && parts[1].w->N == w->N));
-    assert(mp_gemm_acts_can(w->N, out->kind) && out->K == w->N && m1 <= out->M);
+    const int at = out->K - w->N;
+    assert(mp_gemm_acts_can(w->N, out->kind) && at >= 0 && at % MP_PANEL_N == 0 && m1 <= out->M);
     if (count == 1 && w->kind == MP_W_BF16 && out->kind == MP_A_BF16 && mp_cpu_features() & MP_CPU_AMX) {
         const mp_epilogue ep = {.bias = parts[0].bias, .act = act};
-        k->gemm_bf16_acts(w, parts[0].x, m0, m1, panel0, panel1, &ep, out->bf16, out->ldq);
+        k->gemm_bf16_acts(w, parts[0].x, m0, m1, panel0, panel1, &ep, out->bf16 + at, out->ldq);
         return;
     }
     _Alignas(64) float tiles[2][WORDS];
@@ -57,6 +58,6 @@ void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int 
             }
             if (count == 2)
                 k->gated(act, tiles[0], tiles[1], (int64_t)rows * MP_PANEL_N, tiles[0]);
-            (out->kind == MP_A_Q8 ? round_q8 : round_bf16)(tiles[0], m, rows, p, out);
+            (out->kind == MP_A_Q8 ? round_q8 : round_bf16)(tiles[0], m, rows, at / MP_PANEL_N + p, out);
         }
 }

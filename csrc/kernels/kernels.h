@@ -113,6 +113,8 @@ void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory)
  * I8: the same per row, of the rotated inputs (slot hadamard): a few large components, which would take the whole range
  * of the row, are spread over their block. The weights hold the inverse rotation, so products are what they were. */
 void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1);
+/* The first n inputs of such rows of Q8 or BF16, n < K a multiple of 32. */
+void mp_acts_fill_first(mp_acts *x, const float *in, int64_t ld, int n, int row0, int row1);
 
 /* Inputs that one rotation of W_I8 mixes: the largest power of two that divides K, at most 64; 1 leaves x as it is. */
 static inline int mp_hadamard_size(int K) { return K & -K & 63 ? K & -K : 64; }
@@ -158,10 +160,11 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
              float *y, int64_t ldy);
 
 /* act(x w^T + bias) of rows and panels as above, or of two parts with as many outputs, a gate and what it gates, the
- * slot gated of theirs; as the inputs `out` (kind A_Q8 or A_BF16, K = N) of the next product: each panel is rounded
- * while it is hot. Bits are those of mp_gemm, gated and mp_acts_fill one after another, but that denormals may be zeros
- * in out where the products of a level take them for zeros. The slot gemm_bf16_acts is one part of W_BF16 to A_BF16, y
- * being words; mp_gemm_acts uses it where it is faster than rounding tiles. */
+ * slot gated of theirs; as the last N inputs `out` (kind A_Q8 or A_BF16) of the next product, before which there may be
+ * others, a multiple of MP_PANEL_N: each panel is rounded while it is hot. Bits are those of mp_gemm, gated and
+ * mp_acts_fill one after another, but that denormals may be zeros in out where the products of a level take them for
+ * zeros. The slot gemm_bf16_acts is one part of W_BF16 to A_BF16, y being words; mp_gemm_acts uses it where that is
+ * faster than rounding tiles. */
 typedef struct mp_gemm_part {
     const mp_wmat *w;
     const mp_acts *x;

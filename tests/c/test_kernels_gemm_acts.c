@@ -12,7 +12,7 @@ typedef struct operands {
 
 static void *keep(operands *o, int i, size_t bytes) { return o->memory[i] = kt_alloc(bytes); }
 
-static operands make(mp_wkind kind, const float *rows, int M, mp_test_random *random) {
+static operands make(mp_wkind kind, const float *rows, int M, int lead, mp_test_random *random) {
     operands o = {0};
     const mp_akind acts = mp_wmat_acts(kind);
     float *w = kt_alloc(sizeof(float) * N * K);
@@ -37,15 +37,16 @@ static operands make(mp_wkind kind, const float *rows, int M, mp_test_random *ra
     kt_free(w);
     mp_acts_init(&o.x, acts, M, K, keep(&o, 2, mp_acts_bytes(acts, M, K)));
     mp_acts_fill(&o.x, rows, K, 0, M);
-    mp_acts_init(&o.want, acts, M, N, keep(&o, 3, mp_acts_bytes(acts, M, N)));
-    mp_acts_init(&o.got, acts, M, N, keep(&o, 4, mp_acts_bytes(acts, M, N)));
+    mp_acts_init(&o.want, acts, M, lead + N, keep(&o, 3, mp_acts_bytes(acts, M, lead + N)));
+    mp_acts_init(&o.got, acts, M, lead + N, keep(&o, 4, mp_acts_bytes(acts, M, lead + N)));
     return o;
 }
 
 static void same(const kt_set *set, const operands *o, const char *what) {
     const size_t n = (size_t)o->want.M;
+    const int K_next = o->want.K;
     for (size_t m = 0; m < n && o->want.kind == MP_A_BF16; m++)
-        for (int i = 0; i < N; i++) {
+        for (int i = 0; i < K_next; i++) {
             const uint16_t want = o->want.bf16[m * (size_t)o->want.ldq + (size_t)i];
             const uint16_t got = o->got.bf16[m * (size_t)o->got.ldq + (size_t)i];
             const bool nan = (want & 0x7fff) > 0x7f80 && (got & 0x7fff) > 0x7f80;
@@ -57,17 +58,17 @@ static void same(const kt_set *set, const operands *o, const char *what) {
     if (o->want.kind == MP_A_BF16)
         return;
     for (size_t m = 0; m < n; m++)
-        kt_same_bytes(set, o->want.q + m * (size_t)o->want.ldq, o->got.q + m * (size_t)o->got.ldq, (N + 63) / 64 * 64,
-                      "%s, row %zu", what, m);
-    const int64_t blocks = (int64_t)n * (N / 32);
+        kt_same_bytes(set, o->want.q + m * (size_t)o->want.ldq, o->got.q + m * (size_t)o->got.ldq,
+                      ((size_t)K_next + 63) / 64 * 64, "%s, row %zu", what, m);
+    const int64_t blocks = (int64_t)n * (K_next / 32);
     kt_same(set, o->want.scale, o->got.scale, blocks, "%s, scales", what);
-    kt_same_bytes(set, o->want.sum, o->got.sum, n * (N / 16) * sizeof(int32_t), "%s, sums", what);
+    kt_same_bytes(set, o->want.sum, o->got.sum, n * (size_t)(K_next / 16) * sizeof(int32_t), "%s, sums", what);
 }
 
 static void check(const kt_set *set, operands *o, int count, mp_act act, const float *const bias[2],
                   mp_test_random *random, const char *what) {
-    const int M = o->x.M;
-    float *y[2];
+    const int M = o->x.M, lead = o->want.K - N;
+    float *y[2], *whole = kt_alloc(sizeof(float) * (size_t)M * (size_t)(lead + N));
     mp_gemm_part parts[2];
     for (int i = 0; i < 2; i++) {
         const mp_epilogue ep = {.bias = bias[i], .act = count == 1 ? act : MP_ACT_NONE};
@@ -77,8 +78,14 @@ static void check(const kt_set *set, operands *o, int count, mp_act act, const f
     }
     if (count == 2)
         mp_kernels_get()->gated(act, y[0], y[1], (int64_t)M * N, y[0]);
-    mp_acts_fill(&o->want, y[0], N, 0, M);
-    memset(o->memory[4], 0xee, mp_acts_bytes(o->got.kind, M, N));
+    for (int m = 0; m < M; m++) {
+        memcpy(whole + m * (lead + N), y[1] + m * N, sizeof(float) * (size_t)lead);
+        memcpy(whole + m * (lead + N) + lead, y[0] + m * N, sizeof(float) * N);
+    }
+    mp_acts_fill(&o->want, whole, lead + N, 0, M);
+    memset(o->memory[4], 0xee, mp_acts_bytes(o->got.kind, M, lead + N));
+    if (lead)
+        mp_acts_fill_first(&o->got, y[1], N, lead, 0, M);
     for (int m = 0, end; m < M; m = end) { /* any parts of rows and panels */
         end = m + 1 + (int)(mp_test_random_u64(random) % ROWS);
         end = end < M ? end : M;
@@ -90,6 +97,7 @@ static void check(const kt_set *set, operands *o, int count, mp_act act, const f
     same(set, o, what);
     kt_free(y[0]);
     kt_free(y[1]);
+    kt_free(whole);
 }
 
 static void check_kind(mp_wkind kind, int slot) {
@@ -106,7 +114,7 @@ static void check_kind(mp_wkind kind, int slot) {
                     kt_extreme(&random, (enum kt_extreme)extreme, rows, Ms[i] * K);
                 kt_random(&random, bias[0], N);
                 kt_random(&random, bias[1], N);
-                operands o = make(kind, rows, Ms[i], &random);
+                operands o = make(kind, rows, Ms[i], Ms[i] % 2 ? 64 : 0, &random);
                 for (int turn = 0; turn < 4; turn++) {
                     const float *const with[2] = {bias[0], turn == 1 ? NULL : bias[1]}, *const none[2] = {0};
                     snprintf(what, sizeof what, "M=%d, %s, turn %d", Ms[i],
@@ -130,7 +138,7 @@ MP_TEST(kernels_gemm_acts_ref) {
     kt_random(&random, rows, 40 * K);
     kt_random(&random, bias, N);
     const kt_set ref = kt_ref();
-    operands o = make(MP_W_BF16, rows, 40, &random);
+    operands o = make(MP_W_BF16, rows, 40, 0, &random);
     const mp_epilogue ep = {.bias = bias, .act = MP_ACT_SILU};
     ref.call.gemm_bf16(&o.w[0], &o.x, 0, 40, 0, N / MP_PANEL_N, &ep, y, N);
     mp_acts_fill(&o.want, y, N, 0, 40);

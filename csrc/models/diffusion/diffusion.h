@@ -201,7 +201,8 @@ size_t mp_diff_linear_scratch(const mp_linear *linear, int64_t M); /* of ->share
 /* y [M, ldy] = x [M, ldx] W^T, bias, act, residual; ends with a barrier. */
 bool mp_diff_forward(mp_diff_lane *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
                      const mp_epilogue *ep, void *acts, float *y, int64_t ldy);
-/* h [M, N] += gate [N] * (x W^T + bias); rows: scratch [2][min(M, MP_DIFF_ROWS), N]. Ends WITHOUT a barrier. */
+/* h [M, N] += gate [N] * (x W^T + bias); rows: scratch [2][min(M, MP_DIFF_ROWS), N]. Ends WITHOUT a barrier. x NULL: of
+ * activations in acts, of MP_DIFF_ROWS rows at most (mp_linear_forward). */
 bool mp_diff_add_gated(mp_diff_lane *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
                        const float *gate, void *acts, float *rows, float *h);
 /* y = layer norm of x [M, n] with these weights; ends with a barrier. */

@@ -1,4 +1,5 @@
 /* ops.c: what the networks are made of, on all lanes, with a look at the lease at least every few hundred rows. */
+#include <assert.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -42,10 +43,11 @@ bool mp_diff_add_gated(mp_diff_lane *l, const mp_linear *linear, const float *x,
                        const float *gate, void *acts, float *rows, float *h) {
     const mp_kernels *call = mp_kernels_get();
     const int64_t n = linear->N;
+    assert(x || M <= MP_DIFF_ROWS);
     for (int64_t row = 0, turn = 0; row < M; row += MP_DIFF_ROWS, turn ^= 1) {
         int count = (int)(M - row < MP_DIFF_ROWS ? M - row : MP_DIFF_ROWS);
         float *part = rows + turn * (M < MP_DIFF_ROWS ? M : MP_DIFF_ROWS) * n;
-        mp_linear_forward(linear, l->lane, x + row * ldx, ldx, count, acts, NULL, NULL, NULL, part, n);
+        mp_linear_forward(linear, l->lane, x ? x + row * ldx : NULL, ldx, count, acts, NULL, NULL, NULL, part, n);
         if (!mp_diff_meet(l))
             return false;
         int64_t from, to;

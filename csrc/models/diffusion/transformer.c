@@ -33,7 +33,7 @@ typedef struct room {
     float *modulation, *modulation2; /* of texts: [6 hidden]; of the picture: [9 hidden], or two times' waves */
     float *normed, *normed2;         /* [all rows, hidden] */
     float *qkv;                      /* [all rows, 3 hidden] */
-    float *inner;                    /* [chunk, 5 hidden] */
+    float *inner;                    /* [chunk, 5 hidden], or as many activations */
     float *rows;                     /* [2][chunk, hidden] */
     void *acts;
 } room;
@@ -207,21 +207,38 @@ static bool attend(mp_diff_lane *l, const mp_diffusion *model, const float *qkv,
     return mp_diff_meet(l) && mp_diff_attend(l, &a);
 }
 
-/* h += gate * MLP(norm(h) modulated). */
-static bool mlp(mp_diff_lane *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
-                float *normed, float *h) {
+/* h += gate * out(first, gelu(up(normed))) for M rows, which stand side by side when there are first ones. */
+static bool add_mlp(mp_diff_lane *l, const mp_linear *up, const mp_linear *out, const float *first, const float *normed,
+                    int32_t H, int64_t M, const float *gate, room *r, float *h) {
     const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
-    if (!mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed))
-        return false;
-    for (int64_t row = 0; row < M; row += MP_DIFF_ROWS) {
+    const int64_t wide = out->K;
+    const bool fits = mp_linear_fits(up, out);
+    for (int64_t row = 0; row < M; row += MP_DIFF_ROWS, normed += MP_DIFF_ROWS * (int64_t)H) {
         const int64_t rows = chunk(M - row);
-        if (!mp_diff_forward(l, &side->up, normed + row * H, H, rows, &gelu, r->acts, r->inner, 4 * (int64_t)H) ||
-            !mp_diff_add_gated(l, &side->down, r->inner, 4 * (int64_t)H, rows, modulation + 5 * (int64_t)H, r->acts,
-                               r->rows, h + row * H) ||
+        int64_t from, to;
+        mp_lane_split(l->lane, rows, 1, &from, &to);
+        if (first && fits)
+            mp_linear_lead(out, l->lane, first + row * H, H, H, (int)rows, r->inner);
+        for (int64_t i = from; first && !fits && i < to; i++)
+            memcpy(r->inner + i * wide, first + (row + i) * H, (size_t)H * sizeof(float));
+        if (fits)
+            mp_linear_into(up, out, l->lane, normed, H, (int)rows, r->acts, gelu.act, r->inner);
+        if (fits ? !mp_diff_meet(l)
+                 : !mp_diff_forward(l, up, normed, H, rows, &gelu, r->acts, r->inner + wide - up->N, wide))
+            return false;
+        if (!mp_diff_add_gated(l, out, fits ? NULL : r->inner, wide, rows, gate, fits ? r->inner : r->acts, r->rows,
+                               h + row * H) ||
             !mp_diff_meet(l)) /* the next rows take the same place */
             return false;
     }
     return true;
+}
+
+/* h += gate * MLP(norm(h) modulated). */
+static bool mlp(mp_diff_lane *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
+                float *normed, float *h) {
+    return mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed) &&
+           add_mlp(l, &side->up, &side->down, NULL, normed, H, M, modulation + 5 * (int64_t)H, r, h);
 }
 
 /* One kind of rows up to its queries, keys and values. */
@@ -279,7 +296,6 @@ bool mp_dit_joint_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_d
 bool mp_dit_single_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_single *block,
                            const mp_dit_pass *pass) {
     const int64_t H = model->hidden, T = pass->text_rows + picture_rows(pass);
-    const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
     room r;
     lay_out(model, T, l->run->shared, &r);
     if (!modulate(l, &block->modulation, pass, (int32_t)H, 3, r.acts, r.modulation) ||
@@ -287,21 +303,8 @@ bool mp_dit_single_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_
         !mp_diff_forward(l, &block->qkv, r.normed, H, T, NULL, r.acts, r.qkv, 3 * H))
         return false;
     turn_heads(l, model, block->q_norm, block->k_norm, pass->angles, T, r.qkv);
-    if (!attend(l, model, r.qkv, T, r.normed2))
-        return false;
-    for (int64_t row = 0; row < T; row += MP_DIFF_ROWS) {
-        const int64_t rows = chunk(T - row);
-        int64_t from, to;
-        mp_lane_split(l->lane, rows, 1, &from, &to);
-        for (int64_t i = from; i < to; i++)
-            memcpy(r.inner + i * 5 * H, r.normed2 + (row + i) * H, (size_t)H * sizeof(float));
-        if (!mp_diff_forward(l, &block->up, r.normed + row * H, H, rows, &gelu, r.acts, r.inner + H, 5 * H) ||
-            !mp_diff_add_gated(l, &block->out, r.inner, 5 * H, rows, r.modulation + 2 * H, r.acts, r.rows,
-                               pass->h + row * H) ||
-            !mp_diff_meet(l))
-            return false;
-    }
-    return true;
+    return attend(l, model, r.qkv, T, r.normed2) && add_mlp(l, &block->up, &block->out, r.normed2, r.normed, (int32_t)H,
+                                                            T, r.modulation + 2 * H, &r, pass->h);
 }
 
 /* The projection gives a patch as (y, x, channel) in Stable Diffusion 3: turned to what latents are. */

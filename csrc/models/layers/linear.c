@@ -486,8 +486,17 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
 
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
     const bool gated = linear->parts == 2 && linear->w[0].N == linear->w[1].N;
-    return (gated || linear->parts == 1) && next->parts == 1 && linear->w[0].N == next->K &&
-           mp_gemm_acts_can(next->K, (mp_akind)next->acts[0]);
+    return (gated || linear->parts == 1) && next->parts == 1 && linear->w[0].N <= next->K &&
+           next->K % MP_PANEL_N == 0 && mp_gemm_acts_can(linear->w[0].N, (mp_akind)next->acts[0]);
+}
+
+void mp_linear_lead(const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx, int32_t n, int M,
+                    void *next_scratch) {
+    mp_acts acts;
+    int64_t row0, row1;
+    mp_lane_split(lane, M, 1, &row0, &row1);
+    mp_acts_init(&acts, (mp_akind)next->acts[0], M, next->K, next_scratch);
+    mp_acts_fill_first(&acts, x, ldx, n, (int)row0, (int)row1);
 }
 
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,

@@ -90,10 +90,14 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
 /* act(linear(x)), or act(gate) * up of a layer of those two parts, as the activations of the layer `next` in
  * next_scratch (mp_linear_scratch of it): a panel's outputs are 32 of its inputs, so they are rounded while they are
  * hot, and floats never leave the lane's cache. All parts are packed. Bits are those of mp_linear_forward, the slot
- * `gated` and the preparation of the next layer one after another. Barriers as above; there is one inside. */
+ * `gated` and the preparation of the next layer one after another. Barriers as above; there is one inside. A layer with
+ * fewer outputs than next has inputs gives the last of them; mp_linear_lead gives the others. */
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
                     int M, void *scratch, mp_act act, void *next_scratch);
 /* Whether it can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
+/* The lane's rows of x [M, n], n of next's inputs less those that mp_linear_into gives. No barrier. */
+void mp_linear_lead(const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx, int32_t n, int M,
+                    void *next_scratch);
 
 #endif
