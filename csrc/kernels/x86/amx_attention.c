@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels/attention_scratch.h"
+#include "kernels/math_const.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
@@ -76,6 +77,35 @@ static void multiply(const float *x, int n, float by, float *y) {
 }
 MP_TARGET_END
 
+MP_TARGET_AMX_BEGIN
+/* exp(s - max) of n scores, a multiple of 32, in words as acts_bf16 leaves them; returns the sum of what they are before
+ * they are rounded. NaN, +inf, or nothing but -inf gives NaN. By exp2 of degree 4 (math_const.h), which is off by less
+ * than a hundredth of the rounding; below 2^-126 it is 0. */
+static float weigh(const float *s, int n, uint16_t *p) {
+    const __m512 by = _mm512_set1_ps(MP_LOG2E), low = _mm512_set1_ps(MP_EXP2_LO);
+    __m512 top = _mm512_set1_ps(-INFINITY), sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int i = 0; i < n; i += 16)
+        top = _mm512_max_ps(_mm512_loadu_ps(s + i), top); /* the second when one is NaN */
+    top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    for (int i = 0; i < n; i += 32, p += 32) {
+        __m512 e[2];
+        for (int half = 0; half < 2; half++) {
+            const __m512 y = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(s + i + 16 * half), top), by);
+            const __m512 whole = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+            const __m512 r = _mm512_sub_ps(y, whole);
+            __m512 f = _mm512_fmadd_ps(r, _mm512_set1_ps(MP_EXP2_D4), _mm512_set1_ps(MP_EXP2_D3));
+            f = _mm512_fmadd_ps(r, f, _mm512_set1_ps(MP_EXP2_D2));
+            f = _mm512_fmadd_ps(r, f, _mm512_set1_ps(MP_EXP2_D1));
+            f = _mm512_fmadd_ps(r, f, _mm512_set1_ps(1.0f));
+            e[half] = _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(y, low, _CMP_NLT_UQ), f, whole);
+            sum[half] = _mm512_add_ps(sum[half], e[half]);
+        }
+        _mm512_storeu_si512(p, _mm512_rol_epi32((__m512i)_mm512_cvtne2ps_pbh(e[1], e[0]), 16));
+    }
+    return _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
+}
+MP_TARGET_END
+
 static void attn_full_bf16(const mp_attn_full *a, int row0, int row1, void *scratch) {
     assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D > 0 && a->D % 8 == 0 && a->D <= MP_ATTN_BF16_DEPTH);
     if (row0 == row1)
@@ -119,8 +149,7 @@ static void attn_full_bf16(const mp_attn_full *a, int row0, int row1, void *scra
                 row[t] = -INFINITY;
             for (int t = to; t < hi; t++)
                 row[t] = -INFINITY;
-            inverse[r] = 1.0f / call->softmax(row + lo, hi - lo);
-            call->acts_bf16(row + lo, hi - lo, p + (int64_t)r * plan.p_ld);
+            inverse[r] = 1.0f / weigh(row + lo, hi - lo, p + (int64_t)r * plan.p_ld);
         }
         const mp_acts weights = {.kind = MP_A_BF16, .M = rows, .K = hi - lo, .bf16 = p, .ldq = plan.p_ld};
         values = (mp_wmat){.kind = MP_W_BF16,
