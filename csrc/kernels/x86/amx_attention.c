@@ -78,9 +78,9 @@ static void multiply(const float *x, int n, float by, float *y) {
 MP_TARGET_END
 
 MP_TARGET_AMX_BEGIN
-/* exp(s - max) of n scores, a multiple of 32, in words as acts_bf16 leaves them; returns the sum of what they are before
- * they are rounded. NaN, +inf, or nothing but -inf gives NaN. By exp2 of degree 4 (math_const.h), which is off by less
- * than a hundredth of the rounding; below 2^-126 it is 0. */
+/* exp(s - max) of n scores, a multiple of 32, in words as acts_bf16 leaves them; returns the sum of what they are
+ * before they are rounded. NaN, +inf, or nothing but -inf gives NaN. By exp2 of degree 4 (math_const.h), which is off
+ * by less than a hundredth of the rounding; below 2^-126 it is 0. */
 static float weigh(const float *s, int n, uint16_t *p) {
     const __m512 by = _mm512_set1_ps(MP_LOG2E), low = _mm512_set1_ps(MP_EXP2_LO);
     __m512 top = _mm512_set1_ps(-INFINITY), sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
