@@ -95,7 +95,8 @@ typedef struct mp_image_call {
     int8_t normalize;
     uint8_t output; /* MP_EMBED_POOLED, or MP_EMBED_TOKENS: all rows of the last layer, before the last norm */
     /* result */
-    int64_t n_rows; /* of all images; filled by the engine's check before it is queued, as is width */
+    int64_t n_rows; /* of all images; filled by the engine's check before it is queued, as are these two */
+    uint64_t most_parts; /* that an image of it is computed in */
     int32_t width;
     float *vectors;       /* [n_images, width] or [n_rows, width]; 64-byte aligned; numpy adopts it */
     _Atomic int32_t done; /* images finished so far; never fewer than before, also when it is tried again */

@@ -423,18 +423,21 @@ bool mp_vit_advance(mp_vit_lane *l) {
 
 /* ---- from rows to a vector --------------------------------------------------------------------------------------- */
 
-/* Keys and values of all rows for attention pooling. */
+/* Keys and values of the rows from the cursor on, for attention pooling. */
 static bool pool_keys(const work *w) {
     const mp_vit *model = w->model;
     const int hidden = model->hidden;
     mp_epilogue plain = {0};
-    for (int64_t row0 = 0, row1; row0 < w->pass->M; row0 = row1) {
+    for (int64_t row0 = w->pass->cursor.at, row1; row0 < w->pass->M; row0 = row1) {
         row1 = row0 + mp_vit_next_rows(model, w->pass->M - row0, w->pass->part_rows);
         norm_rows(w, model->norm, model->norm_bias, row0, row1);
         mp_linear_forward(&model->pool.kv, w->lane, w->mixed + row0 * hidden, hidden, (int)(row1 - row0), w->acts, NULL,
                           NULL, &plain, w->wide + row0 * 2 * hidden, 2 * hidden);
-        if (!mp_vit_meet(w->l, 4 * (uint64_t)(row1 - row0) * (uint64_t)hidden * (uint64_t)hidden))
-            return false;
+        if (mp_vit_meet(w->l, 4 * (uint64_t)(row1 - row0) * (uint64_t)hidden * (uint64_t)hidden))
+            continue;
+        if (w->lane->index == 0) /* the others have read it before the barrier */
+            w->pass->cursor.at = row1;
+        return false;
     }
     return true;
 }

@@ -119,7 +119,7 @@ uint64_t mp_vit_after_ops(const mp_vit *model);
 uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T);
 /* Those of an image from its pixels to the last layer: quadratic in its rows where they see each other. */
 uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across);
-/* How many parts that can be at most, whatever was learnt. */
+/* How many parts that can be at most, whatever was learnt; with attention pooling, if there is any. */
 uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across);
 /* As time, and what a part may have, which is to take about 10 ms. */
 uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops);
@@ -140,7 +140,7 @@ static inline void mp_vit_norm(const mp_vit *model, const float *x, const float 
 /* Where a group stands on its way through the layers; zeros: at its beginning. It goes in parts: some rows of what is
  * before or after attention, or some of attention's rows and heads. Nothing but the state is left of a part. */
 typedef struct mp_vit_cursor {
-    int32_t layer; /* layer_count: at the end */
+    int32_t layer; /* layer_count: at the end; `at` is then the next row that attention pooling takes */
     int32_t stage; /* of it: 0 (of the first alone) the embeddings, then before attention, attention, after it */
     int64_t at;    /* the next row, or piece of attention */
 } mp_vit_cursor;
@@ -184,8 +184,8 @@ size_t mp_vit_lane_scratch(const mp_vit *model, int T);
  * and the lanes may go on. All lanes of the region call it, with the same pass. Bits do not depend on the grouping, the
  * parts or the lanes. */
 bool mp_vit_advance(mp_vit_lane *l);
-/* Compute a group to its vectors, with all lanes of the region. Sets finite of every image. False: it was stopped and
- * has no results. */
+/* Compute a group to its vectors, with all lanes of the region, from the cursor on. Sets finite of every image. False:
+ * it was stopped, or its time is over, and it has no results yet. */
 bool mp_vit_forward(mp_vit_lane *l);
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);

@@ -43,7 +43,7 @@ uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across) {
     const uint64_t grain = (uint64_t)model->grain, heads = (uint64_t)model->heads;
     const uint64_t rows = (uint64_t)mp_vit_rows(model, down, across), grains = (rows + grain - 1) / grain;
     const int32_t side = model->window * model->cell;
-    uint64_t parts = grains;
+    uint64_t parts = grains + (model->attention_pool ? grains : 0);
     for (int l = 0; l < model->layer_count; l++) {
         uint64_t pieces = grains;
         if (model->layers[l].windowed)

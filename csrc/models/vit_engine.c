@@ -1,4 +1,6 @@
-/* vit_engine.c: the step interface over an image transformer. A step is one batch of images from any callers. */
+/* vit_engine.c: the step interface over an image transformer. A step is one batch of images from any callers, and some
+ * parts of one that takes longer than a step may: a few of these are on their way in turns, so that nobody waits for
+ * the whole of another's. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -7,7 +9,9 @@
 enum {
     GROUP_ROWS = 512,   /* rows that one lane takes through the layers at once, at least an image: wide layers want more
                          rows to a pass over their weights than those of small text encoders */
-    STEP_ROWS = 16384  /* most rows in a step, whatever the budget */
+    STEP_ROWS = 16384, /* most rows in a step, whatever the budget */
+    MOST_LARGE = 4,    /* images on their way at a time: each has a state */
+    TABLE_ROWS = 2048  /* positions of more are made part by part: others would wait for the table */
 };
 
 typedef struct group { /* images that are computed together */
@@ -20,6 +24,16 @@ typedef struct position_table { /* positions of one size other than the model's 
     size_t bytes;
 } position_table;
 
+typedef struct large_image { /* one that is on its way */
+    mp_item *item; /* whose next one it is; NULL: there is none */
+    bool begun;    /* then: */
+    mp_vit_cursor at;
+    uint8_t *state; /* the network's, between steps */
+    uint64_t ops;   /* done so far */
+    mp_arena memory; /* for the state */
+    uint64_t charged;
+} large_image;
+
 typedef struct vit_engine {
     mp_engine base;
     mp_vit *model;
@@ -31,7 +45,33 @@ typedef struct vit_engine {
     group *groups;        /* [capacity] */
     int capacity;
     position_table positions;
+    large_image large[MOST_LARGE];
+    large_image *planned; /* which of them goes on in the coming step, or NULL, and for about how long */
+    uint64_t planned_ns;
 } vit_engine;
+
+static void free_state(vit_engine *engine, large_image *large) {
+    mp_arena_deinit(&large->memory);
+    mp_budget_give(engine->budget, large->charged);
+    large->charged = 0;
+}
+
+/* The first keeps its memory for the next. */
+static void forget_large(vit_engine *engine, large_image *large) {
+    large->item = NULL;
+    large->begun = false;
+    if (large != engine->large)
+        free_state(engine, large);
+    if (engine->planned == large)
+        engine->planned = NULL;
+}
+
+static large_image *large_of(vit_engine *engine, const mp_item *item) {
+    for (int i = 0; i < MOST_LARGE; i++)
+        if (engine->large[i].item == item)
+            return &engine->large[i];
+    return NULL;
+}
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
@@ -56,16 +96,19 @@ mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_
     const bool tokens = call->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     int64_t rows = 0;
-    uint64_t ops = 0;
+    uint64_t ops = 0, parts = 0;
     if (call->dimensions < 0 || call->dimensions > most || (tokens && call->dimensions && call->dimensions != most))
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives %s%d", call->dimensions,
                        tokens ? "" : "1 to ", most);
     for (int32_t i = 0; i < call->n_images; i++) {
         int32_t height = call->sizes[2 * i], width = call->sizes[2 * i + 1];
         MP_TRY(check_size(model, i, height, width, error));
+        const uint64_t own = mp_vit_image_parts(model, height / model->patch, width / model->patch);
         rows += mp_vit_rows(model, height / model->patch, width / model->patch);
         ops += mp_vit_image_ops(model, height / model->patch, width / model->patch);
+        parts = own > parts ? own : parts;
     }
+    call->most_parts = parts;
     *cost_ns = mp_vit_ns(model, ops);
     *total = (uint32_t)call->n_images;
     return mp_image_call_output(call, rows, call->dimensions ? call->dimensions : most, error);
@@ -88,8 +131,55 @@ static uint64_t image_ns(const mp_vit *model, const mp_image_call *call, uint32_
                                              call->sizes[2 * image + 1] / model->patch));
 }
 
+/* Whether an item's next image takes longer than a step may. */
+static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
+    return large_of(engine, item) ||
+           image_ns(engine->model, (const mp_image_call *)item->call, item->cursor) > budget_ns;
+}
+
+/* The large image that goes on: that of the first item that has one and finds a place for it. */
+static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uint64_t budget_ns) {
+    mp_item *first = NULL;
+    for (int i = 0; i < n; i++) {
+        if (!is_large(engine, items[i], budget_ns))
+            continue;
+        large_image *large = large_of(engine, items[i]);
+        large = large ? large : large_of(engine, NULL);
+        if (large) {
+            large->item = items[i];
+            return large;
+        }
+        first = first ? first : items[i];
+    }
+    if (!first)
+        return NULL;
+    forget_large(engine, engine->large); /* of somebody who is not to go on now */
+    engine->large->item = first;
+    return engine->large;
+}
+
+/* It comes into the plan with the time that is left, a part of it at least. */
+static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
+    const mp_vit *model = engine->model;
+    const mp_image_call *call = (const mp_image_call *)large->item->call;
+    const uint64_t all_ns = image_ns(model, call, large->item->cursor);
+    const uint64_t done_ns = large->begun ? mp_vit_ns(model, large->ops) : 0;
+    const uint64_t left_ns = all_ns > done_ns ? all_ns - done_ns : 0, least = mp_vit_ns(model, mp_vit_part_ops(model));
+    uint64_t ns = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
+    ns = ns > least ? ns : least;
+    engine->planned = large;
+    engine->planned_ns = ns;
+    plan->cost_ns += ns < left_ns ? ns : left_ns;
+    plan->items[plan->count] = large->item;
+    plan->amount[plan->count++] = 1;
+    plan->together = true;
+    const int lanes = mp_lanes_worth(&model->base.facts, image_rows(model, call, large->item->cursor),
+                                     10 * model->layer_count + 4);
+    plan->lanes = lanes > plan->lanes ? lanes : plan->lanes;
+}
+
 /* As for texts: each item in turn is offered an equal share of the time that is left, and the first gets at least one
- * image. */
+ * image. A large one takes what is left of it. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     vit_engine *engine = (vit_engine *)base;
     const mp_vit *model = engine->model;
@@ -98,11 +188,15 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     uint64_t left = budget_ns;
     int64_t planned = 0;
     uint32_t images = 0;
+    large_image *large = choose_large(engine, items, n, budget_ns);
+    engine->planned = NULL;
     plan->count = 0;
     plan->cost_ns = 0;
-    for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
+    for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
         mp_item *item = items[i];
         const mp_image_call *call = (const mp_image_call *)item->call;
+        if (large && is_large(engine, item, budget_ns))
+            continue;
         const uint64_t equal = left / (uint64_t)(n - i), least = left < group_ns ? left : group_ns;
         const uint64_t share = equal > least ? equal : least;
         uint64_t used = 0;
@@ -128,6 +222,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->lanes = images < 256 ? (int)images : 256;
     if (plan->together)
         plan->lanes = mp_lanes_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
+    if (large)
+        plan_large(engine, large, budget_ns, plan);
 }
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
@@ -214,15 +310,15 @@ static void drop_positions(vit_engine *engine) {
 
 /* The positions of the step's first image that has not the model's own size, unless they are those of the last step.
  * Without memory for them they are made a row at a time, with the same bits. */
-static void keep_positions(vit_engine *engine, int images) {
+static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) {
     const mp_vit *model = engine->model;
     position_table *table = &engine->positions;
     int first = 0;
-    while (first < images && engine->images[first].down == model->grid && engine->images[first].across == model->grid)
+    while (first < count && images[first].down == model->grid && images[first].across == model->grid)
         first++;
-    if (first == images)
+    if (first == count)
         return;
-    const int32_t down = engine->images[first].down, across = engine->images[first].across;
+    const int32_t down = images[first].down, across = images[first].across;
     if (!table->data || table->down != down || table->across != across) {
         drop_positions(engine);
         size_t bytes = (size_t)down * (size_t)across * (size_t)model->hidden * sizeof(float);
@@ -240,9 +336,37 @@ static void keep_positions(vit_engine *engine, int images) {
         }
         mp_free(scratch);
     }
-    for (int i = first; i < images; i++)
-        if (table->data && engine->images[i].down == down && engine->images[i].across == across)
-            engine->images[i].positions = table->data;
+    for (int i = first; i < count; i++)
+        if (table->data && images[i].down == down && images[i].across == across)
+            images[i].positions = table->data;
+}
+
+/* Where the result of an image stands among those of its call: in vectors, or in rows. */
+static int64_t result_at(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+    int64_t at = image;
+    for (uint32_t n = 0; call->output == MP_EMBED_TOKENS && n < image; n++)
+        at += image_rows(model, call, n) - 1;
+    return at;
+}
+
+static mp_vit_image describe(const mp_vit *model, const mp_image_call *call, uint32_t image, int64_t at) {
+    const int32_t down = call->sizes[2 * image] / model->patch, across = call->sizes[2 * image + 1] / model->patch;
+    return (mp_vit_image){
+        .pixels = call->pixels + call->offsets[image],
+        .width = call->sizes[2 * image + 1],
+        .down = down,
+        .across = across,
+        .n = mp_vit_rows(model, down, across),
+        .dimensions = call->width,
+        .normalize = call->normalize < 0 ? model->head.normalize : call->normalize > 0,
+        .want_tokens = call->output == MP_EMBED_TOKENS,
+        .out = call->vectors + at * call->width,
+    };
+}
+
+/* Whether what is planned of an item is its large image. */
+static bool is_planned(const vit_engine *engine, const mp_item *item) {
+    return engine->planned && engine->planned->item == item;
 }
 
 /* The images of a plan, in order. */
@@ -258,33 +382,19 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
         const mp_image_call *call = (const mp_image_call *)item->call;
-        const bool tokens = call->output == MP_EMBED_TOKENS;
-        int64_t at = item->cursor;
-        for (uint32_t n = 0; tokens && n < item->cursor; n++)
-            at += image_rows(model, call, n) - 1;
-        if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        int64_t at = result_at(model, call, item->cursor);
+        if (is_planned(engine, item) || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         for (uint32_t n = item->cursor; n < item->cursor + plan->amount[i]; n++) {
-            const int32_t down = call->sizes[2 * n] / model->patch, across = call->sizes[2 * n + 1] / model->patch;
-            mp_vit_image *image = &engine->images[*count];
-            *image = (mp_vit_image){
-                .pixels = call->pixels + call->offsets[n],
-                .width = call->sizes[2 * n + 1],
-                .down = down,
-                .across = across,
-                .n = mp_vit_rows(model, down, across),
-                .dimensions = call->width,
-                .normalize = call->normalize < 0 ? model->head.normalize : call->normalize > 0,
-                .want_tokens = tokens,
-                .out = call->vectors + at * call->width,
-            };
+            const mp_vit_image *image = &engine->images[*count];
+            engine->images[*count] = describe(model, call, n, at);
             engine->owner[(*count)++] = i;
-            at += tokens ? image->n : 1;
+            at += image->want_tokens ? image->n : 1;
             *rows += image->n;
             *longest = image->n > *longest ? image->n : *longest;
         }
     }
-    keep_positions(engine, *count);
+    keep_positions(engine, engine->images, *count);
     return MP_OK;
 }
 
@@ -309,25 +419,128 @@ static int make_groups(vit_engine *engine, int images, int64_t limit, int *most_
     return count;
 }
 
-static void conclude(vit_engine *engine, const mp_plan *plan, int images, bool poisoned, mp_outcome *outcomes) {
+/* So many more of an item's images are there. */
+static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
+    mp_image_call *call = (mp_image_call *)item->call;
+    item->cursor += images;
+    if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
+        atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
+    if (item->cursor == item->total)
+        *outcome = MP_OUTCOME_DONE;
+}
+
+static void fail_numeric(mp_item *item, mp_outcome *outcome) {
+    mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity");
+    *outcome = MP_OUTCOME_FAILED;
+}
+
+static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
     for (int i = 0; i < images; i++) {
         int owner = engine->owner[i];
-        if (engine->images[i].finite || outcomes[owner] == MP_OUTCOME_FAILED)
-            continue;
-        mp_fail(&plan->items[owner]->error, MP_NUMERIC, "the model produced NaN or infinity");
-        outcomes[owner] = MP_OUTCOME_FAILED;
+        if (!engine->images[i].finite && outcomes[owner] != MP_OUTCOME_FAILED)
+            fail_numeric(plan->items[owner], &outcomes[owner]);
     }
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
-        mp_image_call *call = (mp_image_call *)item->call;
-        if (poisoned || outcomes[i] == MP_OUTCOME_FAILED ||
-            atomic_load_explicit(&item->cancelled, memory_order_relaxed))
-            continue;
-        item->cursor += plan->amount[i];
-        if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
-            atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
-        if (item->cursor == item->total)
-            outcomes[i] = MP_OUTCOME_DONE;
+        if (outcomes[i] != MP_OUTCOME_FAILED && !is_planned(engine, item) &&
+            !atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            count_done(item, plan->amount[i], &outcomes[i]);
+    }
+}
+
+typedef struct large_run {
+    mp_vit_pass pass;
+    uint8_t *own; /* [lanes][own_bytes] */
+    size_t own_bytes;
+    bool done;
+} large_run;
+
+static void large_body(const mp_lane *lane, void *arg) {
+    large_run *run = arg;
+    mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
+    const bool done = mp_vit_forward(&l);
+    if (lane->index == 0)
+        run->done = done;
+}
+
+static mp_status begin_large(vit_engine *engine, large_image *large, int32_t rows, mp_error *error) {
+    const size_t bytes = mp_vit_state_bytes(engine->model, rows);
+    if (large->begun)
+        return MP_OK;
+    mp_arena_reset(&large->memory);
+    MP_TRY(mp_engine_reserve(&large->memory, bytes, engine->budget, &large->charged, error));
+    large->state = mp_arena_take(&large->memory, bytes);
+    large->at = (mp_vit_cursor){0};
+    large->ops = 0;
+    large->begun = true;
+    return MP_OK;
+}
+
+/* Whether there is memory that will come back: of others that are on their way. */
+static bool others_begun(const vit_engine *engine, const large_image *large) {
+    for (int i = 0; i < MOST_LARGE; i++)
+        if (&engine->large[i] != large && engine->large[i].begun)
+            return true;
+    return false;
+}
+
+/* Parts of the planned image, one at least, until the time is over; returns the operations that were done. */
+static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_outcome *outcome) {
+    const mp_vit *model = engine->model;
+    large_image *large = engine->planned;
+    mp_item *item = large->item;
+    const mp_image_call *call = (const mp_image_call *)item->call;
+    mp_vit_image image = describe(model, call, item->cursor, result_at(model, call, item->cursor));
+    const uint64_t part_ops = mp_vit_part_ops(model);
+    const int part_rows = mp_vit_part_rows(model, image.n, part_ops);
+    const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_lane_scratch(model, image.n);
+    const size_t lanes = own * (size_t)lease->lanes;
+    mp_status status = begin_large(engine, large, image.n, &item->error);
+    mp_arena_reset(&engine->arena);
+    if (status == MP_OK)
+        status = mp_engine_reserve(&engine->arena, part + lanes, engine->budget, &engine->charged, &item->error);
+    if (status != MP_OK) {
+        *outcome = others_begun(engine, large) ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
+        return 0;
+    }
+    if (large->at.layer == 0 && large->at.stage == 0 && image.n <= TABLE_ROWS)
+        keep_positions(engine, &image, 1);
+    large_run run = {
+        .own_bytes = own,
+        .pass = {.model = model,
+                 .images = &image,
+                 .count = 1,
+                 .M = image.n,
+                 .P = image.down * image.across,
+                 .state = large->state,
+                 .part = mp_arena_take(&engine->arena, part),
+                 .part_rows = part_rows,
+                 .part_ops = part_ops,
+                 .lease = lease,
+                 .unwanted = &item->cancelled,
+                 .until_ns = mp_sys_after(start, engine->planned_ns),
+                 .cursor = large->at},
+    };
+    run.own = mp_arena_take(&engine->arena, lanes);
+    mp_lease_run(lease, large_body, &run);
+    large->at = run.pass.cursor;
+    large->ops += run.pass.ops;
+    if (run.done) {
+        forget_large(engine, large);
+        if (mp_weights_poisoned(model->weights))
+            return run.pass.ops; /* the caller says so */
+        if (image.finite)
+            count_done(item, 1, outcome);
+        else
+            fail_numeric(item, outcome);
+    }
+    return run.pass.ops;
+}
+
+static void fail_poisoned(const mp_plan *plan, mp_outcome *outcomes) {
+    for (int i = 0; i < plan->count; i++) {
+        mp_fail(&plan->items[i]->error, MP_IO, "a weight file became shorter while it was in use");
+        outcomes[i] = MP_OUTCOME_FAILED;
     }
 }
 
@@ -367,48 +580,61 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
 
     bool stopped = mp_lease_poll(lease) || atomic_load_explicit(&run.stopped, memory_order_relaxed);
-    bool poisoned = mp_weights_poisoned(engine->model->weights);
-    uint64_t end = mp_sys_now_ns();
-    for (int i = 0; i < plan->count; i++) {
+    uint64_t ops = atomic_load_explicit(&run.ops, memory_order_relaxed);
+    for (int i = 0; i < plan->count; i++)
         outcomes[i] = MP_OUTCOME_MORE;
-        if (poisoned) {
-            mp_fail(&plan->items[i]->error, MP_IO, "a weight file became shorter while it was in use");
-            outcomes[i] = MP_OUTCOME_FAILED;
+    if (!stopped && !mp_weights_poisoned(engine->model->weights))
+        conclude(engine, plan, images, outcomes);
+    for (int i = 0; !stopped && i < plan->count; i++)
+        if (is_planned(engine, plan->items[i])) {
+            ops += go_on(engine, lease, mp_sys_now_ns(), &outcomes[i]);
+            break;
         }
-    }
-    if (stopped)
-        return;
-    conclude(engine, plan, images, poisoned, outcomes);
-    mp_vit_learn(engine->model, atomic_load_explicit(&run.ops, memory_order_relaxed), end - start);
+    engine->planned = NULL;
+    if (mp_weights_poisoned(engine->model->weights))
+        fail_poisoned(plan, outcomes);
+    if (!stopped)
+        mp_vit_learn(engine->model, ops, mp_sys_now_ns() - start);
 }
 
-static void engine_preempt(mp_engine *engine, mp_item *item) {
-    (void)engine;
-    (void)item; /* nothing is kept between steps */
+static void engine_preempt(mp_engine *base, mp_item *item) {
+    vit_engine *engine = (vit_engine *)base;
+    large_image *large = large_of(engine, item);
+    if (large)
+        forget_large(engine, large);
 }
 
-static void engine_retire(mp_engine *engine, mp_item *item) {
-    (void)engine;
+static void engine_retire(mp_engine *base, mp_item *item) {
+    engine_preempt(base, item);
     item->state = NULL;
 }
 
 static uint64_t engine_bytes(const mp_engine *base) {
     const vit_engine *engine = (const vit_engine *)base;
-    return engine->charged + engine->positions.bytes;
+    uint64_t bytes = engine->charged + engine->positions.bytes;
+    for (int i = 0; i < MOST_LARGE; i++)
+        bytes += engine->large[i].charged;
+    return bytes;
 }
 
+/* All but the states of images that are on their way. */
 static uint64_t engine_trim(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
-    uint64_t bytes = engine_bytes(base);
+    const uint64_t before = engine_bytes(base);
     mp_arena_deinit(&engine->arena);
     mp_budget_give(engine->budget, engine->charged);
     engine->charged = 0;
+    for (int i = 0; i < MOST_LARGE; i++)
+        if (!engine->large[i].begun)
+            free_state(engine, &engine->large[i]);
     drop_positions(engine);
-    return bytes;
+    return before - engine_bytes(base);
 }
 
 static void engine_destroy(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
+    for (int i = 0; i < MOST_LARGE; i++)
+        forget_large(engine, &engine->large[i]);
     engine_trim(base);
     mp_free(engine->images);
     mp_free(engine->owner);

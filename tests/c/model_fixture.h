@@ -456,6 +456,7 @@ typedef struct tiny_life {
     mp_compute compute;
     mp_status (*make)(mp_call **call, mp_error *error);
     void (*compare)(const mp_call *first, const mp_call *second); /* two calls that asked for the same */
+    uint64_t budget_ns; /* of a step; 0 = any */
 } tiny_life;
 
 /* Load, make an engine, have two calls answered one after the other, and give everything back: a typed error or the
@@ -486,7 +487,7 @@ static inline mp_status tiny_live(void *arg, mp_error *error) {
         mp_plan plan;
         mp_outcome outcomes[MP_PLAN_MAX];
         do {
-            engine->ops->plan(engine, planned, 1, UINT64_MAX, &plan);
+            engine->ops->plan(engine, planned, 1, life->budget_ns ? life->budget_ns : UINT64_MAX, &plan);
             engine->ops->step(engine, &lease, &plan, outcomes);
         } while (outcomes[0] == MP_OUTCOME_MORE);
         if (outcomes[0] != MP_OUTCOME_DONE) { /* waiting for memory says why, too */

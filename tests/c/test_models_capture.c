@@ -270,7 +270,8 @@ MP_TEST_SECONDS(models_capture_allocation_sweep, 120) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    tiny_life life = {tiny_decoder_spec(types, 1, 85), MP_COMPUTE_AUTO, make_call, compare_calls};
+    tiny_life life = {.spec = tiny_decoder_spec(types, 1, 85), .compute = MP_COMPUTE_AUTO,
+                      .make = make_call, .compare = compare_calls};
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }

@@ -327,7 +327,8 @@ MP_TEST_SECONDS(models_encoder_allocation_sweep, 120) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    tiny_life life = {tiny_encoder_spec(false), MP_COMPUTE_I8, make_call, compare_calls};
+    tiny_life life = {.spec = tiny_encoder_spec(false), .compute = MP_COMPUTE_I8,
+                      .make = make_call, .compare = compare_calls};
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
     life.spec = tiny_encoder_spec_of(false, true);

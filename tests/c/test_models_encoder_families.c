@@ -198,7 +198,8 @@ MP_TEST_SECONDS(models_encoder_families_allocation_sweep, 200) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        tiny_life life = {make_spec(&families[i]), MP_COMPUTE_F32, sweep_make, sweep_compare};
+        tiny_life life = {.spec = make_spec(&families[i]), .compute = MP_COMPUTE_F32,
+                          .make = sweep_make, .compare = sweep_compare};
         mp_test_alloc_sweep(tiny_live, &life);
         mp_spec_unpin(life.spec);
     }

@@ -35,7 +35,8 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
     MP_CHECK_OK(mp_options_init(&error), &error);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    tiny_life life = {tiny_decoder_spec(types, 2, 77), MP_COMPUTE_AUTO, make_call, compare_calls};
+    tiny_life life = {.spec = tiny_decoder_spec(types, 2, 77), .compute = MP_COMPUTE_AUTO,
+                      .make = make_call, .compare = compare_calls};
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }

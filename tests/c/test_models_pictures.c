@@ -200,7 +200,8 @@ MP_TEST_SECONDS(models_pictures_without_memory, 300) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     for (int flux = 0; flux < 2; flux++) {
-        tiny_life life = {pipeline(flux), MP_COMPUTE_F32, flux ? make_flux : make_sd3, compare};
+        tiny_life life = {.spec = pipeline(flux), .compute = MP_COMPUTE_F32,
+                          .make = flux ? make_flux : make_sd3, .compare = compare};
         mp_test_alloc_sweep(tiny_live, &life);
         mp_spec_unpin(life.spec);
     }

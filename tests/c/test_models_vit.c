@@ -418,6 +418,141 @@ MP_TEST(models_vit_costs) {
     MP_CHECK_INT(mp_vit_part_ops(&model), 1000);
 }
 
+static void check_item(tiny_model *tiny, mp_item *item, mp_image_call *call) {
+    mp_error error;
+    uint64_t cost;
+    *item = (mp_item){.call = &call->base};
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item->call, &cost, &item->total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
+}
+
+/* An image that takes longer than a step goes in parts, one a step here, beside a smaller one of somebody else, who is
+ * done meanwhile, and in turns with another large one. It begins anew when it was preempted, goes on when the step was
+ * not wanted, and trimming takes nothing of it. The bits are the same, and all memory is counted. */
+static void check_large(const char *arch, int lanes) {
+    enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
+    static const _Atomic int raised = 1;
+    static pictures all;
+    static float alone[IMAGES * WIDTH];
+    const bool any_size = strcmp(arch, "siglip") != 0;
+    tiny_model tiny;
+    mp_plan plan;
+    mp_item item[3]; /* two calls of a large image and one of the model's own size, one of that alone */
+    mp_outcome outcomes[MP_PLAN_MAX];
+    make_pictures(&all, any_size);
+    if (any_size) /* so that it is larger; pixels are those of whatever stands there */
+        all.sizes[6] = all.sizes[7] = SIDES;
+    for (int i = 3; i < 5; i++)
+        all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
+    tiny_load(&tiny, make_spec(arch, false), MP_COMPUTE_F32, lanes);
+    MP_CHECK_INT(run(&tiny, &all, 3, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
+    tiny.engine->ops->trim(tiny.engine);
+    const uint64_t before = tiny.budget.used;
+    mp_vit *model = (mp_vit *)tiny.model;
+    model->grain = GRAIN;
+    model->most_ops = 1;
+    atomic_store(&model->mega_ns, 1);
+    const uint64_t one_ns = mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID)), budget_ns = any_size ? one_ns : 0;
+    const int32_t down = all.sizes[6] / PATCH, rows = mp_vit_rows(model, down, down);
+    MP_CHECK(mp_vit_ns(model, mp_vit_image_ops(model, down, down)) > budget_ns);
+    for (int i = 0; i < 3; i++)
+        check_item(&tiny, &item[i], make_call(&all, i < 2 ? 3 : 4, i < 2 ? 2 : 1));
+    int steps = 0;
+    for (; item[0].cursor == 0; steps++) {
+        mp_item *items[] = {&item[steps % 7 == 6], &item[steps % 7 != 6], &item[2]};
+        const bool others = any_size && steps == 2;
+        MP_CHECK(steps < STEPS);
+        if (steps == 5) {
+            mp_error error;
+            tiny.engine->ops->preempt(tiny.engine, &item[0]);
+            MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item[0], &error), &error);
+        }
+        atomic_store(&model->mega_ns, 1);
+        tiny.engine->ops->plan(tiny.engine, items, others ? 3 : 2, budget_ns, &plan);
+        MP_CHECK_INT(plan.count, others ? 2 : 1);
+        MP_CHECK(plan.items[plan.count - 1] == items[0] && plan.amount[plan.count - 1] == 1 && plan.together);
+        MP_CHECK(!others || plan.items[0] == &item[2]);
+        tiny.lease.cancelled = steps == 9 ? &raised : NULL;
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        MP_CHECK_INT(outcomes[plan.count - 1], MP_OUTCOME_MORE);
+        MP_CHECK(!others || outcomes[0] == MP_OUTCOME_DONE);
+        MP_CHECK_INT(tiny.budget.used - before, tiny.engine->ops->bytes(tiny.engine));
+        tiny.engine->ops->trim(tiny.engine);
+        const uint64_t states = tiny.engine->ops->bytes(tiny.engine) / mp_vit_state_bytes(model, rows);
+        MP_CHECK_INT(states, (uint64_t)(item[0].cursor == 0) + (steps >= 6));
+        MP_CHECK_INT(tiny.budget.used - before, tiny.engine->ops->bytes(tiny.engine));
+    }
+    tiny.lease.cancelled = NULL;
+    const uint64_t parts = ((const mp_image_call *)item[0].call)->most_parts;
+    MP_CHECK(steps >= LAYERS * 2 * (rows / GRAIN) && (uint64_t)steps <= 9 + 2 * mp_vit_image_parts(model, down, down));
+    MP_CHECK(parts >= mp_vit_image_parts(model, down, down));
+    while (item[0].cursor < 2 || item[1].cursor < 1) { /* the rest of the first, and the second's large one */
+        mp_item *items[] = {&item[0], &item[1]};
+        const int first = item[0].cursor == 2;
+        MP_CHECK(++steps < STEPS);
+        tiny.engine->ops->plan(tiny.engine, items + first, 2 - first, 0, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    }
+    const float *const vectors[] = {((mp_image_call *)item[0].call)->vectors, ((mp_image_call *)item[1].call)->vectors,
+                                    ((mp_image_call *)item[2].call)->vectors};
+    MP_CHECK(memcmp(vectors[0], alone, 2 * WIDTH * sizeof *alone) == 0);
+    MP_CHECK(memcmp(vectors[1], alone, WIDTH * sizeof *alone) == 0);
+    MP_CHECK(!any_size || memcmp(vectors[2], alone + WIDTH, WIDTH * sizeof *alone) == 0);
+    atomic_store(&item[1].cancelled, 1); /* it ends in the middle of its second */
+    tiny.engine->ops->plan(tiny.engine, (mp_item *[]){&item[1]}, 1, 0, &plan);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && item[1].cursor == 1);
+    for (int i = 0; i < 3; i++) {
+        tiny.engine->ops->retire(tiny.engine, &item[i]);
+        mp_call_destroy(item[i].call);
+    }
+    tiny.engine->ops->trim(tiny.engine);
+    MP_CHECK_INT(tiny.budget.used, before);
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_vit_large_images_go_in_parts) {
+    for (int lanes = 1; lanes <= 2; lanes++) {
+        check_large("dinov2", lanes);
+        check_large("siglip", lanes);
+    }
+}
+
+/* Without memory for a second one on its way, its call waits until the first is done. */
+MP_TEST(models_vit_large_images_wait_for_memory) {
+    static pictures all;
+    tiny_model tiny;
+    mp_plan plan;
+    mp_item item[2], *both[] = {&item[0], &item[1]};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_error error;
+    make_pictures(&all, false);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    cut(&tiny);
+    ((mp_vit *)tiny.model)->most_ops = 1;
+    for (int i = 0; i < 2; i++)
+        check_item(&tiny, &item[i], make_call(&all, i, 1));
+    for (int i = 0; i < 2; i++) {
+        tiny.engine->ops->plan(tiny.engine, both + i, 1, 0, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        MP_CHECK_INT(outcomes[0], i ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_MORE);
+        tiny.budget.limit = tiny.budget.used;
+    }
+    tiny.engine->ops->preempt(tiny.engine, &item[1]);
+    for (int i = 0; i < 2; i++) {
+        if (i)
+            MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item[1], &error), &error);
+        do {
+            tiny.engine->ops->plan(tiny.engine, both + i, 1, 0, &plan);
+            tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        } while (outcomes[0] == MP_OUTCOME_MORE);
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+        tiny.engine->ops->retire(tiny.engine, &item[i]);
+        mp_call_destroy(item[i].call);
+    }
+    tiny_unload(&tiny);
+}
+
 static pictures sweep_pictures;
 
 static mp_status make_two(mp_call **call, mp_error *error) {
@@ -438,7 +573,10 @@ MP_TEST_SECONDS(models_vit_survives_failing_allocations, 60) {
     make_pictures(&sweep_pictures, true);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    tiny_life life = {make_spec("dinov2", false), MP_COMPUTE_F32, make_two, compare_two};
+    tiny_life life = {.spec = make_spec("dinov2", false), .compute = MP_COMPUTE_F32,
+                      .make = make_two, .compare = compare_two};
+    mp_test_alloc_sweep(tiny_live, &life);
+    life.budget_ns = 1; /* in parts */
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }
