@@ -140,6 +140,8 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
  * for the panels. */
 static MP_INLINE int a_step(const amx_pending *p, int steps, bool scaled) {
     const int left = p->rows - p->next;
+    if (!left) /* of the first there is nothing, not even a block */
+        return 0;
     return scaled || p->b.act != MP_ACT_NONE || !p->b.passes ? (left + steps - 1) / steps : left;
 }
 
