@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tinymodels
@@ -284,6 +285,28 @@ def test_wrong_arguments() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks", "--engines", "other"], cwd=ROOT, capture_output=True,
                           text=True)
     assert done.returncode == 2 and "sentence-transformers" in done.stderr
+
+
+def test_vision_engines_draw_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same image and question, on a small shape, in float32."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from benchmarks import vision_engines
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    monkeypatch.setitem(vision_engines.SHAPES, "small", (sizes, sizes))
+    vision_engines.make_folder("small", tmp_path)
+    mine, theirs = vision_engines.Mpool("float32"), vision_engines.Torch("")
+    mine.load(str(tmp_path), 2)
+    theirs.load(str(tmp_path), 2)
+    drawn = set()
+    for seed in range(4):
+        image = np.random.default_rng(seed).integers(0, 256, (336, 336, 3), dtype=np.uint8)
+        token = theirs.first(image, f"w{200 + seed} w9")
+        assert mine.first(image, f"w{200 + seed} w9") == token
+        drawn.add(token)
+    assert len(drawn) > 1
+    mine.pool.close()
 
 
 @pytest.mark.slow
