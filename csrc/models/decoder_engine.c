@@ -72,7 +72,9 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
 /* Memory for blocks is taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    if (item->state) { /* after a preemption */
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    if (item->state) { /* after a preemption, maybe by another engine */
+        MP_TRY(mp_images_number(&engine->images, call, item->state, error));
         item->abandon = NULL;
         engine->admitted++;
         return MP_OK;
@@ -80,8 +82,9 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_answers *state;
     MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
-    mp_status status = mp_images_begin(&engine->images, (const mp_text_call *)item->call,
-                                       engine->model->sections[0] > 0, state, error);
+    mp_status status = mp_images_begin(&engine->images, call, engine->model->sections[0] > 0, state, error);
+    if (status == MP_OK)
+        status = mp_images_number(&engine->images, call, state, error);
     if (status == MP_OK)
         status = mp_answers_take_up(engine, item, error);
     if (status != MP_OK) {

@@ -13,8 +13,8 @@
  * after each part of a layer (vit.h) whether there is more and whether anybody still wants it: so answers which are
  * being written wait no longer than for any other step. What it computes in goes when nobody waits for a tile.
  *
- * In a sequence's tokens a placeholder is minus the number of its image, which an image gets when it is first seen and
- * keeps: so the prefix cache, which compares tokens, knows images from each other. */
+ * In a sequence's tokens a placeholder is minus the number of its image, which an image gets when a store first sees it
+ * and keeps there: so the prefix cache beside the store, which compares tokens, knows images from each other. */
 #ifndef MP_MODELS_VISION_H
 #define MP_MODELS_VISION_H
 
@@ -100,10 +100,13 @@ uint64_t mp_images_rest(mp_image_store *store);
 /* That and all tiles that nobody holds. */
 uint64_t mp_images_trim(mp_image_store *store);
 
-/* For an item's new answers: numbers instead of placeholders in their tokens; with axes positions on them, where an
- * image is as long as its longer side. */
+/* For an item's new answers: room for tiles; with axes positions on them, where an image is as long as its longer
+ * side. */
 mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
                           mp_error *error);
+/* Numbers instead of placeholders in the tokens of answers, whenever their item is admitted: they may have those of
+ * another store, where other images had them. Nothing of the answers is cached yet. */
+mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
 /* Hold no tiles any more. */
 void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers);
 

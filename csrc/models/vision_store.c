@@ -180,20 +180,27 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool 
     const mp_text_images *images = &call->images;
     if (images->n_runs == 0)
         return MP_OK;
-    if (!store->numbers)
-        store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
     size_t list = sizeof(mp_answer_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
     size_t bytes = list + (axes ? (size_t)call->n_prompt * sizeof *answers->images->positions : 0);
     if (!take_budget(store, bytes))
         return mp_fail_memory(error, bytes, "the images of a call");
     answers->charged += bytes;
     answers->images = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
-    if (!store->numbers || !answers->images)
+    if (!answers->images)
         return mp_fail_memory(error, bytes, "the images of a call");
     if (axes) {
         answers->images->positions = (void *)((uint8_t *)answers->images + list);
         place(store->vision, call, answers->images);
     }
+    return MP_OK;
+}
+
+mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+    const mp_text_images *images = &call->images;
+    if (images->n_runs > 0 && !store->numbers)
+        store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
+    if (images->n_runs > 0 && !store->numbers)
+        return mp_fail_memory(error, MOST_NUMBERS * sizeof *store->numbers, "the numbers of images");
     for (int32_t r = 0; r < images->n_runs; r++) {
         int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
         for (int c = 0; c < answers->n; c++)

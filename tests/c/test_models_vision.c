@@ -206,6 +206,56 @@ MP_TEST(models_vision_looks_once) {
     tiny_unload(&tiny);
 }
 
+static void run_on(tiny_model *tiny, tiny_job *job) {
+    mp_item *item = &job->item;
+    mp_plan plan;
+    tiny_job_admit(tiny, job);
+    while (!job->done) {
+        tiny->engine->ops->plan(tiny->engine, &item, 1, UINT64_MAX, &plan);
+        step(tiny, &plan, job, false);
+    }
+}
+
+/* Numbers of images are an engine's own: a call that was begun by an engine that is gone goes on under those of the
+ * next, which gave them to other images; the same words about these are not taken for the same prompt. */
+MP_TEST(models_vision_goes_on_in_another_engine) {
+    enum { ABOUT_2_1 = 2, ABOUT_1_2 = 1 };
+    static const mp_dtype floats[] = {MP_F32};
+    uint64_t expected[ITEMS];
+    mp_error error;
+    mp_plan plan;
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    run_alone(&tiny, expected);
+    for (int begun = 0; begun < 4; begun++) { /* steps that it had: none, text before it, images, an answer */
+        tiny_job jobs[2][ITEMS] = {{{0}}};
+        mp_item *item = &jobs[0][0].item;
+        for (int engine = 0; engine < 2; engine++) {
+            tiny.engine->ops->destroy(tiny.engine);
+            MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &tiny.engine, &error), &error);
+            if (engine > 0)
+                break;
+            make_job(&tiny, jobs[0], ABOUT_2_1);
+            tiny_job_admit(&tiny, jobs[0]);
+            for (int s = 0; s < 2 * begun && !jobs[0][0].done; s++) {
+                tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+                step(&tiny, &plan, jobs[0], false);
+            }
+            MP_CHECK(!jobs[0][0].done);
+            tiny.engine->ops->preempt(tiny.engine, item);
+        }
+        run_on(&tiny, jobs[0]);
+        make_job(&tiny, jobs[1], ABOUT_1_2);
+        run_on(&tiny, jobs[1]);
+        MP_CHECK_INT(jobs[1][0].call->cached_tokens, 0);
+        MP_CHECK(tiny_job_hash(&jobs[0][0]) == expected[ABOUT_2_1]);
+        MP_CHECK(tiny_job_hash(&jobs[1][0]) == expected[ABOUT_1_2]);
+        for (int j = 0; j < 2; j++)
+            mp_call_destroy(&jobs[j][0].call->base);
+    }
+    tiny_unload(&tiny);
+}
+
 /* A call that stands at its image, none of which has been computed. */
 static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     static mp_item *items[1];

@@ -118,6 +118,30 @@ def test_killed_within_an_answer_it_goes_on(pool: mpool.Pool, model: Path) -> No
     assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
 
 
+def test_after_a_fault_no_image_is_taken_for_another(model: Path) -> None:
+    """A call that goes on in the next worker, a thread here, has its images' numbers there; then comes a call that
+    says the same of other images."""
+    seen = [[image(seed, 40, 40) for seed in range(first, first + 4)] for first in (0, 10)]
+    call: dict[str, Any] = dict(GREEDY, prompt=text(1, 9))
+    with mpool.Pool() as here:
+        expected = [here.vision(pictures, model=model, **call).token_ids for pictures in seen]
+    for seed in range(45, 110):
+        config = mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=0,
+                                  chaos=f"seed={seed},die=0.15")
+        with mpool.Pool(config) as pool:
+            entry = pool.register("mix", model)
+            try:
+                first = entry.vision(seen[0], **call)
+                went_on = pool.metrics()["retries"]
+                second = entry.vision(seen[1], **call)
+            except mpool.InternalError:  # the second one
+                continue
+            assert [first.token_ids, second.token_ids] == expected, f"seed {seed}"
+        if went_on:
+            return
+    raise AssertionError("none went on and was followed")
+
+
 def test_ended_within_an_image_the_process_stays(pool: mpool.Pool, large: Path) -> None:
     question, picture = text(1, 9), image(5, SIDE, SIDE)
     pool.vision(OTHER, question, large, **GREEDY)
