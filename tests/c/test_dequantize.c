@@ -103,12 +103,12 @@ MP_TEST(kernels_dequantize_small_blocks) {
     MP_CHECK(out[0] == -127.0f && out[8] == 1.0f && out[15] == 113.0f && out[16] == 113.0f && out[31] == -127.0f);
 
     /* the first of IQ4_XS's blocks of 32, its scale 33 - 32 */
-    memset(block, 0, sizeof block);
-    put_half(block, ONE);
-    block[2] = 2, block[4] = 1;
-    memcpy(block + 8, nibbles, 16);
+    uint8_t superblock[136] = {0};
     float xs[256];
-    mp_dequantize_row(MP_IQ4_XS, block, 256, xs);
+    put_half(superblock, ONE);
+    superblock[2] = 2, superblock[4] = 1;
+    memcpy(superblock + 8, nibbles, 16);
+    mp_dequantize_row(MP_IQ4_XS, superblock, 256, xs);
     MP_CHECK(xs[0] == -127.0f && xs[8] == 1.0f && xs[15] == 113.0f && xs[16] == 113.0f && xs[31] == -127.0f);
     MP_CHECK(xs[32] == -32 * -127.0f);
 
