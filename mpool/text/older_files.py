@@ -4,10 +4,11 @@ byte-pair encoding with an end-of-word mark (https://github.com/openai/CLIP/blob
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpool.catalog import json_strict
+from mpool.catalog.fields import Fields
 from mpool.catalog.files import read_small
 from mpool.errors import FormatError
 from mpool.text import limits
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 #: Files whose path stands for such a tokenizer.
 CLIP, WORDPIECE = "merges.txt", "vocab.txt"
+#: Files that name added tokens.
+_CONFIG, _SPECIAL, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+#: All that are read.
+NAMES = ("vocab.json", CLIP, WORDPIECE, _CONFIG, _SPECIAL, _ADDED)
 
 _START, END = "<|startoftext|>", "<|endoftext|>"
 #: Words of CLIP: special tokens, English endings, letters, single digits, runs of anything else.
@@ -30,11 +35,76 @@ def _text(path: str) -> str:
     return json_strict.decode_utf8(read_small(path, limits.max_tokenizer_json_bytes), file=path, field="text")
 
 
+def _fields(folder: str, name: str) -> Fields:
+    """An object in JSON; empty if there is no such file."""
+    path = os.path.join(folder, name)
+    if not os.path.lexists(path):
+        return Fields({}, file=path)
+    data = read_small(path, limits.max_tokenizer_json_bytes)
+    return Fields.of(json_strict.loads(data, file=path, max_bytes=limits.max_tokenizer_json_bytes, wide_ints=True),
+                     file=path)
+
+
+def _text_of(fields: Fields, key: str) -> str | None:
+    """A token, which is text or an object with its text."""
+    value = fields.get(key)
+    return Fields(value, file=fields.file, at=key).str("content") if isinstance(value, dict) else \
+        value if isinstance(value, str) else None
+
+
+def _add_stated(made: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -> None:
+    """Tokens beside the vocabulary, as transformers reads them: ``added_tokens_decoder`` of tokenizer_config.json, else
+    added_tokens.json. known: special tokens that no file need name.
+
+    Raises:
+        FormatError: a file is malformed, a token would not get the id that is stated, or a special one has no id.
+    """
+    from tokenizers import AddedToken
+
+    config, special = _fields(folder, _CONFIG), _fields(folder, _SPECIAL)
+    named = {*known, *(_text_of(fields, key) for fields in (config, special)
+                       for key in fields if key.endswith("_token"))}
+    extra: dict[str, tuple[Fields, str]] = {}
+    for fields in (config, special):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            among = fields.get(key)
+            items = Fields(among if isinstance(among, dict) else {str(i): token for i, token in
+                                                                  enumerate(fields.list(key, []))},
+                           file=fields.file, at=key)
+            extra.update({text: (fields, key) for at in items if (text := _text_of(items, at)) is not None})
+    stated = []
+    decoder = config.section("added_tokens_decoder", None)
+    if decoder is not None:
+        for key in decoder:
+            if not key.isdecimal() or len(key) > 10:
+                decoder.fail(key[:80], "a name", "ids")
+            token = decoder.section(key)
+            text, is_special = token.str("content"), token.bool("special", False)
+            stated.append((int(key), text, AddedToken(
+                text, special=is_special or text in named, normalized=token.bool("normalized", not is_special),
+                **{name: token.bool(name, False) for name in ("single_word", "lstrip", "rstrip")}), config.file))
+    else:
+        added = _fields(folder, _ADDED)
+        for text in added:
+            is_special = text in named or text in extra
+            stated.append((added.int(text, low=0), text,
+                           AddedToken(text, special=is_special, normalized=not is_special), added.file))
+    stated.sort(key=lambda item: item[0])
+    made.add_tokens([entry for _, _, entry, _ in stated])
+    for token, text, _, file in stated:
+        if made.token_to_id(text) != token:
+            raise FormatError(file=file, field=f"id of added token {text[:80]!r}", got=token,
+                              allowed=f"{made.token_to_id(text)}, its id by the vocabulary")
+    for text, (fields, key) in extra.items():
+        if made.token_to_id(text) is None:
+            fields.fail(key, f"{text[:80]!r}, which has no id", f"tokens of the vocabulary, or with an id in {_ADDED}")
+
+
 def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
     """CLIP's, of ``vocab.json`` and ``merges.txt``; ``pad``: the token that fills up.
 
     Raises:
-        FormatError: a file is malformed.
+        FormatError: a file is malformed, or states an added token that has no such id.
         FileError: one is gone.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -68,6 +138,7 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
     made.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    _add_stated(made, folder, (_START, END, pad))
     made.add_special_tokens(list(dict.fromkeys([_START, END, pad])))
     made.post_processor = processors.RobertaProcessing((END, vocab[END]), (_START, vocab[_START]), False, False)
     made.decoder = decoders.ByteLevel()
@@ -78,7 +149,8 @@ def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """BERT's, of ``vocab.txt``: a token a line; ``config``: tokenizer_config.json.
 
     Raises:
-        FormatError: the file is malformed, or a special token is not in it.
+        FormatError: the file or one beside it is malformed, a special token is not in it, or an added one is stated
+            that has no such id.
         FileError: it is gone.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -94,6 +166,7 @@ def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     made = Tokenizer(models.WordPiece(vocab, unk_token=names["unk_token"], max_input_chars_per_word=100))
     made.normalizer = normalizers.BertNormalizer(True, apart, None if strip is None else strip is True, lowers)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _add_stated(made, os.path.dirname(path), names.values())
     made.add_special_tokens([token for token in dict.fromkeys(names.values()) if token in vocab])
     cls, sep = names["cls_token"], names["sep_token"]
     made.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))

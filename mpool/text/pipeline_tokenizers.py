@@ -29,7 +29,7 @@ def load(folder: str, pad: str, clip: bool) -> tokenizers.Tokenizer:
         FormatError: a file is malformed.
         FileError: one is gone.
     """
-    names = ("tokenizer.json", "vocab.json", "merges.txt")
+    names = ("tokenizer.json", *older_files.NAMES)
     return _load(folder, pad, clip, tuple(_stamp(os.path.join(folder, name)) for name in names))
 
 

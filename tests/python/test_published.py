@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool import errors
 from mpool.catalog.hf_folder import describe_folder
 from mpool.catalog.spec import ModelDescription, TensorEntry
 
@@ -141,6 +142,82 @@ def test_word_pieces_without_a_tokenizer_json(tmp_path: Path, settings: dict[str
         assert ours.encode(text).tolist() == theirs(text)["input_ids"], text
     assert ours.encode(TEXTS[-1]).tolist().count(WORDS.index("[SEP]")) == 1  # what a user writes is text
     assert ours.encode_pairs("the", ["cat"], max_tokens=9).ids.tolist() == theirs("the", "cat")["input_ids"]
+
+
+ADDED = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
+
+
+@pytest.mark.parametrize("config, files", [
+    ({}, {"added_tokens.json": {"zzq": 0, "Dog": 1}}),
+    ({"added_tokens_decoder": {0: ADDED | {"content": "zzq"}, 1: ADDED | {"content": "Dog", "normalized": False}}}, {}),
+    ({"added_tokens_decoder": {1: ADDED | {"content": "dog", "single_word": True},
+                               0: ADDED | {"content": "zzq", "lstrip": True}}}, {"added_tokens.json": {"cat": 0}}),
+    ({"additional_special_tokens": ["zzq"]}, {"added_tokens.json": {"zzq": 0}}),
+    ({}, {"added_tokens.json": {"[ent]": 0}, "special_tokens_map.json": {"additional_special_tokens": ["[ent]"]}}),
+    ({"additional_special_tokens": ["cat", {"__type": "AddedToken", "content": "[MASK]"}]}, {})])
+def test_word_pieces_with_added_tokens(tmp_path: Path, config: dict[str, Any], files: dict[str, Any]) -> None:
+    """Ids here count from the end of the vocabulary."""
+    from mpool.text import Tokenizer
+
+    n = len(WORDS)
+    config = config | {"tokenizer_class": "BertTokenizer"}
+    if "added_tokens_decoder" in config:
+        config["added_tokens_decoder"] = {str(n + i): token for i, token in config["added_tokens_decoder"].items()}
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, values in files.items():
+        (tmp_path / name).write_text(json.dumps({key: n + value if isinstance(value, int) else value
+                                                 for key, value in values.items()}))
+    bert = transformers.BertConfig(vocab_size=n + 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=1,
+                                   intermediate_size=16)
+    transformers.BertModel(bert).save_pretrained(tmp_path)
+    source = described(tmp_path).tokenizer
+    assert source is not None
+    ours, theirs = Tokenizer.from_source(source), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("The zzq cats", "zzqs, a Dog dog dogs!", "ZZQ cat[ent] the"):
+        expected = theirs(text)["input_ids"]
+        if ours._control.isdisjoint(expected[1:-1]):  # what a user writes is text
+            assert ours.encode(text).tolist() == expected, text
+    added = list(theirs.added_tokens_decoder)
+    assert [ours.token_text(token) for token in added] == theirs.convert_ids_to_tokens(added)
+
+
+@pytest.mark.parametrize("config, files, match", [
+    ({}, {"added_tokens.json": {"zzq": 99}}, "zzq.*99"),
+    ({}, {"added_tokens.json": {"cat": len(WORDS)}}, "cat"),
+    ({}, {"added_tokens.json": {"zzq": "first"}}, "zzq"),
+    ({"added_tokens_decoder": {"99": {"content": "zzq"}}}, {}, "zzq.*99"),
+    ({"added_tokens_decoder": {"-1": {"content": "zzq"}}}, {}, "added_tokens_decoder"),
+    ({"added_tokens_decoder": {"5": "zzq"}}, {}, "added_tokens_decoder.5"),
+    ({"additional_special_tokens": ["zzq"]}, {}, "zzq.*no id"),
+    ({}, {"special_tokens_map.json": {"additional_special_tokens": [{"content": "zzq"}]}}, "zzq.*no id")])
+def test_added_tokens_without_their_ids(tmp_path: Path, config: dict[str, Any], files: dict[str, Any],
+                                        match: str) -> None:
+    """Refused, rather than other ids than the model has learnt."""
+    from mpool.text import older_files
+
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    for name, values in {"tokenizer_config.json": config, **files}.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(errors.FormatError, match=match):
+        older_files.wordpiece(str(path), config)
+
+
+def test_a_clip_with_added_tokens(tmp_path: Path) -> None:
+    """What textual inversion saved: tokens behind the last of vocab.json."""
+    import pipelinemodels
+
+    from mpool.text import pipeline_tokenizers
+
+    pipelinemodels.clip_tokenizer(tmp_path)
+    n = len(json.loads((tmp_path / "vocab.json").read_text()))
+    plain = pipeline_tokenizers.encode(str(tmp_path), "the <moon-cat> on", 20, "<|endoftext|>", True)[0]
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<moon-cat>": n}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs("the <moon-cat> on", padding="max_length", max_length=20)["input_ids"]
+    got = pipeline_tokenizers.encode(str(tmp_path), "the <moon-cat> on", 20, "<|endoftext|>", True)[0]
+    assert got == expected and n in got and n not in plain
 
 
 def test_a_clip_without_a_tokenizer_json(tmp_path: Path) -> None:
