@@ -179,7 +179,12 @@ def _equal_layers(kv: dict[str, Value], a: str, path: str) -> None:
     for below in _BY_LAYER:
         values = kv.get(f"{a}.{below}")
         if isinstance(values, list):
-            if not values or any(value != values[0] for value in values):
+            if not values:
+                raise FormatError(file=path, field=f"{a}.{below}", got="an empty list", allowed="one value a layer")
+            if below == "attention.head_count_kv" and 0 in values:
+                raise Unsupported(f"{path}: layers without KV heads, which are state-space layers (Mamba's); mpool "
+                                  "computes models whose layers are all of attention")
+            if any(value != values[0] for value in values):
                 raise Unsupported(f"{path}: {below} differs from layer to layer; mpool computes layers of one size")
             kv[f"{a}.{below}"] = values[0]
 

@@ -139,6 +139,10 @@ def test_sizes_of_layers() -> None:
     """As one number, or layer by layer."""
     layers = {"llama.attention.head_count_kv": [LLAMA["llama.attention.head_count_kv"]] * 2}
     assert read(LLAMA | layers, llama_shapes()).spec == read(LLAMA, llama_shapes()).spec
+    with pytest.raises(U, match="head_count_kv differs"):
+        read(LLAMA | {"llama.attention.head_count_kv": [1, 2]}, llama_shapes())
+    with pytest.raises(errors.FormatError, match="head_count_kv.*empty"):
+        read(LLAMA | {"llama.attention.head_count_kv": []}, llama_shapes())
 
 
 def test_granite_4() -> None:
@@ -150,8 +154,21 @@ def test_granite_4() -> None:
     spec = read(hybrid, llama_shapes()).spec
     assert spec.architecture == "granite" and spec.kv["granite.attention.head_count_kv"] == 2
     assert (spec.kv["mpool.output_scale"], spec.kv["mpool.attention_scale"]) == (0.1, 0.5)
-    with pytest.raises(U, match="head_count_kv"):
-        read(hybrid | {"granitehybrid.attention.head_count_kv": [0, 2]}, llama_shapes())
+    for heads in ([0, 2], [0, 0]):
+        with pytest.raises(U, match="state-space layers"):
+            read(hybrid | {"granitehybrid.attention.head_count_kv": heads}, llama_shapes())
+
+
+@pytest.mark.parametrize("architecture", ["granite", "granitehybrid"])
+def test_granite_without_rope(architecture: str) -> None:
+    """llama.cpp reads a key about scaling as whether there is any; no other family does."""
+    values = {name.replace("llama.", f"{architecture}."): value for name, value in LLAMA.items()} | {
+        "general.architecture": architecture}
+    with pytest.raises(U, match="rope.scaling.finetuned"):
+        read(values | {f"{architecture}.rope.scaling.finetuned": False}, llama_shapes())
+    for more in ({}, {f"{architecture}.rope.scaling.finetuned": True}):
+        assert read(values | more, llama_shapes()).spec.architecture == "granite"
+    assert llama(**{"llama.rope.scaling.finetuned": False}).spec.architecture == "llama"
 
 
 def test_qwen2() -> None:
