@@ -9,9 +9,11 @@
  * `sources` says, and the learned newline where that says so.
  *
  * The store of an engine keeps the rows of tiles by the hash of their pixels, as long as somebody needs them and beyond
- * that while there is room. It computes one tile at a time, as much of it in each step as there is time for, and looks
- * after each part of a layer (vit.h) whether there is more and whether anybody still wants it: so answers which are
- * being written wait no longer than for any other step. What it computes in goes when nobody waits for a tile.
+ * that while there is room. A step computes one tile, as much of it as there is time for, and looks after each part of
+ * a layer (vit.h) whether there is more and whether anybody still wants it: so answers which are being written wait no
+ * longer than for any other step. The next step goes on with it, unless it is offered to others (calls that a worker
+ * failed with take their steps alone): these have a tile of their own begun beside it, and none is lost. What it
+ * computes in goes when nobody waits for a tile.
  *
  * In a sequence's tokens a placeholder is minus the number of its image, which an image gets when a store first sees it
  * and keeps there: so the prefix cache beside the store, which compares tokens, knows images from each other. */
@@ -55,14 +57,16 @@ typedef struct mp_tile {
     struct mp_tile *next; /* less recently used */
 } mp_tile;
 
-typedef struct mp_tile_job { /* the tile that is being computed */
-    bool active;
+typedef struct mp_tile_job { /* a tile that is being computed */
     mp_vit_image image;
-    uint8_t *state;      /* the network's, between steps */
-    mp_vit_cursor at;    /* where it stands there */
-    uint64_t ops;        /* done so far */
-    struct mp_tile *tile; /* its rows, of which so many have been projected */
+    mp_arena memory;          /* of state and image, charged */
+    uint8_t *state;           /* the network's, between steps */
+    mp_vit_cursor at;         /* where it stands there */
+    uint64_t ops;             /* done so far */
+    mp_tile *tile;            /* its rows, of which so many have been projected */
     int32_t projected;
+    const mp_answers *holder; /* who looked last; NULL: they are gone, and others may go on with it */
+    struct mp_tile_job *next;
 } mp_tile_job;
 
 typedef struct mp_image_number {
@@ -79,9 +83,9 @@ typedef struct mp_image_store {
     mp_image_number *numbers; /* [number_count], the next to be replaced at number_next */
     int number_count, number_next;
     int32_t last_number;
-    mp_arena state, scratch; /* of the job; of one step of it */
-    uint64_t charged;        /* for both */
-    mp_tile_job job;
+    mp_tile_job *jobs;       /* one a holder at most */
+    mp_arena spare, scratch; /* of a job that is over, for the next; of one step */
+    uint64_t charged;        /* for both, and the memory of jobs */
 } mp_image_store;
 
 typedef struct mp_answer_images { /* what an item's answers have of its call's images */
@@ -95,7 +99,7 @@ void mp_images_deinit(mp_image_store *store);
 uint64_t mp_images_bytes(const mp_image_store *store); /* that it holds, all charged */
 /* Give back at least so many bytes of tiles that nobody holds, if there are; returns how many. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
-/* Give back what it computes in; a tile that is being computed is forgotten. */
+/* Give back what it computes in; tiles that are being computed are forgotten. */
 uint64_t mp_images_rest(mp_image_store *store);
 /* That and all tiles that nobody holds. */
 uint64_t mp_images_trim(mp_image_store *store);
@@ -107,7 +111,7 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool 
 /* Numbers instead of placeholders in the tokens of answers, whenever their item is admitted: they may have those of
  * another store, where other images had them. Nothing of the answers is cached yet. */
 mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
-/* Hold no tiles any more. */
+/* Hold no tiles any more, nor one that is being computed. */
 void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers);
 
 /* How many of the next `want` rows of a sequence can be computed now: those before the first whose tile is not there.
@@ -117,13 +121,14 @@ int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers 
 /* The row that stands at a placeholder, whose tile is held. *source: its number among those of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
                            int32_t position, int64_t *source);
-/* Whether this is the tile that is being computed. */
+/* Whether this is a tile that is being computed. */
 bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile);
 /* Predicted time until it is computed, and of a part of that, the least that a step takes. */
 uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call, int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
-/* Compute a missing tile for about budget_ns, one part of it at least, and hold it in the end; one that was begun and
- * is another than this is forgotten. Ends early when the lease's owner or `unwanted` says so. */
+/* Compute a missing tile for about budget_ns, one part of it at least, and hold it in the end; another that was begun
+ * for these answers, or whose answers are gone, is forgotten. Ends early when the lease's owner or `unwanted` says
+ * so. */
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
                             int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error);
 

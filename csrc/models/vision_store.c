@@ -107,21 +107,36 @@ void mp_images_init(mp_image_store *store, const mp_vision *vision, mp_budget *b
     *store = (mp_image_store){.vision = vision, .budget = budget, .cache = cache};
 }
 
-static void forget_job(mp_image_store *store) {
-    if (store->job.tile)
-        free_tile(store, store->job.tile);
-    store->job = (mp_tile_job){0};
+static void give_arena(mp_image_store *store, mp_arena *arena) {
+    store->charged -= arena->size;
+    mp_budget_give(store->budget, arena->size);
+    mp_arena_deinit(arena);
+}
+
+/* Its memory is the next one's, if that has none. Its tile is the caller's. */
+static void end_job(mp_image_store *store, mp_tile_job **at) {
+    mp_tile_job *job = *at;
+    *at = job->next;
+    if (store->spare.size == 0)
+        store->spare = job->memory;
+    else
+        give_arena(store, &job->memory);
+    mp_free(job);
+}
+
+static void forget_job(mp_image_store *store, mp_tile_job **at) {
+    free_tile(store, (*at)->tile);
+    end_job(store, at);
 }
 
 uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes + store->charged; }
 
 uint64_t mp_images_rest(mp_image_store *store) {
     const uint64_t before = mp_images_bytes(store);
-    forget_job(store);
-    mp_arena_deinit(&store->state);
-    mp_arena_deinit(&store->scratch);
-    mp_budget_give(store->budget, store->charged);
-    store->charged = 0;
+    while (store->jobs)
+        forget_job(store, &store->jobs);
+    give_arena(store, &store->spare);
+    give_arena(store, &store->scratch);
     return before - mp_images_bytes(store);
 }
 
@@ -216,6 +231,8 @@ void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answe
             answers->images->tiles[t]->users--;
             answers->images->tiles[t] = NULL;
         }
+    for (mp_tile_job *job = store->jobs; job; job = job->next)
+        job->holder = job->holder == answers ? NULL : job->holder;
     bound_tiles(store);
 }
 
@@ -297,9 +314,19 @@ static mp_vit_image describe(const mp_vision *vision, const mp_text_images *imag
     };
 }
 
+static const uint8_t *key_of(const mp_text_call *call, int tile) {
+    return call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY;
+}
+
+static mp_tile_job *find_job(const mp_image_store *store, const mp_text_call *call, int tile) {
+    mp_tile_job *job = store->jobs;
+    while (job && memcmp(job->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
+        job = job->next;
+    return job;
+}
+
 bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile) {
-    return store->job.tile &&
-           memcmp(store->job.tile->key, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, MP_IMAGE_KEY) == 0;
+    return find_job(store, call, tile) != NULL;
 }
 
 /* Of a row of a tile in the projector. */
@@ -317,7 +344,8 @@ uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call
     const mp_vit_image image = describe(vision, &call->images, tile);
     const uint64_t all = mp_vit_image_ops(&vision->tower, image.down, image.across) +
                          (uint64_t)rows_of(vision, &image) * project_ops(vision);
-    const uint64_t done = mp_images_computing(store, call, tile) ? store->job.ops : 0;
+    const mp_tile_job *job = find_job(store, call, tile);
+    const uint64_t done = job ? job->ops : 0;
     return mp_vit_ns(&vision->tower, all > done ? all - done : 0);
 }
 
@@ -343,7 +371,8 @@ static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, m
 }
 
 typedef struct job_run {
-    mp_image_store *store;
+    const mp_vision *vision;
+    mp_tile_job *job;
     mp_vit_pass pass;
     uint8_t *own; /* [lanes][own_bytes] */
     size_t own_bytes;
@@ -371,8 +400,8 @@ static void gather(const mp_vision *vision, const mp_vit_image *image, const flo
 
 /* Rows [row0, row1) of the tile, of which the network has made all. */
 static void project(const job_run *run, const mp_lane *lane, int32_t row0, int32_t row1) {
-    const mp_vision *vision = run->store->vision;
-    const mp_tile_job *job = &run->store->job;
+    const mp_vision *vision = run->vision;
+    const mp_tile_job *job = run->job;
     const mp_linear *first = &vision->first, *second = &vision->second;
     const bool two = second->parts > 0;
     const int M = row1 - row0;
@@ -393,43 +422,64 @@ static void project(const job_run *run, const mp_lane *lane, int32_t row0, int32
 
 static void job_body(const mp_lane *lane, void *arg) {
     job_run *run = arg;
-    mp_tile_job *job = &run->store->job;
+    mp_tile_job *job = run->job;
     mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
     int32_t row = job->projected, next;
     for (bool go_on = mp_vit_advance(&l); go_on && row < job->tile->count; row = next) {
-        next = row + (int32_t)mp_vit_next_rows(&run->store->vision->tower, job->tile->count - row, run->rows);
+        next = row + (int32_t)mp_vit_next_rows(&run->vision->tower, job->tile->count - row, run->rows);
         project(run, lane, row, next);
-        go_on = mp_vit_meet(&l, (uint64_t)(next - row) * project_ops(run->store->vision));
+        go_on = mp_vit_meet(&l, (uint64_t)(next - row) * project_ops(run->vision));
     }
     if (lane->index == 0 && row > job->projected) /* the others have read it before the barrier */
         job->projected = row;
 }
 
-static mp_status start_job(mp_image_store *store, const mp_text_call *call, int tile, mp_error *error) {
-    mp_tile_job *job = &store->job;
+/* Another tile than this one that the same call began is not wanted any more, or one whose call is gone. */
+static void forget_others(mp_image_store *store, const mp_text_call *call, const mp_answers *answers, int tile) {
+    for (mp_tile_job **at = &store->jobs; *at;)
+        if ((!(*at)->holder || (*at)->holder == answers) &&
+            memcmp((*at)->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
+            forget_job(store, at);
+        else
+            at = &(*at)->next;
+}
+
+static mp_status start_job(mp_image_store *store, const mp_text_call *call, int tile, mp_tile_job **out,
+                           mp_error *error) {
     const mp_vit *tower = &store->vision->tower;
     mp_vit_image image = describe(store->vision, &call->images, tile);
     size_t axes = tower->axial ? mp_vit_axes_bytes(tower, image.down, image.across) : 0;
     size_t state = mp_arena_cost(mp_vit_state_bytes(tower, image.n));
-    forget_job(store);
-    MP_TRY(reserve(store, &store->state, state + axes, error));
-    MP_TRY(make_tile(store, call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY, rows_of(store->vision, &image),
-                     &job->tile, error));
+    mp_tile_job *job = mp_alloc_zeroed(sizeof *job, MP_TAG_SCRATCH);
+    if (!job)
+        return mp_fail_memory(error, sizeof *job, "an image that is looked at");
+    job->memory = store->spare;
+    store->spare = (mp_arena){0};
+    mp_status status = reserve(store, &job->memory, state + axes, error);
+    if (status == MP_OK)
+        status = make_tile(store, key_of(call, tile), rows_of(store->vision, &image), &job->tile, error);
+    if (status != MP_OK) {
+        give_arena(store, &job->memory);
+        mp_free(job);
+        return status;
+    }
     job->image = image;
-    job->state = mp_arena_take(&store->state, state);
+    job->state = mp_arena_take(&job->memory, state);
     if (axes)
-        mp_vit_axes(tower, &job->image, mp_arena_take(&store->state, axes));
+        mp_vit_axes(tower, &job->image, mp_arena_take(&job->memory, axes));
+    job->next = store->jobs;
+    store->jobs = job;
+    *out = job;
     return MP_OK;
 }
 
 /* What a step of the job computes in. */
-static mp_status make_run(mp_image_store *store, mp_lease *lease, job_run *run, mp_error *error) {
+static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lease, job_run *run, mp_error *error) {
     const mp_vision *vision = store->vision;
     const mp_vit *tower = &vision->tower;
-    mp_tile_job *job = &store->job;
     const uint64_t part_ops = mp_vit_part_ops(tower), rows = part_ops / (project_ops(vision) + 1);
     const int32_t grain = tower->grain, most = job->tile->count;
-    *run = (job_run){.store = store, .own_bytes = mp_vit_lane_scratch(tower, job->image.n)};
+    *run = (job_run){.vision = vision, .job = job, .own_bytes = mp_vit_lane_scratch(tower, job->image.n)};
     run->rows = rows < (uint64_t)most ? (int32_t)rows / grain * grain : most;
     run->rows = run->rows > grain ? run->rows : grain < most ? grain : most;
     const int part_rows = mp_vit_part_rows(tower, job->image.n, part_ops);
@@ -464,9 +514,12 @@ static mp_status make_run(mp_image_store *store, mp_lease *lease, job_run *run, 
 }
 
 /* The job's tile, all of whose rows are there, is kept. */
-static mp_status finish_job(mp_image_store *store, mp_error *error) {
-    mp_tile *tile = store->job.tile;
-    store->job = (mp_tile_job){0};
+static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *error) {
+    mp_tile *tile = job->tile;
+    mp_tile_job **at = &store->jobs;
+    while (*at != job)
+        at = &(*at)->next;
+    end_job(store, at);
     tile->next = store->tiles;
     store->tiles = tile;
     if (mp_kernels_get()->all_finite(tile->rows, (int64_t)tile->count * store->vision->width))
@@ -478,12 +531,14 @@ static mp_status finish_job(mp_image_store *store, mp_error *error) {
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
                             int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error) {
     mp_vision *vision = (mp_vision *)store->vision; /* its estimate of time changes */
-    mp_tile_job *job = &store->job;
     job_run run;
     const uint64_t start = mp_sys_now_ns();
-    if (!mp_images_computing(store, call, tile))
-        MP_TRY(start_job(store, call, tile, error));
-    MP_TRY(make_run(store, lease, &run, error));
+    forget_others(store, call, answers, tile);
+    mp_tile_job *job = find_job(store, call, tile);
+    if (!job)
+        MP_TRY(start_job(store, call, tile, &job, error));
+    job->holder = answers;
+    MP_TRY(make_run(store, job, lease, &run, error));
     run.pass.until_ns = mp_sys_after(start, budget_ns);
     run.pass.unwanted = unwanted;
     /* its pixels are this call's, which may be another than the one it was begun for */
@@ -494,7 +549,7 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     mp_vit_learn(&vision->tower, run.pass.ops, mp_sys_now_ns() - start);
     if (job->projected < job->tile->count)
         return MP_OK;
-    MP_TRY(finish_job(store, error));
+    MP_TRY(finish_job(store, job, error));
     hold(store, &call->images, answers, tile); /* nobody may take it for idle before the next step */
     return MP_OK;
 }

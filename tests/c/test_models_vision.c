@@ -105,7 +105,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (n == 0)
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
-        if (!engine_of(tiny)->images.job.tile && mp_test_random_u64(&random) % 4 == 0) /* not within one */
+        if (!engine_of(tiny)->images.jobs && mp_test_random_u64(&random) % 4 == 0) /* not within one */
             cut(tiny, 3 + (int32_t)(mp_test_random_u64(&random) % 15), UINT64_C(1) << mp_test_random_u64(&random) % 24);
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
@@ -291,9 +291,10 @@ MP_TEST(models_vision_stops_within_a_layer) {
             MP_CHECK_OK(mp_images_compute(store, &tiny.lease, jobs[0].call, item->state, 0,
                                           part % 3 == 1 ? 0 : UINT64_MAX, part % 3 == 2 ? &raised : NULL, &error),
                         &error);
-            MP_CHECK_INT(store->job.at.layer, 0);
-            MP_CHECK_INT(store->job.at.stage, part > 8); /* rows before attention, after nine parts of embeddings */
-            MP_CHECK_INT(store->job.at.at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
+            const mp_vit_cursor *at = &store->jobs->at;
+            MP_CHECK_INT(at->layer, 0);
+            MP_CHECK_INT(at->stage, part > 8); /* rows before attention, after nine parts of embeddings */
+            MP_CHECK_INT(at->at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
             atomic_store(&tower->mega_ns, 1000000);
             MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
             left = mp_images_left_ns(store, jobs[0].call, 0);
@@ -306,6 +307,72 @@ MP_TEST(models_vision_stops_within_a_layer) {
         mp_call_destroy(&jobs[0].call->base);
         tiny_unload(&tiny);
     }
+}
+
+/* A step of these alone, one part of the network. */
+static void step_alone(tiny_model *tiny, tiny_job *job) {
+    mp_item *item = &job->item;
+    mp_plan plan;
+    tiny->engine->ops->plan(tiny->engine, &item, 1, 1, &plan);
+    engine_of(tiny)->look.budget_ns = 0;
+    step(tiny, &plan, job, false);
+}
+
+/* Calls that take turns, each offered alone, keep what is computed of their images; who looks at the same image goes on
+ * with it. What nobody is at any more is forgotten for the next. */
+MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const int rows_of[] = {0, 5, 1};
+    enum { TURNS = 3 };
+    uint64_t expected[ITEMS];
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    run_alone(&tiny, expected);
+    tiny.engine->ops->trim(tiny.engine);
+    const uint64_t least = tiny.budget.used;
+    const mp_image_store *store = &engine_of(&tiny)->images;
+    tiny_job jobs[TURNS][ITEMS] = {{{0}}};
+    for (int j = 0; j < TURNS; j++) {
+        make_job(&tiny, jobs[j], rows_of[j]);
+        tiny_job_admit(&tiny, jobs[j]);
+    }
+    for (int open = TURNS, rounds = 0; open > 0; rounds++) {
+        MP_CHECK(rounds < 100); /* three images of the parts that a tower has, and answers */
+        open = 0;
+        for (int j = 0; j < TURNS; j++) {
+            if (!jobs[j][0].done)
+                step_alone(&tiny, jobs[j]);
+            open += !jobs[j][0].done;
+        }
+    }
+    for (int j = 0; j < TURNS; j++) {
+        MP_CHECK(tiny_job_hash(&jobs[j][0]) == expected[rows_of[j]]);
+        mp_call_destroy(&jobs[j][0].call->base);
+        jobs[j][0] = (tiny_job){0};
+    }
+    tiny.engine->ops->trim(tiny.engine);
+    MP_CHECK_INT(tiny.budget.used, least);
+    for (int j = 0; j < TURNS; j++) { /* the first two look at the same image */
+        make_job(&tiny, jobs[j], j < 2 ? 0 : 5);
+        tiny_job_admit(&tiny, jobs[j]);
+    }
+    for (int s = 0; s < 3; s++)
+        for (int j = 0; j < TURNS; j++)
+            step_alone(&tiny, jobs[j]);
+    MP_CHECK(store->jobs && store->jobs->next && !store->jobs->next->next);
+    for (int j = 0; j < 2; j++) {
+        tiny.engine->ops->retire(tiny.engine, &jobs[j][0].item);
+        MP_CHECK(store->jobs->next != NULL); /* the other may go on with it, or somebody who comes */
+    }
+    step_alone(&tiny, jobs[2]);
+    MP_CHECK(store->jobs && !store->jobs->next);
+    tiny.engine->ops->retire(tiny.engine, &jobs[2][0].item);
+    MP_CHECK(!store->jobs);
+    tiny.engine->ops->trim(tiny.engine);
+    MP_CHECK_INT(tiny.budget.used, least);
+    for (int j = 0; j < TURNS; j++)
+        mp_call_destroy(&jobs[j][0].call->base);
+    tiny_unload(&tiny);
 }
 
 /* What the network computes in is charged while a tile is in work, and goes with the first plan in which nobody waits
@@ -326,9 +393,9 @@ MP_TEST(models_vision_gives_its_scratch_back) {
         MP_CHECK_INT(store->charged, 0);
         engine_of(&tiny)->look.budget_ns = 0;
         step(&tiny, &plan, jobs, false);
-        MP_CHECK(store->charged > state && store->job.tile != NULL);
-        MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine) - held, store->charged + store->job.tile->bytes);
-        MP_CHECK_INT(tiny.budget.used - used, store->charged + store->job.tile->bytes);
+        MP_CHECK(store->charged > state && store->jobs != NULL);
+        MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine) - held, store->charged + store->jobs->tile->bytes);
+        MP_CHECK_INT(tiny.budget.used - used, store->charged + store->jobs->tile->bytes);
         MP_CHECK(mp_alloc_bytes(MP_TAG_SCRATCH) > state);
         if (cancelled) {
             tiny.engine->ops->retire(tiny.engine, item);
@@ -341,7 +408,7 @@ MP_TEST(models_vision_gives_its_scratch_back) {
             tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
         }
         MP_CHECK_INT(store->charged, 0);
-        MP_CHECK(!store->job.tile && !store->state.memory && !store->scratch.memory);
+        MP_CHECK(!store->jobs && !store->spare.memory && !store->scratch.memory);
         MP_CHECK_INT(store->tile_bytes, cancelled ? 0 : store->tiles->bytes);
         if (!cancelled) {
             MP_CHECK_INT(tiny.budget.used - used, store->tile_bytes);
