@@ -26,6 +26,8 @@ enum { /* bits of mp_cpu_features */
 
 /* Features in use after MPOOL_CPU. */
 uint32_t mp_cpu_features(void);
+/* Whether the CPU multiplies bfloat16, which is when it is taken where nobody asks for a class. */
+static inline bool mp_cpu_has_bf16(void) { return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16); }
 /* Reads MPOOL_CPU and checks it; called once when the module loads. Tests call it again with another mask string. */
 mp_status mp_cpu_init(const char *mask, mp_error *error);
 const char *mp_cpu_name(void);    /* model name from CPUID, never NULL */

@@ -73,8 +73,8 @@ typedef struct mp_wmat {
     uint8_t *data;        /* [panels][panel_bytes] */
 } mp_wmat;
 
-/* The layout for a stored dtype: MP_COMPUTE_AUTO keeps quantised types as stored and takes F32 for float types;
- * F32, BF16 and I8 convert. false when that pair does not exist. */
+/* The layout for a stored dtype: MP_COMPUTE_AUTO keeps quantised types as stored, and BF16 where the CPU multiplies it,
+ * and takes F32 for other floats; F32, BF16 and I8 convert. false when that pair does not exist. */
 bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
 mp_akind mp_wmat_acts(mp_wkind kind);
 /* Sizes of a matrix; K must be a multiple of the kind's block (32 or 256). Fills everything but data. */

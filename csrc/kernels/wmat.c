@@ -1,6 +1,7 @@
 /* wmat.c: kinds of packed weight matrices: which for which type, how large, packing, and reading a row back. */
 #include <assert.h>
 
+#include "base/cpu.h"
 #include "kernels/kernels.h"
 #include "kernels/pack.h"
 #include "kernels/pack_dense.h"
@@ -12,8 +13,8 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     bool is_float = false;
     switch (stored) {
     case MP_F32:
-    case MP_F16:
-    case MP_BF16: as_stored = MP_W_F32; is_float = true; break;
+    case MP_F16: as_stored = MP_W_F32; is_float = true; break;
+    case MP_BF16: as_stored = mp_cpu_has_bf16() ? MP_W_BF16 : MP_W_F32; is_float = true; break;
     case MP_Q4_0: as_stored = MP_W_Q4_0; break;
     case MP_Q4_1: as_stored = MP_W_Q4_1; break;
     case MP_Q5_0: as_stored = MP_W_Q5_0; break;

@@ -282,7 +282,7 @@ static mp_compute class_of(mp_compute asked, const mp_spec *spec) {
         if (up && up->dtype == MP_F32)
             return MP_COMPUTE_F32;
     }
-    return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16) ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+    return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
 }
 
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {

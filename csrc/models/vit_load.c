@@ -258,7 +258,7 @@ static mp_status read_pool(mp_vit *model, mp_builder *builder, mp_error *error) 
 mp_compute mp_vit_class(mp_compute asked) {
     if (asked != MP_COMPUTE_AUTO)
         return asked;
-    return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16) ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+    return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
 }
 
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,

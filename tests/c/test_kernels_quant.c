@@ -92,7 +92,8 @@ MP_TEST(kernels_quant_kinds) {
     }
     const mp_dtype floats[] = {MP_F32, MP_F16, MP_BF16};
     for (int i = 0; i < 3; i++) {
-        MP_CHECK(mp_wmat_kind_for(floats[i], MP_COMPUTE_AUTO, &kind) && kind == MP_W_F32);
+        const mp_wkind own = floats[i] == MP_BF16 && mp_cpu_has_bf16() ? MP_W_BF16 : MP_W_F32;
+        MP_CHECK(mp_wmat_kind_for(floats[i], MP_COMPUTE_AUTO, &kind) && kind == own);
         MP_CHECK(mp_wmat_kind_for(floats[i], MP_COMPUTE_BF16, &kind) && kind == MP_W_BF16);
         MP_CHECK(mp_wmat_kind_for(floats[i], MP_COMPUTE_I8, &kind) && kind == MP_W_I8);
     }

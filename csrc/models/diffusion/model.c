@@ -38,7 +38,7 @@ static const mp_model_ops diffusion_ops = {mp_diff_engine, mp_diff_check, diffus
 mp_compute mp_diff_float_class(mp_compute asked) {
     if (asked != MP_COMPUTE_AUTO)
         return asked;
-    return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16) ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+    return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
 }
 
 mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
