@@ -525,6 +525,8 @@ mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_e
                     call->output_layers == call->capture.layers;
         if (fits && (same || (!call->want_prompt_logits && call->capture.values == 0)))
             return MP_OK;
+        if (text_seen(&call->base)) /* it may be read now */
+            return mp_fail(error, MP_MODEL, "the answer was begun by a model of other sizes");
         free_output(call);
     }
     bool ok = true;

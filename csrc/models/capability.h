@@ -271,7 +271,9 @@ static inline const uint32_t *mp_text_call_mask_at(const mp_text_call *call, int
 /* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,
  * prompt_logits and records when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD
  * (3 bytes).
- * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew. */
+ * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew, and is
+ * MODEL when the answer has tokens. An answer that was begun goes on over a reload of the same files, which give the
+ * same sizes (mp_spec_same_file). */
 mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error);
 
 /* ---- text_to_image --------------------------------------------------------------------------------------------- */

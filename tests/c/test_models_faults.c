@@ -60,3 +60,28 @@ MP_TEST(models_calls_say_what_was_seen) {
     MP_CHECK(!embed->base.seen); /* vectors are read at the end */
     mp_call_destroy(&embed->base);
 }
+
+/* A model that was loaded again is asked whether it takes a call that waits: until the first token there is room for
+ * its answer as that model needs it, then what was given stays where it is. */
+MP_TEST(models_calls_keep_what_was_given) {
+    mp_error error;
+    mp_call *call;
+    mp_error_clear(&error);
+    MP_CHECK_OK(make_call(&call, &error), &error);
+    mp_text_call *text = (mp_text_call *)call;
+    MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
+    const uint64_t small = call->bytes;
+    MP_CHECK_OK(mp_text_call_output(text, 8, &error), &error);
+    MP_CHECK(call->bytes > small);
+    for (int c = 0; c < CHOICES; c++) {
+        const mp_choice before = {.text = text->choices[c].text, .tokens = text->choices[c].tokens};
+        atomic_store(&text->choices[c].token_count, 1);
+        MP_CHECK_OK(mp_text_call_output(text, 8, &error), &error); /* of the same sizes, or smaller */
+        MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
+        MP_CHECK_INT(mp_text_call_output(text, 9, &error), MP_MODEL);
+        MP_CHECK(text->choices[c].text == before.text && text->choices[c].tokens == before.tokens);
+        atomic_store(&text->choices[c].token_count, 0);
+    }
+    MP_CHECK_OK(mp_text_call_output(text, 9, &error), &error);
+    mp_call_destroy(call);
+}

@@ -106,6 +106,24 @@ def test_killed_within_an_image_it_is_tried_again(pool: mpool.Pool, large: Path)
     assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
 
 
+def test_a_suspect_and_who_comes_beside_it_both_see_their_images(large: Path) -> None:
+    """A call that is tried again takes its steps alone: its image and another's are computed by turns."""
+    pictures = [image(seed, SIDE, SIDE) for seed in (3, 4)]
+    with mpool.Pool() as here:
+        expected = [here.vision(picture, text(1, 9), large, **GREEDY).token_ids for picture in pictures]
+    with pool_of(max_workers_per_model=1) as pool:
+        pool.vision(PHOTO, text(1, 9), large, **GREEDY)
+        steps = pool.metrics()["steps"]
+        jobs = [pool.submit("vision", images=pictures[0], prompt=text(1, 9), model=pool.get(large), **GREEDY)]
+        until(lambda: pool.metrics()["steps"] > steps + 1)
+        before = signal_all(pool, signal.SIGKILL)
+        until(lambda: processes(pool) and set(processes(pool)).isdisjoint(before))
+        jobs.append(pool.submit("vision", images=pictures[1], prompt=text(1, 9), model=pool.get(large), timeout=60,
+                                **GREEDY))
+        assert [job.result().token_ids for job in jobs] == expected
+        assert pool.metrics()["retries"] == 1
+
+
 def test_killed_within_an_answer_it_goes_on(pool: mpool.Pool, model: Path) -> None:
     call = dict(prompt=text(1, 9), model=model, **{**GREEDY, "max_tokens": 200, "n": 16, "temperature": 1.2, "seed": 3})
     with mpool.Pool() as here:
