@@ -32,7 +32,9 @@ uint64_t mp_process_stack_bytes(void) {
     static const uint64_t usual = 8u << 20;
     struct rlimit now;
     bool known = getrlimit(RLIMIT_STACK, &now) == 0 && now.rlim_cur != RLIM_INFINITY;
-    return known ? (uint64_t)now.rlim_cur : usual; /* without a limit they are smaller */
+    if (!known)
+        return usual; /* without a limit they are smaller */
+    return now.rlim_cur < MP_THREAD_STACK_BYTES ? MP_THREAD_STACK_BYTES : (uint64_t)now.rlim_cur;
 }
 
 /* --- start --- */

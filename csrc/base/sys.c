@@ -208,7 +208,14 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
         sigdelset(&blocked, faults[i]);
     check(pthread_sigmask(SIG_SETMASK, &blocked, &before));
-    int result = SYS(thread_create)(&thread->os, NULL, thread_main, start);
+    pthread_attr_t attr;
+    size_t stack;
+    check(pthread_attr_init(&attr));
+    check(pthread_attr_getstacksize(&attr, &stack));
+    if (stack < MP_THREAD_STACK_BYTES)
+        check(pthread_attr_setstacksize(&attr, MP_THREAD_STACK_BYTES));
+    int result = SYS(thread_create)(&thread->os, &attr, thread_main, start);
+    check(pthread_attr_destroy(&attr));
     check(pthread_sigmask(SIG_SETMASK, &before, NULL));
 
     if (result != 0) {

@@ -45,6 +45,9 @@ void mp_cond_broadcast(mp_cond *cond);
 
 /* --- threads --- */
 typedef struct mp_thread { pthread_t os; bool started; } mp_thread;
+/* Least stack of a thread, whatever the system's default is (`ulimit -s`, another C library): kernels put aside up to
+ * 512 KiB there. */
+enum { MP_THREAD_STACK_BYTES = 2 << 20 };
 /* name: at most 15 characters, shown by the system's tools. Every signal is blocked in the new thread, except those
  * that a fault of the thread itself raises (SIGBUS on a mapped file must reach its handler). SPAWN_FAILED when
  * refused. */

@@ -220,6 +220,33 @@ static void look_around(void *arg) {
     pthread_getname_np(pthread_self(), view->name, sizeof(view->name));
 }
 
+static void look_at_stack(void *arg) {
+    size_t *bytes = arg;
+    pthread_attr_t attr;
+    if (pthread_getattr_np(pthread_self(), &attr) == 0 && pthread_attr_getstacksize(&attr, bytes) != 0)
+        *bytes = 0;
+    pthread_attr_destroy(&attr);
+}
+
+/* As `ulimit -s 128` has it, and C libraries whose threads are small. */
+MP_TEST(base_sys_threads_have_stack_enough) {
+    pthread_attr_t attr, before;
+    MP_CHECK(pthread_getattr_default_np(&before) == 0);
+    for (size_t given = 128 << 10; given <= 8 << 20; given *= 4) {
+        MP_CHECK(pthread_getattr_default_np(&attr) == 0 && pthread_attr_setstacksize(&attr, given) == 0);
+        MP_CHECK(pthread_setattr_default_np(&attr) == 0);
+        pthread_attr_destroy(&attr);
+        size_t bytes = 0;
+        mp_thread thread;
+        mp_error error;
+        MP_CHECK_OK(mp_thread_start(&thread, "stack", look_at_stack, &bytes, &error), &error);
+        mp_thread_join(&thread);
+        MP_CHECK(bytes + (64 << 10) >= (given > MP_THREAD_STACK_BYTES ? given : MP_THREAD_STACK_BYTES));
+    }
+    MP_CHECK(pthread_setattr_default_np(&before) == 0);
+    pthread_attr_destroy(&before);
+}
+
 MP_TEST(base_sys_threads_block_signals_and_are_counted) {
     uint64_t created, joined, created_after, joined_after;
     mp_thread_counts(&created, &joined);
