@@ -112,8 +112,9 @@ enum { MP_TEST_SHARE = 1 };
 static inline int mp_test_rounds(int rounds) { return (rounds + MP_TEST_SHARE - 1) / MP_TEST_SHARE; }
 
 /* Whether the next of all combinations of nested loops is to run; *asked counts them from 0. By the golden ratio: a
- * fifth of all, the first, and one of any eight in a row, so that a loop around one over eight options sees each of its
- * values, and over all each value of the inner loops meets others of the outer ones, whatever their lengths are. */
+ * fifth of all, the first, and one of any eight in a row: a loop over edges of shapes needs at least eight options
+ * inside it, and then sees each of its values. Over all, each value of the inner loops meets others of the outer ones,
+ * whatever their lengths are. */
 static inline bool mp_test_take(uint32_t *asked) {
     return (*asked)++ * UINT32_C(2654435769) <= UINT32_MAX / MP_TEST_SHARE;
 }

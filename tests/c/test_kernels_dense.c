@@ -535,10 +535,12 @@ static void check_kind(int kind) {
         check_shape(&ref, kind, M, M % 3 ? 77 : 160, 37 + M % 5, -1, &random);
     check_shape(&ref, kind, 517, 33, 19, -1, &random); /* more rows than one block */
     check_shape(&ref, kind, 1100, 70, 9, -1, &random);
+    if (kind) /* and inputs that go in chunks in each of them, by AMX */
+        check_shape(&ref, kind, 545, 40, kind == 1 ? 520 : 1030, -1, &random);
     const int Ns[] = {1, 15, 16, 17, 31, 32, 33, 64, 127, 129, 300};
     uint32_t asked = 0;
     for (size_t i = 0; i < sizeof Ns / sizeof *Ns; i++)
-        for (int M = 1; M <= 13; M += M < 6 ? 1 : 7)
+        for (int M = 1; M <= 14; M += M < 7 ? 1 : 7)
             if (mp_test_take(&asked))
                 check_shape(&ref, kind, M, Ns[i], 70, -1, &random);
     const int Ks[] = {1, 2, 3, 4, 5, 7, 8, 63, 383, 384, 385, 388, 767, 768, 769, 1000, 1155};
@@ -554,7 +556,7 @@ MP_TEST_SECONDS(kernels_dense_gemm_i8, 60) { check_kind(2); }
 MP_TEST_SECONDS(kernels_dense_gemm_extremes, 60) {
     mp_test_random random = {200};
     const kt_set ref = kt_ref();
-    const int Ms[] = {1, 3, 5, 14, 25};
+    const int Ms[] = {1, 2, 3, 5, 8, 14, 17, 25};
     uint32_t asked = 0;
     for (int kind = 0; kind < DENSE_KINDS; kind++)
         for (int extreme = 0; extreme < KT_EXTREMES; extreme++)
