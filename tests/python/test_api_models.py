@@ -484,6 +484,15 @@ def test_control_tokens_without_a_row_are_none_of_the_models(pool: mpool.Pool, l
     assert pool.generate(text, folder, parse_special=False, max_tokens=2)  # as text it is none
     with pytest.raises(mpool.InvalidArgument, match=f"{rows} is outside the vocabulary of {rows}"):
         pool.generate(text, folder, parse_special=True, max_tokens=2)
+    messages = [{"role": "user", "content": text}]  # in what a user writes it is text, too
+    assert pool.chat(messages, folder, max_tokens=2).usage.completion_tokens
+    named = Path(shutil.copytree(folder, tmp_path / "named"))
+    config = json.loads((named / "tokenizer_config.json").read_text())
+    config["chat_template"] = "<image_soft_token>" + config["chat_template"]
+    (named / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(mpool.InvalidArgument, match=f"{rows} is outside the vocabulary of {rows}"):
+        pool.chat(messages, named, max_tokens=2)
+    assert pool.generate("a b", named, **settings).token_ids == pool.generate("a b", llama, **settings).token_ids
     folder, rows = with_token(bert, tmp_path / "bert", special=True)
     assert np.array_equal(pool.embed("a b", folder), pool.embed("a b", bert))
 
