@@ -73,7 +73,7 @@ typedef struct mp_decoder {
     uint32_t max_token_bytes;
     int32_t sampled_vocab;   /* ids from here on have no token and are never drawn */
     _Atomic uint64_t row_ns;    /* running estimate of time per prompt row in a full step */
-    _Atomic uint64_t decode_ns; /* the same of a step in which nobody reads a prompt; 0 = not yet known */
+    _Atomic uint64_t decode_ns; /* the same of a step in which nobody reads a prompt; at first a guess by the weights */
 } mp_decoder;
 
 /* ---- one forward pass -------------------------------------------------------------------------------------------- */

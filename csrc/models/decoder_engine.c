@@ -16,6 +16,7 @@
 enum {
     STEP_ROWS = 512, /* most rows in a pass, but for LEAST_ROWS more */
     LEAST_ROWS = 16, /* of a prompt, however little time is left */
+    PASSES_ALONE = 4, /* a step may take as long as so many passes of few rows, while nobody decodes; else two */
     LOOK_LANES = 64  /* that a layer over hundreds of rows of an image is worth */
 };
 
@@ -206,8 +207,11 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     for (int prompts = 0; prompts < 2; prompts++) {
         if (prompts) {
             /* the rows of those who decode cost one pass over the weights, whatever their number */
-            plan->cost_ns = planned ? atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed) : 0;
-            uint64_t fits = budget_ns > plan->cost_ns ? (budget_ns - plan->cost_ns) / row_ns : 0;
+            const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
+            plan->cost_ns = planned ? pass : 0;
+            /* few rows take as long as a pass anyway: what large weights need is rows enough to be worth reading them */
+            const uint64_t least = (planned ? 2 : PASSES_ALONE) * pass, most = budget_ns > least ? budget_ns : least;
+            const uint64_t fits = (most - plan->cost_ns) / row_ns;
             left = fits < (uint64_t)(STEP_ROWS - planned) ? (int)fits : STEP_ROWS - planned;
         }
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {

@@ -226,6 +226,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
+    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* 20 GB/s, until it is measured */
     static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
     const bool floats = exact && (!model->vision || model->vision->tower.compute == MP_COMPUTE_F32);
     model->base.facts = (mp_model_facts){
