@@ -209,8 +209,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             /* the rows of those who decode cost one pass over the weights, whatever their number */
             const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
             plan->cost_ns = planned ? pass : 0;
-            /* few rows take as long as a pass anyway: what large weights need is rows enough to be worth reading them */
-            const uint64_t least = (planned ? 2 : PASSES_ALONE) * pass, most = budget_ns > least ? budget_ns : least;
+            /* few rows take as long as a pass anyway: large weights need rows enough to be worth reading them */
+            const uint64_t least = (planned ? 2 : PASSES_ALONE) * pass;
+            const uint64_t most = budget_ns > least ? budget_ns : least;
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
             left = fits < (uint64_t)(STEP_ROWS - planned) ? (int)fits : STEP_ROWS - planned;
         }
