@@ -46,6 +46,12 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     return false;
 }
 
+mp_compute mp_float_class(mp_compute asked) {
+    if (asked != MP_COMPUTE_AUTO)
+        return asked;
+    return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+}
+
 mp_akind mp_wmat_acts(mp_wkind kind) {
     assert(kind < MP_W_KIND_COUNT);
     switch (kind) {

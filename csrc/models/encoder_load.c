@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cpu.h"
 #include "models/encoder.h"
 
 enum { MAX_LAYERS = 1024, MAX_HEADS = 1024, MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 20, MAX_VOCAB = 1 << 24 };
@@ -282,7 +281,7 @@ static mp_compute class_of(mp_compute asked, const mp_spec *spec) {
         if (up && up->dtype == MP_F32)
             return MP_COMPUTE_F32;
     }
-    return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
+    return mp_float_class(asked);
 }
 
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {

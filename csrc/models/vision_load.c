@@ -64,7 +64,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
         return mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.vision.tower", "an image network", "%s",
                             name);
     mp_compute compute = builder->compute;
-    builder->compute = mp_vit_class(args->compute);
+    builder->compute = mp_float_class(args->compute);
     mp_status status = mp_vit_read(&vision->tower, builder, args->spec, arch->flags, norm, error);
     if (status == MP_OK)
         status = read_projector(vision, builder, error);

@@ -89,8 +89,6 @@ static inline int32_t mp_vit_rows(const mp_vit *model, int32_t down, int32_t acr
 
 /* ---- loading (vit_load.c) ---------------------------------------------------------------------------------------- */
 
-/* The class that its matrices are computed in, when `asked` is what the caller wants. */
-mp_compute mp_vit_class(mp_compute asked);
 /* Hyper-parameters, and jobs of the builder for embeddings and layers; the last norm too unless it is not used. */
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error);

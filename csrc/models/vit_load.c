@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/cpu.h"
 #include "models/vit.h"
 
 enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_PATCH = 256, MAX_GRID = 256, MAX_REGISTERS = 64 };
@@ -254,13 +253,6 @@ static mp_status read_pool(mp_vit *model, mp_builder *builder, mp_error *error) 
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* As for text encoders: bf16 keeps a cosine of 0.9999 where the CPU multiplies it, int8 0.995 only. */
-mp_compute mp_vit_class(mp_compute asked) {
-    if (asked != MP_COMPUTE_AUTO)
-        return asked;
-    return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
-}
-
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error) {
     model->compute = builder->compute;
@@ -291,7 +283,7 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
     model->base.base.ops = &vit_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
-    mp_compute compute = mp_vit_class(args->compute);
+    mp_compute compute = mp_float_class(args->compute);
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_vit_read(model, &builder, args->spec, args->flags, true, error));
@@ -336,7 +328,7 @@ uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
     bool matrix = entry->ndim == 2 && strncmp(entry->name, "dense.", 6) != 0 &&
                   strncmp(entry->name, "v.position_embd", 15) != 0 && strncmp(entry->name, "v.register", 10) != 0;
     if (!matrix || entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX || entry->shape[0] <= 0 ||
-        entry->shape[1] <= 0 || !mp_wmat_kind_for(entry->dtype, mp_vit_class(compute), &kind))
+        entry->shape[1] <= 0 || !mp_wmat_kind_for(entry->dtype, mp_float_class(compute), &kind))
         return mp_arena_cost(items * sizeof(float));
     mp_wmat w;
     mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);

@@ -131,13 +131,19 @@ static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int 
 /* Bit `at` of every byte moved to bit 4. The caller masks: what leaks from a byte's neighbour stays outside. */
 static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
 
-static MP_INLINE void q_dots_row(int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
+/* bytes: the weights are those of q_dot_bytes. */
+static MP_INLINE void q_dots_row(int bytes, int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part,
+                                 qi *sum) {
     MP_UNROLL
     for (int r = 0; r < R; r++) {
         const qi a = q_spread(q + r * ldq);
         MP_UNROLL
-        for (int u = 0; u < U; u++)
-            q_dot(&part[r * U + u], &sum[r * U + u], w[u], a);
+        for (int u = 0; u < U; u++) {
+            if (bytes)
+                q_dot_bytes(&part[r * U + u], &sum[r * U + u], w[u], a);
+            else
+                q_dot(&part[r * U + u], &sum[r * U + u], w[u], a);
+        }
     }
 }
 
@@ -167,8 +173,8 @@ static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *blo
                 high[u] = q_or_and(high[u], q_to_bit4(bits, j + 4), bit4);
             }
         }
-        q_dots_row(R, U, low, q + 4 * j, ldq, part, sum);
-        q_dots_row(R, U, high, q + 16 + 4 * j, ldq, part, sum);
+        q_dots_row(0, R, U, low, q + 4 * j, ldq, part, sum);
+        q_dots_row(0, R, U, high, q + 16 + 4 * j, ldq, part, sum);
         if ((j + 1) % flush == 0)
             q_flush_all(R * U, part, sum);
     }
@@ -188,19 +194,9 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
             const qi pairs = q_take(at, u0 + u, 0, q_beside(R) && t == 0, ahead);
             w[u] = q_or_and(q_and(h ? q_shr(x, 4) : x, mask), q_to_bit4(pairs, 2 * t), bits45);
         }
-        q_dots_row(R, U, w, q + 16 * h + 4 * t, ldq, part, sum);
+        q_dots_row(0, R, U, w, q + 16 * h + 4 * t, ldq, part, sum);
         if ((t + 1) % Q_FLUSH_Q6 == 0)
             q_flush_all(R * U, part, sum);
-    }
-}
-
-static MP_INLINE void q_dots_bytes_row(int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
-    MP_UNROLL
-    for (int r = 0; r < R; r++) {
-        const qi a = q_spread(q + r * ldq);
-        MP_UNROLL
-        for (int u = 0; u < U; u++)
-            q_dot_bytes(&part[r * U + u], &sum[r * U + u], w[u], a);
     }
 }
 
@@ -213,7 +209,7 @@ static MP_INLINE void q_dots_bytes(int R, int U, const uint8_t *block, int u0, i
         MP_UNROLL
         for (int u = 0; u < U; u++)
             w[u] = q_take(block, u0 + u, g, q_beside(R), ahead);
-        q_dots_bytes_row(R, U, w, q + 4 * g, ldq, part, sum);
+        q_dots_row(1, R, U, w, q + 4 * g, ldq, part, sum);
     }
 }
 
@@ -232,7 +228,7 @@ static MP_INLINE void q_dots_table(int h0, int h1, int R, int U, qi table, const
         }
         MP_UNROLL
         for (int h = h0; h < h1; h++)
-            q_dots_bytes_row(R, U, w[h], q + 16 * h + 4 * j, ldq, part, sum);
+            q_dots_row(1, R, U, w[h], q + 16 * h + 4 * j, ldq, part, sum);
     }
 }
 

@@ -164,8 +164,6 @@ mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder
 mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
                          int32_t K, mp_error *error);
 mp_status mp_diff_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
-/* The class that float tensors are computed in. */
-mp_compute mp_diff_float_class(mp_compute asked);
 
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_diff_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);

@@ -4,7 +4,6 @@
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 
-#include "base/cpu.h"
 #include "models/diffusion/diffusion.h"
 
 enum { MAX_LAYERS = 512, MAX_WIDTH = 65536, MAX_LENGTH = 4096, MAX_VOCAB = 1 << 24, MAX_SIDE = 4096 };
@@ -35,12 +34,6 @@ static uint64_t diffusion_bytes(const mp_model *base) {
 static const mp_model_ops diffusion_ops = {mp_diff_engine, mp_diff_check, diffusion_healthy, diffusion_bytes,
                                            diffusion_destroy};
 
-mp_compute mp_diff_float_class(mp_compute asked) {
-    if (asked != MP_COMPUTE_AUTO)
-        return asked;
-    return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;
-}
-
 mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
                          int32_t K, mp_error *error) {
     char weight[MP_BUILDER_NAME + 8], bias[MP_BUILDER_NAME];
@@ -48,7 +41,7 @@ mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_line
     snprintf(bias, sizeof bias, "%s.bias", name);
     const mp_tensor_entry *entry = mp_spec_find_tensor(mp_weights_spec(model->weights), weight);
     bool quantised = entry && mp_dtype_get(entry->dtype)->items > 1;
-    builder->compute = quantised ? model->compute : mp_diff_float_class(model->compute);
+    builder->compute = quantised ? model->compute : mp_float_class(model->compute);
     return mp_builder_linear(builder, linear, weight, mp_weights_has(model->weights, bias) ? bias : NULL, N, K, error);
 }
 
@@ -58,7 +51,7 @@ mp_status mp_diff_vector(mp_builder *builder, float **out, const char *name, int
 
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error) {
-    mp_builder_init(builder, model->weights, mp_diff_float_class(model->compute));
+    mp_builder_init(builder, model->weights, mp_float_class(model->compute));
     switch ((mp_diff_stage_id)stage) {
     case MP_DIFF_CLIP_L:
     case MP_DIFF_CLIP_G:
@@ -317,7 +310,7 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
     model->base.speed[0] = &model->gflop_ns;
     static const char *const names[] = {"auto", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
-        .compute = names[mp_diff_float_class(args->compute)],
+        .compute = names[mp_float_class(args->compute)],
         .hidden_size = model->hidden,
         .layers = model->joint_layers + model->single_layers,
         .parameters = parameters,
@@ -355,7 +348,7 @@ static uint64_t working_bytes(const mp_spec *spec, int stage) {
 /* Of the largest stage: they come and go in turn. */
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t stages[MP_DIFF_STAGES] = {0}, most = 0;
-    const bool half = mp_diff_float_class(compute) == MP_COMPUTE_BF16;
+    const bool half = mp_float_class(compute) == MP_COMPUTE_BF16;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         const mp_dtype_row *type = mp_dtype_get(entry->dtype);

@@ -202,7 +202,7 @@ static bool attend(mp_diff_lane *l, const mp_diffusion *model, const float *qkv,
     const int32_t H = model->hidden;
     const mp_diff_attention a = {
         .q = qkv, .k = qkv + H, .v = qkv + 2 * H, .ld = 3 * (int64_t)H, .out = out, .ld_out = H, .T = (int)rows,
-        .heads = model->heads, .head_dim = model->head_dim, .compute = mp_diff_float_class(model->compute),
+        .heads = model->heads, .head_dim = model->head_dim, .compute = mp_float_class(model->compute),
         .scale = 1 / sqrtf((float)model->head_dim)};
     return mp_diff_meet(l) && mp_diff_attend(l, &a);
 }
