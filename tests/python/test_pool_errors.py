@@ -25,15 +25,15 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def no_workers(m: Models) -> mpool.MpoolError:
     """Workers that stop in every step: after five within the window no more are started."""
-    def run() -> None:
-        with pool_of(stall_timeout=0.01, breaker_threshold=0) as pool:
-            for number in range(12):
-                try:
-                    pool.embed(texts(number), m.wide)
-                except (mpool.RecvError, mpool.ModelError):
-                    pass
-
-    return raised(mpool.NoWorkers, 5, run)
+    with pool_of(chaos="stall=1", stall_timeout=0.05, breaker_threshold=0) as pool:
+        for number in range(12):
+            try:
+                pool.embed(f"number {number}", m.bert)
+            except mpool.RecvError:
+                pass
+            except mpool.NoWorkers as error:
+                return error
+    raise AssertionError("no NoWorkers")
 
 
 def timeout(m: Models) -> mpool.MpoolError:
@@ -43,24 +43,20 @@ def timeout(m: Models) -> mpool.MpoolError:
 
 
 def recv_error(m: Models) -> mpool.MpoolError:
-    def run() -> None:
-        with pool_of(stall_timeout=0.01) as pool:
-            pool.embed(texts("recv"), m.wide)
-
-    return raised(mpool.RecvError, 5, run)
+    with pool_of(chaos="stall=1", stall_timeout=0.05) as pool, pytest.raises(mpool.RecvError) as caught:
+        pool.embed("a", m.bert)
+    return caught.value
 
 
 def model_error(m: Models) -> mpool.MpoolError:
     """A call whose like has cost two workers."""
-    def run() -> None:
-        with pool_of(stall_timeout=0.01, breaker_threshold=0) as pool:
-            for _ in range(4):
-                try:
-                    pool.embed(texts("the same"), m.wide)
-                except mpool.RecvError:
-                    pass
-
-    return raised(mpool.ModelError, 5, run)
+    with pool_of(chaos="stall=1", stall_timeout=0.05, breaker_threshold=0) as pool:
+        for _ in range(2):
+            with pytest.raises(mpool.RecvError):
+                pool.embed("the same", m.bert)
+        with pytest.raises(mpool.ModelError) as caught:
+            pool.embed("the same", m.bert)
+    return caught.value
 
 
 def shutting_down(m: Models) -> mpool.MpoolError:

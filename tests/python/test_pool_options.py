@@ -118,11 +118,10 @@ def load_ceiling(m: Models) -> None:
 
 
 def stall_timeout(m: Models) -> None:
-    def run() -> None:
-        with pool_of(stall_timeout=0.01) as pool:
-            pool.embed(texts(time.monotonic()), m.wide)
-
-    assert "no sign of life" in str(raised(mpool.RecvError, 5, run))
+    for limit in (0.05, 0.25):
+        with pool_of(stall_timeout=limit, chaos="stall=1") as pool, pytest.raises(mpool.RecvError) as caught:
+            pool.embed("a", m.bert)
+        assert f"no sign of life for {limit:.2f} s" in str(caught.value)
 
 
 def shutdown_grace(m: Models) -> None:

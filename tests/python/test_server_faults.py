@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,33 +118,33 @@ def test_no_descriptors_for_further_connections(bert: Path) -> None:
 
 # ---- workers that are killed -----------------------------------------------------------------------------------------
 
-def _kill(pool: mpool.Pool) -> bool:
-    """A worker process that has work, if there is one: of two, a call could meet both, which it is not to survive."""
-    found = [pid for row in pool.ps() if row.running for pid in row.processes]
-    for pid in found[:1]:
-        os.kill(pid, signal.SIGKILL)
-    return bool(found)
-
-
-async def _while_killing(pool: mpool.Pool, calls: list[Any]) -> list[Any]:
-    """Results of calls, during which a worker that has work is killed."""
+async def _while_killing(pool: mpool.Pool, warm: Callable[[], Any], calls: list[Any]) -> list[Any]:
+    """Results of calls, during which their one worker is killed. It is stopped until it has work: on a fast machine
+    calls are over before anybody looks."""
+    await asyncio.to_thread(warm)
+    worker, = [pid for row in pool.ps() for pid in row.processes]
+    os.kill(worker, signal.SIGSTOP)
     running = asyncio.gather(*calls)
-    while not _kill(pool):
-        assert not running.done(), "nothing was running when it was looked"
+    while not any(row.running for row in pool.ps()):
+        assert not running.done()
         await asyncio.sleep(0.002)
-    return list(await asyncio.wait_for(running, 120))
+    os.kill(worker, signal.SIGKILL)
+    found = list(await asyncio.wait_for(running, 120))
+    assert pool.metrics()["retries"] > 0
+    return found
 
 
 def test_a_worker_process_is_killed_among_streams(llama: Path) -> None:
     """Every stream goes on and has its one end, and the next request is served."""
-    config = mpool.PoolConfig(isolation="process", shutdown_grace=1.0)
+    config = mpool.PoolConfig(isolation="process", max_workers_per_model=1, shutdown_grace=1.0)
     with serving([f"llama={llama}"], config) as server:
         pool = server.state.pool
 
         async def work() -> list[tuple[str, str]]:
             # prompts that are not alike: what kills twice is refused, by what it asks for
-            return await _while_killing(pool, [streamed(server.port, {
-                **CHAT, "messages": [{"role": "user", "content": f"Number {at}"}], "max_tokens": 3000})
+            return await _while_killing(pool, lambda: ask(server, "/v1/chat/completions", {**CHAT, "max_tokens": 1}), [
+                streamed(server.port, {
+                    **CHAT, "messages": [{"role": "user", "content": f"Number {at}"}], "max_tokens": 3000})
                 for at in range(6)])
 
         found = asyncio.run(work())
@@ -154,15 +155,16 @@ def test_a_worker_process_is_killed_among_streams(llama: Path) -> None:
 
 def test_vectors_of_a_killed_worker_are_computed_again(bert: Path) -> None:
     """Nobody can have seen a piece of them: the client gets its vectors, the same as without."""
-    config = mpool.PoolConfig(isolation="process", shutdown_grace=1.0)
+    config = mpool.PoolConfig(isolation="process", max_workers_per_model=1, shutdown_grace=1.0)
     with serving([f"bert={bert}"], config) as server:
         pool = server.state.pool
         bodies = [{"model": "bert", "input": [f"Sentence number {at} of list {number}, which takes a while."
                                               for at in range(600)]} for number in range(4)]  # not alike, as above
 
         async def work() -> list[tuple[int, Any]]:
-            return await _while_killing(pool, [asyncio.to_thread(ask, server, "/v1/embeddings", body)
-                                               for body in bodies])
+            return await _while_killing(
+                pool, lambda: ask(server, "/v1/embeddings", {"model": "bert", "input": "the first"}),
+                [asyncio.to_thread(ask, server, "/v1/embeddings", body) for body in bodies])
 
         found = asyncio.run(work())
         assert {status for status, _ in found} == {200}
