@@ -3,7 +3,7 @@
 The pool does the work: there is no queue and no word about a model here. From outside to inside:
 
 - ``settings``: where, for whom, how much; the token. ``serving``: socket, uvicorn, signals, the end.
-- ``protocol``: HTTP on a connection by h11, what it leaves open closed, limits of time, clients that leave.
+- ``protocol``: HTTP on a connection by httptools, what it leaves open closed, limits of time, clients that leave.
 - ``app``: the routes behind the door (``guard``: Host and Origin, then the token). ``state``: what requests share.
 - ``operations``: from a route to its handler and back; a row of :class:`operations.Operation` is all that a route is,
   and ``openapi`` makes the published document of the rows. ``bodies``: strict JSON. ``errors``: all that can go wrong.

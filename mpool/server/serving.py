@@ -58,7 +58,7 @@ class _Uvicorn(uvicorn.Server):
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
         pause = min(_LOOK, *(getattr(self.state.settings, name) / 4 for name in
-                             ("header_timeout", "body_timeout", "write_timeout")))
+                             ("header_timeout", "body_timeout", "write_timeout", "idle_timeout")))
         while True:
             await asyncio.sleep(pause)
             now = loop.time()
@@ -113,10 +113,7 @@ class Serving:
         config = uvicorn.Config(
             make_app(self.state, operations), http=protocol, ws="none", lifespan="off", log_config=None,
             access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
-            interface="asgi3",
-            timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=int(pool.config.shutdown_grace + last + 0.999),
-            h11_max_incomplete_event_size=settings.max_header)
+            interface="asgi3", timeout_graceful_shutdown=int(pool.config.shutdown_grace + last + 0.999))
         self._uvicorn = _Uvicorn(config, self.state)
 
     def run(self, ready: Callable[[], object] | None = None) -> None:

@@ -45,15 +45,17 @@ class Streamed(Response):
     Args:
         state: of the server; the stream counts until it ends.
         request: id of the request, for the log and for who cancels it.
-        pieces: bytes as they are to be sent, whole events or lines; the last one is the end.
+        pieces: bytes as they are to be sent, whole events or lines.
         failed: the piece that is the end instead when something fails.
         kind: :data:`EVENTS` or :data:`LINES`.
         close: called once, when nothing more will be read, however it ends.
+        end: behind the last piece, unless something fails; empty: that piece is the end.
     """
 
     def __init__(self, state: State, request: str, pieces: AsyncIterator[bytes], failed: Callable[[Refusal], bytes],
-                 kind: str, close: Callable[[], None]) -> None:
+                 kind: str, close: Callable[[], None], end: bytes = b"") -> None:
         self.state, self.request, self.pieces, self.failed, self.close = state, request, pieces, failed, close
+        self.end = end
         self.status_code, self.background, self.media_type, self.charset = 200, None, kind, "utf-8"
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
         self._pings = kind == EVENTS
@@ -61,7 +63,7 @@ class Streamed(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._sent = 0
         running = self.state.running.get(self.request)
-        closed = False
+        closed, end = False, self.end
         pinging = asyncio.create_task(self._ping(send)) if self._pings else None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -84,13 +86,13 @@ class Streamed(Response):
                     if running is None or not running.cancelled:
                         raise
                     error = Refusal("cancelled")
-                closed = True  # before the end is sent: that may have to wait for a client that does not read
+                closed, end = True, b""  # before the end is sent: that may have to wait for a client that does not read
                 self.close()
                 last = self.failed(refusal_of(error, self.request))
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             if pinging is not None:
                 pinging.cancel()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": end, "more_body": False})
         finally:
             if pinging is not None:
                 pinging.cancel()

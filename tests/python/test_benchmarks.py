@@ -256,6 +256,18 @@ def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert [row.split()[0] for row in rows[2:]] == ["1", "3"] and all(float(row.split()[1]) > 0 for row in rows[2:])
 
 
+def test_masks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What it costs that answers have a form."""
+    pytest.importorskip("llguidance")
+    llama = tinymodels.cached(tmp_path_factory, "llama")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.masks", f"--model={llama}", "--rounds=1", "--tokens=20",
+                           "--threads=1"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert [row[:16].rstrip() for row in rows[2:]] == ["any JSON", "a schema", "an expression"]
+    assert all(any(char.isdigit() for char in row[16:]) for row in rows[2:])
+
+
 def test_the_generator_of_requests_finds_what_is_missing() -> None:
     """An answer without its last token, one that is refused, and a client with nothing left to ask."""
     whole = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'

@@ -95,16 +95,14 @@ async def streamed(context: Context, streams: list[AsyncStream], first: list[byt
     await pieces.begin()
 
     async def events() -> AsyncIterator[bytes]:
-        for data in first:
-            yield event(data)
+        yield b"".join(map(event, first))
         async for at, chunk in pieces:
             yield event(piece(at, chunk))
         if last is not None:
             yield event(last(usage_of([await stream.result() for stream in streams])))
-        yield _DONE
 
     return Streamed(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
-                    pieces.close)
+                    pieces.close, _DONE)
 
 
 __all__ = ["LOWEST", "check_count", "encode", "finish", "sampling", "streamed", "together", "usage_of"]

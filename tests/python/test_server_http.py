@@ -1,0 +1,239 @@
+"""How requests come and answers go over one connection: in pieces, together, in other versions of HTTP."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import Raw, idle, serving
+
+LIMITS: dict[str, Any] = dict(header_timeout=0.4, body_timeout=0.6, max_header=4096)
+
+
+@pytest.fixture(scope="module")
+def server(bert: Path, llama: Path) -> Iterator[Any]:
+    with serving([f"bert={bert}", f"llama={llama}"], **LIMITS) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def unharmed(server: Any) -> Iterator[None]:
+    """Whatever a test does, the next caller is served as ever, and nothing is left."""
+    yield
+    with Raw(server) as raw:
+        assert raw.request("/health").answer()[0] == 200
+    idle(server)
+
+
+def chat(**more: Any) -> bytes:
+    return json.dumps({"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4,
+                       "ignore_eos": True, "temperature": 0, **more}).encode()
+
+
+def embed(text: str) -> bytes:
+    return json.dumps({"model": "bert", "input": text}).encode()
+
+
+def post(server: Any, path: str, body: bytes, *lines: str, version: str = "1.1", length: bool = True) -> bytes:
+    """A request as it is sent."""
+    head = [f"POST {path} HTTP/{version}", f"Host: 127.0.0.1:{server.port}", "Content-Type: application/json", *lines]
+    return "\r\n".join(head + [f"Content-Length: {len(body)}"] * length + ["", ""]).encode() + body
+
+
+def chunked(body: bytes, size: int, *, extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    parts = [body[at:at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
+
+
+# ---- in pieces -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wherever_it_is_cut(server: Any, seed: int) -> None:
+    """Requests in a row, cut at random places into packets: each gets its own answer, in order."""
+    rng = random.Random(seed)
+    texts = [f"number {seed} {at}" for at in range(5)]
+    data = b"".join(
+        post(server, "/v1/embeddings", embed(text)) if at % 2 else
+        post(server, "/v1/embeddings", b"", "Transfer-Encoding: chunked", length=False)
+        + chunked(embed(text), rng.randrange(1, 60), extension=b";a=b" * (at % 3), trailer=b"X: y\r\n" * (at % 4))
+        for at, text in enumerate(texts))
+    cuts = sorted({0, len(data), *(rng.randrange(len(data)) for _ in range(rng.choice((0, 3, 40))))})
+    with Raw(server) as raw:
+        for begin, end in zip(cuts, cuts[1:], strict=False):
+            raw.send(data[begin:end])
+            time.sleep(rng.choice((0.0, 0.0, 0.002)))
+        together = [raw.answer() for _ in texts]
+    with Raw(server) as raw:
+        alone = [raw.send(post(server, "/v1/embeddings", embed(text))).answer() for text in texts]
+    assert [status for status, _, _ in together] == [200] * len(texts)
+    assert [json.loads(body)["data"] for _, _, body in together] == [json.loads(body)["data"] for _, _, body in alone]
+
+
+def test_byte_by_byte(server: Any) -> None:
+    data = post(server, "/v1/embeddings", embed("x"))
+    with Raw(server) as raw:
+        for at in range(len(data)):
+            raw.send(data[at:at + 1])
+        assert raw.answer()[0] == 200
+
+
+@pytest.mark.parametrize("begun", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX", b"GET / HTTP/1.1\r\n"])
+def test_a_line_without_an_end_has_a_cap(server: Any, begun: bytes) -> None:
+    with Raw(server) as raw:
+        raw.send(begun)
+        for _ in range(20):
+            raw.send(b"a" * 512)
+            time.sleep(0.005)  # so that no single packet is beyond the cap
+        assert raw.answer()[0] in (400, 431) and raw.closed(5)
+
+
+def test_trailers_have_a_cap_and_are_no_headers(server: Any, bert: Path) -> None:
+    start = post(server, "/v1/embeddings", b"", "Transfer-Encoding: chunked", length=False)
+    with Raw(server) as raw:
+        raw.send(start + chunked(embed("x"), 100, trailer=b"X: " + b"y" * 5000 + b"\r\n"))
+        assert raw.answer()[0] in (400, 431) and raw.closed(5)
+    token = "a-token-of-some-length"
+    with serving([f"bert={bert}"], token=token) as made, Raw(made) as raw:
+        raw.send(post(made, "/v1/embeddings", b"", "Transfer-Encoding: chunked", length=False)
+                 + chunked(embed("x"), 100, trailer=f"Authorization: Bearer {token}\r\n".encode()))
+        assert raw.answer()[0] == 401
+
+
+def test_empty_lines_before_a_request_are_skipped(server: Any) -> None:
+    with Raw(server) as raw:
+        assert raw.send(b"\r\n\r\n").request("/health").answer()[0] == 200
+
+
+# ---- together --------------------------------------------------------------------------------------------------------
+
+def test_many_together_are_answered_in_order(server: Any) -> None:
+    with Raw(server) as raw:
+        raw.send(b"".join(post(server, path, body) for path, body in [
+            ("/v1/chat/completions", chat(max_tokens=200)), ("/v1/embeddings", embed("second")), ("/nowhere", b"{}"),
+            ("/v1/embeddings", embed("fourth"))]))
+        answers = [raw.answer() for _ in range(4)]
+    assert [status for status, _, _ in answers] == [200, 200, 404, 200]
+    assert "choices" in json.loads(answers[0][2]) and "data" in json.loads(answers[3][2])
+
+
+@pytest.mark.parametrize("bad, status", [
+    (b"GARBAGE\r\n\r\n", 400), (b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+                                b"Content-Length: 4\r\n\r\nabc", 400),
+    (b"GET /health HTTP/1.1\r\nX: " + b"y" * 5000 + b"\r\n\r\n", 431),
+    (b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n", 400)],
+    ids=["head", "lengths", "large", "chunk"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_bad_one_waits_for_those_before_it(server: Any, bad: bytes, status: int, stream: bool) -> None:
+    """Its refusal stands behind their answers, not within one."""
+    first = post(server, "/v1/chat/completions", chat(max_tokens=300, stream=stream))
+    with Raw(server) as raw:
+        raw.send(first + post(server, "/v1/embeddings", embed("x")) + bad)
+        found, data = b"", b""
+        raw.socket.settimeout(20)
+        while data := raw.socket.recv(1 << 16):
+            found += data
+    assert found.count(b"HTTP/1.1 200 OK") == 2 and found.count(b"HTTP/1.1 ") == 3
+    head, _, last = found.rpartition(b"HTTP/1.1 ")
+    assert last.startswith(b"%d " % status) and b'"type"' in last
+    assert (b"data: [DONE]" in head) is stream and b'"embedding"' in head
+
+
+def test_one_that_comes_slowly_behind_another_is_given_its_time(server: Any) -> None:
+    """An answer that takes longer than heads may take is not cut off by what follows it."""
+    with Raw(server) as raw:
+        raw.send(post(server, "/v1/chat/completions", chat(max_tokens=16000, n=8, stream=True)) + b"GET /health HT")
+        until, found = time.monotonic() + 2.5 * LIMITS["header_timeout"], b""
+        while time.monotonic() < until:
+            found += raw._read()
+        assert found.count(b"HTTP/1.1 ") == 1 and b"[DONE]" not in found and b"data: " in raw._read()
+
+
+def test_who_leaves_takes_all_that_waits_along(server: Any) -> None:
+    for _ in range(5):
+        with Raw(server) as raw:
+            raw.send(post(server, "/v1/chat/completions", chat(max_tokens=3000, stream=True)) * 5)
+            raw._read()
+    idle(server)
+
+
+# ---- other versions, other protocols ---------------------------------------------------------------------------------
+
+def whole(raw: Raw) -> bytes:
+    """All that comes until the server closes."""
+    found = b""
+    while data := raw.socket.recv(1 << 16):
+        found += data
+    return found
+
+
+def test_http_1_0_gets_no_chunks(server: Any) -> None:
+    with Raw(server) as raw:
+        raw.send(post(server, "/v1/chat/completions", chat(stream=True), version="1.0"))
+        head, _, body = whole(raw).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower() and b"connection: close" in head.lower()
+    assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
+    with Raw(server) as raw:
+        raw.send(post(server, "/v1/embeddings", embed("x"), version="1.0"))
+        head, _, body = whole(raw).partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in head.lower() and json.loads(body)["data"]
+    with Raw(server) as raw:
+        answer = whole(raw.send(post(server, "/v1/embeddings", b"", "Transfer-Encoding: chunked", version="1.0",
+                                     length=False) + chunked(embed("x"), 9)))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.3"])
+def test_who_would_like_another_protocol_gets_this_one(server: Any, protocol: str) -> None:
+    """As Java's client asks with each request, body and all."""
+    lines = ("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {protocol}", "HTTP2-Settings: AAEAAEAAAAIAAAAB")
+    with Raw(server) as raw:
+        for at in range(2):
+            assert raw.send(post(server, "/v1/embeddings", embed(f"x {at}"), *lines)).answer()[0] == 200
+            assert raw.request("/health", None, *lines).answer()[0] == 200
+        raw.send(post(server, "/v1/embeddings", embed("y"), *lines) * 2)
+        assert [raw.answer()[0] for _ in range(2)] == [200, 200]
+        data = post(server, "/v1/embeddings", embed("z"), *lines)
+        for at in range(len(data)):
+            raw.send(data[at:at + 1])
+        assert raw.answer()[0] == 200
+
+
+@pytest.mark.parametrize("text", [b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: {host}\r\n\r\n",
+                                  b"GET http:// HTTP/1.1\r\nHost: {host}\r\n\r\n",
+                                  b"GET /health HTTP/2.0\r\nHost: {host}\r\n\r\n",
+                                  b"GET /health HTTP/0.9\r\nHost: {host}\r\n\r\n",
+                                  b"GET /health HTTP/1.1\nHost: {host}\n\n",
+                                  b"GET /health HTTP/1.1\r\nHost: {host}\r\nX: a\rb\r\n\r\n",
+                                  b"GET /health HTTP/1.1\r\nHost: {host}\r\nX: a\r\n b\r\n\r\n",
+                                  b"GET /health HTTP/1.1\r\nHost: {host}\r\nX : a\r\n\r\n",
+                                  b"GET /health HTTP/1.1\r\nHost: {host}\r\n: a\r\n\r\n"],
+                         ids=["CONNECT", "no path", "2.0", "0.9", "LF", "CR", "folded", "space", "no name"])
+def test_what_is_read_in_two_ways_is_refused(server: Any, text: bytes) -> None:
+    with Raw(server) as raw:
+        status, _, body = raw.send(text.replace(b"{host}", raw.host.encode())).answer()
+        assert status == 400 and json.loads(body)["error"]["code"] == "bad_request" and raw.closed(5)
+
+
+def test_heads_alone(server: Any) -> None:
+    with Raw(server) as raw:
+        raw.request("/health", method="HEAD").request("/health")
+        data = b""
+        while data.count(b"HTTP/1.1 200 OK") < 2 or not data.endswith(b"}"):
+            data += raw.socket.recv(1 << 16)
+        first, _, rest = data.partition(b"\r\n\r\n")
+        assert rest.startswith(b"HTTP/1.1 200 OK") and b"content-length: " in first.lower()
+
+
+def test_who_asks_whether_to_go_on_is_told_to(server: Any) -> None:
+    body = embed("x")
+    with Raw(server) as raw:
+        raw.request("/v1/embeddings", b"", "Expect: 100-continue", length=len(body))
+        raw.socket.settimeout(5)
+        assert raw.socket.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert raw.send(body).answer()[0] == 200
