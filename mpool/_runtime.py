@@ -354,18 +354,20 @@ def chat(messages: Sequence[Mapping[str, Any]], model: ModelLike = None, *, stre
         as :func:`generate`; ``message`` of the result is ready to be appended to ``messages``. What a model thinks
         before it answers (Qwen3's ``<think>``, GPT-OSS's channels but for the final one) is not in ``text`` but in
         ``reasoning``, of results and of the pieces of a stream; stop strings and ``max_tokens`` count in both. With a
-        ``response_format`` it answers without.
+        ``response_format``, and no tools, it answers without.
 
         With ``tools``, the calls that the model asks for are in ``tool_calls``, and ``finish_reason`` is
         ``"tool_calls"``. With the extra ``grammar`` they are valid by construction: nothing can be written but the
         model's own form of calls, names that were given, and arguments that fit the schema, without properties that it
         does not list. Keywords that a grammar cannot keep (``uniqueItems``, unknown formats) are refused of tools that
-        are strict, and not kept of others. Without the extra, or with workers that are processes, calls are parsed:
-        what is none, or calls what was not given, is text; nothing can be required.
+        are strict, and not kept of others. Without the extra, calls are parsed: what is none, or calls what was not
+        given, is text; nothing can be required. With a ``response_format`` as well, JSON or a regular expression, an
+        answer is calls or that, and no other text; of models whose calls have no mark (Llama 3), JSON that cannot
+        begin with a property ``name``.
 
     Raises:
         InvalidArgument: the messages or tools are not as described, a schema cannot be used, or tools are given with a
-            ``response_format``, ``min_tokens`` or ``ignore_eos``.
+            ``response_format`` that cannot stand beside them, ``min_tokens`` or ``ignore_eos``.
         LimitError: there are more tools than 128, or they are larger than 262,144 characters as JSON.
         Unsupported: the model has no chat template, tools are given and the template does not speak of any, a call is
             required and the extra ``grammar`` is not installed, or a message has images and the model reads text only.

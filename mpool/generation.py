@@ -139,20 +139,20 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
         if capture is not None and chosen.n > 1:
             raise InvalidArgument(f"n is {chosen.n} with capture, allowed: 1")
-        format = None
+        format, answer, model = None, None, None
         if wanted is not None:
             from . import grammar
 
-            format = grammar.prepare(wanted, tokenizer, chosen)
-            if tools is not None and format is not None:
-                raise InvalidArgument("response_format is given with tools, allowed: one of them",
-                                      hint='tool_choice="none" leaves the tools out')
-            splitter = None if tools is None else splitter  # thoughts would not fit it
+            if tools is None:
+                format = grammar.prepare(wanted, tokenizer, chosen)
+                splitter = None  # thoughts would not fit it
+            else:
+                answer, model = grammar.answer_of(wanted)
         if tools is not None:
             from .tools import constrain
 
-            format = constrain(tools, entry, chosen, splitter)
-            tools = replace(tools, sure=format is not None)
+            format = constrain(tools, entry, chosen, splitter, answer, model)
+            tools = replace(tools, sure=format is not None, framed=answer is not None)
     room = settings.context_length - len(ids)
     if room < 1:
         raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "

@@ -25,6 +25,7 @@ from .errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsu
 from .sampling import Sampling, _short
 from .text.running_text import RunningText
 from .text.specials import CALL_MARKS, SHOWN, compile_trie
+from .text.tool_grammar import BLANKS, Answer
 
 if TYPE_CHECKING:
     import llguidance
@@ -42,8 +43,6 @@ _KEPT, _THREADS = 32, 4
 #: Sets of tokens that are looked at once: where a form allows all of one, its tokens are not tried one by one. After
 #: llguidance's own, which are for strings in JSON, those for words; each set takes what the ones before it left.
 _WORDS = ("[a-z]{1,20}", "[A-Za-z ]{1,20}")
-#: Between the parts of JSON: bounded, so that a model that likes blanks comes to an end.
-_BLANKS = r"[\x20\x0A]{1,16}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,13 +120,30 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | N
     return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer)
 
 
+def answer_of(wanted: Any) -> tuple[Answer | None, Any]:
+    """A ``response_format`` beside tools, and the pydantic class; None for ``{"type": "text"}``.
+
+    Raises:
+        InvalidArgument, LimitError: as :func:`prepare`; it is a grammar, which cannot stand beside another.
+    """
+    kind, source, model = _read(wanted)
+    if kind == "text":
+        return None, None
+    if kind == "schema" or kind == "regex":
+        return Answer("schema" if kind == "schema" else "regex", source), model
+    raise InvalidArgument("response_format is a grammar, and tools are given, allowed beside tools: JSON or a regex",
+                          hint='tool_choice="none" leaves the tools out')
+
+
 def installed() -> bool:
     """Whether there is what makes masks."""
     return importlib.util.find_spec("llguidance") is not None
 
 
-def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling) -> Format:
-    """What keeps answers to calls of tools, and to text before them (:mod:`mpool.text.tool_grammar`).
+def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling, is_json: bool = False,
+             model: Any = None) -> Format:
+    """What keeps answers to calls of tools, and to text before or instead of them (:mod:`mpool.text.tool_grammar`).
+    ``is_json``, ``model``: of what is said instead, as of :class:`Format`.
 
     Raises:
         InvalidArgument: a schema cannot be used, or an option beside tools keeps answers from ending.
@@ -139,7 +155,7 @@ def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling) -> Forma
     if wanted.marks is not None:
         running = partial(RunningText, tuple(mark.encode() for mark in wanted.marks), wanted.leads,
                           made.tokens.__getitem__)
-    return Format(first, matcher, False, None, running, tokenizer, "tools")
+    return Format(first, matcher, is_json, model, running, tokenizer, "tools")
 
 
 def _check_ends(what: str, sampling: Sampling) -> None:
@@ -313,7 +329,7 @@ class _Made:
             elif kind in ("grammar", "tools"):
                 grammar = make.grammar_from_lark(source)
             else:
-                grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": _BLANKS})
+                grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
         except ValueError as error:
             raise _refused(kind, str(error)) from None
         limits = llguidance.LLParserLimits(verbose_errors=False)  # they would carry the schema and the text into logs

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._entry import Entry
     from .grammar import Format
     from .text.reasoning import Splitter
+    from .text.tool_grammar import Answer
 
 _CHOICES = ('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
 #: What llguidance says of a grammar: a line of it, what is wrong there, the lines around it.
@@ -40,6 +41,7 @@ class Tools:
         single: one call at most.
         form: of the model's calls.
         sure: a grammar keeps answers to it.
+        framed: an answer is calls, or has a form of its own (``response_format``).
     """
 
     given: list[dict[str, Any]]
@@ -48,10 +50,12 @@ class Tools:
     single: bool
     form: ToolFormat
     sure: bool = False
+    framed: bool = False
 
     def parser(self, make_id: Callable[[int], str]) -> Calls:
         """For one answer."""
-        return Calls(self.form, {function.name: function.parameters for function in self.functions}, self.sure, make_id)
+        return Calls(self.form, {function.name: function.parameters for function in self.functions}, self.sure, make_id,
+                     self.framed)
 
 
 # ---- what a caller gives ---------------------------------------------------------------------------------------------
@@ -108,32 +112,48 @@ def _named(choice: Any) -> str | None:
     raise InvalidArgument(f"tool_choice is {_short(choice)}, allowed: {_CHOICES}")
 
 
-def constrain(tools: Tools, entry: Entry, sampling: Sampling,
-              splitter: Callable[[], Splitter] | None) -> Format | None:
+def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable[[], Splitter] | None,
+              answer: Answer | None = None, model: Any = None) -> Format | None:
     """What keeps the answers to the form of the model's calls; None if nothing can: then they are parsed only.
 
+    Args:
+        tools, entry, sampling, splitter: of the call.
+        answer, model: what answers are that call nothing, and the pydantic class of it; None: any text.
+
     Raises:
-        Unsupported: calls are forced, or a tool is strict, and llguidance is not installed.
-        InvalidArgument: a schema cannot be used, or an option beside tools keeps answers from ending.
+        Unsupported: calls are forced, a tool is strict, or an answer is given, and llguidance is not installed.
+        InvalidArgument: a schema cannot be used, what is no call could look like one, or an option beside tools keeps
+            answers from ending.
     """
     from . import grammar
     from .text.tool_grammar import grammar_of
 
     strict = next((function.name for function in tools.functions if function.strict), None)
     if not grammar.installed():
-        if not tools.forced and strict is None:
+        if not tools.forced and strict is None and answer is None:
             return None
-        needs = "tool_choice wants a call, which" if tools.forced else f"tools: the tool {strict}, which is strict,"
+        needs = "tool_choice wants a call, which" if tools.forced else "response_format" if answer is not None else \
+            f"tools: the tool {strict}, which is strict,"
         raise Unsupported(f"{needs} needs the package llguidance", key=entry.key,
                           hint='pip install "mpool[grammar]" installs it')
-    made = grammar_of(tools.form, tools.functions, forced=tools.forced, single=tools.single, splitter=splitter)
     try:
-        return grammar.of_calls(made, entry.tokenizer(), sampling)
+        made = grammar_of(tools.form, tools.functions, forced=tools.forced, single=tools.single, splitter=splitter,
+                          answer=answer)
+    except ValueError:
+        raise InvalidArgument("response_format allows JSON that begins with {\"name\", as calls by this model do, "
+                              "allowed beside tools: an object of another required property before it, or no object",
+                              hint='tool_choice="none" leaves the tools out', key=entry.key) from None
+    is_json = answer is not None and answer.kind == "schema"
+    try:
+        return grammar.of_calls(made, entry.tokenizer(), sampling, is_json, model)
     except InvalidArgument as error:
         found = _REASON.search(error.message)
         if found is None:
             raise
-        rule = _RULE.match(made.lark.splitlines()[int(found[1]) - 1])
+        line = made.lark.splitlines()[int(found[1]) - 1]
+        if line.lower().startswith("answer:"):
+            raise InvalidArgument(f"response_format cannot be used: {found[2]}") from None
+        rule = _RULE.match(line)
         which = f"the schema of {tools.functions[int(rule[1])].name}" if rule else "a schema"
         raise InvalidArgument(f"tools: {which} cannot be used: {found[2]}",
                               hint="A tool that is not strict may have keywords that cannot be kept") from None

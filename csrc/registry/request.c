@@ -47,6 +47,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_optio
     atomic_init(&ticket->submitted_ns, now);
     atomic_init(&ticket->moved_ns, now);
     atomic_init(&ticket->wake_at, DONE);
+    ticket->wait_at = DONE;
     mp_mutex_init(&ticket->lock);
     mp_cond_init(&ticket->changed);
     *ticket_out = ticket;
@@ -133,12 +134,15 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
 
 /* --- the worker's side --- */
 
-/* Under the ticket's lock. Who still waits afterwards says again for what. */
+/* Under the ticket's lock. Who still waits afterwards says again for what. Who waits for more is left asleep: beside a
+ * notifier, which is told of every piece, the caller that waits for the end would wake for each. */
 static void tell(mp_ticket *ticket) {
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
-    atomic_store_explicit(&ticket->wake_at, notice ? 0 : DONE, memory_order_relaxed);
-    if (ticket->waiters)
+    if (ticket->waiters && atomic_load_explicit(&ticket->progress, memory_order_relaxed) >= ticket->wait_at) {
+        ticket->wait_at = DONE;
         mp_cond_broadcast(&ticket->changed);
+    }
+    atomic_store_explicit(&ticket->wake_at, notice ? 0 : ticket->wait_at, memory_order_relaxed);
     for (; notice; notice = notice->also)
         mp_notifier_post(notice->notifier, notice);
 }
@@ -187,6 +191,8 @@ static bool park(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns) {
     mp_mutex_lock(&ticket->lock);
     ticket->waiters++;
     for (;;) {
+        if (seen + 1 < ticket->wait_at)
+            ticket->wait_at = seen + 1;
         if (seen + 1 < atomic_load_explicit(&ticket->wake_at, memory_order_relaxed))
             atomic_store_explicit(&ticket->wake_at, seen + 1, memory_order_seq_cst);
         moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;

@@ -53,6 +53,7 @@ struct mp_ticket {
     mp_cond changed;
     /* guarded by: lock */
     int waiters;
+    uint64_t wait_at; /* progress for which the first of them parks; UINT64_MAX: the end, or nobody parks */
     mp_notice notice; /* of the first notifier, without a notifier if there is none; `also` has one each for others */
 };
 

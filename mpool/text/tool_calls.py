@@ -63,12 +63,15 @@ class Calls:
         functions: name -> JSON schema of its arguments.
         sure: a grammar keeps the answer to the form.
         make_id: makes an id for the call of a number, where the model writes none.
+        framed: an answer is calls from its beginning on, or all of it is text. The grammar sees to it.
     """
 
     def __init__(self, form: ToolFormat, functions: Mapping[str, Mapping[str, Any]], sure: bool,
-                 make_id: Callable[[int], str]) -> None:
+                 make_id: Callable[[int], str], framed: bool = False) -> None:
         self._form, self._functions, self._sure, self._make_id = form, functions, sure, make_id
-        self._step: Callable[[], bool] = self._leading if form.leads or form.bare else self._reading
+        self._step: Callable[[], bool] = \
+            self._beginning if framed and not form.leads else \
+            self._leading if form.leads or form.bare else self._reading
         self._text = ""  # what was not given yet; of a call that is not certain yet, all
         self._gap = ""  # spaces before it
         self._bared = False  # calls have no marks, though the form has
@@ -111,6 +114,22 @@ class Calls:
         if text:
             self._out.append("\n" * (self._spoken and not self._said) + text)
             self._said = self._spoken = True
+
+    def _beginning(self) -> bool:
+        """The first mark, or text to the end."""
+        text, mark = self._text.lstrip(), self._form.mark
+        if text.startswith(mark):
+            self._text = text
+            return self._to(self._opening)
+        if not self._last and mark.startswith(text):
+            raise _Wait
+        return self._to(self._speaking)
+
+    def _speaking(self) -> bool:
+        """Text to the end."""
+        self._say(self._text)
+        self._text = ""
+        return False
 
     def _leading(self) -> bool:
         """The beginning of an answer whose calls have no mark."""
@@ -173,8 +192,8 @@ class Calls:
 
     def _give_up(self) -> None:
         """The answer ends before what is expected: what would have been a call is text, or the beginning of one."""
-        if not self._sure and self._step in (self._opening, self._next, self._leading, self._bare,
-                                               self._another):
+        if not self._sure and self._step in (self._opening, self._next, self._beginning, self._leading,
+                                               self._bare, self._another):
             self._say(self._gap + self._text if self._step == self._opening else self._text)
         self._text = ""
 

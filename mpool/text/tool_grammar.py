@@ -1,7 +1,8 @@
 """Grammars of answers that may call tools, or have to, in a model's own form (:mod:`mpool.text.tool_formats`).
 
 Text is free up to a mark; what follows is calls to the last character, each with arguments that fit the function's JSON
-schema. Written for llguidance, whose lexemes are greedy unless marked lazy; a lazy one ends everything else that began
+schema. Where a caller wants answers of a form of its own, an answer is calls or that, from its first character on.
+Written for llguidance, whose lexemes are greedy unless marked lazy; a lazy one ends everything else that began
 where it did, which is why text cannot run over a mark.
 
 Sources:
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mpool.text import reasoning
 from mpool.text.tool_formats import HARMONY, Function, ToolFormat
@@ -34,16 +35,26 @@ class Grammar(NamedTuple):
     leads: tuple[str, ...]
 
 
+class Answer(NamedTuple):
+    """What an answer is that calls nothing: JSON of a ``schema``, which is JSON text, or text of a ``regex``."""
+
+    kind: Literal["schema", "regex"]
+    source: str
+
+
 #: What answers begin with that are calls without a mark, spaces left out: see LEADING and BARE.
 LEADS = ('{"name":"', '<|python_tag|>{"name":"')
 BARE_LEADS = ('{"name":"', '```{"name":"', '```json{"name":"')
 
 
 #: The beginning of an answer that is a call where nothing marks it.
+_FINAL = "<|channel|>final<|message|>"
 LEADING = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
 BARE = r'\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"'
 #: Spaces in arguments: as JSON is written by most, or none.
 _SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+#: Between the parts of JSON that is an answer: bounded, so that a model that likes blanks comes to an end.
+BLANKS = r"[\x20\x0A]{1,16}"
 #: Keywords of a schema by which objects may have more properties than it lists.
 _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref",
             "$dynamicRef", "if", "dependentSchemas", "propertyNames", "minProperties")
@@ -51,7 +62,7 @@ _ANY = "/(?s:.*)/"
 
 
 def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
-               splitter: Callable[[], reasoning.Splitter] | None) -> Grammar:
+               splitter: Callable[[], reasoning.Splitter] | None, answer: Answer | None = None) -> Grammar:
     """The grammar of answers.
 
     Args:
@@ -60,14 +71,28 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
         forced: an answer is calls, after thoughts if the model thinks; else it may be text, or text and then calls.
         single: one call at most.
         splitter: what takes thoughts off the answers; None if they have none.
+        answer: what they are if they call nothing; None: any text, with calls behind it or not.
+
+    Raises:
+        ValueError: answers of that form can look like calls, which have no mark.
     """
-    rules = ["%llguidance {}", "", *_calls(form, functions, single or form.most == 1)]
+    framed = answer is not None and not forced
+    if framed and form.leads:
+        rules = ["%llguidance {}", "", f"body: %json {_either(form, functions, answer)}"]
+    else:
+        rules = ["%llguidance {}", "", *_calls(form, functions, single or form.most == 1)]
+        rules += _answer(form, answer) if framed else []
+    if form is HARMONY and framed:
+        rules[1] = "start: " + _harmony(rules, True) + f" | thoughts? {_literal(_FINAL)} answer"
+        return Grammar("\n".join(rules), None, ())
     if form is HARMONY:
         rules[1] = "start: " + _harmony(rules, forced)
         return Grammar("\n".join(rules), None, ())
     mark = _literal(form.mark)
     if forced:
         body = "calls"
+    elif framed:
+        body = "body" if form.leads else "(calls | answer)"
     elif form.leads:
         body = "(calls | UNLED)"
         rules.append(f"UNLED: {_ANY} & ~/{LEADING}(?s:.*)/")
@@ -81,11 +106,12 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
     start = body
     if thinks:
         rules += [r"thoughts[lazy]: /(?s:.*)<\/think>/", r"GAP: /\n{1,2}/"]
-        gap = "GAP? " if forced else ""
+        kept = forced or framed
+        gap = "GAP? " if kept else ""
         if splitter is reasoning.OpenThoughts:
-            start = f"thoughts {gap}{body}" + (" | UNENDED" if not forced else "")
-            rules += [f"UNENDED: {_ANY}"] * (not forced)
-        elif forced or form.leads:
+            start = f"thoughts {gap}{body}" + (" | UNENDED" if not kept else "")
+            rules += [f"UNENDED: {_ANY}"] * (not kept)
+        elif kept or form.leads:
             start = f"opened thoughts {gap}{body} | {body}"
             rules.append(r"opened[lazy]: /\s*<think>/")
         else:
@@ -95,8 +121,78 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
                       rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/{other}"]
     rules[1] = "start: " + start
     marks = tuple(found for found in (form.mark, *(("<think>", "</think>") if thinks else ())) if found)
-    return Grammar("\n".join(rules), None if forced else marks,
+    return Grammar("\n".join(rules), None if forced or framed else marks,
                    LEADS if form.leads else BARE_LEADS if form.bare else ())
+
+
+def _answer(form: ToolFormat, answer: Answer | None) -> list[str]:
+    """Rule ``answer``: a text in which calls cannot begin, since JSON begins with no mark."""
+    assert answer is not None
+    if answer.kind == "schema":
+        schema = json.loads(answer.source)
+        options = {"x-guidance": {"whitespace_pattern": BLANKS}}
+        return [f"answer: %json {json.dumps({**options, **schema} if isinstance(schema, dict) else schema)}"]
+    source = re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], answer.source, flags=re.DOTALL)
+    source = source.replace("\n", r"\n")
+    if form is HARMONY:
+        return ["answer: ANSWER", f"ANSWER: /{source}/"]
+    return ["answer: ANSWER", rf"ANSWER: /{source}/ & ~(/\s*/ {_literal(form.mark)} {_ANY})"]
+
+
+def _either(form: ToolFormat, functions: Sequence[Function], answer: Answer | None) -> str:
+    """A schema of calls that nothing marks, and of answers that are none."""
+    assert answer is not None
+    schema = json.loads(answer.source) if answer.kind == "schema" else None
+    if schema is None or _may_lead(schema, schema):
+        raise ValueError('{"name": ...')
+    options: list[Any] = [{
+        "type": "object", "required": ["name", form.key], "additionalProperties": False,
+        "properties": {"name": {"const": function.name}, form.key: dict(_arguments(function))}}
+        for function in functions]
+    for option in options:
+        option["properties"][form.key].pop("x-guidance")
+    options.append(schema)
+    found = [_moved(option, f"#/anyOf/{at}" + f"/properties/{form.key}" * (at < len(functions)))
+             for at, option in enumerate(options)]
+    return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
+
+
+def _moved(schema: Any, where: str) -> Any:
+    """A schema that stands at another place in its document, where its references find what they found."""
+    if isinstance(schema, list):
+        return [_moved(one, where) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: where + value[1:] if name == "$ref" and isinstance(value, str) and value.startswith("#")
+            else _moved(value, where) for name, value in schema.items()}
+
+
+def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
+    """Whether JSON of a schema may be an object whose first property is ``name``, as far as that is easily said:
+    properties are written in the order of the schema."""
+    if not isinstance(schema, dict) or depth > 8:
+        return True
+    options = _options(schema)
+    if options:
+        return any(_may_lead(option, root, depth + 1) for option in options)
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        found = root
+        for part in reference.removeprefix("#").split("/")[1:]:
+            found = found.get(part) if isinstance(found, dict) else None
+        return not reference.startswith("#") or _may_lead(found, root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind != "object":
+        return False
+    properties, required = schema.get("properties"), schema.get("required")
+    if kind != "object" or not isinstance(properties, dict) or not isinstance(required, list):
+        return True
+    for name in properties:
+        if name == "name":
+            return True
+        if name in required:
+            return False
+    return True
 
 
 def _literal(text: str) -> str:

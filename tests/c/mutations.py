@@ -95,6 +95,11 @@ MUTATIONS = [
              " mp_mutex_unlock(&ticket->lock); return position; } return mp_ticket_done(ticket)", "calls", FEW),
     Mutation(113, _T, "mp_ticket_bind", "an event loop does not hear of what was there before",
              "memory_order_seq_cst) > 0)", "memory_order_seq_cst) > 0 && !BUG)", "calls", FEW),
+    Mutation(114, _T, "tell", "a waiter sleeps over the piece that it waits for",
+             "memory_order_relaxed) >= ticket->wait_at", "memory_order_relaxed) - BUG >= ticket->wait_at", "calls",
+             FEW),
+    Mutation(115, _T, "park", "nobody knows for what it waits",
+             "if (seen + 1 < ticket->wait_at)", "if (!BUG && seen + 1 < ticket->wait_at)", "streams", FEW),
     # --- event loops
     Mutation(121, _N, "mp_notifier_destroy", "released twice", "mp_notifier_unpin(notifier);",
              "mp_notifier_unpin(notifier); if (BUG) mp_notifier_unpin(notifier);", "calls", FEW),

@@ -14,7 +14,7 @@ import toolmodels as tm
 import mpool
 from mpool import tool_schemas
 from servers import ask, serving
-from test_tools import NAMED, SCHEMAS, TOOLS, WORDS, WRITES
+from test_tools import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 pytest.importorskip("llguidance")
 
@@ -132,7 +132,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 300_000}}]}, "characters as JSON"),
     ({"tools": "f"}, "tools"), ({"tools": [tm.CLOCK], "tool_choice": "maybe"}, "tool_choice is 'maybe'"),
     ({"tools": [tm.CLOCK], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "is no tool"),
-    ({"tools": [tm.CLOCK], "response_format": {"type": "json_object"}}, "with tools"),
+    ({"tools": [tm.CLOCK], "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
+        "$ref": "#/nowhere"}}}}, "response_format cannot be used"),
     ({"messages": [*CHAT, {"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "tool_calls"),
     ({"messages": [*CHAT, {"role": "assistant", "tool_calls": [
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]}, "arguments is '{'"),
@@ -174,3 +175,21 @@ def test_bounds_are_the_librarys() -> None:
     for name in ("ChatRequest", "OllamaChatRequest"):
         (listed,) = [one for one in schemas[name]["properties"]["tools"]["anyOf"] if one.get("type") == "array"]
         assert listed["maxItems"] == tool_schemas.MAX_TOOLS
+
+
+def test_tools_beside_a_response_format(openai: Any) -> None:
+    """Calls, or an answer of the form: as agents ask that want both."""
+    jsonschema = pytest.importorskip("jsonschema")
+    format = {"type": "json_schema", "json_schema": {"name": "book", "strict": True, "schema": BOOK}}
+    options: dict[str, Any] = {"model": "writes", "tools": [tm.CLOCK], "response_format": format, "n": 3, **WARM}
+    kinds = set()
+    for at in range(12):
+        messages = [{"role": "user", "content": f"Number {at * at}"}]
+        for choice in openai.chat.completions.create(messages=messages, **options).choices:
+            kinds.add(choice.finish_reason)
+            if choice.finish_reason == "tool_calls":
+                assert not choice.message.content and choice.message.tool_calls[0].function.name == "clock"
+            else:
+                assert choice.finish_reason == "stop" and not choice.message.tool_calls
+                jsonschema.validate(json.loads(choice.message.content), BOOK)
+    assert kinds == {"tool_calls", "stop"}

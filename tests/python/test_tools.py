@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import json
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, TypedDict
@@ -121,6 +122,79 @@ def test_strict_tools_and_schemas_that_cannot_be_used(pool: mpool.Pool, llama: P
     for name, value in (("ignore_eos", True), ("min_tokens", 3)):
         with pytest.raises(mpool.InvalidArgument, match=f"{name} is .* with tools"):
             pool.chat(CHAT, model, tools=TOOLS, **{name: value})
+
+
+# ---- beside answers of a form of their own ---------------------------------------------------------------------------
+
+BOOK: dict[str, Any] = {
+    "type": "object", "required": ["title", "name", "next"], "additionalProperties": False,
+    "properties": {"title": {"type": "string", "maxLength": 12}, "name": {"enum": ["<tool_call>", "[TOOL_CALLS]"]},
+                   "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/page"}]}},
+    "$defs": {"page": {"type": "integer", "minimum": 0, "maximum": 9}}}
+
+
+@pytest.mark.parametrize("name", tm.TEMPLATES)
+def test_calls_or_answers_of_a_form(pool: mpool.Pool, llama: Path, name: str) -> None:
+    """Random weights, hot: every answer is calls that fit, or JSON that fits, whatever words stand in it."""
+    pytest.importorskip("llguidance")
+    jsonschema = pytest.importorskip("jsonschema")
+    model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
+    tools = [tm.WEATHER, tm.CLOCK]
+    kinds: set[bool] = set()
+    for seed in range(8):
+        chat = [{"role": "user", "content": f"{seed} or {seed * seed}?"}]
+        options = {**HOT, "tools": tools, "response_format": BOOK, "parallel_tool_calls": False, "seed": seed, "n": 4}
+        done = pool.chat(chat, model, **options)
+        for one in done.choices:
+            kinds.add(bool(one.tool_calls))
+            if one.tool_calls:
+                check_calls(one)
+                assert one.text == "" and one.parsed is None
+            else:
+                assert one.finish_reason == "stop" and one.parsed == json.loads(one.text)
+                jsonschema.validate(one.parsed, BOOK)
+        check_stream(pool.chat(chat, model, stream=True, **options), done)
+    assert kinds == {True, False}, kinds
+    forced = pool.chat(CHAT, model, tool_choice="required", **options)
+    assert all(one.tool_calls for one in forced.choices)
+
+
+@pytest.mark.parametrize("name", tm.TEMPLATES)
+def test_calls_or_answers_of_an_expression(pool: mpool.Pool, llama: Path, name: str) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
+    options = {**HOT, "tools": [tm.CLOCK], "response_format": {"type": "regex", "regex": "[a-z/<]{1,9}"}, "n": 8}
+    if name == "llama3":
+        with pytest.raises(mpool.InvalidArgument, match="begins with {\"name\""):
+            pool.chat(CHAT, model, **options)
+        return
+    done = pool.chat(CHAT, model, seed=1, **options)
+    for one in done.choices:
+        assert one.tool_calls or re.fullmatch("[a-z/<]{1,9}", one.text), one
+    assert not all(one.tool_calls for one in done.choices)
+
+
+@pytest.mark.parametrize("schema, may", [
+    ({"type": "object"}, True), ({"type": "array"}, False), ({"type": "string"}, False), (True, True), ({}, True),
+    ({"type": "object", "properties": {"name": {}}, "required": ["name"]}, True),
+    ({"type": "object", "properties": {"a": {}, "name": {}}, "required": ["name"]}, True),
+    ({"type": "object", "properties": {"a": {}, "name": {}}, "required": ["a"]}, False),
+    ({"anyOf": [{"type": "array"}, {"type": "object"}]}, True),
+    ({"oneOf": [{"type": "null"}, {"type": "array"}]}, False),
+    ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array"}}}, False), ({"$ref": "#"}, True),
+    ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"name": {}}, "type": "object"}}}, True)], ids=str)
+def test_answers_that_could_be_calls_without_a_mark(pool: mpool.Pool, llama: Path, schema: Any, may: bool) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
+    options: dict[str, Any] = {"tools": [tm.CLOCK], "max_tokens": 1, "response_format": {
+        "type": "json_schema", "json_schema": {"schema": schema}}}
+    if may:
+        with pytest.raises(mpool.InvalidArgument, match="begins with {\"name\"") as caught:
+            pool.chat(CHAT, model, **options)
+        assert caught.value.key == model
+    else:
+        assert pool.chat(CHAT, model, **options).finish_reason == "length"
+    assert pool.chat(CHAT, named(pool, llama, tm.HERMES, "tools-hermes"), **options).finish_reason == "length"
 
 
 # ---- models whose answers are known ----------------------------------------------------------------------------------
@@ -298,7 +372,12 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "names 'g', which is no tool"),
     ({"tool_choice": "required"}, "without tools"), ({"tool_choice": NAMED}, "without tools"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1, allowed: True or False"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format is given with tools"),
+    ({"tools": TOOLS, "response_format": {"type": "grammar", "grammar": "start: /a/"}},
+     "response_format is a grammar"),
+    ({"tools": TOOLS, "response_format": {"type": "nothing"}}, "response_format is of type 'nothing'"),
+    ({"tools": TOOLS, "response_format": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}},
+     "response_format cannot be used"),
+    ({"tools": TOOLS, "response_format": {"type": "regex", "regex": "(a"}}, "response_format cannot be used"),
 ])
 def test_tools_that_are_none(pool: mpool.Pool, llama: Path, options: dict[str, Any], says: str) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
