@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from .. import __version__, aio
 from .._durations import seconds_of
+from ..errors import ContextOverflow
 from ..results import ToolCall
 from ..text.tool_calls import arguments_of
 from . import forms, thinking
@@ -129,7 +130,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
             raise Refusal("unsupported_parameter", f"{name} is not supported.", name)
     if not body.prompt:
         return await _only_load(context, served, body, _generated)
-    prompt = context.check_text(body.prompt, "prompt")
+    prompt, cold = context.check_text(body.prompt, "prompt"), not _resident(context, served)
     options = {**sampling(context, body), **call_options(body)}
     pool = context.state.pool
     if body.raw:
@@ -142,7 +143,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
         options |= await thinking.of_ollama(served, body.think)
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
-    return await _answer(context, served, body, stream, _generated)
+    return await _answer(context, served, body, stream, _generated, cold)
 
 
 async def chat(context: Context, body: OllamaChatRequest) -> Response:
@@ -153,8 +154,31 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     options = {**sampling(context, body), **call_options(body), **forms.of_tools(body.tools),
                **await thinking.of_ollama(served, body.think)}
-    stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)
-    return await _answer(context, served, body, stream, _answered)
+    cold = not _resident(context, served)
+    while True:
+        stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)
+        try:
+            await stream
+            break
+        except ContextOverflow as error:
+            if body.truncate is False or not (left := _shortened(messages, error)):
+                raise
+            messages = left
+    return await _answer(context, served, body, stream, _answered, cold)
+
+
+def _shortened(messages: list[dict[str, Any]], error: ContextOverflow) -> list[dict[str, Any]]:
+    """A conversation without its oldest turns, as many as are too long by their share of the text, at least one; empty
+    if it is one turn. What the system says stays, and so does the last turn."""
+    turns = [at for at, message in enumerate(messages) if message["role"] == "user"][1:]
+    sizes = [len(message["content"]) for message in messages]
+    tokens = error.tokens or 1
+    surplus = sum(sizes) * (tokens - (error.limit or 0)) / tokens
+    for turn in turns:
+        gone = [at for at in range(turn) if messages[at]["role"] != "system"]
+        if sum(sizes[at] for at in gone) >= surplus or turn == turns[-1]:
+            return [message for at, message in enumerate(messages) if at not in gone]
+    return []
 
 
 def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, Any]:
@@ -172,9 +196,9 @@ def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, 
     return found
 
 
-async def _answer(context: Context, served: Served, body: TextRequest, stream: AsyncStream, shape: Shape) -> Response:
-    """Streamed, unless the request says not to."""
-    cold = not _resident(context, served)
+async def _answer(context: Context, served: Served, body: TextRequest, stream: AsyncStream, shape: Shape,
+                  cold: bool) -> Response:
+    """Streamed, unless the request says not to. ``cold``: the model was not in memory."""
     if body.stream is False:
         try:
             done = await stream.result()

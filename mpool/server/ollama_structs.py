@@ -63,13 +63,17 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class TextRequest(Request, kw_only=True):
     """What both ways to generate text take. Streamed unless ``stream`` is false; ``format`` is "json" or a JSON
-    schema; ``think`` is true, false, or for models that know degrees low, medium or high."""
+    schema; ``think`` is true, false, or for models that know degrees low, medium or high. ``truncate`` false: what is
+    longer than the model's context is an error; else the oldest messages of a conversation that is are left out, but
+    for the system's. ``shift`` does nothing: an answer ends where the context is full."""
 
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
 
 
 class GenerateRequest(TextRequest, kw_only=True):
@@ -116,7 +120,7 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 class OllamaChatRequest(TextRequest, kw_only=True):
     """A conversation; without messages the model is only loaded, or unloaded. ``tools`` are functions, for models whose
-    template knows tools, and not beside ``format``."""
+    template knows tools; beside ``format`` an answer is calls of them or of that form."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=10_000)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None

@@ -126,9 +126,9 @@ class Pieces:
             MpoolError: what failed until then.
             Refusal: there are too many streams.
         """
-        self._state.begin_stream()
-        self._counted = True
         try:
+            self._state.begin_stream()
+            self._counted = True
             for stream in self._streams:
                 await stream
             self._steps = {asyncio.ensure_future(_step(stream)): at for at, stream in enumerate(self._streams)}

@@ -210,3 +210,33 @@ def test_the_asynchronous_client(server: Any) -> None:
 
     assert set(asyncio.run(work())) == {wanted}
     idle(server)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns(server: Any, stream: bool) -> None:
+    """As Ollama's does, whole turns at a time; what the system says stays. With ``truncate`` false it is refused."""
+    pool = server.state.pool
+    limit = pool.get("llama").context_length
+    system, turns = {"role": "system", "content": "Be brief."}, []
+    for at in range(8):
+        turns += [{"role": "user", "content": f"{at} " + "a b c " * (limit // 24)},
+                  {"role": "assistant", "content": f"Answer {at}."}]
+    last = {"role": "user", "content": "And then?"}
+    body = {"model": "llama", "messages": [system, *turns, last], "options": {"temperature": 0, "num_predict": 4},
+            "stream": stream}
+    if stream:
+        status, found = lines(server, "/api/chat", body)
+    else:
+        status, whole = ask(server, "/api/chat", body)
+        found = [whole]
+    assert status == 200 and found[-1]["done"]
+    kept = next(at for at in range(8) if pool.get("llama").count_tokens(
+        "".join(turn["content"] for turn in turns[2 * at:])) < limit - 100)
+    assert 0 < kept < 7
+    said = [pool.chat([system, *turns[2 * at:], last], "llama", temperature=0, max_tokens=4) for at in (kept, kept + 1)]
+    assert ("".join(piece["message"]["content"] for piece in found), found[-1]["prompt_eval_count"]) in [
+        (done.text, done.usage.prompt_tokens) for done in said]
+    for more in ({"truncate": False}, {"messages": [system, {"role": "user", "content": "a b " * limit}]}):
+        status, refused = ask(server, "/api/chat", {**body, **more})
+        assert status == 400 and "longer than the model takes" in refused["error"], refused
+    idle(server)

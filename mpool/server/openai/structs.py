@@ -254,9 +254,9 @@ class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 class ChatRequest(TextRequest, kw_only=True):
     """A conversation to be answered. ``tools`` are functions, for models whose template knows tools; ``tool_choice`` is
     auto, none, required or ``{"type": "function", "function": {"name": ...}}``; ``response_format`` is text,
-    json_object or json_schema, and not beside tools. ``reasoning_effort`` is what the model's template has of it: a
-    degree (``minimal`` is low, ``xhigh`` and ``max`` are high), thinking or none, or nothing; ``none`` is refused by
-    models that always think. ``verbosity`` and ``prediction`` do nothing."""
+    json_object or json_schema, beside tools what an answer is that calls none. ``reasoning_effort`` is what the model's
+    template has of it: a degree (``minimal`` is low, ``xhigh`` and ``max`` are high), thinking or none, or nothing;
+    ``none`` is refused by models that always think. ``verbosity`` and ``prediction`` do nothing."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
