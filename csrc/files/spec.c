@@ -536,6 +536,8 @@ mp_tensor_entry *mp_spec_tensor_edit(mp_spec *spec, int index) {
 const char *mp_spec_architecture(const mp_spec *spec) { return spec->architecture; }
 int mp_spec_file_count(const mp_spec *spec) { return spec->file_count; }
 
+const char *mp_spec_origin(const mp_spec *spec) { return spec->file_count ? spec->files[0] : ""; }
+
 bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen; /* what was seen is no part of the description */
     assert(index >= 0 && index < spec->file_count);

@@ -86,6 +86,7 @@ void mp_spec_freeze(mp_spec *spec);
 const char *mp_spec_architecture(const mp_spec *spec); /* "" when unset */
 int mp_spec_file_count(const mp_spec *spec);
 const char *mp_spec_file(const mp_spec *spec, int index);
+const char *mp_spec_origin(const mp_spec *spec); /* the first of its files, for messages; "" when it has none */
 /* The spec describes one content of its files. The first call for a file remembers the identity it is given; later ones
  * answer whether theirs is the same. Any thread, also once frozen. */
 bool mp_spec_same_file(const mp_spec *spec, int index, const mp_file_id *id);

@@ -165,9 +165,19 @@ bool mp_weights_poisoned(const mp_weights *weights) {
     return false;
 }
 
+mp_status mp_weights_whole(const mp_weights *weights, mp_error *error) {
+    if (!mp_weights_poisoned(weights))
+        return MP_OK;
+    return mp_fail(error, MP_IO, "a weight file became shorter while it was in use");
+}
+
 bool mp_weights_unchanged(const mp_weights *weights) {
     for (int i = 0; i < weights->map_count; i++)
         if (!mp_file_map_unchanged(weights->maps[i]))
             return false;
     return true;
+}
+
+bool mp_weights_sound(const mp_weights *weights) {
+    return !mp_weights_poisoned(weights) && mp_weights_unchanged(weights);
 }

@@ -28,7 +28,11 @@ mp_status mp_weights_floats(const mp_weights *weights, const char *name, int64_t
 void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor);
 /* Any mapping poisoned (a file shrank under us). */
 bool mp_weights_poisoned(const mp_weights *weights);
+/* After a step: IO if that is so, for then nothing that was computed counts. */
+mp_status mp_weights_whole(const mp_weights *weights, mp_error *error);
 /* Every file is still the one that was mapped. */
 bool mp_weights_unchanged(const mp_weights *weights);
+/* Both: they are there, whole and the same. */
+bool mp_weights_sound(const mp_weights *weights);
 
 #endif

@@ -115,8 +115,7 @@ static void image_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t
     (void)now_ns;
     mp_image_call *call = (mp_image_call *)item->call;
     item->cursor = ((image_note *)note)->cursor;
-    if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
-        atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
+    mp_call_publish(&call->done, (int32_t)item->cursor);
 }
 
 static void image_close(mp_item *item) { (void)item; }

@@ -245,11 +245,6 @@ static uint64_t draw_most_idle(const mp_call *call) {
     return 1 << 16;
 }
 
-static void raise_to(_Atomic int32_t *value, int32_t to) { /* not of one tried again */
-    if (to > atomic_load_explicit(value, memory_order_relaxed))
-        atomic_store_explicit(value, to, memory_order_release);
-}
-
 static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
     const draw_note *seen = note;
     mp_draw_call *call = (mp_draw_call *)item->call;
@@ -257,9 +252,9 @@ static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t 
     (void)began_ns;
     (void)now_ns;
     item->cursor = seen->cursor;
-    raise_to(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
-    raise_to(&call->previews_done, seen->previews);
-    raise_to(&call->pictures_done, decoded_at(call, seen->cursor));
+    mp_call_publish(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
+    mp_call_publish(&call->previews_done, seen->previews);
+    mp_call_publish(&call->pictures_done, decoded_at(call, seen->cursor));
 }
 
 static void draw_close(mp_item *item) { (void)item; }

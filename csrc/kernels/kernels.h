@@ -79,6 +79,8 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
 /* The class of networks of floats that keep a cosine of 0.9999 in bf16, as encoders, image networks and those of
  * pictures do: BF16 where the CPU multiplies it, else F32, unless another than MP_COMPUTE_AUTO is asked for. */
 mp_compute mp_float_class(mp_compute asked);
+/* Its name in the facts of a model; AUTO where no class was chosen for all of it: "stored". */
+const char *mp_compute_name(mp_compute compute);
 mp_akind mp_wmat_acts(mp_wkind kind);
 /* Sizes of a matrix; K must be a multiple of the kind's block (32 or 256). Fills everything but data. */
 void mp_wmat_init(mp_wmat *w, mp_wkind kind, int32_t N, int32_t K);

@@ -46,6 +46,11 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     return false;
 }
 
+const char *mp_compute_name(mp_compute compute) {
+    static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
+    return names[compute];
+}
+
 mp_compute mp_float_class(mp_compute asked) {
     if (asked != MP_COMPUTE_AUTO)
         return asked;

@@ -6,6 +6,8 @@
 #ifndef MP_MODELS_CAPABILITY_H
 #define MP_MODELS_CAPABILITY_H
 
+#include <stdatomic.h>
+
 #include "base/alloc.h"
 #include "models/capture.h"
 
@@ -43,6 +45,12 @@ typedef struct mp_call {
 static inline void mp_call_destroy(mp_call *call) {
     if (call)
         call->destroy(call);
+}
+/* A count of results that are complete, for whoever reads along: never fewer than before, also when the call is tried
+ * again. */
+static inline void mp_call_publish(_Atomic int32_t *done, int32_t count) {
+    if (count > atomic_load_explicit(done, memory_order_relaxed))
+        atomic_store_explicit(done, count, memory_order_release);
 }
 
 /* ---- text_embedding -------------------------------------------------------------------------------------------- */

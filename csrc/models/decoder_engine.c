@@ -14,10 +14,11 @@
 #include "models/decoder_engine.h"
 
 enum {
-    STEP_ROWS = 512, /* most rows in a pass, but for LEAST_ROWS more */
-    LEAST_ROWS = 16, /* of a prompt, however little time is left */
-    PASSES_ALONE = 4, /* a step may take as long as so many passes of few rows, while nobody decodes; else two */
-    LOOK_LANES = 64  /* that a layer over hundreds of rows of an image is worth */
+    STEP_ROWS = 512,   /* most rows in a pass, but for LEAST_ROWS more */
+    LEAST_ROWS = 16,   /* of a prompt, however little time is left */
+    PASSES_ALONE = 4,  /* a step may take as long as so many passes of few rows, while nobody decodes */
+    PASSES_BESIDE = 2, /* else as so many */
+    LOOK_LANES = 64    /* that a layer over hundreds of rows of an image is worth */
 };
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
@@ -210,7 +211,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
             plan->cost_ns = planned ? pass : 0;
             /* few rows take as long as a pass anyway: large weights need rows enough to be worth reading them */
-            const uint64_t least = (planned ? 2 : PASSES_ALONE) * pass;
+            const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
             const uint64_t most = budget_ns > least ? budget_ns : least;
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
             left = fits < (uint64_t)(STEP_ROWS - planned) ? (int)fits : STEP_ROWS - planned;
@@ -493,13 +494,14 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
 /* ---- step: after the pass ---------------------------------------------------------------------------------------- */
 
 static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
-    bool poisoned = mp_weights_poisoned(engine->model->weights);
+    mp_error error;
+    const bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
     for (int p = 0; p < plan->count; p++) {
         mp_item *item = plan->items[p];
         if (outcomes[p] != MP_OUTCOME_MORE)
             continue;
-        if (poisoned) {
-            mp_fail(&item->error, MP_IO, "a weight file became shorter while it was in use");
+        if (!whole) {
+            item->error = error;
             outcomes[p] = MP_OUTCOME_FAILED;
             continue;
         }
@@ -691,11 +693,8 @@ static uint64_t engine_trim(mp_engine *base) {
     uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_images_shrink(&engine->images, UINT64_MAX);
     if (engine->admitted > 0)
         return bytes; /* the next step wants its scratch again */
-    bytes += engine->charged + mp_images_trim(&engine->images);
-    mp_arena_deinit(&engine->arena);
-    mp_budget_give(engine->budget, engine->charged);
-    engine->charged = 0;
-    return bytes;
+    bytes += mp_images_trim(&engine->images);
+    return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
 
 static void engine_destroy(mp_engine *base) {

@@ -7,8 +7,6 @@
 
 enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_HEAD = 1024, MAX_EXPERTS = 4096 };
 
-static const char *spec_file(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
-
 static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;
     MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count", 1, hidden, NULL, &heads, error));
@@ -16,22 +14,22 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MAX_HEAD, &absent, &key, error));
     if (key == absent) {
         if (hidden % heads || hidden / heads > MAX_HEAD)
-            return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.head_count",
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                                 "a divisor of the width that leaves a head size of at most 1,024", "%lld of width %lld",
                                 (long long)heads, (long long)hidden);
         key = hidden / heads;
     }
     MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MAX_HEAD, &key, &value, error));
     if (heads % kv_heads)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.head_count_kv",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
                             "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads,
                             (long long)heads);
     if (key != value || key % 16)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "attention.key_length",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.key_length",
                             "equal to value_length and a multiple of 16", "%lld and %lld", (long long)key,
                             (long long)value);
     if (heads / kv_heads > MP_ATTN_ROWS)
-        return mp_fail_file(error, MP_LIMIT, spec_file(spec), -1, "attention.head_count_kv",
+        return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
                             "at most 64 heads a KV head", "%lld", (long long)(heads / kv_heads));
     model->heads = (int32_t)heads;
     model->kv_heads = model->groups = (int32_t)kv_heads;
@@ -70,7 +68,8 @@ static mp_status read_activation(mp_decoder *model, const mp_spec *spec, mp_erro
     else if (strcmp(name, "gelu_tanh") == 0)
         model->act = MP_ACT_GELU_TANH;
     else
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "mpool.activation", "silu, gelu_tanh", "%s", name);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.activation", "silu, gelu_tanh", "%s",
+                            name);
     return MP_OK;
 }
 
@@ -133,7 +132,7 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
         return MP_OK;
     if (list) {
         if (list->type != MP_VALUE_FLOATS || list->count != (uint64_t)shape[0])
-            return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "a number a pair", "something else");
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "a number a pair", "something else");
         for (int i = 0; i < shape[0]; i++)
             divisors[i] = (float)list->as.reals[i];
         return mp_rope_divide(rope, divisors, spec, key, error);
@@ -141,7 +140,7 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
     mp_tensor tensor;
     MP_TRY(mp_weights_get(model->weights, tensor_name, 1, shape, &tensor, error));
     if (tensor.dtype != MP_F32)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, tensor_name, "F32", "%s",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, tensor_name, "F32", "%s",
                             mp_dtype_get(tensor.dtype)->name);
     memcpy(divisors, tensor.data, (size_t)shape[0] * sizeof *divisors);
     return mp_rope_divide(rope, divisors, spec, tensor_name, error);
@@ -165,7 +164,8 @@ static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error
     MP_TRY(divide(model, &model->rope[1], spec, "rope_factors_long.weight", "mpool.rope_long_factors", &long_found,
                   error));
     if (!short_found || !long_found)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "rope factors", "long and short ones", "missing");
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope factors", "long and short ones",
+                            "missing");
     model->rope[0].attention_scale = model->rope[1].attention_scale = (float)attention;
     model->long_from = original < model->context ? (int32_t)original : 0;
     return MP_OK;
@@ -194,7 +194,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     if (sections[0] == 0)
         return MP_OK;
     if (sections[0] + sections[1] + sections[2] != rope->dim / 2 || model->ropes > 1 || model->long_from > 0)
-        return mp_fail_file(error, MP_FORMAT, spec_file(args->spec), -1, "mpool.rope_sections",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.rope_sections",
                             "three numbers that add up to the pairs of a head", "%lld, %lld, %lld",
                             (long long)sections[0], (long long)sections[1], (long long)sections[2]);
     for (int i = 0; i < 3; i++)

@@ -5,13 +5,11 @@
 
 enum { MOST_RANK = 4096, MOST_PART = 1024, CHUNK = 64 /* rows that a lane multiplies at once for a head */ };
 
-static const char *spec_file(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
-
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
 static mp_status refuse_size(const mp_spec *spec, const char *field, const char *allowed, int64_t got,
                              mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, field, allowed, "%lld", (long long)got);
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field, allowed, "%lld", (long long)got);
 }
 
 mp_status mp_latent_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *error) {

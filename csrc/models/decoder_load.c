@@ -30,9 +30,7 @@ static void decoder_destroy(mp_model *base) {
 
 static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
-    if (mp_stored_spoilt(model->stored))
-        return false;
-    return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
+    return !mp_stored_spoilt(model->stored) && mp_weights_sound(model->weights);
 }
 
 static uint64_t decoder_bytes(const mp_model *base) { return ((const mp_decoder *)base)->charged; }
@@ -40,14 +38,12 @@ static uint64_t decoder_bytes(const mp_model *base) { return ((const mp_decoder 
 static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, decoder_healthy, decoder_bytes,
                                          decoder_destroy};
 
-static const char *spec_file(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
-
 static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_offset, mp_error *error) {
     const mp_weights *weights = model->weights;
     int64_t any[2] = {-1, model->hidden};
     MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &model->tokens, error));
     if (model->tokens.shape[0] > MAX_VOCAB)
-        return mp_fail_file(error, MP_LIMIT, spec_file(mp_weights_spec(weights)), -1, "token_embd.weight",
+        return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
                             "at most 16,777,216 rows", "%lld", (long long)model->tokens.shape[0]);
     model->vocab = (int32_t)model->tokens.shape[0];
     model->tied = !mp_weights_has(weights, "output.weight");
@@ -139,7 +135,7 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
     if (!tokens)
         return mp_fail(error, MP_INVALID_ARGUMENT, "a text model needs its tokens' bytes: the spec has none");
     if (tokens->count > model->vocab)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "number of tokens",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "number of tokens",
                             "at most the rows of the token table", "%d of %d", tokens->count, model->vocab);
     model->sampled_vocab = tokens->count; /* spare rows are trained to nothing */
     for (int32_t i = 0; i < tokens->count; i++) {
@@ -227,10 +223,9 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
     atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* 20 GB/s, until it is measured */
-    static const char *const names[] = {"stored", "float32", "bfloat16", "int8"};
     const bool floats = exact && (!model->vision || model->vision->tower.compute == MP_COMPUTE_F32);
     model->base.facts = (mp_model_facts){
-        .compute = floats ? "float32" : names[args->compute],
+        .compute = floats ? "float32" : mp_compute_name(args->compute),
         .context_length = model->context,
         .vocab = model->vocab,
         .hidden_size = model->hidden,

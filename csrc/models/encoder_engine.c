@@ -262,21 +262,31 @@ static int make_groups(encoder_engine *engine, int texts, int64_t limit, int *mo
     return count;
 }
 
-/* Copy what was computed to the texts that wait for it, and remember it. */
-static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bool poisoned) {
+/* Copy what was computed to the texts that wait for it, and remember it unless it does not count. */
+static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bool whole) {
     for (int c = 0; c < engine->copy_count; c++) {
         const mp_encoder_text *text = &engine->texts[engine->copies[c].text];
         memcpy(engine->copies[c].out, text->out, (size_t)text->dimensions * sizeof(float));
     }
-    if (!poisoned)
+    if (whole)
         mp_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
 }
 
-static void fail_unless_finite(const mp_plan *plan, mp_outcome *outcomes, int owner, const mp_encoder_text *text) {
-    if (text->finite || outcomes[owner] == MP_OUTCOME_FAILED)
-        return;
-    mp_fail(&plan->items[owner]->error, MP_NUMERIC, "the model produced NaN or infinity");
-    outcomes[owner] = MP_OUTCOME_FAILED;
+/* What the step's texts mean for their calls. */
+static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_outcome *outcomes) {
+    for (int t = 0; t < texts; t++)
+        if (!engine->texts[t].finite)
+            mp_engine_fail_numeric(plan->items[engine->owner[t]], &outcomes[engine->owner[t]]);
+    for (int c = 0; c < engine->copy_count; c++) {
+        const copy *made = &engine->copies[c];
+        if (!engine->texts[made->text].finite)
+            mp_engine_fail_numeric(plan->items[made->owner], &outcomes[made->owner]);
+    }
+    for (int i = 0; i < plan->count; i++) {
+        mp_item *item = plan->items[i];
+        if (outcomes[i] != MP_OUTCOME_FAILED && !atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            mp_engine_advance(item, plan->amount[i], &((mp_embed_call *)item->call)->done, &outcomes[i]);
+    }
 }
 
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -310,33 +320,16 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_lease_run(lease, step_body, &run);
 
     bool stopped = mp_lease_poll(lease);
-    bool poisoned = mp_weights_poisoned(engine->model->weights);
+    bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
     uint64_t end = mp_sys_now_ns();
     if (!stopped)
-        share_results(engine, texts, end, poisoned);
-    for (int i = 0; i < plan->count; i++) {
-        mp_item *item = plan->items[i];
+        share_results(engine, texts, end, whole);
+    for (int i = 0; i < plan->count; i++)
         outcomes[i] = MP_OUTCOME_MORE;
-        if (poisoned) {
-            mp_fail(&item->error, MP_IO, "a weight file became shorter while it was in use");
-            outcomes[i] = MP_OUTCOME_FAILED;
-        }
-    }
-    for (int t = 0; t < texts && !stopped; t++)
-        fail_unless_finite(plan, outcomes, engine->owner[t], &engine->texts[t]);
-    for (int c = 0; c < engine->copy_count && !stopped; c++)
-        fail_unless_finite(plan, outcomes, engine->copies[c].owner, &engine->texts[engine->copies[c].text]);
-    for (int i = 0; i < plan->count && !stopped; i++) {
-        mp_item *item = plan->items[i];
-        if (outcomes[i] == MP_OUTCOME_FAILED || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
-            continue;
-        item->cursor += plan->amount[i];
-        mp_embed_call *call = (mp_embed_call *)item->call;
-        if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
-            atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
-        if (item->cursor == item->total)
-            outcomes[i] = MP_OUTCOME_DONE;
-    }
+    if (!whole)
+        mp_engine_fail_all(plan, &error, outcomes);
+    else if (!stopped)
+        conclude(engine, plan, texts, outcomes);
     if (rows > 0 && !stopped) {
         uint64_t spent = (end - start) / (uint64_t)rows;
         uint64_t old = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
@@ -356,11 +349,7 @@ static void engine_retire(mp_engine *engine, mp_item *item) {
 
 static uint64_t engine_trim(mp_engine *base) {
     encoder_engine *engine = (encoder_engine *)base;
-    uint64_t bytes = engine->charged;
-    mp_arena_deinit(&engine->arena);
-    mp_budget_give(engine->budget, bytes);
-    engine->charged = 0;
-    return bytes + mp_dedup_trim(&engine->dedup);
+    return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_dedup_trim(&engine->dedup);
 }
 
 static void engine_destroy(mp_engine *base) {

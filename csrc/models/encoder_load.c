@@ -26,16 +26,13 @@ static void encoder_destroy(mp_model *base) {
 }
 
 static bool encoder_healthy(const mp_model *base) {
-    const mp_encoder *model = (const mp_encoder *)base;
-    return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
+    return mp_weights_sound(((const mp_encoder *)base)->weights);
 }
 
 static uint64_t encoder_bytes(const mp_model *base) { return ((const mp_encoder *)base)->charged; }
 
 static const mp_model_ops encoder_ops = {mp_encoder_engine, mp_encoder_check, encoder_healthy, encoder_bytes,
                                          encoder_destroy};
-
-static const char *file_of(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
 
 static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *error) {
     int64_t heads, kv_heads, key, value, hidden = model->hidden;
@@ -47,11 +44,11 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "{arch}.attention.key_length", 0, MAX_WIDTH, &even, &key, error));
     MP_TRY(mp_spec_int(spec, "{arch}.attention.value_length", 0, MAX_WIDTH, &key, &value, error));
     if (key == 0 || key % 8 || heads * key > MAX_WIDTH)
-        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "attention.head_count",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                             "a divisor of the width that leaves a head size divisible by 8", "%lld of width %lld",
                             (long long)heads, (long long)hidden);
     if (heads % kv_heads || value != key)
-        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "attention.head_count_kv",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
                             "a divisor of the heads, with values as long as keys", "%lld of %lld heads",
                             (long long)kv_heads, (long long)heads);
     scale_default = 1 / sqrt((double)key);
@@ -132,7 +129,7 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
     int64_t any[2] = {-1, model->hidden}, positions[2] = {model->context, model->hidden};
     MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &model->tokens, error));
     if (model->tokens.shape[0] > MAX_VOCAB)
-        return mp_fail_file(error, MP_LIMIT, mp_spec_file(mp_weights_spec(weights), 0), -1, "token_embd.weight",
+        return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
                             "at most 16,777,216 rows", "%lld", (long long)model->tokens.shape[0]);
     model->vocab = (int32_t)model->tokens.shape[0];
     builder->parameters += mp_tensor_items(&model->tokens);
@@ -247,7 +244,7 @@ static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_err
     if (model->flags & MP_ARCH_RELATIVE_BIAS)
         MP_TRY(mp_weights_get(model->weights, "attn_rel_b.weight", 2, shape, &table, error));
     if (model->heads > MAX_HEADS || (table.data && (table.shape[0] < 4 || table.shape[0] > 4096)))
-        return mp_fail_file(error, MP_LIMIT, file_of(mp_weights_spec(model->weights)), -1, "attn_rel_b.weight",
+        return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(model->weights)), -1, "attn_rel_b.weight",
                             "4 to 4,096 buckets and at most 1,024 heads", "%lld", (long long)table.shape[0]);
     if (!mp_budget_take(budget, bytes))
         return mp_fail_memory(error, bytes, "the table of distances");
@@ -323,9 +320,8 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(make_position_bias(model, args->budget, error));
     atomic_init(&model->token_ns, (uint64_t)builder.parameters / 64 + 100);
     model->base.speed[0] = &model->token_ns;
-    static const char *const names[] = {"auto", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
-        .compute = names[compute],
+        .compute = mp_compute_name(compute),
         .context_length = model->context,
         .vocab = model->vocab,
         .hidden_size = model->hidden,

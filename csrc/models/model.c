@@ -168,7 +168,7 @@ mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act,
             *act = acts[i].act;
             return MP_OK;
         }
-    return mp_fail_file(error, MP_FORMAT, mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "", -1, key,
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
                         "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
 }
 
@@ -191,9 +191,31 @@ mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, ui
     return MP_OK;
 }
 
+uint64_t mp_engine_release(mp_arena *arena, mp_budget *budget, uint64_t *charged) {
+    const uint64_t bytes = *charged;
+    mp_arena_deinit(arena);
+    mp_budget_give(budget, bytes);
+    *charged = 0;
+    return bytes;
+}
+
 void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
     for (int i = 0; i < plan->count; i++) {
         plan->items[i]->error = *error;
         outcomes[i] = MP_OUTCOME_FAILED;
     }
+}
+
+void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome) {
+    if (*outcome == MP_OUTCOME_FAILED)
+        return;
+    mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity");
+    *outcome = MP_OUTCOME_FAILED;
+}
+
+void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome) {
+    item->cursor += units;
+    mp_call_publish(done, (int32_t)item->cursor);
+    if (item->cursor == item->total)
+        *outcome = MP_OUTCOME_DONE;
 }

@@ -43,9 +43,14 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);
 mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error);
 
 /* For engines: scratch that is charged to the budget, sized by the step and kept for the next; *charged grows by what
- * was taken. And every item of a plan fails alike. */
+ * was taken. And giving it back; returns how much that was. */
 mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error);
+uint64_t mp_engine_release(mp_arena *arena, mp_budget *budget, uint64_t *charged);
+/* Every item of a plan fails alike. One fails for what came out, unless it has failed already. */
 void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes);
+void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome);
+/* So many more of an item's units are there; `done` is its call's count of them. */
+void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome);
 
 /* For families: lanes that make a pass of `rows` rows shorter, when they meet at so many barriers. A lane more takes
  * its part of the work, and makes each barrier longer. From sizes alone, with rates that are too low rather than too

@@ -6,8 +6,6 @@
 
 enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24 };
 
-static const char *file_of(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
-
 void mp_vision_destroy(mp_vision *vision) {
     if (!vision)
         return;
@@ -61,8 +59,8 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     MP_TRY(mp_spec_bool(args->spec, "mpool.vision.norm", &no, &norm, error));
     const mp_arch *arch = mp_arch_find(name);
     if (!arch || arch->capability == MP_TEXT_TO_TEXT || arch->capability == MP_TEXT_EMBEDDING)
-        return mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.vision.tower", "an image network", "%s",
-                            name);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.tower", "an image network",
+                            "%s", name);
     mp_compute compute = builder->compute;
     builder->compute = mp_float_class(args->compute);
     mp_status status = mp_vit_read(&vision->tower, builder, args->spec, arch->flags, norm, error);
@@ -72,7 +70,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     if (status != MP_OK)
         return status;
     if ((!vision->tower.axial && vision->tower.grid % vision->merge) || (vision->keep_class && vision->merge > 1))
-        return mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.vision.merge",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
                             "a divisor of the patches a side", "%d of %d", vision->merge, vision->tower.grid);
     return MP_OK;
 }
@@ -82,7 +80,8 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
     MP_TRY(mp_spec_string(args->spec, "mpool.vision.decoder", NULL, &name, error));
     const mp_arch *arch = mp_arch_find(name);
     if (!arch || arch->capability != MP_TEXT_TO_TEXT)
-        return mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.vision.decoder", "a decoder", "%s", name);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.decoder", "a decoder", "%s",
+                            name);
     mp_load_args decoder = *args;
     MP_TRY(mp_arch_flags(arch, args->spec, &decoder.flags, error));
     return mp_decoder_load(&decoder, model, error);

@@ -50,18 +50,12 @@ typedef struct vit_engine {
     uint64_t planned_ns;
 } vit_engine;
 
-static void free_state(vit_engine *engine, large_image *large) {
-    mp_arena_deinit(&large->memory);
-    mp_budget_give(engine->budget, large->charged);
-    large->charged = 0;
-}
-
 /* The first keeps its memory for the next. */
 static void forget_large(vit_engine *engine, large_image *large) {
     large->item = NULL;
     large->begun = false;
     if (large != engine->large)
-        free_state(engine, large);
+        mp_engine_release(&large->memory, engine->budget, &large->charged);
     if (engine->planned == large)
         engine->planned = NULL;
 }
@@ -421,25 +415,13 @@ static int make_groups(vit_engine *engine, int images, int64_t limit, int *most_
 
 /* So many more of an item's images are there. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
-    mp_image_call *call = (mp_image_call *)item->call;
-    item->cursor += images;
-    if ((int32_t)item->cursor > atomic_load_explicit(&call->done, memory_order_relaxed)) /* not one tried again */
-        atomic_store_explicit(&call->done, (int32_t)item->cursor, memory_order_release);
-    if (item->cursor == item->total)
-        *outcome = MP_OUTCOME_DONE;
-}
-
-static void fail_numeric(mp_item *item, mp_outcome *outcome) {
-    mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity");
-    *outcome = MP_OUTCOME_FAILED;
+    mp_engine_advance(item, images, &((mp_image_call *)item->call)->done, outcome);
 }
 
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
-    for (int i = 0; i < images; i++) {
-        int owner = engine->owner[i];
-        if (!engine->images[i].finite && outcomes[owner] != MP_OUTCOME_FAILED)
-            fail_numeric(plan->items[owner], &outcomes[owner]);
-    }
+    for (int i = 0; i < images; i++)
+        if (!engine->images[i].finite)
+            mp_engine_fail_numeric(plan->items[engine->owner[i]], &outcomes[engine->owner[i]]);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         if (outcomes[i] != MP_OUTCOME_FAILED && !is_planned(engine, item) &&
@@ -532,16 +514,9 @@ static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_ou
         if (image.finite)
             count_done(item, 1, outcome);
         else
-            fail_numeric(item, outcome);
+            mp_engine_fail_numeric(item, outcome);
     }
     return run.pass.ops;
-}
-
-static void fail_poisoned(const mp_plan *plan, mp_outcome *outcomes) {
-    for (int i = 0; i < plan->count; i++) {
-        mp_fail(&plan->items[i]->error, MP_IO, "a weight file became shorter while it was in use");
-        outcomes[i] = MP_OUTCOME_FAILED;
-    }
 }
 
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -591,8 +566,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             break;
         }
     engine->planned = NULL;
-    if (mp_weights_poisoned(engine->model->weights))
-        fail_poisoned(plan, outcomes);
+    if (mp_weights_whole(engine->model->weights, &error) != MP_OK)
+        mp_engine_fail_all(plan, &error, outcomes);
     if (!stopped)
         mp_vit_learn(engine->model, ops, mp_sys_now_ns() - start);
 }
@@ -621,12 +596,10 @@ static uint64_t engine_bytes(const mp_engine *base) {
 static uint64_t engine_trim(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
     const uint64_t before = engine_bytes(base);
-    mp_arena_deinit(&engine->arena);
-    mp_budget_give(engine->budget, engine->charged);
-    engine->charged = 0;
+    mp_engine_release(&engine->arena, engine->budget, &engine->charged);
     for (int i = 0; i < MOST_LARGE; i++)
         if (!engine->large[i].begun)
-            free_state(engine, &engine->large[i]);
+            mp_engine_release(&engine->large[i].memory, engine->budget, &engine->large[i].charged);
     drop_positions(engine);
     return before - engine_bytes(base);
 }

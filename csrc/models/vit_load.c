@@ -25,8 +25,7 @@ static void vit_destroy(mp_model *base) {
 }
 
 static bool vit_healthy(const mp_model *base) {
-    const mp_vit *model = (const mp_vit *)base;
-    return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
+    return mp_weights_sound(((const mp_vit *)base)->weights);
 }
 
 static uint64_t vit_bytes(const mp_model *base) { return ((const mp_vit *)base)->charged; }
@@ -34,8 +33,6 @@ static uint64_t vit_bytes(const mp_model *base) { return ((const mp_vit *)base)-
 static const mp_model_ops vit_ops = {mp_vit_engine, mp_vit_check, vit_healthy, vit_bytes, vit_destroy};
 
 /* ---- hyper-parameters -------------------------------------------------------------------------------------------- */
-
-static const char *file_of(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
 
 /* Three numbers, or none: then all are `fallback`. */
 static mp_status read_three(const mp_spec *spec, const char *key, float fallback, bool positive, float *out,
@@ -52,8 +49,8 @@ static mp_status read_three(const mp_spec *spec, const char *key, float fallback
     }
     if (ok)
         return MP_OK;
-    return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, key, positive ? "three numbers above 0" : "three numbers",
-                        "%s", "something else");
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
+                        positive ? "three numbers above 0" : "three numbers", "%s", "something else");
 }
 
 /* Rounded as transformers' processors do: a byte times the factor in double, then float. */
@@ -77,7 +74,7 @@ static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) 
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, 16, NULL, &cell, error));
     MP_TRY(mp_spec_float(spec, "mpool.image.rope_base", 1, 1e12, &usual, &base, error));
     if (model->head_dim % 4)
-        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "attention.head_count",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                             "heads of a multiple of 4 components", "%d", model->head_dim);
     model->frames = (int32_t)frames;
     model->window = (int32_t)window;
@@ -100,7 +97,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     MP_TRY(mp_spec_int_capped(spec, "mpool.image.registers", 0, MAX_REGISTERS, &none, &registers, error));
     MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
     if (hidden % heads || hidden / heads % 8)
-        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "attention.head_count",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                             "a divisor of the width that leaves a head size divisible by 8", "%lld of width %lld",
                             (long long)heads, (long long)hidden);
     model->layer_count = (int32_t)layers;
@@ -291,7 +288,8 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
         MP_TRY_GOTO(read_pool(model, &builder, error));
     MP_TRY_GOTO(mp_head_init(&model->head, &builder, model->hidden, error));
     if (model->head.modes != 1 || model->head.mode[0] != MP_POOL_CLS) {
-        status = mp_fail_file(error, MP_FORMAT, file_of(args->spec), -1, "mpool.pooling", "cls", "%s", "another");
+        status = mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.pooling", "cls", "%s",
+                              "another");
         goto cleanup;
     }
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
@@ -300,9 +298,8 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
     model->budget = args->budget;
     builder.slab = NULL;
     model->base.speed[0] = &model->mega_ns;
-    static const char *const names[] = {"auto", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
-        .compute = names[compute],
+        .compute = mp_compute_name(compute),
         .context_length = mp_vit_rows(model, model->grid, model->grid),
         .hidden_size = model->hidden,
         .layers = model->layer_count,

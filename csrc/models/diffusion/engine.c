@@ -95,9 +95,7 @@ static uint64_t trim(mp_drawing_engine *engine) {
     uint64_t before = engine->charged + engine->weights + engine->cache.charged;
     mp_diff_drop_others(engine, -1);
     mp_diff_cache_trim(&engine->cache);
-    mp_arena_deinit(&engine->arena);
-    mp_budget_give(engine->budget, engine->charged);
-    engine->charged = 0;
+    mp_engine_release(&engine->arena, engine->budget, &engine->charged);
     return before - engine->weights - engine->cache.charged;
 }
 

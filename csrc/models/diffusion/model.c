@@ -21,8 +21,7 @@ static void diffusion_destroy(mp_model *base) {
 }
 
 static bool diffusion_healthy(const mp_model *base) {
-    const mp_diffusion *model = (const mp_diffusion *)base;
-    return !mp_weights_poisoned(model->weights) && mp_weights_unchanged(model->weights);
+    return mp_weights_sound(((const mp_diffusion *)base)->weights);
 }
 
 /* Weights are the engines'. */
@@ -308,9 +307,8 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
     MP_TRY_GOTO(check_blocks(model, &parameters, error));
     atomic_init(&model->gflop_ns, 10 * 1000 * 1000);
     model->base.speed[0] = &model->gflop_ns;
-    static const char *const names[] = {"auto", "float32", "bfloat16", "int8"};
     model->base.facts = (mp_model_facts){
-        .compute = names[mp_float_class(args->compute)],
+        .compute = mp_compute_name(mp_float_class(args->compute)),
         .hidden_size = model->hidden,
         .layers = model->joint_layers + model->single_layers,
         .parameters = parameters,

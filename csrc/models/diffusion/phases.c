@@ -185,9 +185,7 @@ static mp_status end_step(mp_item *item, mp_error *error) {
         state->at.step = 0;
         state->at.picture++;
     }
-    const int32_t done = (int32_t)item->cursor;
-    if (done > atomic_load_explicit(&call->steps_done, memory_order_relaxed)) /* not one tried again */
-        atomic_store_explicit(&call->steps_done, done, memory_order_release);
+    mp_call_publish(&call->steps_done, (int32_t)item->cursor);
     return MP_OK;
 }
 
@@ -274,8 +272,7 @@ static void end_picture(mp_diff_state *state, mp_item *item, const float *x, int
     for (int64_t i = 0; i < n; i++)
         to[i] = clamp(x[i] * 0.5f + 0.5f);
     item->cursor++;
-    if (++state->at.picture > atomic_load_explicit(&call->pictures_done, memory_order_relaxed))
-        atomic_store_explicit(&call->pictures_done, state->at.picture, memory_order_release);
+    mp_call_publish(&call->pictures_done, ++state->at.picture);
     if (state->at.picture == call->n_pictures)
         state->at.phase = MP_DIFF_FINISHED;
 }

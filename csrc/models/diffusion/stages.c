@@ -34,9 +34,7 @@ static bool take(mp_drawing_engine *engine, uint64_t bytes, int stage) {
 static mp_status reserve(mp_drawing_engine *engine, size_t bytes, int stage, mp_error *error) {
     if (bytes <= engine->arena.size)
         return MP_OK;
-    mp_arena_deinit(&engine->arena);
-    mp_budget_give(engine->budget, engine->charged);
-    engine->charged = 0;
+    mp_engine_release(&engine->arena, engine->budget, &engine->charged);
     if (!take(engine, bytes, stage))
         return mp_fail_memory(error, bytes, "the scratch of a step");
     mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
@@ -191,8 +189,7 @@ mp_status mp_diff_run_block(mp_drawing_engine *engine, mp_diff_state *state, mp_
     j.run.shared = mp_arena_take(&engine->arena, shared);
     j.run.own = mp_arena_take(&engine->arena, j.run.own_bytes * (size_t)lease->lanes);
     mp_lease_run(lease, body, &j);
-    if (mp_weights_poisoned(model->weights))
-        return mp_fail(error, MP_IO, "a weight file became shorter while it was in use");
+    MP_TRY(mp_weights_whole(model->weights, error));
     *done = j.done;
     return MP_OK;
 }

@@ -16,8 +16,6 @@ static const struct {
             {"gelu_tanh", MP_ACT_GELU_TANH}, {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU},
             {"sigmoid", MP_ACT_SIGMOID}};
 
-static const char *spec_name(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
-
 static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error) {
     const mp_value *value = mp_spec_find(spec, "mpool.pooling");
     if (!value) {
@@ -26,7 +24,7 @@ static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error)
         return MP_OK;
     }
     if (value->type != MP_VALUE_STRINGS || value->count < 1 || value->count > MP_POOL_COUNT)
-        return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, "mpool.pooling", "a list of 1 to 6 names", "%s",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.pooling", "a list of 1 to 6 names", "%s",
                             "something else");
     for (uint64_t i = 0; i < value->count; i++) {
         const char *name = value->as.strings.bytes + value->as.strings.offsets[i];
@@ -36,8 +34,8 @@ static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error)
                (strlen(mode_names[mode]) != length || memcmp(mode_names[mode], name, length) != 0))
             mode++;
         if (mode == MP_POOL_COUNT)
-            return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, "mpool.pooling", mode_list, "%.*s", (int)length,
-                                name);
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.pooling", mode_list, "%.*s",
+                                (int)length, name);
         head->mode[head->modes++] = (mp_pooling_mode)mode;
     }
     return MP_OK;
@@ -66,14 +64,14 @@ static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error)
     if (!value)
         return MP_OK;
     if (value->type != MP_VALUE_INTS || value->count > MP_MAX_SIZES || head->dense_count != 1 || head->dense[0].norm)
-        return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, "mpool.dense_sizes",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.dense_sizes",
                             "at most 16 sizes, beside one dense layer", "%s", "something else");
     for (uint64_t i = 0; i < value->count; i++) {
         const int64_t size = value->as.integers[i];
         mp_dense *dense = &head->sizes[head->size_count++];
         char name[64];
         if (size < 1 || size > 65536)
-            return mp_fail_file(error, MP_LIMIT, spec_name(spec), -1, "mpool.dense_sizes", "1 to 65,536", "%lld",
+            return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "mpool.dense_sizes", "1 to 65,536", "%lld",
                                 (long long)size);
         *dense = (mp_dense){.in = head->pooled, .out = (int32_t)size, .act = head->dense[0].act};
         snprintf(name, sizeof name, "dense.size.%d.weight", (int)size);
@@ -99,7 +97,7 @@ static mp_status read_dense(mp_head *head, mp_builder *builder, mp_error *error)
         int64_t any[2] = {-1, head->width};
         MP_TRY(mp_weights_get(builder->weights, name, 2, any, &tensor, error));
         if (tensor.shape[0] > 65536)
-            return mp_fail_file(error, MP_LIMIT, spec_name(spec), -1, name, "at most 65,536 outputs", "%lld",
+            return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, name, "at most 65,536 outputs", "%lld",
                                 (long long)tensor.shape[0]);
         const char *act;
         MP_TRY(mp_spec_string(spec, key, "identity", &act, error));
@@ -107,7 +105,7 @@ static mp_status read_dense(mp_head *head, mp_builder *builder, mp_error *error)
         while (a < sizeof acts / sizeof *acts && strcmp(acts[a].name, act) != 0)
             a++;
         if (a == sizeof acts / sizeof *acts)
-            return mp_fail_file(error, MP_FORMAT, spec_name(spec), -1, key,
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
                                 "identity, tanh, gelu, gelu_tanh, relu, silu, sigmoid", "%s", act);
         *dense = (mp_dense){.in = head->width, .out = (int32_t)tensor.shape[0], .act = acts[a].act};
         MP_TRY(mp_builder_plain(builder, &dense->weight, name, dense->out, dense->in, error));

@@ -5,8 +5,6 @@
 
 #include "base/alloc.h"
 
-static const char *file_of(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
-
 static mp_status make_table(mp_rope *rope, double base, mp_error *error) {
     rope->inverse = mp_alloc((size_t)rope->dim / 2 * sizeof(double), MP_TAG_WEIGHTS);
     if (!rope->inverse)
@@ -24,8 +22,8 @@ mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp
 mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *spec, const char *name, mp_error *error) {
     for (int i = 0; i < rope->dim / 2; i++) {
         if (!(divisors[i] > 0 && divisors[i] < 1e9f))
-            return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, name, "numbers above 0 and below 1e9", "%g at %d",
-                                (double)divisors[i], i);
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name, "numbers above 0 and below 1e9",
+                                "%g at %d", (double)divisors[i], i);
         rope->inverse[i] /= (double)divisors[i];
     }
     return MP_OK;
@@ -47,7 +45,8 @@ static mp_status scale_yarn(mp_rope *rope, const mp_spec *spec, double base, dou
     MP_TRY(mp_spec_float(spec, "mpool.rope_attention_factor", 1e-3, 1e3, &attn, &attention, error));
     MP_TRY(mp_spec_bool(spec, "mpool.rope_yarn_truncate", &yes, &truncate, error));
     if (base <= 1)
-        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "rope.freq_base", "a number above 1", "%g", base);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope.freq_base", "a number above 1", "%g",
+                            base);
     double low = pair_of(fast, original, base, rope->dim), high = pair_of(slow, original, base, rope->dim);
     if (truncate) {
         low = floor(low);
@@ -74,7 +73,7 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
     MP_TRY(mp_spec_float(spec, "{arch}.rope.freq_base", 1, 1e12, &base_default, &base, error));
     MP_TRY(mp_spec_string(spec, "{arch}.rope.scaling.type", "none", &scaling, error));
     if (dim % 2)
-        return mp_fail_file(error, MP_FORMAT, file_of(spec), -1,
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1,
                             "rope.dimension_count", "an even number", "%lld", (long long)dim);
     rope->dim = (int)dim;
     MP_TRY(make_table(rope, base, error));
@@ -93,7 +92,7 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.high_freq_factor", 1e-3, 1e6, NULL, &high, error));
         MP_TRY(mp_spec_float(spec, "{arch}.rope.scaling.original_context_length", 1, 1e9, NULL, &original, error));
         if (high <= low)
-            return mp_fail_file(error, MP_FORMAT, file_of(spec), -1,
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1,
                                 "rope.scaling.high_freq_factor", "a number above low_freq_factor", "%g", high);
         for (int i = 0; i < dim / 2; i++) {
             double wavelength = 2 * 3.14159265358979323846 / rope->inverse[i];
@@ -105,8 +104,8 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
     }
     if (strcmp(scaling, "yarn") == 0)
         return scale_yarn(rope, spec, base, factor, error);
-    return mp_fail_file(error, MP_FORMAT, file_of(spec), -1, "rope.scaling.type", "none, linear, llama3, yarn", "%s",
-                        scaling);
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope.scaling.type", "none, linear, llama3, yarn",
+                        "%s", scaling);
 }
 
 void mp_rope_deinit(mp_rope *rope) {

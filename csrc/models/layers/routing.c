@@ -5,8 +5,6 @@
 
 #include "kernels/kernels.h"
 
-static const char *spec_file(const mp_spec *spec) { return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : ""; }
-
 mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t count, int32_t used, mp_error *error) {
     const char *gate;
     bool yes = true, no = false;
@@ -20,9 +18,10 @@ mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t coun
     MP_TRY(mp_spec_int(spec, "mpool.expert_groups_used", 1, groups, &groups, &groups_used, error));
     routing->sigmoid = strcmp(gate, "sigmoid") == 0;
     if (!routing->sigmoid && strcmp(gate, "softmax") != 0)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "mpool.expert_gate", "softmax, sigmoid", "%s", gate);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.expert_gate", "softmax, sigmoid", "%s",
+                            gate);
     if (count % groups || groups_used * (count / groups) < used || (groups > 1 && count / groups < 2))
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "mpool.expert_groups",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.expert_groups",
                             "equal groups of at least two, of which those used have enough experts",
                             "%lld of %lld groups of %d experts for %d", (long long)groups_used, (long long)groups,
                             count, used);

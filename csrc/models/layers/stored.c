@@ -115,7 +115,7 @@ bool mp_stored_spoilt(const mp_stored *stored) {
 bool mp_stored_sound(mp_stored *stored) {
     if (atomic_load_explicit(&stored->spoilt, memory_order_relaxed))
         return false;
-    if (!mp_weights_poisoned(stored->weights) && mp_weights_unchanged(stored->weights))
+    if (mp_weights_sound(stored->weights))
         return true;
     atomic_store_explicit(&stored->spoilt, true, memory_order_relaxed);
     return false;
