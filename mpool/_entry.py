@@ -33,7 +33,7 @@ class Entry:
         ref: what its files are found by.
         overrides: settings that replace what the files say (see :meth:`mpool.Pool.register`).
         isolation: where its workers run, ``"thread"`` or ``"process"``; None: as the pool's configuration says.
-        plans: embedding options in use -> what follows from them; see embedding.py.
+        plans: options of calls for vectors in use -> what follows from them; see vectors.py.
     """
 
     def __init__(self, pool: Pool, key: str, ref: str, capability: str | None = None,

@@ -32,7 +32,7 @@ from collections.abc import (
 )
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _options, _threads, embedding, reranking
+from . import _options, _threads, embedding, reranking, vectors
 from ._async_streams import AsyncPictureStream, AsyncStream
 from ._runtime import default_pool
 from ._watching import watcher
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from . import _core
     from ._options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
     from .drawing import Request as DrawRequest
-    from .embedding import Kind
     from .generation import Request
     from .images import ImageInput
     from .model import Model
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .reranking import Ranking
     from .results import Completion
+    from .vectors import Kind
 
     ModelLike = str | os.PathLike[str] | Model | None
 
@@ -90,7 +90,7 @@ async def _pack(kind: Kind, plan: Any, inputs: list[Any], start: int, single: bo
 async def _submit(kind: Kind, plan: Any, pack: Any, call: Call, lane: int) -> _core.Ticket | None:
     wait = not call.fail_fast
     return await watcher().enter(f"{plan.core_key}\n{lane}",
-                                 lambda: kind.submit(plan, pack, call, lane, True, wait), wait)
+                                 lambda: vectors.submit(kind, plan, pack, call, lane, True, wait), wait)
 
 
 async def _rows(kind: Kind, plan: Any, pack: Any, ticket: _core.Ticket | None, call: Call) -> NDArray[Any]:
@@ -98,8 +98,8 @@ async def _rows(kind: Kind, plan: Any, pack: Any, ticket: _core.Ticket | None, c
     if ticket is not None:
         await watcher().done(ticket)
     if plan.null and ticket is not None:
-        return await asyncio.to_thread(embedding.landed, kind, plan, pack, ticket, call)
-    return embedding.landed(kind, plan, pack, ticket, call)
+        return await asyncio.to_thread(vectors.landed, kind, plan, pack, ticket, call)
+    return vectors.landed(kind, plan, pack, ticket, call)
 
 
 def _tokens(kind: Kind, pack: Any) -> int:
@@ -109,20 +109,20 @@ def _tokens(kind: Kind, pack: Any) -> int:
 async def _single(kind: Kind, plan: Any, one: Any, call: Call) -> tuple[NDArray[Any], int]:
     """The vector of one input, and how many tokens were read for it."""
     packed = await _pack(kind, plan, [one], 0, True, call)
-    rows = await _rows(kind, plan, packed, await _submit(kind, plan, packed, call, embedding.INTERACTIVE), call)
-    embedding.tell(kind, plan, packed, rows)
-    return embedding.quantize(rows[0], plan.precision), _tokens(kind, packed)
+    rows = await _rows(kind, plan, packed, await _submit(kind, plan, packed, call, vectors.INTERACTIVE), call)
+    vectors.tell(kind, plan, packed, rows)
+    return vectors.quantize(rows[0], plan.precision), _tokens(kind, packed)
 
 
 async def _many(kind: Kind, plan: Any, parts: list[tuple[int, list[Any]]], progress: Any,
                 call: Call) -> tuple[NDArray[Any], int]:
-    """As :func:`mpool.embedding.embed_many`; and how many tokens were read."""
+    """As :func:`mpool.vectors.embed_many`; and how many tokens were read."""
     total, tokens = sum(len(inputs) for _, inputs in parts), 0
     if plan.precision in ("int8", "uint8") and total == 1:
-        embedding.quantize(embedding.empty(plan, 1), plan.precision)
-    out, faults = embedding.empty(plan, total), embedding.Faults(plan, kind.unit)
-    bar = embedding.Bar(progress, total, plan.entry.key, kind.unit)
-    flow = _run_slices(kind, plan, _each(parts), call, embedding.lane_of(total))
+        vectors.quantize(vectors.empty(plan, 1), plan.precision)
+    out, faults = vectors.empty(plan, total), vectors.Faults(plan, kind.unit)
+    bar = vectors.Bar(progress, total, plan.entry.key, kind.unit)
+    flow = _run_slices(kind, plan, _each(parts), call, vectors.lane_of(total))
     try:
         async for start, packed, rows in flow:
             out[start:start + packed.count] = rows
@@ -133,7 +133,7 @@ async def _many(kind: Kind, plan: Any, parts: list[tuple[int, list[Any]]], progr
         await flow.aclose()
         bar.close()
     faults.tell(total)
-    return embedding.quantize(out, plan.precision), tokens
+    return vectors.quantize(out, plan.precision), tokens
 
 
 async def embed(inputs: str | Sequence[str], model: ModelLike = None, *, pool: Pool | None = None,
@@ -153,7 +153,7 @@ async def _embed(inputs: Any, model: ModelLike, pool: Pool, task: str | None, ma
                  passed: dict[str, Any]) -> tuple[NDArray[Any], int]:
     """The vectors, and how many tokens were read for them. ``inputs`` may also be lists of token ids."""
     call, most = _options.begin(pool.config, passed), pool._most(max_inputs)
-    progress = embedding.check_progress(passed.pop("progress", None))
+    progress = vectors.check_progress(passed.pop("progress", None))
     texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
     chosen = _options.embedding("embed", {"task": task, **passed})
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
@@ -189,7 +189,7 @@ async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLik
     pool = pool or default_pool()
     passed: dict[str, Any] = dict(options)
     call, most = _options.begin(pool.config, passed), pool._most(max_inputs)
-    progress = embedding.check_progress(passed.pop("progress", None))
+    progress = vectors.check_progress(passed.pop("progress", None))
     found = images_of(images, most)
     chosen = _options.image_embedding(passed)
     plan = await _prepared(pool, model, "image_embedding", chosen.compute, lambda: pool._image_plan(model, chosen))
@@ -204,15 +204,15 @@ async def _each(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def _run_slices(kind: Kind, plan: Any, parts: AsyncIterable[tuple[int, list[Any]]], call: Call,
-                      lane: int = embedding.BULK) -> Any:
-    """As :func:`mpool.embedding.run_slices`."""
+                      lane: int = vectors.BULK) -> Any:
+    """As :func:`mpool.vectors.run_slices`."""
     flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
     try:
         async for start, inputs in parts:
             packed = await _pack(kind, plan, inputs, start, False, call)
             flying.append((start, packed, await _submit(kind, plan, packed, call, lane)))
             call = _options.patient(call)
-            while len(flying) >= embedding.DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
+            while len(flying) >= vectors.DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
                 start, packed, ticket = flying[0]
                 yield start, packed, await _rows(kind, plan, packed, ticket, call)
                 flying.popleft()
@@ -262,13 +262,13 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
         raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
     passed: dict[str, Any] = dict(options)
     call = _options.begin(pool.config, passed)
-    progress = embedding.check_progress(passed.pop("progress", None))
+    progress = vectors.check_progress(passed.pop("progress", None))
     chosen = _options.embedding("embed_iter", {"task": task, **passed})
     batch_size = embedding.check_streamable(chosen, batch_size)
     plan = await _prepared(pool, model, "text_embedding", chosen.compute, lambda: pool._plan(model, chosen))
     total = len(iterable) if isinstance(iterable, Sized) else None
-    out, faults, bar = embedding.Rebatch(batch_size), embedding.Faults(plan), \
-        embedding.Bar(progress, total, plan.entry.key)
+    out, faults, bar = embedding.Rebatch(batch_size), vectors.Faults(plan), \
+        vectors.Bar(progress, total, plan.entry.key)
     done = 0
     flow = _run_slices(embedding.TEXTS, plan, _async_slices(iterable), call)
     try:
@@ -276,7 +276,7 @@ async def embed_iter(iterable: Iterable[str] | AsyncIterable[str], model: ModelL
             faults.add(start, packed, rows)
             done += packed.count
             bar.add(packed.count)
-            for vector in out.add(embedding.quantize(rows, plan.precision)):
+            for vector in out.add(vectors.quantize(rows, plan.precision)):
                 yield vector
         for vector in out.rest():
             yield vector

@@ -1,8 +1,5 @@
-"""Image embedding calls, up to the core and back: options, reading and preparing images, slices, faults.
-
-As for texts, a call with few images is one item of the pool, and one with many is cut into slices, of which a few are
-in flight: the next images are decoded while the last are computed. A vector does not depend on its batch mates.
-"""
+"""Images of embedding calls, up to the core: options, reading and preparing them, slices. What is the same for texts is
+in vectors.py."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ import numpy as np
 
 from . import _threads
 from ._options import ImageEmbedding as Options
-from .embedding import PRECISIONS, Kind, _choice, empty, recover
-from .errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
+from .errors import InvalidArgument, MpoolError
 from .images import prepare, read_image
 from .sampling import _short, integer
+from .vectors import CHOICES, Kind, VectorPlan, check, plan_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,55 +26,26 @@ if TYPE_CHECKING:
 
 #: Images in a slice: some 100 ms of decoding photographs.
 SLICE = 16
-_MAX_PLANS = 64
 #: What is prepared in a millisecond or two.
 _LITTLE = 1 << 20
+_CHOICES = {**CHOICES, "allow_urls": (True, False)}
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePlan:
-    """What follows from options and model. The attributes of :class:`mpool.embedding.Plan` that both have are the
-    same."""
+class ImagePlan(VectorPlan):
+    """What follows from options and model."""
 
-    entry: Entry
-    registry: _core.Registry
-    core_key: str
     settings: ImageSettings
-    dimensions: int
-    width: int
-    normalize: int
-    null: bool
-    precision: str
     allow_urls: bool
 
 
 def plan(entry: Entry, options: Options) -> ImagePlan:
     """Checks options against the model; reads its files, and has the core load it, on first use."""
-    key = options, type(options.dimensions), type(options.normalize), type(options.allow_urls)
-    try:
-        found = entry.plans.get(key)
-    except TypeError:
-        found = None  # an unhashable value, which the checks below name
-    if found is None:
-        found = _make_plan(entry, options)
-        if len(entry.plans) >= _MAX_PLANS:
-            entry.plans.clear()
-        entry.plans[key] = found
-    return found
+    return plan_of(entry, options, (options.dimensions, options.normalize, options.allow_urls), _make_plan)
 
 
 def _make_plan(entry: Entry, options: Options) -> ImagePlan:
-    try:
-        _choice("precision", options.precision, PRECISIONS)
-        _choice("on_error", options.on_error, ("raise", "null"))
-        _choice("normalize", options.normalize, (None, True, False))
-        _choice("allow_urls", options.allow_urls, (True, False))
-        if options.on_error == "null" and options.precision != "float32":
-            raise InvalidArgument(f"on_error is 'null' with precision {options.precision!r}, allowed: 'raise'",
-                                  hint="Only float32 can hold NaN: quantise afterwards, without the NaN rows")
-    except InvalidArgument as error:
-        error.key = error.key or entry.key
-        raise
+    check(entry, options, _CHOICES)
     settings = entry.describe().image
     assert settings is not None, "entries of another capability are refused before"
     width = settings.output_size
@@ -147,39 +115,6 @@ def packed(plan: ImagePlan, images: list[Any], start: int, single: bool, call: C
     return _threads.interruptible(pack, plan, images, start, single, call, chars=_threads.LONG)
 
 
-def _keywords(plan: ImagePlan) -> dict[str, Any]:
-    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null}
-
-
-def run(plan: ImagePlan, pack: ImagePack, call: Call, lane: int) -> NDArray[np.float32]:
-    """Vectors of the good images, in one call that lets go of the GIL once."""
-    if not len(pack.sizes):
-        return empty(plan)
-    try:
-        return plan.registry.embed_images(plan.core_key, pack.pixels, pack.sizes, lane=lane, **_keywords(plan),
-                                          **call.keywords(plan.entry.key))
-    except NumericError:
-        if not plan.null:
-            raise
-        return recover(IMAGES, plan, pack, call)
-    except MemoryExhausted as error:
-        plan.entry.pool._name_idle(error, plan.core_key)
-        raise
-
-
-def submit(plan: ImagePlan, pack: ImagePack, call: Call, lane: int, fail_fast: bool | None = None,
-           again: bool = False) -> _core.Ticket | None:
-    """Starts a call for the good images; None if there are none. ``fail_fast``, ``again``: as of Call.keywords."""
-    if not len(pack.sizes):
-        return None
-    try:
-        return plan.registry.submit_images(plan.core_key, pack.pixels, pack.sizes, lane=lane, **_keywords(plan),
-                                           **call.keywords(plan.entry.key, fail_fast, again))
-    except MemoryExhausted as error:
-        plan.entry.pool._name_idle(error, plan.core_key)
-        raise
-
-
 def halves(pack: ImagePack) -> tuple[ImagePack, ...]:
     """The good images of a pack as two packs; none if there is one."""
     images = len(pack.sizes) // 2
@@ -192,7 +127,19 @@ def halves(pack: ImagePack) -> tuple[ImagePack, ...]:
             ImagePack(pack.pixels[edge:], pack.sizes[2 * middle:], images - middle))
 
 
-IMAGES = Kind("image", packed, run, submit, halves)
+def _good(pack: ImagePack) -> int:
+    return len(pack.sizes) // 2
+
+
+def _embed(plan: ImagePlan, pack: ImagePack, **keywords: Any) -> NDArray[np.float32]:
+    return plan.registry.embed_images(plan.core_key, pack.pixels, pack.sizes, **keywords)
+
+
+def _start(plan: ImagePlan, pack: ImagePack, **keywords: Any) -> _core.Ticket:
+    return plan.registry.submit_images(plan.core_key, pack.pixels, pack.sizes, **keywords)
+
+
+IMAGES = Kind("image", packed, _good, _embed, _start, halves)
 
 
 def slices(images: list[Any]) -> list[tuple[int, list[Any]]]:

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from . import _core
     from ._options import Call
     from .drawing import PictureStream
-    from .embedding import Kind, Plan
+    from .embedding import Plan
     from .image_embedding import ImagePlan
     from .pictures import PictureStep
     from .pool import Pool
     from .results import Chunk
     from .streams import Iteration, Stream
+    from .vectors import Kind
 
 
 class Job:
@@ -108,12 +109,12 @@ class _VectorJob(Job):
     """A job whose result is vectors of inputs of a kind; ``_call`` is None when none of them is to be computed."""
 
     def __init__(self, capability: str, kind: Kind, plan: Any, inputs: list[Any], single: bool, call: Call) -> None:
-        from . import embedding
+        from . import vectors
 
         super().__init__(capability, plan.entry.key)
         self._kind, self._plan, self._options, self._single, self._told = kind, plan, call, single, False
         self._pack = kind.pack(plan, inputs, 0, single, call)
-        self._call = kind.submit(plan, self._pack, call, embedding.lane_of(len(inputs)), True)
+        self._call = vectors.submit(kind, plan, self._pack, call, vectors.lane_of(len(inputs)), True)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -131,13 +132,13 @@ class _VectorJob(Job):
         return False
 
     def _finish(self) -> Any:
-        from . import embedding
+        from . import vectors
 
-        rows = embedding.landed(self._kind, self._plan, self._pack, self._call, self._options)
+        rows = vectors.landed(self._kind, self._plan, self._pack, self._call, self._options)
         if not self._told:
             self._told = True
-            embedding.tell(self._kind, self._plan, self._pack, rows)
-        return embedding.quantize(rows[0] if self._single else rows, self._plan.precision)
+            vectors.tell(self._kind, self._plan, self._pack, rows)
+        return vectors.quantize(rows[0] if self._single else rows, self._plan.precision)
 
 
 class EmbedJob(_VectorJob):

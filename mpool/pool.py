@@ -86,29 +86,29 @@ class Pool:
               task: Literal["query", "document"] | None = None, max_inputs: int | None = None,
               **options: Unpack[EmbedOptions]) -> NDArray[Any]:
         """See :func:`mpool.embed`."""
-        from . import embedding
+        from . import embedding, vectors
 
         passed: dict[str, Any] = dict(options)
         call, most = _options.begin(self.config, passed), self._most(max_inputs)
-        progress = embedding.check_progress(passed.pop("progress", None))
+        progress = vectors.check_progress(passed.pop("progress", None))
         texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
         plan = self._plan(model, _options.embedding("embed", {"task": task, **passed}))
         if texts is None:
-            return embedding.embed_one(embedding.TEXTS, plan, inputs, call)
-        return embedding.embed_many(embedding.TEXTS, plan, list(embedding.slices(texts)), progress, call)
+            return vectors.embed_one(embedding.TEXTS, plan, inputs, call)
+        return vectors.embed_many(embedding.TEXTS, plan, list(embedding.slices(texts)), progress, call)
 
     @_options.spelt_out
     def embed_iter(self, iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
                    task: Literal["query", "document"] | None = None, batch_size: int | None = None,
                    **options: Unpack[EmbedOptions]) -> EmbedIterator:
         """See :func:`mpool.embed_iter`."""
-        from . import embedding
+        from . import embedding, vectors
 
         if isinstance(iterable, (str, bytes, Mapping)) or not hasattr(iterable, "__iter__"):
             raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
         passed: dict[str, Any] = dict(options)
         call = _options.begin(self.config, passed)
-        progress = embedding.check_progress(passed.pop("progress", None))
+        progress = vectors.check_progress(passed.pop("progress", None))
         chosen = _options.embedding("embed_iter", {"task": task, **passed})
         batch_size = embedding.check_streamable(chosen, batch_size)
         return embedding.EmbedIterator(self._plan(model, chosen), iterable, batch_size, progress, call)
@@ -116,14 +116,14 @@ class Pool:
     def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *,
                top_k: int | None = None, **options: Unpack[RerankOptions]) -> Ranking:
         """See :func:`mpool.rerank`."""
-        from . import embedding, reranking
+        from . import embedding, reranking, vectors
 
         passed: dict[str, Any] = dict(options)
         call = _options.begin(self.config, passed)
         texts, count = reranking.check(query, documents, top_k, self.config.max_embed_inputs)
         plan = reranking.plan_of(self._plan(model, reranking.options(passed)), query)
         parts = list(embedding.slices(texts))
-        return reranking.ranking(plan, texts, embedding.embed_many(embedding.TEXTS, plan, parts, False, call), count)
+        return reranking.ranking(plan, texts, vectors.embed_many(embedding.TEXTS, plan, parts, False, call), count)
 
     def _most(self, max_inputs: int | None) -> int:
         if max_inputs is None:
@@ -154,17 +154,17 @@ class Pool:
                     model: str | os.PathLike[str] | Model | None = None, *, max_inputs: int | None = None,
                     **options: Unpack[ImageOptions]) -> NDArray[Any]:
         """See :func:`mpool.embed_image`."""
-        from . import embedding, image_embedding
+        from . import image_embedding, vectors
         from .images import images_of
 
         passed: dict[str, Any] = dict(options)
         call, most = _options.begin(self.config, passed), self._most(max_inputs)
-        progress = embedding.check_progress(passed.pop("progress", None))
+        progress = vectors.check_progress(passed.pop("progress", None))
         found = images_of(images, most)
         plan = self._image_plan(model, _options.image_embedding(passed))
         if found is None:
-            return embedding.embed_one(image_embedding.IMAGES, plan, images, call)
-        return embedding.embed_many(image_embedding.IMAGES, plan, image_embedding.slices(found), progress, call)
+            return vectors.embed_one(image_embedding.IMAGES, plan, images, call)
+        return vectors.embed_many(image_embedding.IMAGES, plan, image_embedding.slices(found), progress, call)
 
     def _image_plan(self, model: Any, options: Any) -> Any:
         from dataclasses import replace

@@ -19,6 +19,7 @@ import defaultmodels
 import mpool
 import tinymodels
 from mpool import embedding
+from mpool.vectors import DEPTH
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3.", "äöü", "x"]
 
@@ -287,7 +288,7 @@ def test_iter_reads_no_further_ahead_than_it_says(pool: mpool.Pool, bert: Path) 
     with pool.embed_iter(endless(), bert) as vectors:
         for _ in range(3000):
             next(vectors)
-        assert read <= 3000 + (embedding.DEPTH + 1) * embedding.SLICE_TEXTS + 1
+        assert read <= 3000 + (DEPTH + 1) * embedding.SLICE_TEXTS + 1
         assert vectors.done >= 3000
     idle(pool)
     with pytest.raises(StopIteration):
