@@ -1,4 +1,4 @@
-"""What all Python tests share: the ``slow`` marker, where they run, small models, a pool."""
+"""What all Python tests share: the markers ``slow`` and ``builds``, where they run, small models, a pool."""
 
 from __future__ import annotations
 
@@ -25,24 +25,29 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--slow``."""
-    parser.addoption("--slow", action="store_true", default=False, help="run the tests marked slow too")
+    """Add ``--slow`` and ``--builds``."""
+    parser.addoption("--slow", action="store_true", default=False, help="run the tests marked slow and builds too")
+    parser.addoption("--builds", action="store_true", default=False, help="run the tests marked builds too")
+
+
+def _said(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() not in ("", "0", "no", "false", "off")
 
 
 def slow_wanted(config: pytest.Config) -> bool:
     """Whether tests marked slow run."""
-    said = os.environ.get("MPOOL_SLOW", "").strip().lower()
-    return config.getoption("--slow") or said not in ("", "0", "no", "false", "off")
+    return config.getoption("--slow") or _said("MPOOL_SLOW")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is marked slow unless it was asked for."""
-    if slow_wanted(config):
-        return
-    skip = pytest.mark.skip(reason="slow: run with --slow or MPOOL_SLOW=1")
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(skip)
+    """Skip what is marked unless it was asked for: ``slow``, and ``builds``, which CI always runs."""
+    wanted = {"slow": slow_wanted(config)}
+    wanted["builds"] = wanted["slow"] or config.getoption("--builds") or _said("MPOOL_BUILDS")
+    for name, is_wanted in wanted.items():
+        skip = pytest.mark.skip(reason=f"{name}: run with --{name} or MPOOL_{name.upper()}=1")
+        for item in items:
+            if not is_wanted and item.get_closest_marker(name):
+                item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

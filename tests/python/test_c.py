@@ -1,4 +1,7 @@
-"""The C core: built in each variant, its own tests run, and the rules of the house checked."""
+"""The C core: built in each variant, its own tests run, and the rules of the house checked.
+
+By default it is built as the extension is; ``--builds`` (CI: always) adds sanitizers, the simulator, clang and ARM.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +69,14 @@ def test_gcc_release(out: Path) -> None:
     _run("release", runner)
 
 
+@pytest.mark.builds
 def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
     """All tests, with failures of the system injected, under ASan, LSan and UBSan."""
     runner = _build("asan", out)
     _run("asan", runner, "--slow", "5")
 
 
+@pytest.mark.builds
 def test_gcc_thread_sanitizer(out: Path) -> None:
     """What has threads: base, the pool, and workers that are processes."""
     runner = _build("tsan", out)
@@ -81,6 +86,7 @@ def test_gcc_thread_sanitizer(out: Path) -> None:
          "isolation_a_registry", "--only", "isolation_processes")
 
 
+@pytest.mark.builds
 def test_gcc_simulator(out: Path) -> None:
     """The registry under the simulator: tens of thousands of schedules, all of tiny cases, and planted bugs."""
     runner = _build("sim", out)
@@ -118,6 +124,7 @@ def _only(prefixes: list[str]) -> list[str]:
     return [word for prefix in prefixes for word in ("--only", prefix)]
 
 
+@pytest.mark.builds
 def test_arm_kernels_under_emulation(out: Path) -> None:
     """64-bit ARM, cross compiled: every kernel of every instruction set against ref, in qemu."""
     runner = _build("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
@@ -147,6 +154,7 @@ def test_arm_clang_compiles_without_a_warning(out: Path) -> None:
     _build("arm-clang", out)
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("name", ["clang", "clang-debug"])
 def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
     """clang -Wall -Wextra -Werror, the binding and the seam build too."""
