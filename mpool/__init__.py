@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from . import catalog as catalog
     from . import errors as errors
     from . import text as text
+    from ._calls import chat as chat
+    from ._calls import describe_image as describe_image
+    from ._calls import describe_url as describe_url
+    from ._calls import embed as embed
+    from ._calls import embed_image as embed_image
+    from ._calls import embed_iter as embed_iter
+    from ._calls import generate as generate
+    from ._calls import generate_image as generate_image
+    from ._calls import rerank as rerank
+    from ._calls import submit as submit
+    from ._calls import vision as vision
     from ._events import PoolEvent as PoolEvent
     from ._health import CapabilityPool as CapabilityPool
     from ._health import Health as Health
@@ -28,17 +39,9 @@ if TYPE_CHECKING:
     from ._health import Pong as Pong
     from ._options import CallOptions as CallOptions
     from ._runtime import begin_shutdown as begin_shutdown
-    from ._runtime import chat as chat
     from ._runtime import check as check
     from ._runtime import count_tokens as count_tokens
-    from ._runtime import describe_image as describe_image
-    from ._runtime import describe_url as describe_url
     from ._runtime import detokenize as detokenize
-    from ._runtime import embed as embed
-    from ._runtime import embed_image as embed_image
-    from ._runtime import embed_iter as embed_iter
-    from ._runtime import generate as generate
-    from ._runtime import generate_image as generate_image
     from ._runtime import get as get
     from ._runtime import health as health
     from ._runtime import init_maintenance as init_maintenance
@@ -48,11 +51,8 @@ if TYPE_CHECKING:
     from ._runtime import pools as pools
     from ._runtime import ps as ps
     from ._runtime import register as register
-    from ._runtime import rerank as rerank
-    from ._runtime import submit as submit
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
-    from ._runtime import vision as vision
     from ._similarity import similarity as similarity
     from .captures import Capture as Capture
     from .captures import CaptureJob as CaptureJob
@@ -123,10 +123,10 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_runtime": ("begin_shutdown", "chat", "check", "count_tokens", "describe_image", "describe_url", "detokenize",
-                 "embed", "embed_image", "embed_iter", "generate", "generate_image", "get", "health",
-                 "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit",
-                 "tokenize", "unload", "vision"),
+    "_calls": ("chat", "describe_image", "describe_url", "embed", "embed_image", "embed_iter", "generate",
+               "generate_image", "rerank", "submit", "vision"),
+    "_runtime": ("begin_shutdown", "check", "count_tokens", "detokenize", "get", "health", "init_maintenance", "load",
+                 "metrics", "ping", "pools", "ps", "register", "tokenize", "unload"),
     "_events": ("PoolEvent",),
     "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "_options": ("CallOptions",),

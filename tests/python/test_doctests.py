@@ -11,9 +11,9 @@ import pytest
 import mpool
 from defaultmodels import use_default_models
 
-MODULES = ("mpool", "mpool._runtime", "mpool.aio", "mpool.config", "mpool.embedding", "mpool.integrations.langchain",
-           "mpool.integrations.sklearn", "mpool.jobs", "mpool.model", "mpool.pool", "mpool.results", "mpool.show",
-           "mpool._similarity", "mpool.streams")
+MODULES = ("mpool", "mpool._calls", "mpool._runtime", "mpool.aio", "mpool.config", "mpool.embedding",
+           "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.jobs", "mpool.model", "mpool.pool",
+           "mpool.results", "mpool.show", "mpool._similarity", "mpool.streams")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
