@@ -2,15 +2,18 @@
 
 httptools (llhttp, the parser of Node.js) refuses conflicting lengths and malformed heads and chunks. Added here: one
 Host, caps on heads, ``chunked`` as the only transfer coding, no tiny chunks without end, trailers that nobody sees, a
-cap on connections, answers without chunks to HTTP/1.0, requests that ask for another protocol answered in this one, and
-limits on the time that a request takes to arrive, an answer takes to be read, and a connection is idle. The latter are
-looked at once a second for all connections together, so that a request costs no timer.
+cap on connections, answers without chunks to HTTP/1.0, requests that ask for another protocol answered in this one,
+answers to clients that only say that they ask nothing more, and limits on the time that a request takes to arrive, an
+answer takes to be read, and a connection is idle. The latter are looked at once a second for all connections together,
+so that a request costs no timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import socket
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
@@ -20,11 +23,21 @@ from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, 
 
 from .errors import Refusal, error_body
 from .settings import Settings
+from .streaming import EVENTS, LINES
 
 log = logging.getLogger("mpool.server")
 
 #: So many chunks may be tiny; further ones have to hold so many bytes on average.
 _FREE_CHUNKS, _CHUNK = 1024, 64
+#: Bytes that are parsed together, some hundred requests at most: while one waits, nothing behind them is parsed.
+#: So many may be here and wait for that.
+_PIECE, _UNREAD = 8 << 10, 64 << 10
+#: What says nothing within an answer of a kind, between two of its pieces.
+_BLANKS = {EVENTS.encode(): b":\n\n", LINES.encode(): b" "}
+#: Seconds until a client that asks nothing more is written to again: from, times, to.
+_FIRST, _TIMES, _LATER = 0.005, 10, 5.0
+#: State of a socket that its other side has reset (tcp_states.h of Linux).
+_TCP_CLOSE = 7
 #: Where a connection is: what it receives next.
 _BETWEEN, _HEAD, _BODY = range(3)
 
@@ -42,6 +55,7 @@ class _Cycle(RequestResponseCycle):
     follows goes at once: to join what is written in one turn of the loop takes a turn more for each piece."""
 
     _held = b""  # the head, if it has not gone yet
+    _blank: bytes | None = None  # what can be written between two pieces
 
     async def send(self, message: Any) -> None:
         """Takes a message of the application. It waits while the client does not read.
@@ -61,6 +75,8 @@ class _Cycle(RequestResponseCycle):
             raise RuntimeError("a message after the end of an answer")
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self.waiting_for_100_continue and self.more_body:
+            self.keep_alive = False  # whether its body comes now nobody can say
         self.response_started, self.waiting_for_100_continue = True, False
         self._empty = self.scope["method"] == "HEAD" or status in (204, 304)
         self._rest: int | None = None  # bytes of a length that is known
@@ -70,6 +86,8 @@ class _Cycle(RequestResponseCycle):
                 raise RuntimeError(f"the header {name!r} cannot be {value!r}")
             if name == b"content-length":
                 self._rest = int(value)
+            elif name == b"content-type":
+                self._blank = _BLANKS.get(value.partition(b";")[0])
             parts += name, b": ", value, b"\r\n"
         self.chunked_encoding = self._rest is None and not self._empty and self.scope["http_version"] != "1.0"
         if self.chunked_encoding:
@@ -87,6 +105,21 @@ class _Cycle(RequestResponseCycle):
         held, self._held = self._held, b""
         if held or data:
             self.transport.write(held + data)
+
+    def knock(self) -> bool:
+        """Writes what says nothing. Whether there is such a thing: a client of HTTP/1.0 has to wait for its answer, and
+        what has a length goes at once."""
+        if not self.response_started:
+            if self.scope["http_version"] == "1.0":
+                return False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # clients skip it, asked for or not
+        elif self._held:
+            self._write(b"")
+        elif self._blank is None or self._rest is not None or self._empty:
+            return False
+        elif not self.flow.write_paused:
+            self._write(b"%x\r\n%b\r\n" % (len(self._blank), self._blank) if self.chunked_encoding else self._blank)
+        return True
 
     def _continue(self, body: bytes, more: bool) -> None:
         if self._rest is not None and not self._empty:
@@ -129,7 +162,9 @@ class Connection(HttpToolsProtocol):
         self.refusal: Refusal | None = None
         self._place = _BETWEEN
         self._wish: bytes | None = None  # of one that asks for another protocol, until that is forgotten: its length
-        self._active: RequestResponseCycle | None = None  # the request that is being answered, or was last
+        self._active: _Cycle | None = None  # the request that is being answered, or was last
+        self._unread = b""  # what came and is not parsed yet
+        self._ended = False  # the client sends nothing more
         #: Of the request that is being read: bytes of its head, those of a line without an end yet, bytes of its body
         #: as it is sent and as it is, and chunks.
         self._head = self._loose = self._sent = self._bytes = self._chunks = 0
@@ -170,27 +205,65 @@ class Connection(HttpToolsProtocol):
         self.idle_by = None
         if self.arrive_by is None and self._place == _BETWEEN:
             self.arrive_by = self.loop.time() + self.settings.header_timeout
-        if self._place == _BODY:
-            self._sent += len(data)
-        self._loose += len(data)
+        self._unread = self._unread + data if self._unread else data
+        self._parse()
+        if len(self._unread) > _UNREAD:
+            self.flow.pause_reading()
+
+    def _parse(self) -> None:
+        """Parses what is here, but nothing behind requests that wait."""
+        data, at, self._unread = self._unread, 0, b""
         try:
-            if self._sent > 2 * self.settings.max_body:
-                # what is refused by its length is read and dropped, but not without end
-                raise self._refused("bad_request")
-            while data:
-                try:
-                    self.parser.feed_data(data)
-                    data = b""
-                except httptools.HttpParserUpgrade as found:
-                    # it takes what follows for another protocol: it is told the head again, without that wish
-                    data = b"POST / HTTP/1.1\r\n%b\r\n%b" % (self._wish or b"", data[found.args[0]:])
-            if self._place == _HEAD and self._head + self._loose > self.settings.max_header:
-                raise self._refused("headers_too_large")
+            while at < len(data) and not self.pipeline:
+                piece = data[at:at + _PIECE]
+                at += len(piece)
+                if self._place == _BODY:
+                    self._sent += len(piece)
+                self._loose += len(piece)
+                if self._sent > 2 * self.settings.max_body:
+                    # what is refused by its length is read and dropped, but not without end
+                    raise self._refused("bad_request")
+                while piece:
+                    try:
+                        self.parser.feed_data(piece)
+                        piece = b""
+                    except httptools.HttpParserUpgrade as found:
+                        # it takes what follows for another protocol: it is told the head again, without that wish
+                        piece = b"POST / HTTP/1.1\r\n%b\r\n%b" % (self._wish or b"", piece[found.args[0]:])
+                if self._place == _HEAD and self._head + self._loose > self.settings.max_header:
+                    raise self._refused("headers_too_large")
+            self._unread = data[at:]
         except (httptools.HttpParserError, _Refused) as error:
             if isinstance(error, httptools.HttpParserCallbackError) and self.refusal is None \
                     and not isinstance(error.__context__, httptools.HttpParserError):
                 log.error("A request could not be read", exc_info=error.__context__)
             self._refuse(self.refusal or Refusal("bad_request"))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. One that has left altogether says no more than that, either, but answers what
+        is written to it with a reset. Whether the connection stays for its answers."""
+        active = self._active
+        if active is None or active.response_complete or not self._busy() or not active.knock():
+            return False
+        self._ended = True
+        self._watch(_FIRST)
+        return True
+
+    def _watch(self, pause: float) -> None:
+        """Ends the connection once it was reset, which nobody would notice who neither reads nor writes; what stands
+        between may pass on only the second time that the client has left."""
+        if self.transport.is_closing():
+            return
+        found = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        if found == _TCP_CLOSE:
+            self.transport.abort()
+        else:
+            self.loop.call_later(pause, self._knock, min(_TIMES * pause, _LATER))
+
+    def _knock(self, pause: float) -> None:
+        if self._active is not None and not self._active.response_complete and not self.transport.is_closing():
+            self._active.knock()
+            self._watch(pause)
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -199,6 +272,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["mpool.connection"] = self  # type: ignore[typeddict-unknown-key]
         self._place, self._head, self._loose = _HEAD, 0, 0
+        if self.arrive_by is None:  # it came with the end of another one
+            self.arrive_by = self.loop.time() + self.settings.header_timeout
 
     def on_url(self, url: bytes) -> None:
         """A part of its target."""
@@ -214,7 +289,7 @@ class Connection(HttpToolsProtocol):
             return
         if len(self.headers) >= self.settings.max_header_count:
             raise self._refused("headers_too_large")
-        super().on_header(name, value)
+        super().on_header(name, value.strip(b" \t"))
 
     def _measure(self, size: int) -> None:
         self._head += size
@@ -236,29 +311,31 @@ class Connection(HttpToolsProtocol):
                 or [value.lower() for name, value in self.headers if name == b"transfer-encoding"] != [b"chunked"]):
             raise self._refused("bad_request")
         url = httptools.parse_url(self.url)
-        if url.path is None or not url.path.isascii():
+        if url.path is None or not url.path.isascii() or b"#" in self.url:
             raise self._refused("bad_request")
+        if url.schema is not None:  # it is this that says which server is meant
+            host = re.split(rb"[/?]", self.url.partition(b"://")[2], maxsplit=1)[0]
+            self.headers[:] = [*(line for line in self.headers if line[0] != b"host"), (b"host", host)]
         path = url.path.decode("ascii")
         scope: Any = self.scope
         scope.update(method=self.parser.get_method().decode("ascii"), http_version=version, path=unquote(path),
                      raw_path=url.path, query_string=url.query or b"")
-        self.cycle = _Cycle(
+        cycle = self.cycle = _Cycle(
             scope=self.scope, transport=self.transport, flow=self.flow, logger=self.logger,  # type: ignore[arg-type]
             access_logger=self.access_logger, access_log=False, default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(), expect_100_continue=self.expect_100_continue,
+            message_event=asyncio.Event(), expect_100_continue=self.expect_100_continue and version == "1.1",
             keep_alive=version == "1.1" and self.parser.should_keep_alive(), on_response=self.on_response_complete)
         if self._active is None or self._active.response_complete:
-            self._start(self.cycle)
+            self._start(cycle)
         else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self.pipeline.appendleft((cycle, self.app))
         self._place, self._sent, self._bytes, self._chunks = _BODY, 0, 0, 0
         self.arrive_by = self.loop.time() + self.settings.body_timeout
         if self.parser.should_upgrade():
             self._wish = b"".join(b"%b: %b\r\n" % line for line in self.headers
                                   if line[0] in (b"content-length", b"transfer-encoding"))
 
-    def _start(self, cycle: RequestResponseCycle) -> None:
+    def _start(self, cycle: _Cycle) -> None:
         self._active = cycle
         task = self.loop.create_task(cycle.run_asgi(self.app))
         task.add_done_callback(self.tasks.discard)
@@ -290,10 +367,24 @@ class Connection(HttpToolsProtocol):
         now = self.loop.time()
         if self.transport.is_closing():
             self.read_by = now + self.settings.write_timeout  # for what is not sent yet
-        elif self.pipeline:
-            self._start(self.pipeline.pop()[0])
-        elif self.refusal is not None:
-            self._refuse(self.refusal)
+            return
+        if self.arrive_by is not None:  # until now it had to wait
+            self.arrive_by = now + (self.settings.body_timeout if self._place == _BODY
+                                    else self.settings.header_timeout)
+        if self.pipeline:
+            self._start(self.pipeline.pop()[0])  # type: ignore[arg-type]
+        if self.pipeline:
+            return
+        if self.refusal is None and self._unread:
+            self._parse()
+        busy = self._active is not None and not self._active.response_complete
+        if self.refusal is not None:
+            if not busy:
+                self._refuse(self.refusal)
+        elif busy:
+            self.flow.resume_reading()
+        elif self._ended:
+            self.transport.close()
         else:
             self.flow.resume_reading()
             self.idle_by = now + self.settings.idle_timeout

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +156,102 @@ def test_one_that_comes_slowly_behind_another_is_given_its_time(server: Any) -> 
         assert found.count(b"HTTP/1.1 ") == 1 and b"[DONE]" not in found and b"data: " in raw._read()
 
 
+def slow(server: Any) -> bytes:
+    """A request whose answer is not out before it is read: more than the system holds."""
+    return post(server, "/v1/chat/completions", chat(max_tokens=1000, n=2, stream=True, logprobs=True, top_logprobs=20))
+
+
+def test_a_head_that_comes_with_the_end_of_another_has_to_come_in_time(server: Any) -> None:
+    with Raw(server) as raw:
+        raw.send(post(server, "/v1/embeddings", embed("x")) + b"GET /health HTTP/1.1\r\nX: ")
+        assert raw.answer()[0] == 200
+        raw.socket.settimeout(0.05)
+        for _ in range(200):  # ten seconds, of 0.4
+            raw.send(b"a")
+            try:
+                assert b" 408 " in raw.socket.recv(1 << 16)
+                return
+            except TimeoutError:
+                pass
+    raise AssertionError("a connection is held by a byte now and then")
+
+
+def test_a_body_has_its_time_from_when_it_is_read(server: Any) -> None:
+    """Behind an answer that takes longer than bodies may take."""
+    behind = post(server, "/v1/embeddings", embed("x"))
+    with Raw(server) as raw:
+        raw.send(slow(server) + behind[:-3])
+        time.sleep(2 * LIMITS["body_timeout"])  # nobody reads: the first one waits
+        assert server.state.streams == 1
+        found = b""
+        while b"0\r\n\r\n" not in found[-20:]:
+            part = raw._read()
+            assert part, found[-300:]
+            found += part
+        assert raw.send(behind[-3:]).answer()[0] == 200
+
+
+def test_of_thousands_together_few_are_read_ahead(server: Any) -> None:
+    """What a client sends ahead costs its bytes, not what is made of requests."""
+    with Raw(server) as raw:
+        one = f"GET /health HTTP/1.1\r\nHost: {raw.host}\r\n\r\n".encode()
+        raw.send(slow(server) + one * 3000)
+        time.sleep(0.2)
+        connection, = server._uvicorn.server_state.connections
+        assert 0 < len(connection.pipeline) < 300 and len(connection._unread) < 512 << 10
+        found, count = b"", 0
+        while count < 3001:
+            part = raw._read()
+            assert part, count
+            count += (found[-14:] + part).count(b"HTTP/1.1 200 OK")
+            found = part
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/v1/embeddings", embed("x")), ("/v1/chat/completions", chat(max_tokens=2000)),
+    ("/v1/chat/completions", chat(max_tokens=2000, stream=True)),
+    ("/api/chat", json.dumps({"model": "llama", "messages": [{"role": "user", "content": "a"}],
+                              "options": {"num_predict": 500}}).encode())],
+    ids=["embedding", "chat", "events", "lines"])
+@pytest.mark.parametrize("after", [0.0, 0.02], ids=["at once", "later"])
+def test_who_asks_nothing_more_gets_its_answers(server: Any, path: str, body: bytes, after: float) -> None:
+    """One that shuts its side of the connection, as ``nc -N`` does, waits for what it asked for."""
+    with Raw(server) as raw:
+        raw.send(post(server, path, body) + post(server, "/v1/embeddings", embed("y")))
+        time.sleep(after)
+        raw.socket.shutdown(socket.SHUT_WR)
+        found = whole(raw).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")  # clients skip it
+    assert found.startswith(b"HTTP/1.1 200 OK") and found.count(b"HTTP/1.1 200 OK") == 2
+    first, _, second = found.rpartition(b"HTTP/1.1 200 OK")
+    assert json.loads(second.partition(b"\r\n\r\n")[2])["data"]
+    head, _, answer = first.partition(b"HTTP/1.1 200 OK")[2].partition(b"\r\n\r\n")
+    if b"chunked" not in head:
+        json.loads(answer)
+        return
+    text = b"".join(answer.split(b"\r\n")[1::2])
+    if path == "/api/chat":
+        assert [json.loads(line)["done"] for line in text.splitlines()][-1]
+    else:
+        assert text.endswith(b"data: [DONE]\n\n") and \
+            all(part.startswith((b"data: {", b":")) for part in text.split(b"\n\n")[:-2])
+
+
+@pytest.mark.parametrize("behind", [0, 3], ids=["alone", "others behind it"])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_who_leaves_is_no_client_that_waits(server: Any, caplog: Any, behind: int, version: str) -> None:
+    caplog.set_level(logging.INFO, "mpool.server")
+    with Raw(server) as raw:
+        raw.send(post(server, "/v1/chat/completions", chat(max_tokens=16000, n=16), version=version)
+                 + post(server, "/v1/embeddings", embed("y")) * behind)
+        deadline = time.monotonic() + 10
+        while not server.state.running and time.monotonic() < deadline:
+            time.sleep(0.001)
+    while "left by its client" not in caplog.text:
+        assert "/v1/chat/completions 200" not in caplog.text, "it was answered, and nobody was there"
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_who_leaves_takes_all_that_waits_along(server: Any) -> None:
     for _ in range(5):
         with Raw(server) as raw:
@@ -206,6 +304,7 @@ def test_who_would_like_another_protocol_gets_this_one(server: Any, protocol: st
 
 @pytest.mark.parametrize("text", [b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: {host}\r\n\r\n",
                                   b"GET http:// HTTP/1.1\r\nHost: {host}\r\n\r\n",
+                                  b"GET /health#a HTTP/1.1\r\nHost: {host}\r\n\r\n",
                                   b"GET /health HTTP/2.0\r\nHost: {host}\r\n\r\n",
                                   b"GET /health HTTP/0.9\r\nHost: {host}\r\n\r\n",
                                   b"GET /health HTTP/1.1\nHost: {host}\n\n",
@@ -213,11 +312,26 @@ def test_who_would_like_another_protocol_gets_this_one(server: Any, protocol: st
                                   b"GET /health HTTP/1.1\r\nHost: {host}\r\nX: a\r\n b\r\n\r\n",
                                   b"GET /health HTTP/1.1\r\nHost: {host}\r\nX : a\r\n\r\n",
                                   b"GET /health HTTP/1.1\r\nHost: {host}\r\n: a\r\n\r\n"],
-                         ids=["CONNECT", "no path", "2.0", "0.9", "LF", "CR", "folded", "space", "no name"])
+                         ids=["CONNECT", "no path", "fragment", "2.0", "0.9", "LF", "CR", "folded", "space", "no name"])
 def test_what_is_read_in_two_ways_is_refused(server: Any, text: bytes) -> None:
     with Raw(server) as raw:
         status, _, body = raw.send(text.replace(b"{host}", raw.host.encode())).answer()
         assert status == 400 and json.loads(body)["error"]["code"] == "bad_request" and raw.closed(5)
+
+
+def test_a_target_with_a_host_says_which_server_is_meant(server: Any) -> None:
+    with Raw(server) as raw:
+        for target, host, status in [("http://evil.example", raw.host, 421), (f"http://{raw.host}", "evil.example", 200),
+                                     (f"HTTP://{raw.host}", raw.host, 200), (f"http://a@{raw.host}", raw.host, 421)]:
+            assert raw.request(f"{target}/health?a", host=host).answer()[0] == status
+
+
+def test_spaces_around_a_value_are_none_of_it(server: Any) -> None:
+    with Raw(server) as raw:
+        assert raw.request("/health", host=f"  {raw.host} \t").answer()[0] == 200
+        raw.request("/v1/embeddings", b"", "Expect: 100-continue ", length=9)
+        raw.socket.settimeout(5)
+        assert raw.socket.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def test_heads_alone(server: Any) -> None:
@@ -237,3 +351,19 @@ def test_who_asks_whether_to_go_on_is_told_to(server: Any) -> None:
         raw.socket.settimeout(5)
         assert raw.socket.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert raw.send(body).answer()[0] == 200
+
+
+@pytest.mark.parametrize("path, length, status", [("/nowhere", 9, 404), ("/v1/embeddings", 1 << 30, 413)])
+def test_who_asks_whether_to_go_on_and_is_told_not_to_is_not_waited_for(server: Any, path: str, length: int,
+                                                                         status: int) -> None:
+    with Raw(server) as raw:
+        found, head, _ = raw.request(path, b"", "Expect: 100-continue", length=length).answer()
+        assert found == status and head["connection"] == "close" and raw.closed(5)
+
+
+def test_who_speaks_1_0_is_not_told_to_go_on(server: Any) -> None:
+    with Raw(server) as raw:
+        data = post(server, "/v1/embeddings", embed("x"), "Expect: 100-continue", version="1.0")
+        raw.send(data[:-1])
+        time.sleep(0.05)
+        assert whole(raw.send(data[-1:])).startswith(b"HTTP/1.1 200 OK")
