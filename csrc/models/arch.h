@@ -24,6 +24,8 @@ enum {                                     /* flags of a row; a fixture fails wh
        MP_ARCH_RELATIVE_BIAS = 1 << 25, /* scores get a bias by distance, from one table of buckets */
        MP_ARCH_ALIBI = 1 << 26,         /* scores fall off with distance, each head by a slope of its own */
        MP_ARCH_LATENTS = 1 << 27,       /* tokens look at learned vectors before they are pooled */
+       MP_ARCH_QUERY_NORMS = 1 << 28,   /* queries are normed, all heads together, and so are keys */
+       MP_ARCH_INPUT_TWICE = 1 << 29,   /* a layer's input is added to its normed first half again, and that normed */
        MP_ARCH_SINGLE_BLOCKS = 1 << 30,    /* pictures: texts turn with the picture's rows, then share its weights */
 };
 

@@ -241,15 +241,6 @@ cleanup:
     return status;
 }
 
-/* A matrix of one expert, blk.0.ffn_up.1.weight, or biases of all of them, which stay where they are. Matrices of all
- * of them have more than two sizes. */
-static bool is_expert(const char *name) {
-    if (strstr(name, "_exps."))
-        return true;
-    const char *part = strstr(name, ".ffn_"), *dot = part ? strchr(part + 1, '.') : NULL;
-    return dot && dot[1] >= '0' && dot[1] <= '9';
-}
-
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t bytes = 0;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
@@ -258,7 +249,7 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         mp_wkind kind;
         uint64_t latents = mp_latent_footprint(entry, compute);
         bytes += latents;
-        if (latents > 0 || entry->ndim != 2 || table || mp_vit_owns(entry->name) || is_expert(entry->name))
+        if (latents > 0 || entry->ndim != 2 || table || mp_vit_owns(entry->name) || mp_expert_owns(entry->name))
             continue;
         if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;

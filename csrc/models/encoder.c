@@ -26,7 +26,7 @@ static int32_t mixed_width(const mp_encoder *model) {
 /* The longest text, which is as many rows of rotary tables, is not known to who reserves scratch: M serves for it. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
     size_t rows = (size_t)M * sizeof(float);
-    size_t acts = 0;
+    size_t acts = 0, experts = 0;
     const mp_encoder_layer *layer = &model->layers[0];
     const mp_latent *latent = &model->latent;
     const mp_linear *linears[] = {&layer->qkv,     &layer->out,     &layer->up,  &layer->down,
@@ -35,9 +35,15 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
         size_t need = mp_linear_scratch(linears[i], M);
         acts = need > acts ? need : acts;
     }
+    for (int i = 0; i < model->layer_count; i++) {
+        size_t need = model->layers[i].experts ? mp_experts_scratch(model->layers[i].experts, M) : 0;
+        experts = need > experts ? need : experts;
+    }
     return mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
-           mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) + acts;
+           mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
+           (model->flags & MP_ARCH_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
+           (acts > experts ? acts : experts);
 }
 
 size_t mp_encoder_lane_scratch(const mp_encoder *model, int T) {
@@ -45,6 +51,10 @@ size_t mp_encoder_lane_scratch(const mp_encoder *model, int T) {
     size_t head = mp_head_scratch(&model->head) * sizeof(float);
     size_t row = (size_t)model->hidden * sizeof(float);
     size_t most = attention > head ? attention : head;
+    for (int i = 0; i < model->layer_count; i++) {
+        size_t experts = model->layers[i].experts ? mp_experts_lane_scratch(model->layers[i].experts) : 0;
+        most = experts > most ? experts : most;
+    }
     return mp_arena_cost(most > row ? most : row);
 }
 
@@ -67,6 +77,7 @@ typedef struct pass {
     float *mixed;       /* [M, mixed_width] normed rows, then attention's output */
     float *inner;       /* [M, up_width], or activations of `down` */
     float *angles[2];   /* [longest text, dim] of each rope */
+    float *input;       /* [M, hidden] of a layer, kept for MP_ARCH_INPUT_TWICE */
     void *acts, *lane_scratch;
 } pass;
 
@@ -130,6 +141,8 @@ static void rotate_heads(const pass *p, const mp_norm *norm, const mp_rope *rope
     }
 }
 
+enum { PLACED = MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS | MP_ARCH_QUERY_NORMS };
+
 /* Queries and keys of the lane's rows. */
 static void rotate(const pass *p, const mp_encoder_layer *layer) {
     const mp_encoder *model = p->model;
@@ -142,6 +155,11 @@ static void rotate(const pass *p, const mp_encoder_layer *layer) {
                 continue;
             float *at = p->qkv + row * model->qkv_width;
             const float *angles = rope->dim ? p->angles[which] + (int64_t)i * rope->dim : NULL;
+            if (model->flags & MP_ARCH_QUERY_NORMS) {
+                norm_row(model, &layer->q_norm, model->q_width, at, at);
+                norm_row(model, &layer->k_norm, model->kv_width, at + model->q_width, at + model->q_width);
+                continue;
+            }
             rotate_heads(p, &layer->q_norm, rope, angles, model->heads, at);
             rotate_heads(p, &layer->k_norm, rope, angles, model->kv_heads, at + model->q_width);
         }
@@ -221,7 +239,7 @@ static void attention_half(const pass *p, const mp_encoder_layer *layer, const f
     const mp_encoder *model = p->model;
     mp_epilogue plain = {0};
     linear(p, &layer->qkv, x, model->hidden, &plain, p->qkv, model->qkv_width);
-    if (model->flags & (MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS)) {
+    if (model->flags & PLACED) {
         rotate(p, layer);
         mp_lane_sync(p->lane);
     }
@@ -230,8 +248,23 @@ static void attention_half(const pass *p, const mp_encoder_layer *layer, const f
     add_output(p, &layer->out, &layer->attention_after, p->mixed, model->q_width);
 }
 
+/* Experts read all rows while they add to the sum. */
+static void experts_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
+    const int64_t n = p->model->hidden;
+    if (x == p->x)
+        memcpy(p->mixed + p->row0 * n, x + p->row0 * n, (size_t)((p->row1 - p->row0) * n) * sizeof(float));
+    for (int64_t r = p->row0; r < p->row1 && layer->experts_bias; r++)
+        p->call->add(layer->experts_bias, n, p->x + r * n);
+    mp_lane_sync(p->lane);
+    mp_experts_forward(layer->experts, p->lane, p->mixed, p->M, 1, p->acts, p->lane_scratch, p->x);
+}
+
 static void feed_forward_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
     const mp_encoder *model = p->model;
+    if (layer->experts) {
+        experts_half(p, layer, x);
+        return;
+    }
     const bool gated = model->flags & MP_ARCH_GATED;
     if (mp_linear_fits(&layer->up, &layer->down)) {
         mp_linear_into(&layer->up, &layer->down, p->lane, x, model->hidden, p->M, p->acts, model->act, p->inner);
@@ -252,9 +285,15 @@ static void feed_forward_half(const pass *p, const mp_encoder_layer *layer, cons
 }
 
 static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
-    const int32_t n = p->model->hidden;
+    const int64_t n = p->model->hidden;
+    if (p->input)
+        memcpy(p->input + p->row0 * n, p->x + p->row0 * n, (size_t)((p->row1 - p->row0) * n) * sizeof(float));
     attention_half(p, layer, p->x);
     norm_rows(p, &layer->attention_norm, p->x, n, p->x, n);
+    if (p->input) {
+        p->call->add(p->input + p->row0 * n, (p->row1 - p->row0) * n, p->x + p->row0 * n);
+        norm_rows(p, &layer->input_norm, p->x, n, p->x, n);
+    }
     mp_lane_sync(p->lane);
     feed_forward_half(p, layer, p->x);
     norm_rows(p, &layer->ffn_norm, p->x, n, p->x, n);
@@ -311,9 +350,10 @@ static void look_at_latents(const pass *p) {
 
 int mp_encoder_barriers(const mp_encoder *model) {
     int layer = 7;
-    layer += model->flags & (MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS) ? 1 : 0;
+    layer += model->flags & PLACED ? 1 : 0;
     layer += model->flags & MP_ARCH_GATED ? 1 : 0;
     layer += model->flags & MP_ARCH_OUTPUT_NORMS ? 2 : 0;
+    layer += model->experts ? 6 : 0;
     return layer * model->layer_count + 1 + (model->flags & MP_ARCH_LATENTS ? 8 : 0);
 }
 
@@ -337,6 +377,8 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
     p.inner = take(&at, inner_bytes(model, M));
     for (int i = 0; i < 2; i++)
         p.angles[i] = take(&at, rows * (size_t)model->rope[i].dim);
+    if (model->flags & MP_ARCH_INPUT_TWICE)
+        p.input = take(&at, rows * (size_t)model->hidden);
     p.acts = at;
     mp_lane_split(lane, M, 1, &p.row0, &p.row1);
     embed(&p, longest);

@@ -4,6 +4,7 @@
 #define MP_MODELS_ENCODER_H
 
 #include "models/arch.h"
+#include "models/layers/experts.h"
 #include "models/layers/latent.h"
 #include "models/layers/linear.h"
 #include "models/layers/pooling.h"
@@ -16,9 +17,12 @@ typedef struct mp_norm { /* [n] each; weight NULL: there is none. bias may be NU
 typedef struct mp_encoder_layer {
     mp_linear qkv, out, down;
     mp_linear up;                       /* with a gate its outputs stand first: [2 ffn] */
+    mp_experts *experts;                /* NULL, or instead of up and down */
+    float *experts_bias;                /* [hidden] of their sum, or NULL */
     mp_norm attention_norm, ffn_norm;   /* [hidden] before each half of the layer; MP_ARCH_POST_NORM: after its sum */
     mp_norm attention_after, ffn_after; /* [hidden] of what a half adds to the residual sum */
-    mp_norm q_norm, k_norm;             /* [head_dim] */
+    mp_norm input_norm;                 /* [hidden] of the first half and the layer's input: MP_ARCH_INPUT_TWICE */
+    mp_norm q_norm, k_norm;             /* [head_dim]; MP_ARCH_QUERY_NORMS: [q_width], [kv_width] */
     int32_t window;                     /* as of mp_attn_full */
 } mp_encoder_layer;
 
@@ -33,6 +37,9 @@ typedef struct mp_encoder {
     int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
     int32_t q_width, kv_width, qkv_width; /* of all heads' queries; keys; both and values */
     int32_t up_width;                     /* ffn, or twice that with a gate */
+    int32_t experts, experts_used;        /* 0: there are none */
+    int32_t experts_every;                /* layers 1, 1 + so many, ... have them */
+    mp_routing routing;
     float eps, scale, embedding_scale;    /* of scores; of embeddings */
     bool causal;
     mp_act act;

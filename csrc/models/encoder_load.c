@@ -7,7 +7,8 @@
 
 #include "models/encoder.h"
 
-enum { MAX_LAYERS = 1024, MAX_HEADS = 1024, MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 20, MAX_VOCAB = 1 << 24 };
+enum { MAX_LAYERS = 1024, MAX_HEADS = 1024, MAX_WIDTH = 65536, MAX_EXPERTS = 1024 };
+enum { MAX_CONTEXT = 1 << 20, MAX_VOCAB = 1 << 24 };
 
 static void encoder_destroy(mp_model *base) {
     mp_encoder *model = (mp_encoder *)base;
@@ -18,6 +19,11 @@ static void encoder_destroy(mp_model *base) {
     mp_free(model->position_bias);
     mp_rope_deinit(&model->rope[0]);
     mp_rope_deinit(&model->rope[1]);
+    for (int i = 0; model->layers && i < model->layer_count; i++)
+        if (model->layers[i].experts) {
+            mp_experts_deinit(model->layers[i].experts);
+            mp_free(model->layers[i].experts);
+        }
     mp_free(model->layers);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
@@ -64,6 +70,20 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
     return MP_OK;
 }
 
+static mp_status read_experts(mp_encoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t none = 0, count, used, every;
+    MP_TRY(mp_spec_int(spec, "{arch}.expert_count", 0, MAX_EXPERTS, &none, &count, error));
+    if (count == 0)
+        return MP_OK;
+    MP_TRY(mp_spec_int(spec, "{arch}.expert_used_count", 1, count, NULL, &used, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.moe_every_n_layers", 2, MAX_LAYERS, NULL, &every, error));
+    MP_TRY(mp_routing_read(&model->routing, spec, (int32_t)count, (int32_t)used, error));
+    model->experts = (int32_t)count;
+    model->experts_used = (int32_t)used;
+    model->experts_every = (int32_t)every;
+    return MP_OK;
+}
+
 static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *error) {
     int64_t layers, hidden, ffn, context;
     double eps, embedding_scale, one = 1;
@@ -83,6 +103,7 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     model->eps = (float)eps;
     model->embedding_scale = (float)embedding_scale;
     MP_TRY(mp_model_activation(spec, "mpool.activation", &model->act, error));
+    MP_TRY(read_experts(model, spec, error));
     return read_heads(model, spec, error);
 }
 
@@ -168,9 +189,9 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
                    {"attn_k", &layer->qkv, kv, hidden},
                    {"attn_v", &layer->qkv, kv, hidden},
                    {"attn_output", &layer->out, hidden, q},
-                   {"ffn_gate", &layer->up, gated ? ffn : 0, hidden},
-                   {"ffn_up", &layer->up, ffn, hidden},
-                   {"ffn_down", &layer->down, hidden, ffn}};
+                   {"ffn_gate", &layer->up, gated && !layer->experts ? ffn : 0, hidden},
+                   {"ffn_up", &layer->up, layer->experts ? 0 : ffn, hidden},
+                   {"ffn_down", &layer->down, layer->experts ? 0 : hidden, ffn}};
     char name[64], bias[64];
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         if (linears[i].N == 0)
@@ -184,11 +205,37 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
     return MP_OK;
 }
 
+/* Experts without gates or biases of their own, in place of a layer's feed-forward half. */
+static mp_status read_layer_experts(mp_encoder *model, mp_builder *builder, mp_encoder_layer *layer, int index,
+                                    mp_error *error) {
+    char bias[64];
+    if (model->experts == 0 || index % model->experts_every != 1)
+        return MP_OK;
+    if (!(layer->experts = mp_alloc_zeroed(sizeof *layer->experts, MP_TAG_WEIGHTS)))
+        return mp_fail_memory(error, sizeof *layer->experts, "a layer's experts");
+    const mp_experts_shape shape = {
+        .layer = index,
+        .count = model->experts,
+        .used = model->experts_used,
+        .hidden = model->hidden,
+        .ffn = model->ffn,
+        .routing = model->routing,
+        .plain = true,
+        .act = model->act,
+    };
+    MP_TRY(mp_experts_init(layer->experts, &shape, builder, error));
+    snprintf(bias, sizeof bias, "blk.%d.ffn_exps.bias", index);
+    return mp_weights_has(model->weights, bias)
+               ? mp_builder_vector(builder, &layer->experts_bias, bias, model->hidden, error)
+               : MP_OK;
+}
+
 static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, mp_error *error) {
     mp_encoder_layer *layer = &model->layers[index];
     const uint32_t flags = model->flags;
     const bool post_norm = flags & MP_ARCH_POST_NORM;
-    const bool heads = flags & MP_ARCH_HEAD_NORMS, outputs = flags & MP_ARCH_OUTPUT_NORMS;
+    const bool heads = flags & MP_ARCH_HEAD_NORMS, queries = flags & MP_ARCH_QUERY_NORMS;
+    const bool outputs = flags & MP_ARCH_OUTPUT_NORMS;
     const struct {
         const char *name;
         mp_norm *norm;
@@ -199,8 +246,12 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
                  {post_norm ? "layer_output_norm" : "ffn_norm", &layer->ffn_norm, model->hidden, true, true},
                  {"attn_q_norm", &layer->q_norm, model->head_dim, heads, true},
                  {"attn_k_norm", &layer->k_norm, model->head_dim, heads, true},
+                 {"attn_q_norm", &layer->q_norm, model->q_width, queries, true},
+                 {"attn_k_norm", &layer->k_norm, model->kv_width, queries, true},
+                 {"attn_norm_2", &layer->input_norm, model->hidden, flags & MP_ARCH_INPUT_TWICE, true},
                  {"post_attention_norm", &layer->attention_after, model->hidden, outputs, true},
                  {"post_ffw_norm", &layer->ffn_after, model->hidden, outputs, true}};
+    MP_TRY(read_layer_experts(model, builder, layer, index, error));
     MP_TRY(read_linears(model, builder, layer, index, error));
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         char name[64];
@@ -351,6 +402,8 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
                 items = INT64_MAX / 64;
         if (strncmp(entry->name, "latent.to_", 10) == 0)
             continue; /* what is packed are its products */
+        if (mp_expert_owns(entry->name))
+            continue; /* stay in the file */
         if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0)
             bytes += (uint64_t)(items / 4 * per_weight_x4);
         else if (strncmp(entry->name, "dense.", 6) == 0)

@@ -52,6 +52,15 @@ def of_capability(rows: list[Architecture], embeds: bool) -> list[Architecture]:
     return [row for row in rows if (row.capability == "text_embedding") == embeds] or rows
 
 
+def marked(rows: list[Architecture], names: Callable[[], Iterable[str]], *, gguf: bool) -> list[Architecture]:
+    """Those rows whose mark is among the names of a model's tensors, or those without one."""
+    if not any(row.mark[gguf] for row in rows):
+        return rows
+    there = list(names())
+    found = [row for row in rows if row.mark[gguf] and any(name.endswith(row.mark[gguf]) for name in there)]
+    return found or [row for row in rows if not row.mark[gguf]] or rows
+
+
 #: Of all layers together.
 MAX_EXPERTS = 1 << 16
 
@@ -147,7 +156,8 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
         layers = range(size["layers"]) if "{}" in tensor.gguf or "{}" in tensor.hf else range(1)
         experts = range(size.get("X", 0)) if "{x}" in tensor.hf else range(1)
         for layer, expert in itertools.product(layers, experts):
-            if (above and layer == 0) or (kind and (layer < size["dense"]) != (kind == "dense")):
+            sparse = kind and (layer % size["every"] == 1 if "every" in size else layer >= size["dense"])
+            if (above and layer == 0) or (kind and sparse != (kind == "sparse")):
                 continue
             name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert)) for name in names)
             needed = not when or when == "above 0" or (not gguf and when not in ("gguf", "tied"))

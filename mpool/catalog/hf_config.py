@@ -5,6 +5,8 @@ Here the row is found; what a family reads stands in its file, what families sha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from ..errors import FormatError, UnsafeFormat
 from . import architectures
 from .families import ROWS, Architecture, Config
@@ -23,9 +25,10 @@ def refuse_remote_code(config: Fields, row: Architecture | None = None) -> None:
                                                   "without trust_remote_code, in safetensors")
 
 
-def find_architecture(config: Fields, embeds: bool = False) -> Architecture:
+def find_architecture(config: Fields, embeds: bool = False,
+                      names: Callable[[], Iterable[str]] = tuple) -> Architecture:
     """The row for a config.json, from its ``model_type``, or its ``architectures`` if that is missing; ``embeds``: what
-    stands around the network makes vectors of its states.
+    stands around the network makes vectors of its states; ``names``: those of its tensors, where rows differ in them.
 
     Raises:
         UnsafeFormat: the configuration asks for remote code.
@@ -42,7 +45,8 @@ def find_architecture(config: Fields, embeds: bool = False) -> Architecture:
         refuse_remote_code(config)
     rows = architectures.find(architectures.IN_CONFIG, name, file=config.file, field="model_type")
     rows = architectures.of_capability(rows, embeds)
-    row = next((row for row in rows if set(classes) <= set(row.classes)), rows[0])
+    rows = [row for row in rows if set(classes) <= set(row.classes)] or rows
+    row = architectures.marked(rows, names, gguf=False)[0]
     refuse_remote_code(config, row)
     unknown = [cls for cls in classes if cls not in row.classes]
     if unknown:
@@ -50,15 +54,16 @@ def find_architecture(config: Fields, embeds: bool = False) -> Architecture:
     return row
 
 
-def read_config(config: Fields, embeds: bool = False) -> tuple[Architecture, Config]:
-    """A config.json as an architecture and its hyper-parameters.
+def read_config(config: Fields, embeds: bool = False,
+                names: Callable[[], Iterable[str]] = tuple) -> tuple[Architecture, Config]:
+    """A config.json as an architecture and its hyper-parameters; arguments as of :func:`find_architecture`.
 
     Raises:
         FormatError: a key is missing, of the wrong type, or has a value that mpool does not know.
         Unsupported: a key asks for a computation that mpool does not have; the message names it.
         UnsafeFormat: the configuration asks for code of its own to be run.
     """
-    row = find_architecture(config, embeds)
+    row = find_architecture(config, embeds, names)
     return row, row.read(config, row)
 
 

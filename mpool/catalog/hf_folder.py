@@ -66,7 +66,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         return image_folder.describe_images(folder, config, key=key, ref=ref)
     if config.get("model_type") in vision_folder.MODEL_TYPES:
         return vision_folder.describe_vision(folder, config, key=key, ref=ref)
-    row, read = hf_config.read_config(config, folder.has(sentence_folder.MODULES_NAME))
+    row, read = hf_config.read_config(config, folder.has(sentence_folder.MODULES_NAME), lambda: _entries(encoder)[1])
     kv = read.kv
     if row.capability != "text_embedding" and folder.has(sentence_folder.MODULES_NAME):
         raise Unsupported(f"{folder.path}: an embedding model on {row.name}; mpool computes {row.name} as a text "

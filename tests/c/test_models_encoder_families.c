@@ -5,8 +5,11 @@
 typedef struct family {
     const char *arch;
     bool pre_norm, gated, biased, positions, relative, rope, rms, head_norms, output_norms, causal, latents;
+    bool query_norms, input_twice, experts;
     int kv_heads, window; /* every second layer has the window */
 } family;
+
+enum { EXPERTS = 5 };
 
 static const family families[] = {
     {.arch = "nomic_bert", .gated = true, .rope = true, .kv_heads = 4},
@@ -32,6 +35,13 @@ static const family families[] = {
      .window = 10},
     {.arch = "nv_embed", .pre_norm = true, .gated = true, .rope = true, .rms = true, .latents = true, .kv_heads = 2},
     {.arch = "jina_bert_v2", .gated = true, .biased = true, .kv_heads = 4},
+    {.arch = "jina_bert_v2_code",
+     .gated = true,
+     .biased = true,
+     .query_norms = true,
+     .input_twice = true,
+     .kv_heads = 4},
+    {.arch = "nomic_bert_moe", .biased = true, .rope = true, .experts = true, .kv_heads = 4},
 };
 
 static void key(char *out, const family *f, const char *name) { snprintf(out, 128, "%s.%s", f->arch, name); }
@@ -57,8 +67,11 @@ static void make_layer(tiny_file *file, const family *f, int l) {
                     {"ffn_up", TINY_ENCODER_FFN, TINY_WIDTH},
                     {"ffn_down", TINY_WIDTH, TINY_ENCODER_FFN},
                     {"ffn_gate", TINY_ENCODER_FFN, TINY_WIDTH}};
+    const bool mixed = f->experts && l % 2;
     char name[64];
     for (size_t m = 0; m < sizeof matrices / sizeof *matrices - !f->gated; m++) {
+        if (mixed && m >= 4)
+            continue;
         snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
         tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
         snprintf(name, sizeof name, "blk.%d.%s.bias", l, matrices[m].name);
@@ -75,12 +88,27 @@ static void make_layer(tiny_file *file, const family *f, int l) {
                  {"ffn_norm", f->pre_norm, TINY_WIDTH},
                  {"attn_q_norm", f->head_norms, head},
                  {"attn_k_norm", f->head_norms, head},
+                 {"attn_q_norm", f->query_norms, TINY_WIDTH},
+                 {"attn_k_norm", f->query_norms, TINY_WIDTH},
+                 {"attn_norm_2", f->input_twice, TINY_WIDTH},
                  {"post_attention_norm", f->output_norms, TINY_WIDTH},
                  {"post_ffw_norm", f->output_norms, TINY_WIDTH}};
     for (size_t n = 0; n < sizeof norms / sizeof *norms; n++) {
         snprintf(name, sizeof name, "blk.%d.%s", l, norms[n].name);
         if (norms[n].there)
             make_norm(file, name, norms[n].n, !f->rms);
+    }
+    if (!mixed)
+        return;
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", l);
+    tiny_tensor(file, name, MP_F32, EXPERTS, TINY_WIDTH, 0.3f, 0);
+    snprintf(name, sizeof name, "blk.%d.ffn_exps.bias", l);
+    tiny_tensor(file, name, MP_F32, 1, TINY_WIDTH, 0.2f, 0);
+    for (int e = 0; e < EXPERTS; e++) {
+        snprintf(name, sizeof name, "blk.%d.ffn_up.%d.weight", l, e);
+        tiny_tensor(file, name, MP_F32, TINY_ENCODER_FFN, TINY_WIDTH, 0.2f, 0);
+        snprintf(name, sizeof name, "blk.%d.ffn_down.%d.columns", l, e);
+        tiny_tensor(file, name, MP_F32, TINY_ENCODER_FFN, TINY_WIDTH, 0.2f, 0);
     }
 }
 
@@ -135,6 +163,16 @@ static mp_spec *make_spec(const void *arg) {
         windows[l] = f->window;
     mp_value list = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = TINY_ENCODER_LAYERS, .as.integers = windows};
     MP_CHECK_OK(mp_spec_set(file.spec, "mpool.layer_windows", &list, &error), &error);
+    if (f->experts) {
+        mp_value no = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1};
+        key(name, f, "expert_count");
+        tiny_int(file.spec, name, EXPERTS);
+        key(name, f, "expert_used_count");
+        tiny_int(file.spec, name, 2);
+        key(name, f, "moe_every_n_layers");
+        tiny_int(file.spec, name, 2);
+        MP_CHECK_OK(mp_spec_set(file.spec, "mpool.expert_normalise", &no, &error), &error);
+    }
     if (f->window)
         tiny_float(file.spec, "mpool.rope_local_base", 300);
     tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, TINY_WIDTH, 1, 0);

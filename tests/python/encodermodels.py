@@ -177,6 +177,95 @@ def save_nomic(model: Any, folder: Path) -> None:
         "vocab_size": config.vocab_size}, folder)
 
 
+class NomicMoe(torch.nn.Module):
+    """nomic-embed-text-v2-moe, from arXiv:2502.07972, its configuration and tensors: NomicBERT's layers with biases and
+    without a gate; in every second one each token goes through the best two experts, weighted by their shares of all,
+    and one bias."""
+
+    epsilon = 1e-5
+
+    def __init__(self, layers: int, experts: int = 5) -> None:
+        super().__init__()
+        nn, D, F = torch.nn, 48, 100
+        self.layers, self.experts, self.heads = layers, experts, 3
+        parts: dict[str, Any] = {"embeddings.word_embeddings": nn.Embedding(VOCAB, D), "emb_ln": nn.LayerNorm(D),
+                                 "embeddings.token_type_embeddings": nn.Embedding(1, D)}
+        for i in range(layers):
+            at = f"encoder.layers.{i}."
+            parts |= {f"{at}attn.Wqkv": nn.Linear(D, 3 * D), f"{at}attn.out_proj": nn.Linear(D, D),
+                      f"{at}norm1": nn.LayerNorm(D), f"{at}norm2": nn.LayerNorm(D)}
+            if i % 2 == 0:
+                parts |= {f"{at}mlp.fc1": nn.Linear(D, F), f"{at}mlp.fc2": nn.Linear(F, D)}
+            else:  # kept as layers: w1 and w2 are matrices, one expert's rows below the other's
+                parts |= {f"{at}mlp.router.layer": nn.Linear(D, experts, bias=False),
+                          f"{at}mlp.experts.mlp.w1": nn.Linear(D, experts * F, bias=False),
+                          f"{at}mlp.experts.mlp.w2": nn.Linear(D, experts * F, bias=False),
+                          f"{at}mlp.experts": nn.LayerNorm(D)}  # of which the bias is used
+        self.part = parts
+        for name, module in parts.items():
+            self.add_module(name.replace(".", "/"), module)
+
+    def rotate(self, x: Any) -> Any:
+        half = x.shape[-1] // 2
+        angles = torch.arange(x.shape[-2])[:, None] / 10000.0 ** (torch.arange(half) / half)
+        cos, sin = angles.cos(), angles.sin()
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def mixture(self, at: str, x: Any) -> Any:
+        gelu, D = torch.nn.functional.gelu, x.shape[-1]
+        shares = self.part[f"{at}mlp.router.layer"](x).softmax(-1)
+        w1, w2 = (self.part[f"{at}mlp.experts.mlp.{name}"].weight.view(self.experts, -1, D) for name in ("w1", "w2"))
+        out = torch.zeros_like(x)
+        for row, share in enumerate(shares[0]):
+            for expert in share.topk(2).indices:
+                out[0, row] += share[expert] * (gelu(w1[expert] @ x[0, row]) @ w2[expert])
+        return out + self.part[f"{at}mlp.experts"].bias
+
+    def forward(self, ids: Any) -> Any:
+        part = self.part
+        x = part["embeddings.word_embeddings"](ids) + part["embeddings.token_type_embeddings"](torch.zeros_like(ids))
+        x = part["emb_ln"](x)
+        for i in range(self.layers):
+            at = f"encoder.layers.{i}."
+            q, k, v = (y.view(1, -1, self.heads, 16).transpose(1, 2) for y in part[f"{at}attn.Wqkv"](x).chunk(3, -1))
+            scores = self.rotate(q) @ self.rotate(k).transpose(2, 3) / math.sqrt(16)
+            mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
+            x = part[f"{at}norm1"](x + part[f"{at}attn.out_proj"](mixed))
+            y = self.mixture(at, x) if i % 2 else \
+                part[f"{at}mlp.fc2"](torch.nn.functional.gelu(part[f"{at}mlp.fc1"](x)))
+            x = part[f"{at}norm2"](x + y)
+        return x
+
+    def published(self) -> dict[str, Any]:
+        """Tensors by the names of the published files."""
+        names = {name.replace("/", "."): tensor for name, tensor in self.state_dict().items()}
+        return {name.replace(".mlp.w1.weight", ".mlp.w1").replace(".mlp.w2.weight", ".mlp.w2"): tensor
+                for name, tensor in names.items() if not name.endswith("mlp.experts.weight")}
+
+
+def save_nomic_moe(model: NomicMoe, folder: Path) -> None:
+    save_tensors(model.published(), {
+        "activation_function": "gelu", "add_pooling_layer": False, "architectures": ["NomicBertModel"],
+        "attn_pdrop": 0.0, "auto_map": {"AutoConfig": "nomic-ai/nomic-bert-2048--configuration.NomicBertConfig",
+                                        "AutoModel": "nomic-ai/nomic-bert-2048--modeling.NomicBertModel"},
+        "causal": False, "dense_seq_output": True, "embd_pdrop": 0.1, "expert_choice_router": False, "ffn_div": 1,
+        "fused_bias_fc": True, "fused_dropout_add_ln": True, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+        "max_trained_positions": 2048, "mlp_checkpoint_lvl": 0, "mlp_fc1_bias": True, "mlp_fc2_bias": True,
+        "model_type": "nomic_bert", "moe_every_n_layers": 2, "moe_impl": "megablocks",
+        "moe_normalize_expert_weights": False, "moe_resid_pdrop": 0.0, "moe_top_k": 2, "n_embd": 48,
+        "n_head": model.heads, "n_inner": 100, "n_layer": model.layers, "n_positions": 96,
+        "num_experts": model.experts, "num_shared_experts": 0, "pad_token_id": 1, "pad_vocab_size_multiple": 64,
+        "parallel_block": False, "parallel_block_tied_norm": False, "prenorm": False, "qkv_proj_bias": True,
+        "reorder_and_upcast_attn": False, "resid_pdrop": 0.0, "rotary_emb_base": 10000.0, "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+        "router_aux_loss_coef": 0.1, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+        "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+        "summary_type": "cls_index", "summary_use_proj": True, "torch_dtype": "float32", "type_vocab_size": 1,
+        "use_cache": True, "use_flash_attn": True, "use_rms_norm": None, "use_xentropy": True, "vocab_size": VOCAB},
+        folder)
+
+
 # ---- GTE -----------------------------------------------------------------------------------------------------------
 
 def gte(layers: int, **extra: Any) -> Any:
@@ -249,6 +338,21 @@ class JinaBert(torch.nn.Module):
         near = 2 ** math.floor(math.log2(self.heads))
         return powers(near) + powers(2 * near)[0::2][:self.heads - near]
 
+    def project(self, which: str, at: str, x: Any) -> Any:
+        return self.part[f"{at}attention.self.{which}"](x)
+
+    def attend(self, at: str, x: Any, bias: Any) -> Any:
+        q, k, v = (self.project(which, at, x).view(1, x.shape[1], self.heads, -1).transpose(1, 2)
+                   for which in ("query", "key", "value"))
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
+        return self.part[f"{at}attention.output.LayerNorm"](x + self.part[f"{at}attention.output.dense"](mixed))
+
+    def layer(self, at: str, x: Any, bias: Any) -> Any:
+        x = self.attend(at, x, bias)
+        gate, up = self.part[f"{at}mlp.gated_layers"](x).chunk(2, -1)
+        return self.part[f"{at}mlp.layernorm"](x + self.part[f"{at}mlp.wo"](torch.nn.functional.gelu(gate) * up))
+
     def forward(self, ids: Any, types: Any = None) -> Any:
         part, n = self.part, ids.shape[1]
         types = torch.zeros_like(ids) if types is None else types
@@ -257,19 +361,44 @@ class JinaBert(torch.nn.Module):
         distance = (torch.arange(n)[:, None] - torch.arange(n)[None, :]).abs().float()
         bias = -torch.tensor(self.slopes())[:, None, None] * distance
         for i in range(self.layers):
-            at = f"encoder.layer.{i}."
-            q, k, v = (part[f"{at}attention.self.{which}"](x).view(1, n, self.heads, -1).transpose(1, 2)
-                       for which in ("query", "key", "value"))
-            scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias
-            mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(1, n, -1)
-            x = part[f"{at}attention.output.LayerNorm"](x + part[f"{at}attention.output.dense"](mixed))
-            gate, up = part[f"{at}mlp.gated_layers"](x).chunk(2, -1)
-            x = part[f"{at}mlp.layernorm"](x + part[f"{at}mlp.wo"](torch.nn.functional.gelu(gate) * up))
+            x = self.layer(f"encoder.layer.{i}.", x, bias)
         return x
 
     def published(self) -> dict[str, Any]:
         """Tensors by the names of the published files."""
         return {name.replace("/", "."): tensor for name, tensor in self.state_dict().items()}
+
+
+class JinaBertCode(JinaBert):
+    """jina-embeddings-v2-base-code, from its tensors and text-embeddings-inference's account of it: queries and keys
+    are normed before they are cut into heads, a layer's input is added again after its first half and that sum normed,
+    and of what goes through the GeGLU the second half is the gate."""
+
+    def __init__(self, layers: int, heads: int = 6) -> None:
+        super().__init__(layers, heads)
+        for i in range(layers):
+            at = f"encoder.layer.{i}."
+            for new, old in (("up_gated_layer", "gated_layers"), ("down_layer", "wo")):
+                self.rename(f"{at}mlp.{old}", f"{at}mlp.{new}")
+            self.rename(f"{at}mlp.layernorm", f"{at}layer_norm_2")
+            for name in ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1"):
+                self.part[at + name] = torch.nn.LayerNorm(48, 1e-12)
+                self.add_module((at + name).replace(".", "/"), self.part[at + name])
+
+    def rename(self, old: str, new: str) -> None:
+        self.part[new] = self.part.pop(old)
+        delattr(self, old.replace(".", "/"))
+        self.add_module(new.replace(".", "/"), self.part[new])
+
+    def project(self, which: str, at: str, x: Any) -> Any:
+        y = super().project(which, at, x)
+        return y if which == "value" else self.part[f"{at}attention.self.layer_norm_{which[0]}"](y)
+
+    def layer(self, at: str, x: Any, bias: Any) -> Any:
+        x = self.part[f"{at}layer_norm_1"](x + self.attend(at, x, bias))
+        up, gate = self.part[f"{at}mlp.up_gated_layer"](x).chunk(2, -1)
+        return self.part[f"{at}layer_norm_2"](x + self.part[f"{at}mlp.down_layer"](
+            up * torch.nn.functional.gelu(gate)))
 
 
 def save_jina(model: JinaBert, folder: Path) -> None:
@@ -392,6 +521,8 @@ ENCODERS: dict[str, Encoder] = {
     "bert_xlm_roberta": Encoder(xlm_roberta, 70),
     "nomic_bert": Encoder(nomic_bert, 96),
     "nomic_bert_published": Encoder(nomic_bert, 96, published_nomic, save_nomic),
+    "nomic_bert_moe": Encoder(NomicMoe, 96, NomicMoe.published, save_nomic_moe,
+                              states=lambda model, ids: model(ids)),
     "mpnet": Encoder(mpnet, 260),
     "modern_bert": Encoder(modern_bert, 120),
     "modern_bert_old": Encoder(lambda layers: modern_bert(layers, rope_parameters={
@@ -408,6 +539,8 @@ ENCODERS: dict[str, Encoder] = {
     "gemma_embedding": Encoder(gemma, 96, pooling="mean"),
     "nv_embed": Encoder(NVEmbed, 96, NVEmbed.published, save_nv_embed, "mean", lambda model, ids: model(ids)),
     "jina_bert_v2": Encoder(JinaBert, 96, JinaBert.published, save_jina, states=lambda model, ids: model(ids)),
+    "jina_bert_v2_code": Encoder(JinaBertCode, 96, JinaBertCode.published, save_jina,
+                                 states=lambda model, ids: model(ids)),
 }
 
 

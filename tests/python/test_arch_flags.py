@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 #: Flags that a family's loader reads.
 FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
-                     "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI", "LATENTS"],
+                     "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI", "LATENTS", "QUERY_NORMS", "INPUT_TWICE"],
          "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS", "BIAS", "SINKS",
                      "LATENT_ATTENTION"],
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
@@ -38,7 +38,8 @@ DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_si
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
                     "OUTPUT_NORMS": "post_attention_norm.weight", "RELATIVE_BIAS": "attn_rel_b.weight",
-                    "LATENTS": "latent_heads"}
+                    "LATENTS": "latent_heads", "QUERY_NORMS": "attn_q_norm.weight",
+                    "INPUT_TWICE": "attn_norm_2.weight"}
 REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
 #: The same for image transformers.
 VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",

@@ -68,6 +68,8 @@ def test_encoder_does_not_depend_on_its_batch(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize("name, key, value", [
     ("nomic_bert_published", "prenorm", True), ("nomic_bert_published", "rotary_emb_fraction", 0.5),
     ("nomic_bert_published", "qkv_proj_bias", True), ("nomic_bert_published", "moe_every_n_layers", 2),
+    ("nomic_bert_moe", "expert_choice_router", True), ("nomic_bert_moe", "moe_normalize_expert_weights", 1.0),
+    ("nomic_bert_moe", "num_shared_experts", 1), ("nomic_bert_moe", "moe_every_n_layers", 0),
     ("gte_published", "position_embedding_type", "absolute"), ("gte_published", "logn_attention_scale", True),
     ("gte_published", "rope_scaling", {"type": "ntk", "factor": 2.0, "mixed_b": 1.0}),
     ("gte", "rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1000.0}),

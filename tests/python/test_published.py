@@ -296,16 +296,14 @@ def test_quantised_folders_are_refused_in_words(tmp_path: Path, changes: dict[st
 
 
 def test_a_variant_is_named(tmp_path: Path) -> None:
-    """jina-embeddings-v2-base-code norms queries and keys, and calls its layers otherwise."""
+    """A JinaBERT that calls its layers otherwise."""
     import encodermodels
 
     model = encodermodels.JinaBert(1)
     encodermodels.save_jina(model, tmp_path)
-    tensors = {name.replace("mlp.gated_layers", "mlp.up_gated_layer"): tensor
-               for name, tensor in model.published().items()}
-    tensors["encoder.layer.0.attention.self.layer_norm_q.weight"] = torch.ones(48)
+    tensors = {name.replace("mlp.gated_layers", "mlp.up_layer"): tensor for name, tensor in model.published().items()}
     encodermodels.save_tensors(tensors, json.loads((tmp_path / "config.json").read_text()), tmp_path)
-    with pytest.raises(mpool.FormatError, match="mlp.gated_layers.weight missing.*a variant.*layer_norm_q"):
+    with pytest.raises(mpool.FormatError, match="mlp.gated_layers.weight missing.*a variant.*up_layer"):
         described(tmp_path)
 
 

@@ -235,7 +235,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
 
 #: Encoders of ``encodermodels`` -> architecture of the ``gguf`` package, and the tokenizer of such files.
 ENCODERS = {"bert_xlm_roberta": ("BERT", "t5"), "nomic_bert_published": ("NOMIC_BERT", "bert"),
-            "modern_bert": ("MODERN_BERT", "gpt2"), "jina_bert_v2": ("JINA_BERT_V2", "bert")}
+            "modern_bert": ("MODERN_BERT", "gpt2"), "jina_bert_v2": ("JINA_BERT_V2", "bert"),
+            "jina_bert_v2_code": ("JINA_BERT_V2", "gpt2"), "nomic_bert_moe": ("NOMIC_BERT_MOE", "t5")}
 
 
 def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooling: int,
@@ -246,11 +247,16 @@ def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooli
     writer.add_embedding_length(config.hidden_size if config else 48)
     writer.add_feed_forward_length(config.intermediate_size if config else 100)
     writer.add_head_count(config.num_attention_heads if config else model.heads)
-    writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or getattr(config, "norm_eps", 1e-12))
+    writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None)
+                              or getattr(config, "norm_eps", getattr(model, "epsilon", 1e-12)))
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(pooling))
     if name.startswith("nomic"):
-        writer.add_rope_freq_base(1000.0)
+        writer.add_rope_freq_base(10000.0 if name.endswith("moe") else 1000.0)
+    if name.endswith("moe"):
+        writer.add_moe_every_n_layers(2)
+        writer.add_expert_count(model.experts)
+        writer.add_expert_used_count(2)
     if name.startswith("modern"):
         writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
         writer.add_float32("modern-bert.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"])
@@ -294,8 +300,15 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
         writer.add_unk_token_id(3)
     for key, tensor in state.items():
         found = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if key.endswith("mlp.experts.bias"):
+            assert not tensor.any()
+            continue  # as the converter does
         assert found is not None, key
         data = tensor.detach().numpy().astype(np.float32)
+        if ".experts." in key:
+            data = data.reshape(model.experts, -1, data.shape[1])
+            data = data.transpose(0, 2, 1) if key.endswith("w2") else data
+            found += ".weight"
         if key == "embeddings.position_embeddings.weight":
             data = data[model.config.pad_token_id + 1:]
         if kind is not None and data.ndim == 2 and found.startswith("blk."):

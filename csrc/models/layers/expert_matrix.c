@@ -19,6 +19,13 @@ static mp_tensor slice(const mp_tensor *all, int64_t i, int64_t rows, int64_t co
     return one;
 }
 
+static mp_status check_columns(mp_dtype dtype, const char *name, mp_error *error) {
+    if (dtype != MP_F32 && dtype != MP_F16 && dtype != MP_BF16)
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, transposed experts are taken as F32, F16 or "
+                       "BF16", name, mp_dtype_get(dtype)->name);
+    return MP_OK;
+}
+
 static mp_status find_rows(mp_expert_matrix *matrix, const mp_weights *weights, int layer, const char *part,
                            mp_error *error) {
     char name[NAME];
@@ -32,24 +39,25 @@ static mp_status find_rows(mp_expert_matrix *matrix, const mp_weights *weights, 
         matrix->dtype = all.dtype;
         return MP_OK;
     }
-    int64_t sizes[2] = {matrix->N, matrix->K};
+    snprintf(name, sizeof name, "blk.%d.ffn_%s.0.columns", layer, part);
+    const bool turned = mp_weights_has(weights, name);
+    int64_t sizes[2] = {turned ? matrix->K : matrix->N, turned ? matrix->N : matrix->K};
     for (int e = 0; e < matrix->count; e++) {
-        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.weight", layer, part, e);
+        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.%s", layer, part, e, turned ? "columns" : "weight");
         MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->tensors[e], error));
         if (matrix->tensors[e].dtype != matrix->tensors[0].dtype)
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not of the type of the other experts'", name);
     }
     matrix->dtype = matrix->tensors[0].dtype;
-    return MP_OK;
+    matrix->layout = turned ? MP_EXPERT_COLUMNS : MP_EXPERT_ROWS;
+    return turned ? check_columns(matrix->dtype, name, error) : MP_OK;
 }
 
 static mp_status find_columns(mp_expert_matrix *matrix, const mp_weights *weights, const char *name, mp_error *error) {
     int64_t width = (int64_t)matrix->step * matrix->N, sizes[3] = {matrix->count, matrix->K, width};
     mp_tensor all;
     MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
-    if (all.dtype != MP_F32 && all.dtype != MP_F16 && all.dtype != MP_BF16)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, transposed experts are taken as F32, F16 or "
-                       "BF16", name, mp_dtype_get(all.dtype)->name);
+    MP_TRY(check_columns(all.dtype, name, error));
     for (int e = 0; e < matrix->count; e++)
         matrix->tensors[e] = slice(&all, e, matrix->K, width);
     matrix->layout = MP_EXPERT_COLUMNS;
@@ -137,6 +145,13 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
 void mp_expert_matrix_deinit(mp_expert_matrix *matrix) {
     mp_free(matrix->tensors);
     matrix->tensors = NULL;
+}
+
+bool mp_expert_owns(const char *name) {
+    if (strstr(name, "_exps."))
+        return true;
+    const char *part = strstr(name, ".ffn_"), *dot = part ? strchr(part + 1, '.') : NULL;
+    return dot && dot[1] >= '0' && dot[1] <= '9';
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */

@@ -24,8 +24,9 @@ typedef struct mp_expert_matrix { /* [N, K] each */
 } mp_expert_matrix;
 
 /* Finds the matrix `part` (gate, up or down) of a layer's experts: blk.{layer}.ffn_{part}_exps.weight [count, N, K], or
- * tensors of their own, blk.{layer}.ffn_{part}.{expert}.weight [N, K], or .columns, or .codes with .scales, of
- * ffn_{part}_exps or of ffn_gate_up_exps; when biased, the biases, .bias. The builder's weights must outlive it. */
+ * tensors of their own, blk.{layer}.ffn_{part}.{expert}.weight [N, K] or .columns [K, N], or .columns, or .codes with
+ * .scales, of ffn_{part}_exps or of ffn_gate_up_exps; when biased, the biases, .bias. The builder's weights must
+ * outlive it. */
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, int layer, const char *part,
                                 int32_t count, int32_t N, int32_t K, bool biased, mp_error *error);
 void mp_expert_matrix_deinit(mp_expert_matrix *matrix);
@@ -39,5 +40,9 @@ size_t mp_expert_rows_scratch(const mp_expert_matrix *matrix);
 mp_tensor mp_expert_rows(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, uint8_t *to);
 /* Their biases; there are some. */
 void mp_expert_biases(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, float *to);
+
+/* Whether a tensor is a matrix of experts, blk.0.ffn_up_exps.weight, of one of them, blk.0.ffn_up.1.weight, or biases
+ * of them all: what stays where it is. */
+bool mp_expert_owns(const char *name);
 
 #endif

@@ -14,6 +14,7 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .used = shape->used,
         .hidden = shape->hidden,
         .ffn = shape->ffn,
+        .plain = shape->plain,
         .routing = shape->routing,
         .act = shape->act,
         .clamp = shape->clamp,
@@ -35,13 +36,14 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));
     else if (mp_weights_has(builder->weights, name))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
-    MP_TRY(mp_expert_matrix_init(&experts->gate, builder, shape->layer, "gate", shape->count, shape->ffn, shape->hidden,
-                                 shape->biased, error));
+    if (!shape->plain)
+        MP_TRY(mp_expert_matrix_init(&experts->gate, builder, shape->layer, "gate", shape->count, shape->ffn,
+                                     shape->hidden, shape->biased, error));
     MP_TRY(mp_expert_matrix_init(&experts->up, builder, shape->layer, "up", shape->count, shape->ffn, shape->hidden,
                                  shape->biased, error));
     MP_TRY(mp_expert_matrix_init(&experts->down, builder, shape->layer, "down", shape->count, shape->hidden, shape->ffn,
                                  shape->biased, error));
-    if (mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
+    if (!shape->plain && mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
         return mp_fail(error, MP_UNSUPPORTED, "gates and ups of the experts of layer %d are stored too differently",
                        shape->layer);
     return MP_OK;
@@ -65,7 +67,7 @@ typedef struct expert_scratch {
     int32_t *row;    /* [n] of an entry */
     int32_t *first;  /* [count + 1] first entry of each expert */
     float *wide;     /* [n, hidden] rows of x in group order, then outputs */
-    float *inner;    /* [n, 2 ffn] gates and ups */
+    float *inner;    /* [n, 2 ffn] gates and ups; plain: [n, ffn] */
     void *acts;
     size_t bytes;
 } expert_scratch;
@@ -74,11 +76,13 @@ static size_t acts_bytes(const mp_expert_matrix *matrix, int n) {
     return mp_arena_cost(mp_acts_bytes(mp_wmat_acts(matrix->kind), n, matrix->K));
 }
 
+static size_t inner_width(const mp_experts *experts) { return (size_t)experts->ffn * (experts->plain ? 1 : 2); }
+
 static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
     size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
     const size_t sizes[] = {
         (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
-        ((size_t)experts->count + 1) * f, n * (size_t)experts->hidden * f, n * 2 * (size_t)experts->ffn * f,
+        ((size_t)experts->count + 1) * f, n * (size_t)experts->hidden * f, n * inner_width(experts) * f,
     };
     enum { PARTS = sizeof sizes / sizeof *sizes };
     size_t offset[PARTS];
@@ -86,7 +90,7 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
         offset[i] = at;
         at += mp_arena_cost(sizes[i]);
     }
-    size_t in = acts_bytes(&experts->gate, (int)n), out = acts_bytes(&experts->down, (int)n);
+    size_t in = acts_bytes(&experts->up, (int)n), out = acts_bytes(&experts->down, (int)n);
     expert_scratch s = {.bytes = at + (in > out ? in : out)};
     if (base)
         s = (expert_scratch){
@@ -117,9 +121,9 @@ static size_t panel_bytes(const mp_expert_matrix *matrix) {
 }
 
 size_t mp_experts_lane_scratch(const mp_experts *experts) {
-    const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
+    const mp_expert_matrix *const matrices[] = {&experts->up, &experts->down, &experts->gate};
     size_t most = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (experts->plain ? 2 : 3); i++) {
         size_t bytes = panel_bytes(matrices[i]) + mp_arena_cost(mp_expert_rows_scratch(matrices[i]));
         most = bytes > most ? bytes : most;
     }
@@ -228,7 +232,9 @@ void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const fl
                         void *scratch, void *own, float *y) {
     const mp_kernels *call = mp_kernels_get();
     const expert_scratch s = lay_out(experts, M, scratch);
-    int64_t hidden = experts->hidden, ffn = experts->ffn, used = experts->used, n = M * used, begin, end;
+    const int64_t hidden = experts->hidden, ffn = experts->ffn, wide = (int64_t)inner_width(experts);
+    const int64_t used = experts->used, n = M * used;
+    int64_t begin, end;
     mp_epilogue plain = {0};
     mp_linear_forward(&experts->router, lane, x, hidden, M, NULL, NULL, NULL, &plain, s.scores, experts->count);
     mp_lane_sync(lane);
@@ -242,25 +248,28 @@ void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const fl
     mp_lane_sync(lane);
 
     mp_acts acts;
-    mp_acts_init(&acts, mp_wmat_acts(experts->gate.kind), (int32_t)n, experts->hidden, s.acts);
+    mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), (int32_t)n, experts->hidden, s.acts);
     mp_lane_split(lane, n, 1, &begin, &end);
     for (int64_t i = begin; i < end; i++)
         memcpy(s.wide + i * hidden, x + s.row[i] * hidden, (size_t)hidden * sizeof *x);
     mp_acts_fill(&acts, s.wide, hidden, (int)begin, (int)end);
     mp_lane_sync(lane);
     const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
-    run_matrices(experts, lane, &s, first, 2, &acts, own, s.inner, 2 * ffn);
+    run_matrices(experts, lane, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, s.inner,
+                 wide);
     mp_lane_sync(lane);
 
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
     for (int64_t i = begin; i < end; i++) {
-        float *gate = s.inner + i * 2 * ffn;
-        if (experts->clamp > 0)
+        float *gate = s.inner + i * wide;
+        if (experts->plain)
+            call->activate(experts->act, ffn, gate);
+        else if (experts->clamp > 0)
             gate_clamped(experts->clamp, gate, gate + ffn, ffn);
         else
             call->gated(experts->act, gate, gate + ffn, ffn, gate);
     }
-    mp_acts_fill(&acts, s.inner, 2 * ffn, (int)begin, (int)end);
+    mp_acts_fill(&acts, s.inner, wide, (int)begin, (int)end);
     mp_lane_sync(lane);
     run_matrices(experts, lane, &s, second, 1, &acts, own, s.wide, hidden);
     mp_lane_sync(lane);

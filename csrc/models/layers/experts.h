@@ -14,20 +14,21 @@
 typedef struct mp_experts {
     int32_t count, used; /* of them all, a row has so many */
     int32_t hidden, ffn;
+    bool plain;          /* without gates: act(up) */
     mp_routing routing;
     float *correction;   /* [count], or NULL */
     mp_act act;
     float clamp;         /* 0, or: gates g are cut off above it and ups u beyond it on both sides, and a gated unit is
                           * (u + 1) g sigmoid(1.702 g), whatever act says */
     mp_linear router;    /* [count, hidden], in fp32 always */
-    mp_expert_matrix gate, up, down;
+    mp_expert_matrix gate, up, down; /* gate is empty when plain */
 } mp_experts;
 
 typedef struct mp_experts_shape {
     int layer;
     int32_t count, used, hidden, ffn;
     mp_routing routing;
-    bool biased;
+    bool biased, plain;
     mp_act act;
     float clamp;
 } mp_experts_shape;

@@ -1,9 +1,14 @@
-"""JinaBERT v2: BERT with a gate, and ALiBi in both directions instead of positions (arXiv:2310.19923).
+"""JinaBERT v2: BERT with a gate, and ALiBi in both directions instead of positions (arXiv:2310.19923); and its variant
+that norms queries and keys and has one norm more a layer, jina-embeddings-v2-base-code
+(https://github.com/huggingface/text-embeddings-inference/blob/main/backends/candle/src/models/jina_code.rs).
 
-Published with code of its own, as model type ``bert``: what tells it apart is ``position_embedding_type: alibi``.
+Published with code of their own, as model type ``bert``: what tells them apart is ``position_embedding_type: alibi``,
+and from each other the tensors.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ..fields import Fields
 from ..spec import Value
@@ -11,7 +16,7 @@ from .reading import check_neutral, refuse, sizes, unsupported
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _BLOCK = "encoder.layer.{}"
-_TENSORS = (
+_COMMON = (
     Tensor("embeddings.word_embeddings.weight", "token_embd.weight", "VD"),
     Tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "TD", "types"),
     Tensor("embeddings.LayerNorm.weight", "token_embd_norm.weight", "D"),
@@ -21,10 +26,23 @@ _TENSORS = (
     *layer(f"{_BLOCK}.attention.self.value", "attn_v", "UD", bias="U"),
     *layer(f"{_BLOCK}.attention.output.dense", "attn_output", "DO", bias="D"),
     *layer(f"{_BLOCK}.attention.output.LayerNorm", "attn_output_norm", "D", bias="D"),
+)
+_TENSORS = (
+    *_COMMON,
     *layer(f"{_BLOCK}.mlp.gated_layers[0]", "ffn_gate", "FD", stored="ffn_gate|ffn_up[0]"),
     *layer(f"{_BLOCK}.mlp.gated_layers[1]", "ffn_up", "FD", stored="ffn_up[1]|ffn_up"),
     *layer(f"{_BLOCK}.mlp.wo", "ffn_down", "DF", bias="D"),
     *layer(f"{_BLOCK}.mlp.layernorm", "layer_output_norm", "D", bias="D"),
+)
+_CODE = (
+    *_COMMON,
+    *layer(f"{_BLOCK}.attention.self.layer_norm_q", "attn_q_norm", "Q", bias="Q"),
+    *layer(f"{_BLOCK}.attention.self.layer_norm_k", "attn_k_norm", "K", bias="K"),
+    *layer(f"{_BLOCK}.layer_norm_1", "attn_norm_2", "D", bias="D"),
+    *layer(f"{_BLOCK}.mlp.up_gated_layer[0]", "ffn_up", "FD", stored="ffn_up[0]|ffn_up"),
+    *layer(f"{_BLOCK}.mlp.up_gated_layer[1]", "ffn_gate", "FD", stored="ffn_gate|ffn_up[1]"),
+    *layer(f"{_BLOCK}.mlp.down_layer", "ffn_down", "DF", bias="D"),
+    *layer(f"{_BLOCK}.layer_norm_2", "layer_output_norm", "D", bias="D"),
 )
 
 _PLAIN: dict[str, tuple[object, ...]] = {"attn_implementation": (None, "torch"), "emb_pooler": (None, "mean")}
@@ -55,13 +73,17 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
         unsupported(table, f"{name}.attention.max_alibi_bias", "8")
 
 
+_ROW = Architecture(
+    name="jina_bert_v2", capability="text_embedding", model_types=("bert",), gguf=("jina-bert-v2",),
+    classes=("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
+    prefixes=("", "bert."), read=read_jina, tensors=_TENSORS,
+    harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?pooler\..*", r"cls\..*", r"classifier\..*"),
+    epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", complete=complete,
+    handled=frozenset({"attention.max_alibi_bias"}), remote=True,
+    head=lambda config: Head("cls", (HeadLayer("bert.pooler.dense", "tanh"), HeadLayer("classifier", "identity"))))
+
 ROWS = (
-    Architecture(
-        name="jina_bert_v2", capability="text_embedding", model_types=("bert",), gguf=("jina-bert-v2",),
-        classes=("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
-        prefixes=("", "bert."), read=read_jina, tensors=_TENSORS,
-        harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?pooler\..*", r"cls\..*", r"classifier\..*"),
-        epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", complete=complete,
-        handled=frozenset({"attention.max_alibi_bias"}), remote=True,
-        head=lambda config: Head("cls", (HeadLayer("bert.pooler.dense", "tanh"), HeadLayer("classifier", "identity")))),
+    _ROW,
+    replace(_ROW, name="jina_bert_v2_code", tensors=_CODE,
+            mark=("encoder.layer.0.attention.self.layer_norm_q.weight", "blk.0.attn_q_norm.weight")),
 )

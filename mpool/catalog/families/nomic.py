@@ -1,10 +1,13 @@
-"""Nomic's BERT (nomic-embed-text v1 and v1.5): rotary positions, a gate, no biases but those of the norms.
+"""Nomic's BERT. nomic-embed-text v1 and v1.5: rotary positions, a gate, no biases but those of the norms. v2
+moe: biases, no gate, and in every second layer a mixture of experts (arXiv:2502.07972).
 
 Published with code of its own and with a configuration in GPT-2's words; transformers has it since under its own names
 (https://github.com/huggingface/transformers/blob/main/src/transformers/models/nomic_bert).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ..fields import Fields
 from ..spec import Value
@@ -14,23 +17,43 @@ from .rows import Architecture, Config, Tensor, layer
 _OLD, _NEW = "encoder.layers.{}", "layers.{}"
 
 
-def _qkv(part: int, name: str, shape: str) -> tuple[Tensor, ...]:
+def _qkv(part: int, name: str, shape: str, biased: bool) -> tuple[Tensor, ...]:
     return layer(f"{_OLD}.attn.Wqkv[{part}]|{_NEW}.self_attn.{name}_proj", f"attn_{name}", shape,
-                 stored=f"attn_qkv[{part}]")
+                 bias=shape[0] if biased else None, stored=f"attn_qkv[{part}]")
+
+
+def _common(biased: bool) -> tuple[Tensor, ...]:
+    """All but the feed-forward halves."""
+    return (
+        Tensor("embeddings.word_embeddings.weight", "token_embd.weight", "VD"),
+        Tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "TD", "types"),
+        Tensor("emb_ln.weight|embeddings.LayerNorm.weight", "token_embd_norm.weight", "D"),
+        Tensor("emb_ln.bias|embeddings.LayerNorm.bias", "token_embd_norm.bias", "D"),
+        *_qkv(0, "q", "QD", biased), *_qkv(1, "k", "KD", biased), *_qkv(2, "v", "UD", biased),
+        *layer(f"{_OLD}.attn.out_proj|{_NEW}.self_attn.o_proj", "attn_output", "DO", bias="D" if biased else None),
+        *layer(f"{_OLD}.norm1|{_NEW}.post_attention_layernorm", "attn_output_norm", "D", bias="D"),
+        *layer(f"{_OLD}.norm2|{_NEW}.post_mlp_layernorm", "layer_output_norm", "D", bias="D"),
+    )
 
 
 _TENSORS = (
-    Tensor("embeddings.word_embeddings.weight", "token_embd.weight", "VD"),
-    Tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "TD", "types"),
-    Tensor("emb_ln.weight|embeddings.LayerNorm.weight", "token_embd_norm.weight", "D"),
-    Tensor("emb_ln.bias|embeddings.LayerNorm.bias", "token_embd_norm.bias", "D"),
-    *_qkv(0, "q", "QD"), *_qkv(1, "k", "KD"), *_qkv(2, "v", "UD"),
-    *layer(f"{_OLD}.attn.out_proj|{_NEW}.self_attn.o_proj", "attn_output", "DO"),
-    *layer(f"{_OLD}.norm1|{_NEW}.post_attention_layernorm", "attn_output_norm", "D", bias="D"),
+    *_common(biased=False),
     *layer(f"{_OLD}.mlp.fc11|{_NEW}.mlp.up_proj", "ffn_up", "FD"),
     *layer(f"{_OLD}.mlp.fc12|{_NEW}.mlp.gate_proj", "ffn_gate", "FD"),
     *layer(f"{_OLD}.mlp.fc2|{_NEW}.mlp.down_proj", "ffn_down", "DF"),
-    *layer(f"{_OLD}.norm2|{_NEW}.post_mlp_layernorm", "layer_output_norm", "D", bias="D"),
+)
+_EXPERTS = f"{_OLD}.mlp.experts"
+_MIXED = (
+    *_common(biased=True),
+    *layer(f"{_OLD}.mlp.fc1", "ffn_up", "FD", bias="F", when="in dense"),
+    *layer(f"{_OLD}.mlp.fc2", "ffn_down", "DF", bias="D", when="in dense"),
+    *layer(f"{_OLD}.mlp.router.layer", "ffn_gate_inp", "XD", when="in sparse"),
+    # one below the other in folders, the second turned
+    Tensor(f"{_EXPERTS}.mlp.w1[{{x}}]", "blk.{}.ffn_up.{x}.weight", "FD", "folder in sparse"),
+    Tensor(f"{_EXPERTS}.mlp.w2[{{x}}]", "blk.{}.ffn_down.{x}.columns", "FD", "folder in sparse"),
+    Tensor("", "blk.{}.ffn_up_exps.weight", "XFD", "in sparse"),
+    Tensor("", "blk.{}.ffn_down_exps.weight", "XDF", "in sparse"),
+    Tensor(f"{_EXPERTS}.bias", "blk.{}.ffn_exps.bias", "D", "folder in sparse"),  # converters leave it out
 )
 
 #: What the published code can do beside what the published models do, under GPT-2's names: the values taken here.
@@ -49,11 +72,20 @@ _IDLE = {"attn_pdrop", "embd_pdrop", "resid_pdrop", "dense_seq_output", "fused_b
          "moe_resid_pdrop", "moe_top_k", "num_experts", "num_shared_experts", "router_aux_loss_coef"}
 
 
+#: The same of v2 moe.
+_PLAIN_MIXED: dict[str, tuple[object, ...]] = {
+    **{key: values for key, values in _PLAIN.items() if key != "moe_every_n_layers"},
+    "activation_function": ("gelu",), "qkv_proj_bias": (True,), "mlp_fc1_bias": (True,), "mlp_fc2_bias": (True,),
+    "moe_normalize_expert_weights": (False, None), "expert_choice_router": (False, None),
+    "num_shared_experts": (0, None), "ffn_div": (1, None),
+}
+
+
 def _read_old(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]]:
     """The configuration in GPT-2's words. Positions beyond ``max_trained_positions`` stretch the rotation by the length
     of the text, which is refused: the context ends there."""
     a = row.name
-    refuse(config, _PLAIN)
+    refuse(config, _PLAIN_MIXED if row.mark[0] else _PLAIN)
     positions = config.int("n_positions", low=1)
     trained = config.int("max_trained_positions", 2048, low=1)
     factor = config.number("rotary_scaling_factor", None)
@@ -65,7 +97,7 @@ def _read_old(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[
         f"{a}.embedding_length": hidden, f"{a}.feed_forward_length": config.int("n_inner", 4 * hidden, low=1),
         f"{a}.attention.head_count": config.int("n_head", low=1), f"{a}.vocab_size": config.int("vocab_size", low=1),
         f"{a}.attention.layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-12, above=0.0),
-        f"{a}.rope.freq_base": config.number("rotary_emb_base", 10000.0, above=0.0), "mpool.activation": "silu"}
+        f"{a}.rope.freq_base": config.number("rotary_emb_base", 10000.0, above=0.0), "mpool.activation": row.activation}
     return kv, {"n_positions", "n_embd", "n_layer", "n_head", "vocab_size", "layer_norm_epsilon", "rotary_emb_base",
                 "rotary_scaling_factor", *_PLAIN, *_IDLE}
 
@@ -92,13 +124,39 @@ def read_nomic(config: Fields, row: Architecture) -> Config:
     return Config(kv, token_types=types)
 
 
+def read_mixed(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a Nomic BERT with mixtures of experts."""
+    if "n_embd" not in config:
+        config.fail("n_embd", "missing", "the width, as nomic-embed-text-v2-moe has it")
+    found, a = read_nomic(config, row), row.name
+    found.kv[f"{a}.expert_count"] = config.int("num_experts", low=1, high=1024)
+    found.kv[f"{a}.expert_used_count"] = config.int("moe_top_k", low=1)
+    found.kv[f"{a}.moe_every_n_layers"] = config.int("moe_every_n_layers", low=2)
+    found.kv["mpool.expert_normalise"] = False
+    return found
+
+
+def complete_mixed(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    """What a GGUF file leaves to convention."""
+    table.int(f"{name}.expert_count", low=1, high=1024)
+    table.int(f"{name}.moe_every_n_layers", low=2)
+    kv.setdefault("nomic_bert_moe.rope.freq_base", 10000.0)
+    kv["mpool.expert_normalise"] = False
+
+
+_ROW = Architecture(
+    name="nomic_bert", capability="text_embedding", gguf=("nomic-bert",),
+    classes=("NomicBertModel", "NomicBertForMaskedLM", "NomicBertForPreTraining",
+             "NomicBertForSequenceClassification", "NomicBertForTokenClassification"),
+    prefixes=("", "bert.", "nomic_bert."), read=read_nomic, tensors=_TENSORS,
+    harmless=(r"((nomic_)?bert\.)?pooler\..*", r"cls\..*", r"classifier\..*", r".*rotary_emb\.(original_)?inv_freq"),
+    epsilon="attention.layer_norm_epsilon", rope=True, activation="silu", remote=True)
+
 ROWS = (
-    Architecture(
-        name="nomic_bert", capability="text_embedding", gguf=("nomic-bert",),
-        classes=("NomicBertModel", "NomicBertForMaskedLM", "NomicBertForPreTraining",
-                 "NomicBertForSequenceClassification", "NomicBertForTokenClassification"),
-        prefixes=("", "bert.", "nomic_bert."), read=read_nomic, tensors=_TENSORS,
-        harmless=(r"((nomic_)?bert\.)?pooler\..*", r"cls\..*", r"classifier\..*",
-                  r".*rotary_emb\.(original_)?inv_freq"),
-        epsilon="attention.layer_norm_epsilon", rope=True, activation="silu", remote=True),
+    _ROW,
+    replace(_ROW, name="nomic_bert_moe", model_types=("nomic_bert",), gguf=("nomic-bert-moe",), read=read_mixed,
+            tensors=_MIXED, activation="gelu", complete=complete_mixed,
+            handled=frozenset({"expert_count", "expert_used_count"}),
+            more=lambda kv, size, a: {"every": kv[f"{a}.moe_every_n_layers"]},
+            mark=("encoder.layers.0.mlp.fc1.bias", "")),
 )

@@ -24,8 +24,8 @@ class Tensor:
     not have; ``"if x"``, which is there if ``x`` is not 0 among the model's sizes (in a GGUF file: if it is there);
     ``"if x above 0"`` and ``"folder if x"``, both;
     ``"in dense"`` and ``"in sparse"``, behind the others too, which the first layers have, without experts, or those
-    behind them. ``stored`` is its name in GGUF files where that is another than
-    ``gguf``, the one that the core reads.
+    behind them; with ``every`` among the sizes, layers 1, 1 + every and so on have experts, the others none.
+    ``stored`` is its name in GGUF files where that is another than ``gguf``, the one that the core reads.
     """
 
     hf: str
@@ -116,6 +116,8 @@ class Architecture:
         remote: the family is published with Python code of its own, which is what is computed here; the code itself
             is never run.
         partial_rope: a part of a head's components may be rotated alone.
+        mark: a tensor, by its name in transformers and in GGUF, that tells its files from those of a row of the same
+            name without one.
         more: sizes beside those that every model has, of its hyper-parameters and sizes: letters of shapes, and what
             the ``when`` of tensors asks for.
     """
@@ -139,6 +141,7 @@ class Architecture:
     gguf_head: str | None = None
     remote: bool = False
     partial_rope: bool = False
+    mark: tuple[str, str] = ("", "")
     more: Callable[[dict[str, Any], dict[str, int], str], dict[str, int]] | None = None
 
     @property
