@@ -22,7 +22,7 @@ enum {
 
 /* Types of the format that dtype.def does not have, so that the error can say what they are. */
 static const struct { int32_t id; const char *name; } foreign_types[] = {
-    {9, "Q8_1"}, {15, "Q8_K"}, {34, "TQ1_0"}, {35, "TQ2_0"}, {40, "NVFP4"}, {41, "Q1_0"},
+    {9, "Q8_1"}, {15, "Q8_K"}, {41, "Q1_0"},
 };
 
 typedef struct reader {

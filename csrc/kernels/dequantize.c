@@ -79,6 +79,29 @@ static void read_mxfp4(const uint8_t *src, mp_stored_block *block) {
     read_nibbles(src + 1, block->q);
 }
 
+/* Exponent of 4 bits, mantissa of 3, halved as for MXFP4; 127 is no number, and stands for 0. */
+static float ue4m3_scale(uint8_t byte) {
+    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    if (byte == 127)
+        return 0;
+    union {
+        uint32_t bits;
+        float power;
+    } of = {(uint32_t)(exponent + 127 - 7 - 1) << 23};
+    return exponent == 0 ? (float)mantissa * 0x1p-10f : (1 + (float)mantissa / 8) * of.power;
+}
+
+static void read_nvfp4(const uint8_t *src, mp_stored_block *block) {
+    for (int g = 0; g < 4; g++) {
+        const uint8_t *codes = src + 4 + 8 * g;
+        block->scale[g] = ue4m3_scale(src[g]);
+        for (int k = 0; k < 8; k++) {
+            block->q[16 * g + k] = (int8_t)(codes[k] & 15);
+            block->q[16 * g + 8 + k] = (int8_t)(codes[k] >> 4);
+        }
+    }
+}
+
 /* ---- superblocks of 256 ---------------------------------------------------------------------------------------- */
 
 static const int8_t q2_table[16] = {0, 1, 2, 3};
@@ -174,6 +197,35 @@ static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
         block->scale[g] = mp_iq4_xs_scale(src, g);
         read_nibbles(src + 8 + 16 * g, block->q + 32 * g);
     }
+}
+
+/* -1, 0, 1; and 2, which TQ2_0 can say and nobody writes. */
+static const int8_t ternary_table[16] = {-1, 0, 1, 2};
+
+static void read_tq2_0(const uint8_t *src, mp_stored_block *block) {
+    for (int g = 0; g < 8; g++)
+        block->scale[g] = mp_half_load(src + 64);
+    for (int half = 0; half < 2; half++)
+        for (int part = 0; part < 4; part++)
+            for (int k = 0; k < 32; k++)
+                block->q[half * 128 + part * 32 + k] = (int8_t)(src[half * 32 + k] >> (2 * part) & 3);
+}
+
+/* Up to five digits a byte, which is a fraction of three to the fifth: the whole part of thrice it is the first. The
+ * digits of n bytes stand one after the other, the first ones of all before. */
+static void read_digits(const uint8_t *bytes, int n, int digits, int8_t *q) {
+    static const uint8_t powers[5] = {1, 3, 9, 27, 81};
+    for (int digit = 0; digit < digits; digit++)
+        for (int k = 0; k < n; k++)
+            q[digit * n + k] = (int8_t)((uint8_t)(bytes[k] * powers[digit]) * 3 >> 8);
+}
+
+static void read_tq1_0(const uint8_t *src, mp_stored_block *block) {
+    for (int g = 0; g < 8; g++)
+        block->scale[g] = mp_half_load(src + 52);
+    read_digits(src, 32, 5, block->q);
+    read_digits(src + 32, 16, 5, block->q + 160);
+    read_digits(src + 48, 4, 4, block->q + 240);
 }
 
 /* ---- points of grids -------------------------------------------------------------------------------------------
@@ -302,6 +354,9 @@ static const reader readers[MP_DTYPE_COUNT] = {
     [MP_Q5_K] = {read_q5_k, 32, true, NULL},
     [MP_Q6_K] = {read_q6_k, 16, false, NULL},
     [MP_MXFP4] = {read_mxfp4, 32, false, mxfp4_table},
+    [MP_NVFP4] = {read_nvfp4, 16, false, mxfp4_table},
+    [MP_TQ1_0] = {read_tq1_0, 32, false, ternary_table},
+    [MP_TQ2_0] = {read_tq2_0, 32, false, ternary_table},
     [MP_IQ4_NL] = {read_iq4_nl, 32, false, iq4_table},
     [MP_IQ4_XS] = {read_iq4_xs, 32, false, iq4_table},
     [MP_IQ3_S] = {read_iq3_s, 32, false, iq3_s_table},

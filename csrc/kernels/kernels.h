@@ -44,9 +44,9 @@ typedef enum mp_wkind { /* packed layouts; each is described in pack.h */
     MP_W_Q4_K,
     MP_W_Q5_K,
     MP_W_Q6_K,
-    MP_W_TABLE32, /* IQ4_NL, IQ4_XS, MXFP4, IQ3_S, IQ3_XXS, IQ2_XXS, IQ1_S: codes of 4 bits for the 16 int8 of a table,
-                     an fp32 scale per 32 inputs */
-    MP_W_TABLE16, /* Q3_K, IQ2_S, IQ2_XS, IQ1_M: a scale per 16 inputs */
+    MP_W_TABLE32, /* IQ4_NL, IQ4_XS, MXFP4, IQ3_S, IQ3_XXS, IQ2_XXS, IQ1_S, TQ1_0, TQ2_0: codes of 4 bits for the 16
+                     int8 of a table, an fp32 scale per 32 inputs */
+    MP_W_TABLE16, /* Q3_K, IQ2_S, IQ2_XS, IQ1_M, NVFP4: a scale per 16 inputs */
     MP_W_TABLE16_MINS, /* Q2_K: and a minimum */
     MP_W_KIND_COUNT
 } mp_wkind;

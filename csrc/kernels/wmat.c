@@ -29,10 +29,13 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     case MP_IQ3_S:
     case MP_IQ3_XXS:
     case MP_IQ2_XXS:
+    case MP_TQ1_0:
+    case MP_TQ2_0:
     case MP_IQ1_S: as_stored = MP_W_TABLE32; break;
     case MP_Q3_K:
     case MP_IQ2_S:
     case MP_IQ2_XS:
+    case MP_NVFP4:
     case MP_IQ1_M: as_stored = MP_W_TABLE16; break;
     case MP_Q2_K: as_stored = MP_W_TABLE16_MINS; break;
     default: return false; /* integers and F64 are not weights */

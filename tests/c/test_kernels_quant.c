@@ -29,6 +29,9 @@ static const stored types[] = {
     {MP_IQ2_XXS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
     {MP_IQ1_M, MP_W_TABLE16, MP_SLOT_gemm_table16, {-1, -1}},
     {MP_IQ1_S, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
+    {MP_TQ1_0, MP_W_TABLE32, MP_SLOT_gemm_table32, {52, -1}},
+    {MP_TQ2_0, MP_W_TABLE32, MP_SLOT_gemm_table32, {64, -1}},
+    {MP_NVFP4, MP_W_TABLE16, MP_SLOT_gemm_table16, {-1, -1}},
 };
 enum { TYPES = sizeof types / sizeof *types };
 
@@ -61,6 +64,8 @@ static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, 
             for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* a nibble a word */
                 block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (half >> (4 * i) & 15) << 4);
         }
+        for (int g = 0; type->dtype == MP_NVFP4 && scales == SCALES_COMMON && g < 4; g++)
+            block[g] = (uint8_t)(8 + mp_test_random_u64(&random) % 32);
         if (type->dtype == MP_MXFP4)
             block[0] = (uint8_t)(scales == SCALES_EXTREME ? mp_test_random_u64(&random)
                                                           : 118 + mp_test_random_u64(&random) % 8);

@@ -22,7 +22,7 @@ MP_TEST(tensor_dtype_rows_are_found_by_name_and_id) {
     }
     mp_dtype found;
     MP_CHECK(!mp_dtype_from_name("f32", &found) && !mp_dtype_from_name("", &found));
-    static const int64_t unknown[] = {-1, 4, 5, 40, 1000, INT64_MIN, INT64_MAX, (int64_t)1 << 32};
+    static const int64_t unknown[] = {-1, 4, 5, 38, 1000, INT64_MIN, INT64_MAX, (int64_t)1 << 32};
     for (int i = 0; i < 8; i++)
         MP_CHECK(!mp_dtype_from_ggml(unknown[i], &found));
 }
@@ -41,6 +41,7 @@ MP_TEST(tensor_dtype_sizes_are_those_of_gguf) {
         {MP_IQ4_XS, 23, 256, 2 + 2 + 4 + 128}, {MP_IQ3_S, 21, 256, 2 + 64 + 8 + 32 + 4},
         {MP_IQ3_XXS, 18, 256, 2 + 64 + 32}, {MP_IQ2_S, 22, 256, 2 + 32 + 32 + 8 + 8}, {MP_IQ2_XS, 17, 256, 2 + 64 + 8},
         {MP_IQ2_XXS, 16, 256, 2 + 64}, {MP_IQ1_M, 29, 256, 32 + 16 + 8}, {MP_IQ1_S, 19, 256, 2 + 32 + 16},
+        {MP_TQ1_0, 34, 256, 48 + 4 + 2}, {MP_TQ2_0, 35, 256, 64 + 2}, {MP_NVFP4, 40, 64, 4 + 32},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const mp_dtype_row *row = mp_dtype_get(rows[i].dtype);

@@ -35,7 +35,8 @@ DTYPES = {
     "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74),
     "IQ3_XXS": (18, 256, 98), "IQ1_S": (19, 256, 50), "IQ4_NL": (20, 32, 18), "IQ3_S": (21, 256, 110),
     "IQ2_S": (22, 256, 82), "IQ4_XS": (23, 256, 136), "IQ1_M": (29, 256, 56), "I8": (24, 1, 1), "I16": (25, 1, 2),
-    "I32": (26, 1, 4), "I64": (27, 1, 8), "F64": (28, 1, 8), "BF16": (30, 1, 2), "MXFP4": (39, 32, 17),
+    "I32": (26, 1, 4), "I64": (27, 1, 8), "F64": (28, 1, 8), "BF16": (30, 1, 2), "TQ1_0": (34, 256, 54),
+    "TQ2_0": (35, 256, 66), "MXFP4": (39, 32, 17), "NVFP4": (40, 64, 36),
 }
 MAX = 2**64 - 1
 
@@ -282,7 +283,7 @@ def reject_cases() -> Iterator[Case]:
     yield bad("case26_type_99", "a: type", tensors(info("a", (8,), 99)))
     for removed in (4, 5, 31, 36):
         yield bad(f"case26_type_removed_{removed}", "a: type", tensors(info("a", (8,), removed)))
-    yield bad("case26_type_not_computed", "", tensors(info("a", (256,), 34)), "UNSUPPORTED")
+    yield bad("case26_type_not_computed", "", tensors(info("a", (256,), 41)), "UNSUPPORTED")
     yield bad("case27_row_33", "a: row", tensors(info("a", (33,), DTYPES["Q4_0"][0])))
     yield bad("case27_row_128", "a: row", tensors(info("a", (128, 2), DTYPES["Q4_K"][0])))
     yield bad("case28_misaligned", "b: offset", tensors(info("a", (8,)), info("b", (8,), offset=33)))

@@ -31,7 +31,10 @@ TYPES: dict[str, tuple[int, int]] = {  # name -> items per block, bytes per bloc
     "IQ2_XXS": (256, 66),
     "IQ1_M": (256, 56),
     "IQ1_S": (256, 50),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
     "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
 }
 # where a block keeps its half-precision scales and minima
 HALVES: dict[str, tuple[int, ...]] = {
@@ -53,6 +56,8 @@ HALVES: dict[str, tuple[int, ...]] = {
     "IQ2_XS": (0,),
     "IQ2_XXS": (0,),
     "IQ1_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 # smallest subnormal, largest subnormal, smallest normal, one, largest, negative ones, both zeros
 EXTREMES = np.array(
@@ -125,7 +130,14 @@ def test_every_mxfp4_exponent() -> None:
     check("MXFP4", blocks)
 
 
-@pytest.mark.parametrize("name", ["IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"])
+def test_every_nvfp4_scale() -> None:
+    rng = np.random.default_rng(9)
+    blocks = rng.integers(0, 256, (256, 36), dtype=np.uint8)
+    blocks[:, :4] = np.arange(256)[:, None] + np.array([0, 50, 100, 150])
+    check("NVFP4", blocks)
+
+
+@pytest.mark.parametrize("name", ["IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0"])
 def test_every_point_of_a_grid(name: str) -> None:
     """Every value of every byte at every place, so every index and every pattern of signs."""
     blocks = np.arange(256, dtype=np.uint8)[:, None] + np.arange(TYPES[name][1], dtype=np.uint8) * 37
