@@ -2,37 +2,11 @@
  * after the process that looked at it was killed; and answers that lie. */
 #include <signal.h>
 
+#include "isolated_fixture.h"
 #include "isolation_scene.h"
-#include "test_isolation.h"
 #include "vision_fixture.h"
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
-
-typedef struct isolated { /* a model whose engines are processes */
-    mp_budget budget;
-    mp_lease lease;
-    mp_loader loader;
-    mp_model *model;
-    mp_engine *engine[2];
-} isolated;
-
-static void isolated_load(isolated *it, mp_spec *spec) {
-    mp_isolation_options options = isolation_options("spec");
-    mp_error error;
-    *it = (isolated){.budget.limit = UINT64_MAX, .lease.lanes = 1};
-    MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_F32, &options, &it->loader, &error), &error);
-    MP_CHECK_OK(it->loader.ops->load(it->loader.self, &it->lease, &it->budget, NULL, &it->model, &error), &error);
-    for (int i = 0; i < 2; i++)
-        MP_CHECK_OK(it->model->ops->engine(it->model, &it->budget, &it->engine[i], &error), &error);
-}
-
-static void isolated_unload(isolated *it) {
-    for (int i = 0; i < 2; i++)
-        it->engine[i]->ops->destroy(it->engine[i]);
-    it->model->ops->destroy(it->model);
-    it->loader.ops->destroy(it->loader.self);
-    MP_CHECK_INT(it->budget.used, 0);
-}
 
 /* Without the logits of the whole prompt, which stay in a process. */
 static void make_job(mp_model *model, tiny_job *job, int index) {
@@ -105,7 +79,7 @@ static void check_moves(const tiny_kind *kind) {
     isolated it;
     mp_spec *spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1);
     alone(spec, expected);
-    isolated_load(&it, spec);
+    isolated_load(&it, mp_spec_pin(spec), MP_COMPUTE_F32, 1, isolation_options("spec"));
     for (uint64_t seed = 1; seed <= 4; seed++) {
         mp_test_random random = {seed};
         tiny_job jobs[ITEMS];
@@ -225,7 +199,7 @@ MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
     isolated it;
     tiny_job job;
     mp_spec *spec = tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1);
-    isolated_load(&it, spec);
+    isolated_load(&it, mp_spec_pin(spec), MP_COMPUTE_F32, 1, isolation_options("spec"));
     for (int k = 0; k < 3; k++) {
         mp_engine *engine = it.engine[k / 2];
         make_large(it.model, &job);
@@ -242,7 +216,7 @@ MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
     isolated_unload(&it);
 
     for (int answer = 0; answer < 2; answer++) {
-        isolated_load(&it, spec);
+        isolated_load(&it, mp_spec_pin(spec), MP_COMPUTE_F32, 1, isolation_options("spec"));
         make_large(it.model, &job);
         MP_CHECK_OK(it.engine[0]->ops->admit(it.engine[0], &job.item, &error), &error);
         if (answer)
@@ -267,7 +241,7 @@ MP_TEST(isolation_visions_that_stay_are_refused) {
     uint64_t cost;
     uint32_t total;
     mp_spec *spec = tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1);
-    isolated_load(&it, spec);
+    isolated_load(&it, mp_spec_pin(spec), MP_COMPUTE_F32, 1, isolation_options("spec"));
     mp_error_clear(&error);
     make_call(0, &call, &error);
     MP_CHECK(call->want_prompt_logits);
