@@ -101,7 +101,8 @@ class SentenceTransformers:
 
 
 class MpoolGenerator:
-    """mpool, by token ids. Without guesses at what comes next, as nobody else makes any, but for the variant so named."""
+    """mpool, by token ids. Without guesses at what comes next, as nobody else makes any, but for the variant of that
+    name."""
 
     def __init__(self, variant: str) -> None:
         self.guesses = variant == "guesses"
@@ -226,7 +227,7 @@ MODULES = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "
 
 
 def make(kind: str, engine: str, folder: str) -> Any:
-    """An engine by name; ``kind``: embed or generate; ``folder``: of what it makes of the weights, or of its programs."""
+    """An engine by name; ``kind``: embed or generate; ``folder``: of what it makes of the weights, or its programs."""
     name, _, variant = engine.partition(":")
     found = (EMBEDDERS if kind == "embed" else GENERATORS)[name]
     if found is ik.IkLlama:

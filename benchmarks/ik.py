@@ -47,8 +47,8 @@ class IkLlama:
     def _alone(self, task: dict[str, Any], repacking: int) -> list[tuple[str, float]]:
         depths = [item for depth in task["depths"] for item in ("-gp", f"{depth},{task['write']}")]
         rows = json.loads(self._run(
-            "llama-bench", "-m", task["path"], "-t", task["threads"], "-fa", 1, "-rtr", repacking, "-n", 0, "-o", "json",
-            "-r", task["repeat"], "-p", ",".join(map(str, task["prompts"])), *depths).stdout)
+            "llama-bench", "-m", task["path"], "-t", task["threads"], "-fa", 1, "-rtr", repacking, "-n", 0, "-o",
+            "json", "-r", task["repeat"], "-p", ",".join(map(str, task["prompts"])), *depths).stdout)
         found = []
         for row in rows:
             # a row of writing after a prompt says "tg64@pp512" and tells of the writing alone
@@ -60,8 +60,8 @@ class IkLlama:
     def _together(self, task: dict[str, Any], repacking: int) -> list[tuple[str, float]]:
         streams, prompt, written = task["streams"], task["depths"][0], task["write"]
         done = self._run("llama-batched-bench", "-m", task["path"], "-c", streams * (prompt + written) + 64, "-b", 2048,
-                          "-ub", 512, "-npp", prompt, "-ntg", written, "-npl", streams, "-fa", "on", "-t", task["threads"],
-                          *["-rtr"] * repacking)
+                          "-ub", 512, "-npp", prompt, "-ntg", written, "-npl", streams, "-fa", "on", "-t",
+                          task["threads"], *["-rtr"] * repacking)
         cells = [line.strip("| \n").split("|") for line in (done.stdout + done.stderr).splitlines()
                  if line.startswith("|")]
         head = [cell.strip() for cell in cells[0]]

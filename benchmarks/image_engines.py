@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_process
+from own_process import answer, rss
 from timing import percentile, seconds_of, together
 
 BATCH = 16
@@ -206,18 +206,12 @@ class OpenVino(Peer):
         return np.array(self.mine.request.infer({"pixels": pixels})[self.model.output(0)])
 
 
-class Mpool:
+class Mpool(own_process.Mpool):
     """mpool, one call for all images. Pixels of the right size go through its processor, too, which leaves them."""
 
-    def __init__(self, variant: str) -> None:
-        self.compute = variant or "auto"
-
-    def load(self, folder: str, threads: int) -> None:
-        """In a pool with so many threads."""
-        import mpool
-
-        self.pool = mpool.Pool(mpool.PoolConfig(threads=threads))
-        self.folder = folder
+    def load(self, folder: str, threads: int, **config: Any) -> None:
+        """And has the model loaded."""
+        super().load(folder, threads, **config)
         self.embed([np.zeros((side(Path(folder).name),) * 2 + (3,), np.uint8)])
 
     def embed(self, images: list[np.ndarray]) -> np.ndarray:
@@ -251,8 +245,6 @@ def files(count: int, seed: int) -> list[bytes]:
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Images a second of lists and of files, milliseconds of one image, calls a second of many threads."""
-    from worker import rss
-
     name, _, variant = task["engine"].partition(":")
     engine = ENGINES[name](variant)
     engine.load(task["folder"], task["threads"])
@@ -287,8 +279,4 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.stdin.read())
-    answer = {"measure": measure, "prepare": prepare}[asked["what"]](asked)
-    sys.stdout.flush()
-    print("\n" + json.dumps(answer), flush=True)
-    os._exit(0)  # what libraries do on their way out is nobody's measure, and may hang
+    answer({"measure": measure, "prepare": prepare})

@@ -146,7 +146,8 @@ def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str |
     """Runs, prints tables, writes the record."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{bench.topic}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default=bench.engines, type=lambda text: text.split(","), help="(default: %(default)s)")
+    parser.add_argument("--engines", default=bench.engines, type=lambda text: text.split(","),
+                        help="(default: %(default)s)")
     parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),
                         help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")

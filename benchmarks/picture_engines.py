@@ -8,13 +8,13 @@ one more of them takes.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_process
+from own_process import answer, rss
 from timing import seconds_of
 
 TEXTS, SIDE = 256, 512
@@ -90,17 +90,12 @@ def make_folder(shape: str, folder: Path) -> None:
     (folder / "ready").touch()
 
 
-class Mpool:
+class Mpool(own_process.Mpool):
     """mpool."""
 
-    def __init__(self, variant: str) -> None:
-        self.compute = variant or "auto"
-
-    def load(self, shape: str, folder: str, threads: int) -> None:
-        """In a pool with so many threads."""
-        import mpool
-
-        self.pool, self.folder = mpool.Pool(mpool.PoolConfig(threads=threads, max_workers_per_model=1)), folder
+    def start(self, shape: str, folder: str, threads: int) -> None:
+        """One worker."""
+        self.load(folder, threads, max_workers_per_model=1)
         self.decodes = SHAPES[shape][2]
         self.draw(1)
 
@@ -124,7 +119,7 @@ class Torch:
     def __init__(self, variant: str) -> None:
         self.variant = variant or "float32"
 
-    def load(self, shape: str, folder: str, threads: int) -> None:
+    def start(self, shape: str, folder: str, threads: int) -> None:
         """In this process."""
         import diffusers
         import torch
@@ -167,11 +162,9 @@ ENGINES: dict[str, Any] = {"mpool": Mpool, "torch": Torch}
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of a step, or of decoding."""
-    from worker import rss
-
     name, _, variant = task["engine"].partition(":")
     engine = ENGINES[name](variant)
-    engine.load(task["shape"], task["folder"], task["threads"])
+    engine.start(task["shape"], task["folder"], task["threads"])
     what = "decode ms" if SHAPES[task["shape"]][2] else "step ms"
     return {"measures": {what: engine.seconds(task["repeat"]) * 1e3}, "rss MB": rss()}
 
@@ -185,8 +178,4 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     np.seterr(all="ignore")
-    asked = json.loads(sys.stdin.read())
-    answer = {"measure": measure, "prepare": prepare}[asked["what"]](asked)
-    sys.stdout.flush()
-    print("\n" + json.dumps(answer), flush=True)
-    os._exit(0)  # what libraries do on their way out is nobody's measure, and may hang
+    answer({"measure": measure, "prepare": prepare})

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import build_kernels, policies
-from .timing import percentile, seconds_of, together
+from .timing import percentile, together
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "the quick brown fox jumps over a lazy dog and barks twice at its own shadow in the rain".split()
@@ -124,7 +124,6 @@ def part_threads(embedding: str, text: str, threads: int, quick: bool) -> dict[s
 
 def part_memory(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
     """What the second worker takes, in bytes as they are counted and as the system sees them."""
-    import mpool
 
     found: dict[str, float] = {}
     for kind, model in (("embedding", embedding), ("text", text)):

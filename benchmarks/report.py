@@ -20,7 +20,8 @@ def comparable(a: Any, b: Any) -> bool:
 def arithmetic(turn: Any) -> str:
     """Class of arithmetic of an engine's turn; quantised weights count as int8."""
     name, _, variant = turn.engine.partition(":")
-    return (variant if variant in limits.PEAKS else "") or turn.result.get("compute") or ("int8" if turn.topic == "generate" else "float32")
+    return ((variant if variant in limits.PEAKS else "") or turn.result.get("compute")
+            or ("int8" if turn.topic == "generate" else "float32"))
 
 
 def against(engine: str, engines: list[str]) -> str | None:
@@ -128,7 +129,8 @@ def text(record: dict[str, Any]) -> str:
                     for what, found in record["agreement"].items())]
     lines += [f"FAILED: {failure}" for failure in record["failures"]]
     return "\n".join([*lines, "", "In brackets: how many times better mpool is (by default, or in the class of",
-                      "arithmetic that is named), and of how many comparable turns that is the median. ?: there were none, as the",
+                      "arithmetic that is named), and of how many comparable turns that is the median. ?: there were "
+                      "none, as the",
                       "machine was busy or changed its state: of no weight. %: of what the machine allows, by the",
                       "probes around it."])
 

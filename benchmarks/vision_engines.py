@@ -7,13 +7,13 @@ question about the same image is asked, too: mpool keeps what it made of an imag
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_process
+from own_process import answer, rss
 from timing import seconds_of
 
 SIDE, IMAGE = 336, 32000
@@ -60,18 +60,8 @@ def make_folder(shape: str, folder: Path) -> None:
     (folder / "ready").touch()
 
 
-class Mpool:
+class Mpool(own_process.Mpool):
     """mpool, by one call."""
-
-    def __init__(self, variant: str) -> None:
-        self.compute = variant or "auto"
-
-    def load(self, folder: str, threads: int) -> None:
-        """In a pool with so many threads."""
-        import mpool
-
-        self.pool = mpool.Pool(mpool.PoolConfig(threads=threads))
-        self.folder = folder
 
     def first(self, image: np.ndarray, question: str) -> str:
         """The first token."""
@@ -116,8 +106,6 @@ ENGINES: dict[str, Any] = {"mpool": Mpool, "torch": Torch}
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds to a first token, of an image that is new and of one that was seen."""
-    from worker import rss
-
     name, _, variant = task["engine"].partition(":")
     engine = ENGINES[name](variant)
     engine.load(task["folder"], task["threads"])
@@ -139,8 +127,4 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.stdin.read())
-    answer = {"measure": measure, "prepare": prepare}[asked["what"]](asked)
-    sys.stdout.flush()
-    print("\n" + json.dumps(answer), flush=True)
-    os._exit(0)  # what libraries do on their way out is nobody's measure, and may hang
+    answer({"measure": measure, "prepare": prepare})

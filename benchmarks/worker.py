@@ -9,13 +9,12 @@ import hashlib
 import json
 import os
 import statistics
-import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import texts
+from own_process import answer, rss
 from timing import percentile, seconds_of, together
 
 
@@ -142,19 +141,6 @@ def ids(task: dict[str, Any]) -> dict[str, Any]:
     return {"ids": found, "sha256": hashlib.sha256(json.dumps(found).encode()).hexdigest()}
 
 
-def rss() -> float:
-    """Most memory that this process held, in units of 10**6 bytes; 0 where the system does not tell."""
-    try:  # getrusage would tell of the process that started this one, too
-        with open("/proc/self/status") as status:
-            return next((int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM")), 0.0)
-    except OSError:
-        return 0.0
-
-
 if __name__ == "__main__":
-    asked = json.loads(sys.stdin.read())
-    answer = {"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids,
-              "prepare": prepare}[asked["topic"]](asked)
-    sys.stdout.flush()
-    print("\n" + json.dumps(answer), flush=True)
-    os._exit(0)  # what libraries do on their way out is nobody's measure, and may hang
+    answer({"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids, "prepare": prepare},
+           by="topic")

@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ import numpy as np
 import pytest
 
 import mpool
-import tinymodels
 from test_api_process import told
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import mpool
 from servers import Process, Raw, ask, idle, serving, streamed
 
 CHAT = [{"role": "user", "content": "Hello"}]

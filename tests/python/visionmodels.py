@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagemodels import image
+from imagemodels import image as image
 from paritymodels import torch, transformers
 
 VOCAB, IMAGE, EOS = 160, 159, 2
