@@ -148,6 +148,8 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                 splitter = None  # thoughts would not fit it
             else:
                 answer, model = grammar.answer_of(wanted)
+                if answer is not None and splitter is reasoning.HarmonyCalls:
+                    splitter = reasoning.HarmonyForm
         if tools is not None:
             from .tools import constrain
 

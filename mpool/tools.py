@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ._entry import Entry
     from .grammar import Format
     from .text.reasoning import Splitter
-    from .text.tool_grammar import Answer
+    from .text.tool_grammar import Answer, Grammar
 
 _CHOICES = ('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
 #: What llguidance says of a grammar: a line of it, what is wrong there, the lines around it.
@@ -144,6 +144,16 @@ def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable
                               "allowed beside tools: an object of another required property before it, or no object",
                               hint='tool_choice="none" leaves the tools out', key=entry.key) from None
     is_json = answer is not None and answer.kind == "schema"
+    for part in made.parts:
+        _usable(made._replace(lark=part), tools, entry, sampling)
+    return _usable(made, tools, entry, sampling, is_json, model)
+
+
+def _usable(made: Grammar, tools: Tools, entry: Entry, sampling: Sampling, is_json: bool = False,
+            model: Any = None) -> Format:
+    """What keeps answers to a grammar; what is wrong with it is said of what the caller gave."""
+    from . import grammar
+
     try:
         return grammar.of_calls(made, entry.tokenizer(), sampling, is_json, model)
     except InvalidArgument as error:

@@ -235,3 +235,15 @@ class HarmonyCalls(Harmony):
             out[1] += "<|call|>"
             self._calls = False
         return more
+
+
+class HarmonyForm(HarmonyCalls):
+    """The same where a grammar keeps the message for the reader to a form: that is the last one, and no word in it ends
+    it."""
+
+    def _read_body(self, out: list[str], last: bool) -> bool:
+        if not self._answers or self._calls:
+            return super()._read_body(out, last)
+        out[1] += self._text
+        self._text = ""
+        return False

@@ -28,11 +28,13 @@ class Grammar(NamedTuple):
         marks: a text that holds none of these, and ends with no part of one, can be followed by the same as before;
             behind the first of them come calls. None: that cannot be said.
         leads: nor can it be said of answers that begin with one of these words, or a part of one, spaces left out.
+        parts: grammars of schemas all of which has to be kept: ``lark`` lets pass what of them cannot be.
     """
 
     lark: str
     marks: tuple[str, ...] | None
     leads: tuple[str, ...]
+    parts: tuple[str, ...] = ()
 
 
 class Answer(NamedTuple):
@@ -58,6 +60,11 @@ BLANKS = r"[\x20\x0A]{1,16}"
 #: Keywords of a schema by which objects may have more properties than it lists.
 _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref",
             "$dynamicRef", "if", "dependentSchemas", "propertyNames", "minProperties")
+#: Keywords whose values are schemas by name, and those whose values are none.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("const", "enum", "default", "examples")
+#: Keywords of which each says what an object has: with two of them, which property comes first is not easily said.
+_SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
 
 
@@ -77,8 +84,12 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
         ValueError: answers of that form can look like calls, which have no mark.
     """
     framed = answer is not None and not forced
+    parts: list[str] = []
     if framed and form.leads:
         rules = ["%llguidance {}", "", f"body: %json {_either(form, functions, answer)}"]
+        parts = [f"start: args_{at}\nargs_{at}: %json {json.dumps(_arguments(function))}"
+                 for at, function in enumerate(functions) if function.strict]
+        parts.append("\n".join(["start: answer", *_answer(form, answer)]))
     else:
         rules = ["%llguidance {}", "", *_calls(form, functions, single or form.most == 1)]
         rules += _answer(form, answer) if framed else []
@@ -122,7 +133,7 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
     rules[1] = "start: " + start
     marks = tuple(found for found in (form.mark, *(("<think>", "</think>") if thinks else ())) if found)
     return Grammar("\n".join(rules), None if forced or framed else marks,
-                   LEADS if form.leads else BARE_LEADS if form.bare else ())
+                   LEADS if form.leads else BARE_LEADS if form.bare else (), tuple(parts))
 
 
 def _answer(form: ToolFormat, answer: Answer | None) -> list[str]:
@@ -163,14 +174,26 @@ def _moved(schema: Any, where: str) -> Any:
         return [_moved(one, where) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    return {name: where + value[1:] if name == "$ref" and isinstance(value, str) and value.startswith("#")
-            else _moved(value, where) for name, value in schema.items()}
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "$ref" and isinstance(value, str) and value.startswith("#"):
+            found[name] = where + value[1:]
+        elif name in _NAMED and isinstance(value, dict):
+            found[name] = {key: _moved(one, where) for key, one in value.items()}
+        else:
+            found[name] = value if name in _DATA else _moved(value, where)
+    return found
 
 
 def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
     """Whether JSON of a schema may be an object whose first property is ``name``, as far as that is easily said:
     properties are written in the order of the schema."""
     if not isinstance(schema, dict) or depth > 8:
+        return True
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind != "object":
+        return False
+    if sum(name in schema for name in _SOURCES) > 1:
         return True
     options = _options(schema)
     if options:
@@ -181,9 +204,6 @@ def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
         for part in reference.removeprefix("#").split("/")[1:]:
             found = found.get(part) if isinstance(found, dict) else None
         return not reference.startswith("#") or _may_lead(found, root, depth + 1)
-    kind = schema.get("type")
-    if isinstance(kind, str) and kind != "object":
-        return False
     properties, required = schema.get("properties"), schema.get("required")
     if kind != "object" or not isinstance(properties, dict) or not isinstance(required, list):
         return True

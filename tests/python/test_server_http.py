@@ -321,7 +321,7 @@ def test_what_is_read_in_two_ways_is_refused(server: Any, text: bytes) -> None:
 
 def test_a_target_with_a_host_says_which_server_is_meant(server: Any) -> None:
     with Raw(server) as raw:
-        for target, host, status in [("http://evil.example", raw.host, 421), (f"http://{raw.host}", "evil.example", 200),
+        for target, host, status in [("http://evil.example", raw.host, 421), (f"http://{raw.host}", "evil", 200),
                                      (f"HTTP://{raw.host}", raw.host, 200), (f"http://a@{raw.host}", raw.host, 421)]:
             assert raw.request(f"{target}/health?a", host=host).answer()[0] == status
 

@@ -182,6 +182,10 @@ def test_calls_or_answers_of_an_expression(pool: mpool.Pool, llama: Path, name: 
     ({"anyOf": [{"type": "array"}, {"type": "object"}]}, True),
     ({"oneOf": [{"type": "null"}, {"type": "array"}]}, False),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array"}}}, False), ({"$ref": "#"}, True),
+    ({"type": "object", "properties": {"a": {}}, "required": ["a"], "allOf": [{"properties": {"b": {}}}]}, True),
+    ({"properties": {"name": {}}, "required": ["name"], "anyOf": [
+        {"type": "object", "properties": {"a": {}}, "required": ["a"]}]}, True),
+    ({"type": "string", "anyOf": [{"maxLength": 3}], "properties": {"name": {}}}, False),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"name": {}}, "type": "object"}}}, True)], ids=str)
 def test_answers_that_could_be_calls_without_a_mark(pool: mpool.Pool, llama: Path, schema: Any, may: bool) -> None:
     pytest.importorskip("llguidance")
@@ -195,6 +199,35 @@ def test_answers_that_could_be_calls_without_a_mark(pool: mpool.Pool, llama: Pat
     else:
         assert pool.chat(CHAT, model, **options).finish_reason == "length"
     assert pool.chat(CHAT, named(pool, llama, tm.HERMES, "tools-hermes"), **options).finish_reason == "length"
+
+
+def test_what_cannot_be_kept_is_refused_where_calls_have_no_mark(pool: mpool.Pool, llama: Path) -> None:
+    """As it is of every other form: of answers, and of tools that are strict."""
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
+    odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}
+    few: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+    options: dict[str, Any] = {"max_tokens": 1, "tools": [odd]}
+    assert pool.chat(CHAT, model, response_format=few, **options).finish_reason == "length"
+    with pytest.raises(mpool.InvalidArgument, match="response_format cannot be used: .*uniqueItems"):
+        pool.chat(CHAT, model, response_format={**few, "uniqueItems": True}, **options)
+    with pytest.raises(mpool.InvalidArgument, match="the schema of odd cannot be used: .*uniqueItems"):
+        pool.chat(CHAT, model, response_format=few, **{**options, "tools": [tm.CLOCK, {**odd, "strict": True}]})
+
+
+def test_values_that_look_like_references_are_values(pool: mpool.Pool, llama: Path) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
+    value = [{"$ref": "#/a"}, 3]
+    schema = {"type": "array", "minItems": 3, "maxItems": 3, "items": False, "prefixItems": [
+        {"const": value[0]}, {"enum": [value[0]]}, {"$ref": "#/$defs/const"}],
+        "$defs": {"const": {"$ref": "#/$defs/enum"}, "enum": {"type": "object", "properties": {
+            "default": {"$ref": "#/$defs/examples"}}, "required": ["default"], "additionalProperties": False},
+            "examples": {"const": 3}}}
+    answers = [one for seed in range(8) for one in pool.chat(
+        [{"role": "user", "content": f"{seed} or {seed * seed}?"}], model, tools=[tm.CLOCK], response_format=schema, n=4,
+        seed=seed, **HOT).choices if one.finish_reason == "stop"]
+    assert answers and all(one.parsed == [value[0], value[0], {"default": 3}] for one in answers)
 
 
 # ---- models whose answers are known ----------------------------------------------------------------------------------
@@ -274,6 +307,24 @@ def test_thoughts_beside_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytest
     if how == "masked":
         forced = pool.chat(CHAT, chain(name), tools=[tm.CLOCK], tool_choice="required", **GREEDY)
         assert [forced.reasoning, *(call.name for call in forced.tool_calls)] == ["Hm", "clock"], forced
+
+
+@pytest.mark.parametrize("words", ["<|end|>", "<|call|>", "<|channel|>final<|message|>", " to=functions.clock",
+                                   "<|start|>assistant", "<think>", "</think>", "<tool_call>"])
+@pytest.mark.parametrize("name", ["thinks", "says"])
+def test_marks_in_an_answer_of_a_form_are_text(pool: mpool.Pool, tmp_path: Path, name: str, words: str) -> None:
+    """Also those that end a message, or begin another one, where they stand in its JSON."""
+    pytest.importorskip("llguidance")
+    value = {"a": f"x{words} {words}y", "b": None}
+    template, chains = {
+        "thinks": (tm.THINKING, [*THINKS[:2], ("Hm", "</think>"), ("</think>", "{")]),
+        "says": (tm.HARMONY, [("assistant", "<|channel|>"), ("<|channel|>", "final"), ("final", "<|message|>")])}[name]
+    model = chainmodels.save(tmp_path, template, chains, (*WORDS, "final"))
+    options = {"tools": [tm.CLOCK], "response_format": {"const": value}, **GREEDY, "max_tokens": 300}
+    done = pool.chat(CHAT, model, **options)
+    assert (json.loads(done.text), done.parsed, done.finish_reason) == (value, value, "stop"), done
+    assert done.reasoning == ("Hm" if name == "thinks" else None) and not done.tool_calls
+    check_stream(pool.chat(CHAT, model, stream=True, **options), done)
 
 
 @pytest.mark.slow
