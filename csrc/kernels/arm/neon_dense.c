@@ -24,13 +24,9 @@ MP_KEEP_ORDER
 #define D_W             float32x4_t
 #define D_A             float
 #define D_ACC           float32x4_t
-#define D_STEPS(K)      (K)
-#define D_CHUNK         MP_K_CHUNK
+#define D_CLASS         D_F32
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
-#define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
-#define D_SCALED        0
 static MP_INLINE float32x4_t f32_start(int32_t sum) {
     (void)sum;
     return vdupq_n_f32(0.0f);
@@ -56,13 +52,9 @@ typedef struct bf16_two {
 #define D_W             bf16_pair
 #define D_A             bf16_two
 #define D_ACC           float32x4_t
-#define D_STEPS(K)      (((K) + 1) / 2)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_BF16
 #define D_MAX_ROWS      4
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED        0
 #define bf16_fma_start  f32_start
 #define bf16_fma_result f32_result
 static MP_INLINE bf16_pair bf16_fma_load(const uint8_t *w) {
@@ -86,13 +78,9 @@ static MP_INLINE float32x4_t bf16_fma_dot(float32x4_t acc, bf16_pair w, bf16_two
 #define D_W             int8x16_t
 #define D_A             int8x16_t
 #define D_ACC           int32x4_t
-#define D_STEPS(K)      (((K) + 3) / 4)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_I8
 #define D_MAX_ROWS      4
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq)
-#define D_SCALED        1
 static MP_INLINE int32x4_t i8_start(int32_t sum) {
     (void)sum;
     return vdupq_n_s32(0);
@@ -120,13 +108,9 @@ MP_TARGET_DOTPROD_BEGIN
 #define D_W               int8x16_t
 #define D_A               int8x16_t
 #define D_ACC             int32x4_t
-#define D_STEPS(K)        (((K) + 3) / 4)
-#define D_CHUNK           INT32_MAX
+#define D_CLASS           D_I8
 #define D_MAX_ROWS        6
 #define D_PANELS(R)       1
-#define D_ROW(x, m)       ((const uint8_t *)((x)->q + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x)   ((x)->ldq)
-#define D_SCALED          1
 #define i8_dotprod_start  i8_start
 #define i8_dotprod_load   i8_load
 #define i8_dotprod_splat  arm_word
@@ -141,13 +125,9 @@ MP_TARGET_I8MM_BEGIN
 #define D_W             int8x16_t
 #define D_A             int8x16_t
 #define D_ACC           int32x4_t
-#define D_STEPS(K)      (((K) + 3) / 4)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_I8
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq)
-#define D_SCALED        1
 #define i8mm_start      i8_start
 #define i8mm_load       i8_load
 #define i8mm_splat      arm_word
@@ -168,13 +148,9 @@ MP_TARGET_BF16_BEGIN
 #define D_W             uint16x8_t
 #define D_A             int8x16_t
 #define D_ACC           float32x4_t
-#define D_STEPS(K)      (((K) + 1) / 2)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_BF16
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED        0
 #define bf16_start      f32_start
 #define bf16_result     f32_result
 #define bf16_splat      arm_word

@@ -6,14 +6,7 @@
 #include "kernels/pack_dense.h"
 #include "kernels/variants.h"
 
-enum { LANES = 16 };
-
-static float tree_sum(float *lane) {
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int l = 0; l < width; l++)
-            lane[l] += lane[l + width];
-    return lane[0];
-}
+enum { LANES = MP_REF_LANES };
 
 /* s[t] becomes exp(s[t] - max) for t in [from, to), 0 for the others. Returns the sum; both by lanes, t mod 16. */
 static float softmax_visible(float *s, int n, int from, int to, float *max) {
@@ -30,7 +23,7 @@ static float softmax_visible(float *s, int n, int from, int to, float *max) {
         sum[t % LANES] += s[t];
     }
     *max = top[0];
-    return tree_sum(sum);
+    return mp_ref_tree_sum(sum);
 }
 
 /* The keys that a row sees: [from, to). */
@@ -241,7 +234,7 @@ static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn
             w[t] = p * sv[t];
             most = mp_ref_bits(w[t]) > most ? mp_ref_bits(w[t]) : most;
         }
-        out->l[i] = tree_sum(sum);
+        out->l[i] = mp_ref_tree_sum(sum);
         const float high = mp_ref_float(most);
         const bool finite = high < INFINITY, nothing = !finite || high < MP_I16_LEAST;
         const float by = !finite ? NAN : nothing ? 0.0f : high / (float)MP_I16_WEIGHT;

@@ -25,6 +25,16 @@ static inline float mp_ref_float(uint32_t u) {
 /* The greater; b when either is NaN (as x86's MAXPS). */
 static inline float mp_ref_max(float a, float b) { return a > b ? a : b; }
 
+enum { MP_REF_LANES = 16 }; /* that rows are summed in */
+
+/* The fixed tree over the lanes. Destroys them. */
+static inline float mp_ref_tree_sum(float *lane) {
+    for (int width = MP_REF_LANES / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++)
+            lane[l] += lane[l + width];
+    return lane[0];
+}
+
 static inline float mp_ref_exp(float x) {
     if (!(x <= MP_EXP_HI))
         return x + INFINITY; /* +inf, or the NaN that came in */

@@ -4,15 +4,7 @@
 #include "kernels/ref/math.h"
 #include "kernels/variants.h"
 
-enum { LANES = 16 };
-
-/* The fixed tree over the 16 lanes. Destroys them. */
-static float tree_sum(float *lane) {
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int l = 0; l < width; l++)
-            lane[l] += lane[l + width];
-    return lane[0];
-}
+enum { LANES = MP_REF_LANES };
 
 static float ref_max(const float *x, int64_t n) {
     float lane[LANES];
@@ -31,7 +23,7 @@ static void ref_rms_norm(const float *x, const float *weight, float eps, int n, 
     float lane[LANES] = {0};
     for (int i = 0; i < n; i++)
         lane[i % LANES] = fmaf(x[i], x[i], lane[i % LANES]);
-    float scale = 1.0f / sqrtf(tree_sum(lane) / (float)n + eps);
+    float scale = 1.0f / sqrtf(mp_ref_tree_sum(lane) / (float)n + eps);
     for (int i = 0; i < n; i++)
         y[i] = x[i] * scale * weight[i];
 }
@@ -41,13 +33,13 @@ static void ref_layer_norm(const float *x, const float *weight, const float *bia
     float lane[LANES] = {0};
     for (int i = 0; i < n; i++)
         lane[i % LANES] += x[i];
-    float mean = tree_sum(lane) / (float)n;
+    float mean = mp_ref_tree_sum(lane) / (float)n;
     memset(lane, 0, sizeof lane);
     for (int i = 0; i < n; i++) {
         float d = x[i] - mean;
         lane[i % LANES] = fmaf(d, d, lane[i % LANES]);
     }
-    float scale = 1.0f / sqrtf(tree_sum(lane) / (float)n + eps);
+    float scale = 1.0f / sqrtf(mp_ref_tree_sum(lane) / (float)n + eps);
     for (int i = 0; i < n; i++) {
         float d = (x[i] - mean) * scale;
         y[i] = bias ? fmaf(d, weight[i], bias[i]) : d * weight[i];
@@ -104,7 +96,7 @@ static float ref_exp_sum(const float *x, int64_t n, float max, float *out) {
         if (out)
             out[i] = e;
     }
-    return tree_sum(lane);
+    return mp_ref_tree_sum(lane);
 }
 
 static float ref_softmax(float *x, int n) {
@@ -124,7 +116,7 @@ static float ref_dot(const float *a, const float *b, int64_t n) {
     float lane[LANES] = {0};
     for (int64_t i = 0; i < n; i++)
         lane[i % LANES] = fmaf(a[i], b[i], lane[i % LANES]);
-    return tree_sum(lane);
+    return mp_ref_tree_sum(lane);
 }
 
 static bool ref_all_finite(const float *x, int64_t n) {

@@ -13,12 +13,10 @@
  *   D(name)             the name with this kind's prefix
  *   D_LANES             floats in a vector; v_load, v_store, v_add, v_zero work on v_float
  *   D_W, D_A, D_ACC     what D(load) reads from a panel, D(splat) from a row, and what D(dot) accumulates in
- *   D_STEPS(K)          steps of a row of K inputs;  D_CHUNK steps of one chain
+ *   D_CLASS             D_F32, D_BF16 or D_I8: what a word of a row holds
  *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (fewer or shorter registers)
  *   D_MAX_ROWS          rows of the tallest tile, 4, 6 or 12
  *   D_PANELS(R)         panels that a tile of R rows spans: 1, or 2 when R rows alone would leave the latency exposed
- *   D_ROW(x, m)         row m of the activations, as const uint8_t *;  D_ROW_STRIDE(x): bytes between rows
- *   D_SCALED            1: D(result) wants the scales of int8
  *   D_BODY(R, P, t)     what computes a tile, where that is not D(tile) of this file (pair_tile.h)
  * and, static MP_INLINE,
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
@@ -46,6 +44,23 @@ typedef struct dense_tile {
     int64_t ld;
 } dense_tile;
 enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
+
+/* What follows from the class. Steps of a row of K inputs; steps of one chain; row m of the activations, and the bytes
+ * between rows; whether D(result) wants the scales of int8. */
+#define D_F32  0
+#define D_BF16 1
+#define D_I8   2
+#define D_STEPS(K) (D_CLASS == D_F32 ? (K) : D_CLASS == D_BF16 ? ((K) + 1) / 2 : ((K) + 3) / 4)
+#define D_CHUNK    (D_CLASS == D_F32 ? MP_K_CHUNK : INT32_MAX)
+#define D_ROW(x, m)                                                         \
+    (D_CLASS == D_F32    ? (const uint8_t *)((x)->f32 + (m) * (x)->ld_f32)  \
+     : D_CLASS == D_BF16 ? (const uint8_t *)((x)->bf16 + (m) * (x)->ldq)    \
+                         : (const uint8_t *)((x)->q + (m) * (x)->ldq))
+#define D_ROW_STRIDE(x)                                             \
+    (D_CLASS == D_F32    ? (x)->ld_f32 * (int64_t)sizeof(float)     \
+     : D_CLASS == D_BF16 ? (x)->ldq * (int64_t)sizeof(uint16_t)     \
+                         : (x)->ldq)
+#define D_SCALED (D_CLASS == D_I8)
 #endif
 
 #define D_V (MP_PANEL_N / D_HALVES / D_LANES)
@@ -257,10 +272,6 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
 #undef D_W
 #undef D_A
 #undef D_ACC
-#undef D_STEPS
-#undef D_CHUNK
+#undef D_CLASS
 #undef D_MAX_ROWS
 #undef D_PANELS
-#undef D_ROW
-#undef D_ROW_STRIDE
-#undef D_SCALED

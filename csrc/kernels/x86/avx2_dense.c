@@ -23,13 +23,9 @@ MP_TARGET_AVX2_BEGIN
 #define D_W             __m256
 #define D_A             __m256
 #define D_ACC           __m256
-#define D_STEPS(K)      (K)
-#define D_CHUNK         MP_K_CHUNK
+#define D_CLASS         D_F32
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
-#define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
-#define D_SCALED        0
 static MP_INLINE __m256 f32_start(int32_t sum) {
     (void)sum;
     return _mm256_setzero_ps();
@@ -57,13 +53,9 @@ static MP_INLINE bf16_pair bf16_split(__m256i pairs) {
 #define D_W             bf16_pair
 #define D_A             bf16_pair
 #define D_ACC           __m256
-#define D_STEPS(K)      (((K) + 1) / 2)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_BF16
 #define D_MAX_ROWS      4
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED        0
 #define bf16_start      f32_start
 #define bf16_result     f32_result
 static MP_INLINE bf16_pair bf16_load(const uint8_t *w) {
@@ -82,13 +74,9 @@ static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
 #define D_W             __m256i
 #define D_A             __m256i
 #define D_ACC           __m256i
-#define D_STEPS(K)      (((K) + 3) / 4)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_I8
 #define D_MAX_ROWS      4
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq)
-#define D_SCALED        1
 static MP_INLINE __m256i i8_start(int32_t sum) {
     (void)sum;
     return _mm256_setzero_si256();
@@ -117,13 +105,9 @@ MP_TARGET_AVXVNNI_BEGIN
 #define D_W             __m256i
 #define D_A             __m256i
 #define D_ACC           __m256i
-#define D_STEPS(K)      (((K) + 3) / 4)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_I8
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
-#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq)
-#define D_SCALED        1
 static MP_INLINE __m256i i8_vnni_start(int32_t sum) { return _mm256_set1_epi32(-128 * sum); }
 static MP_INLINE __m256i i8_vnni_load(const uint8_t *w) { return _mm256_load_si256((const __m256i *)(const void *)w); }
 static MP_INLINE __m256i i8_vnni_splat(const uint8_t *a) { return _mm256_set1_epi32(*(const any_word *)a); }

@@ -23,13 +23,9 @@ MP_TARGET_AVX512_BEGIN
 #define D_W             __m512
 #define D_A             __m512
 #define D_ACC           __m512
-#define D_STEPS(K)      (K)
-#define D_CHUNK         MP_K_CHUNK
+#define D_CLASS         D_F32
 #define D_MAX_ROWS      12
 #define D_PANELS(R)     ((R) <= 3 ? 2 : 1)
-#define D_ROW(x, m)     ((const uint8_t *)((x)->f32 + (m) * (x)->ld_f32))
-#define D_ROW_STRIDE(x) ((x)->ld_f32 * (int64_t)sizeof(float))
-#define D_SCALED        0
 static MP_INLINE __m512 f32_start(int32_t sum) {
     (void)sum;
     return _mm512_setzero_ps();
@@ -57,13 +53,9 @@ static MP_INLINE bf16_pair bf16_split(__m512i pairs) {
 #define D_W             bf16_pair
 #define D_A             bf16_pair
 #define D_ACC           __m512
-#define D_STEPS(K)      (((K) + 1) / 2)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_BF16
 #define D_MAX_ROWS      12
 #define D_PANELS(R)     ((R) <= 4 ? 2 : 1)
-#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED        0
 #define bf16_fma_start  f32_start
 #define bf16_fma_result f32_result
 static MP_INLINE bf16_pair bf16_fma_load(const uint8_t *w) { return bf16_split(_mm512_load_si512(w)); }
@@ -200,13 +192,9 @@ MP_TARGET_AVX512_VNNI_BEGIN
 #define D_W             __m512i
 #define D_A             __m512i
 #define D_ACC           __m512i
-#define D_STEPS(K)      (((K) + 3) / 4)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_I8
 #define D_MAX_ROWS      12
 #define D_PANELS(R)     1 /* two streams halve the rate from memory, for a tenth more from a cache */
-#define D_ROW(x, m)     ((const uint8_t *)((x)->q + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq)
-#define D_SCALED        1
 static MP_INLINE __m512i i8_start(int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
 static MP_INLINE __m512i i8_load(const uint8_t *w) { return _mm512_load_si512(w); }
 static MP_INLINE __m512i i8_splat(const uint8_t *a) { return _mm512_set1_epi32(*(const any_word *)a); }
@@ -230,13 +218,9 @@ MP_TARGET_AVX512_BF16_BEGIN
 #define D_W             __m512i
 #define D_A             __m512i
 #define D_ACC           __m512
-#define D_STEPS(K)      (((K) + 1) / 2)
-#define D_CHUNK         INT32_MAX
+#define D_CLASS         D_BF16
 #define D_MAX_ROWS      12
 #define D_PANELS(R)     ((R) <= 6 ? 2 : 1)
-#define D_ROW(x, m)     ((const uint8_t *)((x)->bf16 + (m) * (x)->ldq))
-#define D_ROW_STRIDE(x) ((x)->ldq * (int64_t)sizeof(uint16_t))
-#define D_SCALED        0
 static MP_INLINE __m512 bf16_start(int32_t sum) {
     (void)sum;
     return _mm512_setzero_ps();
