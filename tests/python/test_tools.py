@@ -225,8 +225,8 @@ def test_values_that_look_like_references_are_values(pool: mpool.Pool, llama: Pa
             "default": {"$ref": "#/$defs/examples"}}, "required": ["default"], "additionalProperties": False},
             "examples": {"const": 3}}}
     answers = [one for seed in range(8) for one in pool.chat(
-        [{"role": "user", "content": f"{seed} or {seed * seed}?"}], model, tools=[tm.CLOCK], response_format=schema, n=4,
-        seed=seed, **HOT).choices if one.finish_reason == "stop"]
+        [{"role": "user", "content": f"{seed} or {seed * seed}?"}], model, tools=[tm.CLOCK], response_format=schema,
+        n=4, seed=seed, **HOT).choices if one.finish_reason == "stop"]
     assert answers and all(one.parsed == [value[0], value[0], {"default": 3}] for one in answers)
 
 
