@@ -6,13 +6,12 @@ class of arithmetic are an entry of their own, loaded only when a call asks for 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidArgument, MpoolError, WrongCapability
+from .errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
 
 if TYPE_CHECKING:
     from .catalog import ModelDescription
@@ -51,7 +50,6 @@ class Entry:
         self._template: ChatTemplate | None = None
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None
-        self._stamps: tuple[object, ...] = ()
 
     def renew_lock(self) -> None:
         """In the child of a fork: whoever held the lock is not there."""
@@ -89,7 +87,6 @@ class Entry:
                     found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._capability not in (None, found.capability):
                         raise WrongCapability(f"is a model of {found.capability}, not {self._capability}", key=self.key)
-                    self._stamps = _stamps(found)
                     self._description = override(found, self.overrides)
         return self._description
 
@@ -125,7 +122,6 @@ class Entry:
             raise WrongCapability(f"is a model of {self.capability}, not {tower._capability}", key=self.key)
         with self._lock:
             if tower._description is None:
-                tower._stamps = _stamps(found)
                 tower._description = found
 
     def tokenizer(self) -> Tokenizer:
@@ -145,6 +141,7 @@ class Entry:
         if description.tokenizer is None:
             raise InvalidArgument("the model has no tokenizer", key=self.key)
         tokenizer = Tokenizer.from_source(description.tokenizer, self._vocab)
+        self._require_unchanged()
         spec = description.spec
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
         if isinstance(rows, int):  # pipelines that make pictures have encoders with rows of their own
@@ -191,10 +188,20 @@ class Entry:
                 self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
         return self._core[compute]
 
-    def changed(self) -> bool:
-        """Whether the files are no longer those that were read."""
+    def changed(self, folders: bool = False) -> str | None:
+        """The first of the files that were read which is another by now, with ``folders`` also a folder that has other
+        names in it; None: nothing is."""
+        from .catalog.files import changed
+
         description = self._description
-        return description is not None and _stamps(description) != self._stamps
+        return None if description is None else changed(description.stamps, folders)
+
+    def _require_unchanged(self) -> None:
+        """Raises IntegrityError if what is read, or loaded, from here on would be of other files than the rest."""
+        path = self.changed()
+        if path is not None:
+            raise IntegrityError(f"{path} is another file than was described; unload the model to have it described "
+                                 "anew", key=self.key)
 
     def forget(self) -> list[str]:
         """Drops what was read, for files that have changed: the next use reads them again.
@@ -207,7 +214,7 @@ class Entry:
             for tower in self._towers.values():
                 tower.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = None
-            self._core, self.plans, self._stamps = {}, {}, ()
+            self._core, self.plans = {}, {}
         return keys
 
     def core_keys(self) -> list[str]:
@@ -265,6 +272,8 @@ class Entry:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         if description.generation is not None:
             self._set_tokens(spec, description)
+        spec.note_files()
+        self._require_unchanged()
         registry = self.pool.registry
         if self.runs_in == "process":
             registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory)
@@ -294,19 +303,6 @@ class Entry:
         ends = description.generation.eog_token_ids if description.generation is not None else ()
         spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
                         sorted({*table.eog, *ends}))
-
-
-def _stamps(description: ModelDescription) -> tuple[object, ...]:
-    """What tells a file's content from another's without reading it."""
-    stamps: list[object] = []
-    for path in description.spec.files:
-        try:
-            found = os.stat(path)
-        except OSError:
-            stamps.append(None)
-        else:
-            stamps.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
-    return tuple(stamps)
 
 
 #: Setting that a caller may override -> where it stands in a description.

@@ -102,7 +102,8 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
          timeout: float | None = None, isolation: Literal["thread", "process"] | None = None) -> Model:
     """Loads a model now, fetching it first if it is not here, and waits until it serves.
 
-    Loading beforehand is never needed; it moves the wait to a time of your choice.
+    Loading beforehand is never needed; it moves the wait to a time of your choice. A model whose files have changed is
+    read anew.
 
     Args:
         ref: as ``model`` of :func:`embed`.

@@ -378,6 +378,8 @@ class Pool:
         entry = self._find(ref)
         if alias is not None:
             self._check_free(alias, entry)
+        if entry.changed():
+            self._forget_files(entry, deadline)
         try:
             entry.describe(progress)
         except BaseException:
@@ -426,12 +428,16 @@ class Pool:
         """See :func:`mpool.unload`."""
         deadline = _threads.deadline_of(timeout)
         entry = self._find(alias)
-        if entry.changed():
-            for key in entry.forget():
-                self.registry.remove(key, timeout=_threads.remaining(deadline, key))
+        if entry.changed(folders=True):
+            self._forget_files(entry, deadline)
             return
         for key in entry.core_keys():
             self.registry.evict(key, timeout=_threads.remaining(deadline, key))
+
+    def _forget_files(self, entry: Entry, deadline: float | None) -> None:
+        """What was read of files that have changed goes, once its calls are over: the next use reads them anew."""
+        for key in entry.forget():
+            self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 
     def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,

@@ -412,6 +412,38 @@ static mp_status require_regular(const struct stat *info, const char *path, mp_e
     return mp_fail_file(error, MP_FORMAT, path, -1, "the path", "a regular file", "%s", kind);
 }
 
+static mp_file_id identity_of(const struct stat *info) {
+#if defined(__APPLE__)
+    struct timespec written = info->st_mtimespec, changed = info->st_ctimespec;
+#else
+    struct timespec written = info->st_mtim, changed = info->st_ctim;
+#endif
+    return (mp_file_id){
+        .device = (uint64_t)info->st_dev,
+        .inode = (uint64_t)info->st_ino,
+        .size = (uint64_t)info->st_size,
+        .mtime_ns = (uint64_t)written.tv_sec * SECOND + (uint64_t)written.tv_nsec,
+        .ctime_ns = (uint64_t)changed.tv_sec * SECOND + (uint64_t)changed.tv_nsec,
+        .mode = (uint64_t)info->st_mode,
+        .links = (uint64_t)info->st_nlink,
+        .owner = (uint64_t)info->st_uid << 32 | (uint64_t)info->st_gid,
+    };
+}
+
+bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b) {
+    if (a->device != b->device || a->inode != b->inode || a->size != b->size || a->mtime_ns != b->mtime_ns)
+        return false;
+    return a->ctime_ns == b->ctime_ns || a->mode != b->mode || a->links != b->links || a->owner != b->owner;
+}
+
+bool mp_sys_identify(const char *path, mp_file_id *id) {
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode))
+        return false;
+    *id = identity_of(&info);
+    return true;
+}
+
 mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error) {
     struct stat info;
     *fd = -1;
@@ -433,16 +465,7 @@ mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error
         return status;
     }
     if (id)
-        *id = (mp_file_id){
-            .device = (uint64_t)info.st_dev,
-            .inode = (uint64_t)info.st_ino,
-            .size = (uint64_t)info.st_size,
-#if defined(__APPLE__)
-            .mtime_ns = (uint64_t)info.st_mtimespec.tv_sec * SECOND + (uint64_t)info.st_mtimespec.tv_nsec,
-#else
-            .mtime_ns = (uint64_t)info.st_mtim.tv_sec * SECOND + (uint64_t)info.st_mtim.tv_nsec,
-#endif
-        };
+        *id = identity_of(&info);
     *fd = opened;
     return MP_OK;
 }

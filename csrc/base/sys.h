@@ -86,7 +86,14 @@ bool mp_sys_alloc_is_zero(size_t bytes);
 /* --- files --- */
 typedef struct mp_file_id { /* enough to notice that a path now names another content */
     uint64_t device, inode, size, mtime_ns;
+    uint64_t ctime_ns;     /* writing moves it, too, and nobody can set it back */
+    uint64_t mode, links;  /* changing one of these three also moves ctime, and no content */
+    uint64_t owner;        /* user and group */
 } mp_file_id;
+/* The same content, as far as that can be told without reading it. */
+bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b);
+/* Of what a path names now; false when there is nothing, or no regular file. */
+bool mp_sys_identify(const char *path, mp_file_id *id);
 /* Open a regular file for reading (O_CLOEXEC, O_NONBLOCK so that a FIFO cannot hang it). FORMAT when it is not one: a
  * device is not even opened. IO with the system's words otherwise. id may be NULL. */
 mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error);

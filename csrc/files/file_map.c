@@ -192,13 +192,8 @@ const mp_file_id *mp_file_map_id(const mp_file_map *map) { return &map->id; }
 bool mp_file_map_poisoned(const mp_file_map *map) { return atomic_load(&map->slot->poisoned) != 0; }
 
 bool mp_file_map_unchanged(const mp_file_map *map) {
-    int fd;
     mp_file_id now;
-    if (mp_sys_open(map->path, &fd, &now, NULL) != MP_OK)
-        return false;
-    mp_sys_close(fd);
-    return now.device == map->id.device && now.inode == map->id.inode && now.size == map->id.size &&
-           now.mtime_ns == map->id.mtime_ns;
+    return mp_sys_identify(map->path, &now) && mp_file_id_same(&map->id, &now);
 }
 
 void mp_file_map_release(const mp_file_map *map, uint64_t offset, uint64_t bytes) {

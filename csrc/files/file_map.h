@@ -21,7 +21,7 @@ uint64_t mp_file_map_size(const mp_file_map *map);
 const char *mp_file_map_path(const mp_file_map *map);
 const mp_file_id *mp_file_map_id(const mp_file_map *map);
 bool mp_file_map_poisoned(const mp_file_map *map);
-/* The path still names the file that was mapped (device, inode, size, mtime). */
+/* The path still names the file that was mapped, and nobody has written to it (mp_file_id_same). One system call. */
 bool mp_file_map_unchanged(const mp_file_map *map);
 /* Hand pages back to the system: they are read again from the file if needed. */
 void mp_file_map_release(const mp_file_map *map, uint64_t offset, uint64_t bytes);

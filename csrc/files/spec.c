@@ -548,10 +548,18 @@ bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     if (same && spec->seen[index].size == 0)
         spec->seen[index] = *id;
     else if (same)
-        same = memcmp(&spec->seen[index], id, sizeof *id) == 0;
+        same = mp_file_id_same(&spec->seen[index], id);
     mp_mutex_unlock(&spec->lock);
     return same;
 }
+
+void mp_spec_note_files(const mp_spec *spec) {
+    mp_file_id id;
+    for (int i = 0; i < spec->file_count; i++)
+        if (mp_sys_identify(spec->files[i], &id))
+            mp_spec_same_file(spec, i, &id);
+}
+
 bool mp_spec_file_identity(const mp_spec *frozen, int index, mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen;
     assert(index >= 0 && index < spec->file_count);

@@ -90,6 +90,8 @@ const char *mp_spec_origin(const mp_spec *spec); /* the first of its files, for 
 /* The spec describes one content of its files. The first call for a file remembers the identity it is given; later ones
  * answer whether theirs is the same. Any thread, also once frozen. */
 bool mp_spec_same_file(const mp_spec *spec, int index, const mp_file_id *id);
+/* Gives it those that the paths have now, of a spec that is complete: what is loaded is what was there then. */
+void mp_spec_note_files(const mp_spec *spec);
 /* The identity that was given first; false when none was yet. */
 bool mp_spec_file_identity(const mp_spec *spec, int index, mp_file_id *id);
 int mp_spec_value_count(const mp_spec *spec);

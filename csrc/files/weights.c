@@ -40,6 +40,13 @@ static mp_status check_bounds(const mp_weights *weights, const mp_tensor_entry *
     return MP_OK;
 }
 
+static mp_status require_same(const mp_spec *spec, int file, const mp_file_id *id, mp_error *error) {
+    if (mp_spec_same_file(spec, file, id))
+        return MP_OK;
+    return mp_fail(error, MP_INTEGRITY, "%s is another file than was described; unload the model to have it described "
+                   "anew", mp_spec_file(spec, file));
+}
+
 mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     mp_status status = MP_OK;
     int files = mp_spec_file_count(spec), tensors = mp_spec_tensor_count(spec);
@@ -52,13 +59,11 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     weights->spec = mp_spec_pin(spec);
     weights->map_count = files;
     for (int i = 0; i < files; i++) {
+        mp_file_id now;
+        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* rather than what mapping would say of it */
+            MP_TRY_GOTO(require_same(spec, i, &now, error));
         MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
-        if (!mp_spec_same_file(spec, i, mp_file_map_id(weights->maps[i]))) {
-            status = mp_fail(error, MP_INTEGRITY,
-                             "%s is another file than was described; unload the model to have it described anew",
-                             mp_spec_file(spec, i));
-            goto cleanup;
-        }
+        MP_TRY_GOTO(require_same(spec, i, mp_file_map_id(weights->maps[i]), error));
     }
     for (int i = 0; i < tensors; i++)
         MP_TRY_GOTO(check_bounds(weights, mp_spec_tensor_at(spec, i), error));

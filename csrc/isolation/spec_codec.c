@@ -110,10 +110,9 @@ mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_
         mp_file_id id = {0};
         bool known = mp_spec_file_identity(spec, i, &id);
         put_u32(&w, known);
-        put_u64(&w, id.device);
-        put_u64(&w, id.inode);
-        put_u64(&w, id.size);
-        put_u64(&w, id.mtime_ns);
+        const uint64_t parts[] = {id.device, id.inode, id.size, id.mtime_ns, id.ctime_ns, id.mode, id.links, id.owner};
+        for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
+            put_u64(&w, parts[part]);
     }
     uint32_t values = 0;
     for (int i = 0; i < mp_spec_value_count(spec); i++) {
@@ -253,10 +252,9 @@ static mp_status take_identity(mp_cursor *c, mp_spec *spec, int index, mp_error 
     mp_file_id id;
     uint32_t known;
     MP_TRY(mp_cursor_u32(c, "identity", &known, error));
-    MP_TRY(mp_cursor_u64(c, "identity", &id.device, error));
-    MP_TRY(mp_cursor_u64(c, "identity", &id.inode, error));
-    MP_TRY(mp_cursor_u64(c, "identity", &id.size, error));
-    MP_TRY(mp_cursor_u64(c, "identity", &id.mtime_ns, error));
+    uint64_t *parts[] = {&id.device, &id.inode, &id.size, &id.mtime_ns, &id.ctime_ns, &id.mode, &id.links, &id.owner};
+    for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
+        MP_TRY(mp_cursor_u64(c, "identity", parts[part], error));
     if (known && !mp_spec_same_file(spec, index, &id))
         return mp_fail_memory(error, sizeof id, "the identity of a file");
     return MP_OK;

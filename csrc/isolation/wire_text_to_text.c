@@ -420,6 +420,37 @@ static bool get_text(mp_wire_in *in, const mp_text_call *call, mp_choice *choice
     return true;
 }
 
+static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
+    for (int32_t i = 0; i < count; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+/* Whether an answer goes on, or is over, where it must. Where the model draws one of its ends is its own matter. */
+static bool ends_where_it_must(mp_wire_in *in, const mp_text_call *call, const mp_choice *choice,
+                               const choice_note *seen, uint32_t from) {
+    int32_t room = call->context - call->n_prompt + 1; /* the last token is drawn, and not read */
+    int32_t most = room < call->sampling.max_tokens ? room : call->sampling.max_tokens;
+    bool full = (int64_t)seen->tokens >= most, eos = seen->finish == MP_FINISH_EOS;
+    if ((int64_t)seen->tokens > most)
+        return mp_wire_refuse(in, "an answer is too long");
+    if (seen->finish == MP_FINISH_LENGTH && !full)
+        return mp_wire_refuse(in, "an answer is over before it is as long as it may be");
+    if (seen->finish == MP_FINISH_NONE && full)
+        return mp_wire_refuse(in, "an answer goes on though it is as long as it may be");
+    if (eos || (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop)) {
+        if (full || (int64_t)seen->tokens < call->sampling.min_tokens ||
+            (eos && (call->sampling.ignore_eos || call->n_ends == 0)))
+            return mp_wire_refuse(in, "an answer ends where no end can be drawn");
+    }
+    for (uint32_t i = from; i < seen->tokens; i++)
+        if (is_among(call->ends, call->n_ends, choice->tokens[i].id) ||
+            is_among(call->stop_ids, call->n_stop_ids, choice->tokens[i].id))
+            return mp_wire_refuse(in, "an answer goes on behind an end");
+    return true;
+}
+
 static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen) {
     uint8_t finish = mp_get_u8(in);
     int32_t stop_index = mp_get_i32(in);
@@ -438,7 +469,7 @@ static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choi
     seen->tokens += added;
     seen->finish = finish;
     seen->stop_index = stop_index;
-    return get_text(in, call, choice, seen, from);
+    return ends_where_it_must(in, call, choice, seen, from) && get_text(in, call, choice, seen, from);
 }
 
 static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {

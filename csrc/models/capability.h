@@ -227,6 +227,7 @@ typedef struct mp_text_call {
     mp_capture capture;    /* of calls with one answer */
     int32_t vocab;         /* columns of prompt_logits; the engine's check fills it in, and this: */
     int32_t sampled_vocab; /* ids from here on are never drawn */
+    int32_t context;       /* tokens of prompt and answer that the model reads at most */
     const int32_t *ends;   /* [n_ends] ids that end an answer: the model's, to be looked at while it serves the call */
     int32_t n_ends;
     uint64_t output_bytes; /* what mp_text_call_output allocated, and for what: */

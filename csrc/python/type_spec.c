@@ -92,6 +92,12 @@ static PyObject *spec_add_file(PyObject *self, PyObject *path) {
     return result;
 }
 
+static PyObject *spec_note_files(PyObject *self, PyObject *none) {
+    (void)none;
+    mp_spec_note_files(((spec_object *)self)->spec);
+    Py_RETURN_NONE;
+}
+
 static mp_status add_tensor(mp_spec *spec, const void *entry, mp_error *error) {
     return mp_spec_add_tensor(spec, entry, error);
 }
@@ -367,6 +373,8 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
 
 static PyMethodDef methods[] = {
     {"add_file", spec_add_file, METH_O, "Add a file of weights; tensors name it by its number."},
+    {"note_files", spec_note_files, METH_NOARGS,
+     "What is loaded is what the files hold now; call it when all are added."},
     {"add_tensor", MP_METHOD(spec_add_tensor), METH_VARARGS | METH_KEYWORDS, "Say where a tensor lies."},
     {"set", MP_METHOD(spec_set), METH_VARARGS | METH_KEYWORDS,
      "Set a key: bool, int, float, str or a list of one kind."},

@@ -42,6 +42,8 @@ static mp_ticket *note_fault(mp_worker *worker) {
     if (worker->fault.code == MP_OK)
         return NULL;
     if (worker->fault.code != MP_INTEGRITY) {
+        /* Between steps no call failed of it, which alone the breaker is for. */
+        mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
         mp_entry_note_death(entry, &worker->fault);
         return NULL;
     }

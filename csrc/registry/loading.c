@@ -79,7 +79,11 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
     mp_mutex_lock(&worker->entry->lock);
     worker->engine_bytes = engine_bytes;
     mp_mutex_unlock(&worker->entry->lock);
-    mp_status status = worker->resident ? MP_OK : load_model(worker, loader, model_bytes, second, error);
+    bool loading = !worker->resident;
+    mp_status status = loading ? load_model(worker, loader, model_bytes, second, error) : MP_OK;
+    if (status == MP_OK && loading && !worker->resident->model->ops->healthy(worker->resident->model))
+        status = mp_fail(error, MP_INTEGRITY, "%s: a file of the model was changed while it was being loaded",
+                         worker->entry->key);
     if (status == MP_OK) {
         mp_progress_set(&worker->progress, "making an engine", 99);
         mp_model *model = worker->resident->model;

@@ -13,7 +13,6 @@
 #include "registry/events.h"
 
 static const uint64_t MS = 1000 * 1000;
-static const uint64_t HEALTH_EVERY_NS = 1000ull * 1000 * 1000;
 static const uint64_t MEMORY_AGAIN_MS = 20;
 static const uint64_t LOST_LOOK_NS = 1000ull * 1000 * 1000; /* a worker without work looks after its engine so often */
 static const uint64_t CRITICAL_LOOK_NS = 1000 * 1000; /* maintenance looks at memory that is short so soon */
@@ -526,6 +525,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
         mp_fail(&error, MP_MODEL, "%s: the model failed while computing", entry->key);
     if (error.code == MP_INTERNAL)
         w->fault = error;
+    w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
     if (!mp_entry_fault(entry, ticket, error.code, alone && !w->engine->outside, noted)) {
         end_item(w, ticket, error.code, &error);
         return;
@@ -608,6 +608,13 @@ static void wait_for_masks(mp_worker *w) {
     mp_mutex_unlock(&entry->lock);
 }
 
+/* A file is another than what was loaded: what the step made may be of both, and nobody sees it. */
+static void end_changed(mp_worker *w) {
+    mp_fail(&w->fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use",
+            w->entry->key);
+    end_all(w, &w->fault);
+}
+
 /* False: the worker was set apart. */
 static bool step(mp_worker *w) {
     mp_entry *entry = w->entry;
@@ -661,29 +668,15 @@ static bool step(mp_worker *w) {
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
     count_work(w);
     charge(w, n, took_ns);
-    hand_out(w, now_ns);
+    if (w->resident->model->ops->healthy(w->resident->model))
+        hand_out(w, now_ns);
+    else
+        end_changed(w);
     return true;
 }
 
-/* Look, at most once a second, whether the files are still what was loaded. */
-static bool is_healthy(mp_worker *w) {
-    uint64_t now = mp_sys_now_ns();
-    if (now - w->healthy_ns < HEALTH_EVERY_NS)
-        return true;
-    w->healthy_ns = now;
-    return w->resident->model->ops->healthy(w->resident->model);
-}
-
 void mp_worker_serve(mp_worker *w) {
-    mp_entry *entry = w->entry;
     while (take_work(w)) {
-        if (!is_healthy(w)) {
-            mp_fail(&w->fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use",
-                    entry->key);
-            w->fresh_count = 0;
-            end_all(w, &w->fault);
-            return;
-        }
         admit_fresh(w);
         if (w->fault.code == MP_OK && !step(w))
             return;

@@ -99,8 +99,8 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     worker->home = mp_cores_settle(entry->services->cores_seen);
     worker->id = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     worker->state = MP_WORKER_SPAWNING;
-    worker->healthy_ns = worker->idle_since_ns = mp_sys_now_ns();
-    mp_watch_reset(&worker->watch, worker->healthy_ns);
+    worker->idle_since_ns = mp_sys_now_ns();
+    mp_watch_reset(&worker->watch, worker->idle_since_ns);
     mp_progress_set(&worker->progress, "starting", 0);
     mp_bell_init(&worker->bell);
     *worker_out = worker;

@@ -108,10 +108,10 @@ typedef struct mp_worker {
     uint64_t flow_ns[MP_QUEUE_FLOWS];   /* service each flow has had, by weight */
     uint64_t clock_ns[MP_QUEUE_FLOWS];  /* an equal share of what each flow has had */
     bool suspects_next;                 /* the last step left a suspect out */
-    uint64_t healthy_ns; /* when the model's files were looked at last */
     uint64_t retry_ns;   /* when to ask again for memory that others are giving up; 0 = no need */
     bool trimmed;        /* the engine was trimmed, and nobody has left since */
     mp_error fault;      /* why it stops: code MP_OK = nothing is wrong */
+    bool end_noted;      /* calls failed of it, of which somebody took note */
 } mp_worker;
 
 /* Engines of dead workers, and of others, are made and used by the worker's thread only. */

@@ -6,8 +6,8 @@ import logging
 import os
 from dataclasses import replace
 
-from ..errors import DownloadError, MpoolError, OfflineError
-from . import catalogue
+from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
+from . import catalogue, files
 from .catalogue import Row
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local
@@ -161,6 +161,7 @@ def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, off
 
     Raises:
         FormatError: a file is malformed, or the files do not fit each other.
+        IntegrityError: a file changed while they were read.
         UnsafeFormat: pickled weights, or a configuration that asks for code of its own to be run.
         Unsupported: the model computes something that mpool does not.
         LimitError: a size beyond mpool's caps.
@@ -174,17 +175,23 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
     row = catalogue.load().get(found.key) if found.key else None
     name = key or found.key or found.ref
     try:
-        if found.kind == "gguf":
-            described = _describe_gguf(found, name)
-        else:
-            from .hf_folder import describe_folder
+        with files.noted() as seen:
+            if found.kind == "gguf":
+                described = _describe_gguf(found, name)
+            else:
+                from .hf_folder import describe_folder
 
-            described = describe_folder(found.path, key=name, ref=found.ref)
+                described = describe_folder(found.path, key=name, ref=found.ref)
+        changed = files.changed(seen)
+        if changed is not None:
+            raise IntegrityError(f"{changed}: changed while the model's files were read",
+                                 hint="Try again when whoever writes it is done")
     except MpoolError as error:
         error.key = error.key or (name if key or found.key else None)
         raise
     return replace(described, revision=found.revision, license=row.license if row else described.license,
-                   est_memory_allocation_mb=row.est_memory_allocation_mb if row else None)
+                   est_memory_allocation_mb=row.est_memory_allocation_mb if row else None, stamps=seen,
+                   towers=tuple(replace(tower, stamps=seen) for tower in described.towers))
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:

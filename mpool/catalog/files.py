@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from ..errors import FileError, FormatError, UnsafeFormat
@@ -52,6 +54,61 @@ def file_kind(mode: int) -> str:
     return "a special file"
 
 
+#: What tells a file's content from another's without reading it; None: it is not there.
+Stamp = tuple[int, ...] | None
+
+_noted: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_noted", default=None)
+
+
+def _stamp_of(found: os.stat_result) -> Stamp:
+    if not stat.S_ISREG(found.st_mode):  # of a folder, what is in it
+        return found.st_dev, found.st_ino, found.st_mtime_ns
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode,
+            found.st_nlink, found.st_uid, found.st_gid)
+
+
+def stamp(path: str) -> Stamp:
+    """What tells a file's content, or the names in a folder, from what was there before, without reading it."""
+    try:
+        return _stamp_of(os.stat(path))
+    except (OSError, ValueError):
+        return None
+
+
+def same_stamp(a: Stamp, b: Stamp) -> bool:
+    """Whether two stamps are of one content. Writing moves the time of change, which nobody can set back; so do other
+    modes, owners and links, and those are told apart from it (as ``mp_file_id_same`` of the core does)."""
+    if a is None or b is None or len(a) < 9 or len(b) < 9:
+        return a == b
+    return a[:4] == b[:4] and (a[4] == b[4] or a[5:] != b[5:])
+
+
+def changed(stamps: Mapping[str, Stamp], folders: bool = False) -> str | None:
+    """The first of the files (and folders) that is no longer what its stamp says; None: all are."""
+    for path, was in stamps.items():
+        if (folders or was is None or len(was) > 3) and not same_stamp(was, stamp(path)):
+            return path
+    return None
+
+
+@contextmanager
+def noted() -> Iterator[dict[str, Stamp]]:
+    """Collects the stamps of all files and folders that this thread reads meanwhile, as they were before."""
+    seen: dict[str, Stamp] = {}
+    token = _noted.set(seen)
+    try:
+        yield seen
+    finally:
+        _noted.reset(token)
+
+
+def note(path: str) -> None:
+    """Notes a file that is about to be read by other means than :func:`open_regular`, if anybody collects."""
+    seen = _noted.get()
+    if seen is not None and path not in seen:
+        seen[path] = stamp(path)
+
+
 def open_regular(path: str) -> tuple[int, int]:
     """Opens a regular file for reading.
 
@@ -62,6 +119,7 @@ def open_regular(path: str) -> tuple[int, int]:
         FormatError: it is a directory, a FIFO, a device or a socket (none of which is opened).
         FileError: it does not exist or cannot be read.
     """
+    note(path)
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -114,6 +172,7 @@ class Folder:
 
     def __init__(self, path: str, *, _fence: tuple[str, ...] | None = None) -> None:
         self.path = os.path.abspath(path)
+        note(self.path)
         self.real = os.path.realpath(self.path)
         if _fence is None:
             try:

@@ -17,6 +17,7 @@ from . import architectures, ollama_gguf, pipeline_names, scoring
 from .families import ROWS, Architecture
 from .families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
 from .fields import Fields, describe
+from .files import note
 from .spec import (
     EmbeddingSettings,
     GenerationSettings,
@@ -95,7 +96,10 @@ def _read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], t
     """Tables of a GGUF file (and of its further splits): keys, tensors, absolute paths. The only call into the core."""
     from .. import _core  # type: ignore[attr-defined]
 
+    note(path)
     table = _core.read_gguf(path)
+    for split in table.files:
+        note(split)
     tensors = tuple(TensorEntry(name, dtype, tuple(shape), file, offset, nbytes)
                     for name, dtype, shape, file, offset, nbytes in table.tensors)
     return GGUFKeys(table), tensors, tuple(table.files)

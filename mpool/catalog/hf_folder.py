@@ -11,7 +11,7 @@ from ..errors import FormatError, Unsupported
 from . import architectures, hf_config, safetensors_header, scoring, sentence_folder
 from .families import Architecture
 from .fields import Fields
-from .files import Folder, open_regular, refuse_pickle
+from .files import Folder, note, open_regular, refuse_pickle
 from .gguf_model import HARMONY_ENDS, template
 from .spec import (
     EmbeddingSettings,
@@ -194,6 +194,7 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[i
                            else config.bool("do_lower_case", True)):
         raise Unsupported(f"{path}: keeps case, and do_lower_case of sentence-transformers asks to lower it first",
                           hint="Add a Lowercase normalizer to tokenizer.json")
+    note(path)  # read when it is needed
     return TokenizerSource(json_path=path, config=facts)
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+    from .files import Stamp
+
 #: A value of the key-value table: a scalar or a flat list of one kind.
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 
@@ -237,6 +239,8 @@ class ModelDescription:
     revision: str | None = None
     license: str | None = None
     est_memory_allocation_mb: int | None = None
+    #: Files and folders that were read for it -> what they were; see :func:`mpool.catalog.files.stamp`.
+    stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def tokenizes(self) -> bool:

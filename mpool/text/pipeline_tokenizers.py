@@ -10,6 +10,7 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
+from mpool.catalog.files import Stamp, stamp
 from mpool.errors import FormatError
 from mpool.text import json_tokenizer, older_files
 
@@ -30,19 +31,11 @@ def load(folder: str, pad: str, clip: bool) -> tokenizers.Tokenizer:
         FileError: one is gone.
     """
     names = ("tokenizer.json", *older_files.NAMES)
-    return _load(folder, pad, clip, tuple(_stamp(os.path.join(folder, name)) for name in names))
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return _load(folder, pad, clip, tuple(stamp(os.path.join(folder, name)) for name in names))
 
 
 @functools.lru_cache(maxsize=16)
-def _load(folder: str, pad: str, clip: bool, stamps: tuple[tuple[int, int], ...]) -> tokenizers.Tokenizer:
+def _load(folder: str, pad: str, clip: bool, stamps: tuple[Stamp, ...]) -> tokenizers.Tokenizer:
     path = os.path.join(folder, "tokenizer.json")
     found = json_tokenizer._load(path) if not clip or os.path.lexists(path) else older_files.clip(folder, pad)
     found.no_truncation()

@@ -351,7 +351,7 @@ MUTATIONS = [
     # --- what is due
     Mutation(311, _W, "expire", "nobody wakes at its deadline",
              "if (due > now_ns) { sooner(next, due); continue; }",
-             "if (due > now_ns) { if (!BUG) sooner(next, due); continue; }", "calls", MANY),
+             "if (due > now_ns) { if (!BUG) sooner(next, due); continue; }", "deadlines", FEW),
     Mutation(312, _W, "mp_entry_sweep", "a worker is announced after the rest, and never started", "if (start)",
              "if (start && !BUG)", "stuck", SOME),
     Mutation(313, _W, "bury", "who waits for the dead load waits on", "list = mp_entry_take_queue(entry);",

@@ -273,10 +273,32 @@ MP_TEST(files_map_unchanged) {
     MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
     mp_file_map_unpin(map);
+    /* in place, same size and time */
+    struct stat info;
+    map = map_of(path, sizeof path, "a", 5000);
+    MP_CHECK_INT(stat(path, &info), 0);
+    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the system's clock of files stands still */
+    FILE *file = fopen(path, "r+b");
+    MP_CHECK(file && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
+    times[0] = info.st_atim, times[1] = info.st_mtim;
+    MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
+    MP_CHECK(!mp_file_map_unchanged(map));
+    mp_file_map_unpin(map);
+    /* other modes and links are no content */
+    map = map_of(path, sizeof path, "a", 5000);
+    mp_sys_sleep_ns(20 * 1000 * 1000);
+    MP_CHECK_INT(stat(path, &info), 0);
+    MP_CHECK_INT(chmod(path, (info.st_mode & 0777) ^ 0040), 0);
+    MP_CHECK(mp_file_map_unchanged(map));
+    MP_CHECK_INT(chmod(path, info.st_mode & 0777), 0);
+    snprintf(other, sizeof other, "%.300s/a-link", mp_test_directory());
+    MP_CHECK_INT(link(path, other), 0);
+    MP_CHECK(mp_file_map_unchanged(map));
+    MP_CHECK_INT(unlink(other), 0);
+    mp_file_map_unpin(map);
     /* by another file, same size and time */
     map = map_of(path, sizeof path, "b", 5000);
     mp_file_map *twin = map_of(other, sizeof other, "c", 5000);
-    struct stat info;
     MP_CHECK_INT(stat(path, &info), 0);
     times[0] = info.st_atim, times[1] = info.st_mtim;
     MP_CHECK_INT(utimensat(AT_FDCWD, other, times, 0), 0);

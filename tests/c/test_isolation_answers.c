@@ -35,7 +35,10 @@ static void compose_text(scene *s, bool over) {
     put_learnt(s);
 }
 
+enum { END = VOCAB - 2, CONTEXT = 64 };
+
 static mp_text_call *text_call(void) {
+    static const int32_t end = END;
     static const int32_t prompt[] = {1, 2};
     static const char *const stop[] = {"!"};
     static const int32_t stop_bytes[] = {1};
@@ -48,6 +51,9 @@ static mp_text_call *text_call(void) {
     MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
     call->vocab = VOCAB + SPARE;
     call->sampled_vocab = VOCAB;
+    call->context = CONTEXT;
+    call->ends = &end;
+    call->n_ends = 1;
     MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
     return call;
 }
@@ -319,23 +325,21 @@ static void check_claims(const claim *claims, int count, const char *why) {
 }
 
 MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
-    enum { OPEN = MP_FINISH_NONE, STOP = MP_FINISH_STOP, EOS = MP_FINISH_EOS, LENGTH = MP_FINISH_LENGTH };
+    enum { OPEN = MP_FINISH_NONE, STOP = MP_FINISH_STOP, EOS = MP_FINISH_EOS };
     static const char umlaut[] = "a\xC3\xA4z";
     claim open = {umlaut, 2, {1, 2}, {3, 4}, 3, 1, 4, OPEN, -1}; /* all but "a" is held back */
     claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0}; /* by a stop string that began behind "a" */
     check_claims((claim[]){open, cut}, 2, "");
     cut.end[0] = cut.decided = cut.text_end = 2; /* within what was sent before */
     check_claims((claim[]){open, cut}, 2, "middle of a character");
-    claim over = {umlaut, 2, {1, 2}, {3, 4}, 3, 4, 4, LENGTH, -1};
-    check_claims(&over, 1, "");
-    over.finish = EOS;
+    claim over = {umlaut, 2, {1, 2}, {3, 4}, 3, 4, 4, EOS, -1};
     check_claims(&over, 1, "");
     over.end[0] = 2;
     check_claims(&over, 1, "middle of a character");
     over.end[0] = 3;
     over.end[1] = 0; /* far behind, and no stop string that would have cut it */
     check_claims(&over, 1, "impossible place");
-    claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, LENGTH, -1}; /* a token that ends where no text is */
+    claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, EOS, -1}; /* a token that ends where no text is */
     check_claims(&beyond, 1, "does not end where its tokens do");
     beyond.finish = STOP;
     beyond.stop_index = 0;
@@ -354,6 +358,71 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     claim shorter = {"", 0, {0}, {0}, 3, 2, 2, EOS, -1}; /* what a caller has seen is taken back */
     claim longer = {"abc", 1, {1}, {3}, 3, 3, 3, OPEN, -1};
     check_claims((claim[]){longer, shorter}, 2, "impossible length");
+}
+
+typedef struct limits {
+    int32_t context, min_tokens, n_ends;
+    bool ignore_eos;
+} limits;
+
+static void check_claim_within(claim it, limits limits, const char *why) {
+    static scene s;
+    memset(&s, 0, sizeof s);
+    s.mutate_at = -1;
+    mp_text_call *call = text_call();
+    call->context = limits.context;
+    call->n_ends = limits.n_ends;
+    call->sampling.min_tokens = limits.min_tokens;
+    call->sampling.ignore_eos = limits.ignore_eos;
+    scene_admit(&s, &call->base, 7);
+    answer_plan(&s, 2, false);
+    compose_claim(&s, &it);
+    mp_outcome outcome = run_step(&s);
+    const mp_error *lost = s.engine->lost(s.engine);
+    if (*why) {
+        MP_CHECK(lost && outcome == MP_OUTCOME_FAILED && call->choices[0].token_count == 0);
+        MP_CHECK_HAS(s.item.error.message, why);
+    } else {
+        MP_CHECK(!lost);
+        MP_CHECK_INT(call->choices[0].finish, it.finish);
+    }
+    scene_end(&s);
+    mp_call_destroy(&call->base);
+}
+
+MP_TEST(isolation_answers_end_where_they_must) {
+    enum { OPEN = MP_FINISH_NONE, EOS = MP_FINISH_EOS, LENGTH = MP_FINISH_LENGTH };
+    const limits usual = {.context = CONTEXT, .n_ends = 1};
+    claim four = {"abcd", 4, {1, 2, 3, 4}, {1, 2, 3, 4}, 3, 4, 4, LENGTH, -1}, open = four;
+    claim three = {"abc", 3, {1, 2, 3}, {1, 2, 3}, 3, 3, 3, LENGTH, -1};
+    check_claim_within(four, usual, "");
+    check_claim_within(three, usual, "before it is as long as it may be");
+    limits narrow = usual;
+    narrow.context = 4; /* two of the prompt: the third token has no place, so that nothing follows it */
+    check_claim_within(three, narrow, "");
+    check_claim_within(four, narrow, "too long");
+    open.finish = OPEN;
+    check_claim_within(open, usual, "though it is as long as it may be");
+    three.finish = OPEN;
+    check_claim_within(three, usual, "");
+    check_claim_within(three, narrow, "though it is");
+    three.finish = EOS;
+    check_claim_within(three, usual, "");
+    four.finish = EOS; /* it was over before */
+    check_claim_within(four, usual, "no end can be drawn");
+    limits other = usual;
+    other.min_tokens = 3;
+    check_claim_within(three, other, "");
+    other.min_tokens = 4;
+    check_claim_within(three, other, "no end can be drawn");
+    other = usual;
+    other.ignore_eos = true;
+    check_claim_within(three, other, "no end can be drawn");
+    other = usual;
+    other.n_ends = 0;
+    check_claim_within(three, other, "no end can be drawn");
+    three.id[1] = END;
+    check_claim_within(three, usual, "behind an end");
 }
 
 MP_TEST(isolation_ids_are_the_tokenizers) {

@@ -30,6 +30,7 @@ static mp_text_call *make_call(int choices, bool masked, bool captured) {
     MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
     call->vocab = VOCAB + SPARE;
     call->sampled_vocab = VOCAB;
+    call->context = 64;
     call->ends = ends;
     call->n_ends = 2;
     call->capture.layers = LAYERS;
@@ -152,7 +153,7 @@ MP_TEST(isolation_what_is_drawn_keeps_to_its_mask) {
     check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_EOS, -1}, against);
     check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_STOP, 0}, against);
     check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_EOS, -1}, early);
-    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_LENGTH, -1}, "");
+    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
 }
 
 MP_TEST(isolation_answers_end_where_their_masks_let_them) {
@@ -162,7 +163,7 @@ MP_TEST(isolation_answers_end_where_their_masks_let_them) {
         const char *why;
     } rows[] = {{END + 1, {0, 0, MP_FINISH_EOS, -1}, ""},      {STOP_ID, {0, 0, MP_FINISH_STOP, 0}, ""},
                 {STOP_ID, {0, 0, MP_FINISH_EOS, -1}, "allow"}, {END, {0, 0, MP_FINISH_STOP, 0}, "allow"},
-                {END, {1, END, MP_FINISH_NONE, -1}, ""},       {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
+                {END, {1, END, MP_FINISH_NONE, -1}, "behind"}, {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         static masked_scene m;
         begin(&m, 1, true, false);

@@ -293,6 +293,7 @@ static mp_text_call *small_call(bool vision) {
     mp_error error;
     MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
     call->vocab = call->sampled_vocab = VOCAB;
+    call->context = 4096;
     call->images.most_parts = vision ? PARTS : 0;
     MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
     return call;

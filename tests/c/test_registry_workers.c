@@ -477,6 +477,7 @@ MP_TEST(workers_lost_before_a_step) {
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
         MP_CHECK_INT(stats_of(registry).workers_spawned, 3);
         MP_CHECK_INT(stats_of(registry).retries, 1);
+        MP_CHECK_INT(stats_of(registry).worker_faults, 2);
         MP_CHECK_INT(stats_of(registry).preemptions, 0);
         fake_end(registry);
     }

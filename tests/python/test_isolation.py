@@ -231,9 +231,10 @@ def test_killed_without_work_nobody_notices(bert: Path, pool: mpool.Pool, number
 
 def test_killed_without_work_it_is_reaped(bert: Path, pool: mpool.Pool) -> None:
     pool.embed("a", bert)
-    signal_all(pool, signal.SIGKILL)
+    killed = len(signal_all(pool, signal.SIGKILL))
     until(lambda: not children())  # without any call
     until(lambda: not processes(pool))
+    assert pool.metrics()["worker_faults"] == killed
 
 
 def test_stopped_in_a_step(llama: Path) -> None:
