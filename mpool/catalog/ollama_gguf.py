@@ -64,7 +64,12 @@ def _qwen25vl(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
 
 def _is_ollamas_gemma(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
     return "gemma3.attention.layer_norm_rms_epsilon" not in raw or "gemma3.rope.local.freq_base" in raw \
-        or any(entry.name.startswith(_IMAGES) for entry in tensors)
+        or any(entry.name.startswith((*_IMAGES, "dense.")) for entry in tensors)
+
+
+#: Tensors of EmbeddingGemma there, a Gemma 3 with layers behind its pooling, and here.
+_EMBEDDING_GEMMA = {"dense.0.weight": "dense_2.weight", "dense.1.weight": "dense_3.weight",
+                    "norm.weight": "output_norm.weight"}
 
 
 def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
@@ -81,6 +86,9 @@ def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
         values = kv.get(f"tokenizer.ggml.{key}")
         if isinstance(values, list) and rows:
             kv[f"tokenizer.ggml.{key}"] = values[:rows]
+    if any(entry.name == "dense.0.weight" for entry in tensors):
+        kv = _renamed(kv, "gemma3", "gemma-embedding") | {"gemma-embedding.attention.causal": False}
+        tensors = tuple(replace(entry, name=_EMBEDDING_GEMMA.get(entry.name, entry.name)) for entry in tensors)
     return kv, _without_images(tensors)
 
 

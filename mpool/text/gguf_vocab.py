@@ -8,6 +8,7 @@ HF tokenizer of what this module has read.
 
 from __future__ import annotations
 
+import base64
 import functools
 import math
 import re
@@ -401,7 +402,11 @@ class GGUFVocab:
             return value if value is None else bytes(value)
         values = self._array("precompiled_charsmap", "bytes")
         try:
+            if values is not None and len(values) and isinstance(values[0], str):  # base64, as Ollama's files have it
+                return base64.b64decode("".join(values), validate=True)
             return (np.asarray(values) & 0xFF).astype(np.uint8).tobytes()
+        except ValueError:
+            raise self._bad("precompiled_charsmap", "texts that are not base64", "bytes") from None
         except TypeError:
             raise self._bad("precompiled_charsmap", f"elements of type {_kinds_of(values or [])}", "bytes") from None
 

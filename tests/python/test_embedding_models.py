@@ -4,6 +4,7 @@ seeded, in the folders of the families that they stand for."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,30 @@ def test_gguf_of_embedding_gemma(pool: mpool.Pool, tmp_path: Path, dense: bool) 
         for layer in layers.values() if dense else ():
             pooled = layer(pooled)
         _same(rows[0], torch.nn.functional.normalize(pooled, dim=0).numpy())
+
+
+def test_gguf_of_embedding_gemma_as_ollama_has_it(tmp_path: Path) -> None:
+    """A Gemma 3 with layers behind its pooling; what is read is what llama.cpp's converter would have written."""
+    from mpool.catalog import gguf_model, ollama_gguf
+
+    model, layers = _gemma(tmp_path)
+    path = tinygguf.write_gemma(tmp_path / "m.gguf", model, layers)
+    raw, tensors, files = gguf_model._read_gguf(str(path))
+    plain = gguf_model.describe_tables(raw, tensors, files, key="k", ref="r")
+    there = {"dense_2.weight": "dense.0.weight", "dense_3.weight": "dense.1.weight",
+             "output_norm.weight": "norm.weight"}
+    kv = {key.replace("gemma-embedding.", "gemma3."): value for key, value in raw.items()}
+    kv |= {"general.architecture": "gemma3", "gemma3.rope.global.freq_base": kv.pop("gemma3.rope.freq_base"),
+           "gemma3.rope.local.freq_base": 10000.0, "gemma3.attention.sliding_window_pattern": [True, False],
+           "tokenizer.ggml.tokens": [*kv["tokenizer.ggml.tokens"], "<image_soft_token>"]}
+    for key in ("scores", "token_type"):
+        kv[f"tokenizer.ggml.{key}"] = [*kv[f"tokenizer.ggml.{key}"], 1]
+    moved = tuple(replace(entry, name=there.get(entry.name, entry.name)) for entry in tensors)
+    found = gguf_model.describe_tables(*ollama_gguf.translated(kv, moved), files, key="k", ref="r")
+    assert found.spec.tensors == plain.spec.tensors and found.embedding == plain.embedding
+    assert found.spec.architecture == "gemma_embedding" and found.spec.kv["mpool.dense_count"] == 2
+    for key, value in plain.spec.kv.items():
+        assert found.spec.kv[key] == (pytest.approx(value) if isinstance(value, float) else value), key
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Qwen2"])

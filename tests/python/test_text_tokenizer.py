@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import faulthandler
 import json
 import os
@@ -494,6 +495,16 @@ def test_case59_more_tokens_than_rows() -> None:
 def test_case60_unknown_pre_tokenizer() -> None:
     error = refused(bpe(pre="nonsense"), "pre")
     assert error.got == "'nonsense'" and "smollm" in error.allowed and "qwen2" in error.allowed
+
+
+def test_charsmap_in_base64() -> None:
+    """Ollama's snowflake-arctic-embed2: a letter an element."""
+    letters = list(base64.b64encode(make_vocabs.charsmap(make_vocabs.CHARSMAP)).decode())
+    for text in ("ab", "\uff41b", "e\u0301"):
+        assert tokenizer_of(unigram(precompiled_charsmap=letters)).encode(text).tolist() \
+            == tokenizer_of(unigram()).encode(text).tolist()
+    refused(unigram(precompiled_charsmap=["?", *letters]), "precompiled_charsmap")
+    refused(unigram(precompiled_charsmap=["A", 5]), "precompiled_charsmap")
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 100, -1, -5])
