@@ -99,10 +99,14 @@ def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] |
         query: a text of 1 to 1,000,000 characters.
         documents: a list (tuple, array, Series) of such texts.
         model: a cross-encoder: a folder or reference of a sequence classifier with one label (BERT, RoBERTa,
-            XLM-RoBERTa, ModernBERT, MPNet, GTE), or a GGUF file of a reranker. There is no default.
+            XLM-RoBERTa, ModernBERT, MPNet, GTE), a model of text whose folder says that it is one (Qwen3-Reranker, as
+            sentence-transformers saves it), or a GGUF file of a reranker. There is no default.
         top_k: name only so many documents in the result; None: all.
         compute: class of arithmetic, as of :func:`embed`.
-        truncate: cut the longer text of a pair to what the model takes; False: raise ContextOverflow instead.
+        truncate: cut the longer text of a pair, or the document where the model is one of text, to what the model
+            takes; False: raise ContextOverflow instead.
+        prompt: for a model of text, what to look for, instead of one of the model's prompts.
+        prompt_name: the name of one of those. Without both the model's own counts, if it has one.
         timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
 
     Returns:

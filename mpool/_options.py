@@ -316,6 +316,8 @@ class RerankOptions(CallKeywords, total=False):
 
     compute: Compute
     truncate: bool
+    prompt: str | None
+    prompt_name: str | None
 
 
 # ---- of text -------------------------------------------------------------------------------------------------------

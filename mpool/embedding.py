@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._entry import Entry
     from ._options import Call
     from .catalog.spec import EmbeddingSettings
-    from .text import Tokenizer
+    from .text import ChatTemplate, Tokenizer
 
 MAX_CHARS = 1_000_000
 #: A slice ends at so many characters or texts, whichever comes first: some 20 ms of tokenising.
@@ -45,6 +45,8 @@ class Plan(VectorPlan):
         cut: components kept of what the core gives.
         query: the text that each text is scored with, for a reranker; else None.
         padding: the side at which texts are filled up to max_tokens; "": they are not.
+        template: what makes a pair a text, for a reranker that is a model of text; else None.
+        answering: whether that ends with the start of an answer.
     """
 
     tokenizer: Tokenizer
@@ -55,6 +57,8 @@ class Plan(VectorPlan):
     truncate: bool
     query: str | None = None
     padding: str = ""
+    template: ChatTemplate | None = None
+    answering: bool = False
 
 
 def plan(entry: Entry, options: Options) -> Plan:
@@ -72,6 +76,9 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
                               else "is a model of vectors, not one that scores pairs of texts", key=entry.key,
                               hint="mpool.rerank(query, documents, model) takes it" if settings.scores else
                               "mpool.embed and mpool.similarity rank with it; mpool.rerank takes cross-encoders")
+    if settings.scores and settings.answering is None and (options.prompt, options.prompt_name) != (None, None):
+        raise InvalidArgument("prompt is for rerankers that are told what to look for", key=entry.key,
+                              hint="This model reads the query and the document alone")
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
@@ -87,7 +94,30 @@ def _make_plan(entry: Entry, options: Options) -> Plan:
                 width=cut if cut in settings.sizes else min(cut, width),
                 normalize=-1 if options.normalize is None else int(options.normalize), max_tokens=settings.max_tokens,
                 truncate=options.truncate, null=options.on_error == "null", precision=options.precision,
-                padding=settings.padding)
+                padding=settings.padding, template=None if settings.answering is None else _pairs_of(entry),
+                answering=bool(settings.answering))
+
+
+def _pairs_of(entry: Entry) -> ChatTemplate:
+    """The template that makes a text of a pair.
+
+    Raises:
+        FormatError: it does not write both.
+    """
+    from .chatting import template_of
+
+    template, marks = template_of(entry), ("the query", "the document")
+    text = template.render(_pair("", *marks), add_generation_prompt=False)
+    for mark in marks:
+        if mark not in text:
+            raise FormatError(file=entry.ref, field="chat_template", got=f"a template that leaves out {mark}",
+                              allowed="one that writes messages of the roles query and document")
+    return template
+
+
+def _pair(prompt: str, query: str, document: str) -> list[dict[str, str]]:
+    told = [{"role": "system", "content": prompt}] if prompt else []
+    return [*told, {"role": "query", "content": query}, {"role": "document", "content": document}]
 
 
 def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -> int:
@@ -274,6 +304,8 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
             fault.hint = "Leave it out: there is nothing in it to score" if text == "" else None
             raise _keyed(fault, plan)
     try:
+        if plan.template is not None:
+            return _pack_rendered(plan, plan.template, documents, start)
         found = plan.tokenizer.encode_pairs(plan.query, documents, max_tokens=plan.max_tokens, truncate=plan.truncate)
     except (InvalidArgument, ContextOverflow) as error:
         for at, text in enumerate(documents, start):
@@ -282,6 +314,40 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
                 raise _keyed(fault, plan) from None
         raise _keyed(error, plan) from None
     return Pack(found.ids, found.offsets, None, len(documents), (), found.second)
+
+
+def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], start: int) -> Pack:
+    """Pairs as the template writes them. What is too long loses the end of its document, not what stands behind it."""
+    def rendered(document: str) -> list[int]:
+        assert plan.query is not None
+        return template.prompt(_pair(plan.prompt, plan.query, document), plan.tokenizer,
+                               add_generation_prompt=plan.answering).ids.tolist()
+
+    ids: list[int] = []
+    offsets = [0]
+    behind: list[int] = []
+    for at, document in enumerate(documents, start):
+        mine = rendered(document)
+        if len(mine) > plan.max_tokens:
+            if not plan.truncate:
+                raise ContextOverflow(f"document {at} with the query has {len(mine)} tokens, the limit is "
+                                      f"{plan.max_tokens}", tokens=len(mine), limit=plan.max_tokens,
+                                      hint="Shorten it, or set truncate=True")
+            behind = behind or _common_end(rendered("0"), rendered("a"))
+            if len(behind) >= plan.max_tokens:
+                raise InvalidArgument(f"max_tokens is {plan.max_tokens}, but what stands behind a document is "
+                                      f"{len(behind)}")
+            mine = mine[:plan.max_tokens - len(behind)] + behind
+        ids += mine
+        offsets.append(len(ids))
+    return Pack(np.array(ids, np.int32), np.array(offsets, np.int64), None, len(documents))
+
+
+def _common_end(a: list[int], b: list[int]) -> list[int]:
+    same = 0
+    while same < min(len(a), len(b)) and a[-1 - same] == b[-1 - same]:
+        same += 1
+    return a[len(a) - same:]
 
 
 def _padded(plan: Plan, ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[Any, Any]:

@@ -88,7 +88,7 @@ def options(passed: dict[str, Any]) -> _options.Reranking:
         TypeError: there is no such option.
     """
     for name in passed:
-        if name not in ("compute", "truncate"):
+        if name not in ("compute", "truncate", "prompt", "prompt_name"):
             raise TypeError(f"rerank() got an unexpected keyword argument {name!r}")
     return _options.Reranking(**passed)
 

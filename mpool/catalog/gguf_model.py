@@ -38,6 +38,7 @@ MAX_TEMPLATE = 1 << 20
 
 #: ``pooling_type`` -> pooling here (0 is "none", 4 is "rank").
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
+_RANK = 4
 
 #: Keys below the architecture's that would change the computation -> values under which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -135,7 +136,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     table = Fields(raw, file=path)
     name = table.str("general.architecture")
     rows = architectures.find(architectures.IN_GGUF, name, file=path, field="general.architecture")
-    rows = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in _POOLING
+    rows = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in (*_POOLING, _RANK)
                                        or not table.bool(f"{name}.attention.causal", True))
     row = architectures.marked(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
     kv = {row.name + key[len(name):]: value for key, value in _below(raw, name + ".").items()}
@@ -149,26 +150,33 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     if row.rope:
         kv.setdefault(f"{row.name}.rope.dimension_count", 2 * size["R"])
     heads: dict[str, str] = {}
-    if row.gguf_head is not None and table.int(f"{name}.pooling_type", 0) == 4:
+    answers: list[TensorEntry] = []
+    chat = table.get("tokenizer.chat_template")
+    ranks = table.int(f"{name}.pooling_type", 0) == _RANK
+    if ranks and kv.get(f"{row.name}.attention.causal"):
+        answers, chat = scoring.gguf_logits(table, tensors, kv)
+    elif row.gguf_head is not None and ranks:
         epsilon = table.number(f"{name}.{row.epsilon}", above=0.0)
         heads = scoring.gguf_head(shapes, path, row.gguf_head, epsilon, kv)
     dense = _dense(shapes, path) if row.capability == "text_embedding" else {}
     others = heads | dense
-    used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in others], files)
-    used += tuple(replace(entry, name=others[entry.name]) for entry in tensors if entry.name in others)
+    used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in others
+                                              and not (answers and entry.name == "cls.output.weight")], files)
+    used += (*(replace(entry, name=others[entry.name]) for entry in tensors if entry.name in others), *answers)
     tokens = _tokens(table)
     embedding = generation = None
     if row.capability == "text_embedding":
         embedding = EmbeddingSettings(
-            max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("cls",), normalize=False, scores=True
-        ) if heads else _embedding(table, name, kv, size, [shapes[there] for there in dense])
+            max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("lasttoken" if answers else "cls",),
+            normalize=False, scores=True, answering=False if answers else None
+        ) if heads or answers else _embedding(table, name, kv, size, [shapes[there] for there in dense])
     else:
         generation = _generation(table, row, tokens, size)
     return ModelDescription(
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
         tokenizer=TokenizerSource(gguf=_below(raw, "tokenizer."), config={"file": path}),
-        chat_template=template(table.get("tokenizer.chat_template"), file=path, field="tokenizer.chat_template"),
+        chat_template=template(chat, file=path, field="tokenizer.chat_template"),
         embedding=embedding, generation=generation, license=_license(table))
 
 
@@ -276,7 +284,7 @@ def _dense(shapes: Mapping[str, tuple[int, ...]], path: str) -> dict[str, str]:
 def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str, int],
                dense: Sequence[tuple[int, ...]]) -> EmbeddingSettings:
     kind = table.int(f"{name}.pooling_type", 0, low=0)
-    if kind == 4:
+    if kind == _RANK:
         known = ", ".join(sorted({there for row in ROWS if row.gguf_head is not None for there in row.in_gguf}))
         raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool reranks with GGUF files of "
                           f"{known}",

@@ -56,8 +56,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     images = image_folder.describe_modules(folder, key=key, ref=ref)
     if images is not None:
         return images
-    crossed = scoring.encoder_folder(folder)
-    encoder = crossed or sentence_folder.encoder_folder(folder)
+    crossed = scoring.encoder_folders(folder)
+    encoder = crossed[0] if crossed else sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):
         raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
                           allowed="a folder of transformers or sentence-transformers, or a .gguf file")
@@ -80,9 +80,21 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     lower_case = False
     ends: tuple[int, ...] = ()
     head = None
-    if row.capability == "text_embedding" and (crossed or not folder.has(sentence_folder.MODULES_NAME)):
-        head = scoring.head_of(row, config, entries, crossed is not None)
-    if head is not None:
+    if row.capability == "text_embedding" and len(crossed) < 2 and (
+            crossed or not folder.has(sentence_folder.MODULES_NAME)):
+        head = scoring.head_of(row, config, entries, bool(crossed))
+    if len(crossed) == 2:
+        rows, answering = scoring.read_logits(folder, crossed, config, tensors, entries, kv)
+        tensors += rows
+        prompts, default = scoring.prompts_of(folder)
+        told = encoder.fields(sentence_folder.TRANSFORMER_CONFIGS[0], missing_ok=True)
+        embedding = EmbeddingSettings(
+            max_tokens=sentence_folder.max_tokens(
+                sentence_folder.Sentence(encoder, max_seq_length=told.int("max_seq_length", None, low=1)),
+                tokenizer_config.values, size["P"]),
+            hidden_size=size["D"], output_size=1, pooling=("lasttoken",), normalize=False, scores=True,
+            prompts=prompts, default_prompt_name=default, answering=answering)
+    elif head is not None:
         tensors += scoring.read_head(folder, config, head, entries, found_in, size["D"], kv)
         embedding = EmbeddingSettings(
             max_tokens=sentence_folder.max_tokens(sentence_folder.Sentence(encoder), tokenizer_config.values,

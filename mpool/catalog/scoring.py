@@ -4,11 +4,15 @@ They are encoders with a head: the state of the first token (or the mean of all)
 that is a pooling with dense layers, so the score is a vector of one component. What the head is made of is in the row
 of the family; what is done to its logit is told by the folder, as for sentence-transformers' CrossEncoder
 (https://sbert.net/docs/cross_encoder/usage/usage.html), whose default is the logistic function.
+
+Others are models of text that are asked whether a document answers a query (Qwen3-Reranker, arXiv:2506.05176): the
+score is what their logits say of two tokens behind the question. They are decoders that give vectors, of one component.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from ..errors import FormatError, Unsupported
 from . import safetensors_header, sentence_folder
@@ -23,14 +27,15 @@ _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.module
                 "torch.nn.Identity": "identity", "torch.nn.Sigmoid": "sigmoid"}
 
 
-def encoder_folder(folder: Folder) -> Folder | None:
-    """The folder of the network, if sentence-transformers saved it as a CrossEncoder; else None."""
+def encoder_folders(folder: Folder) -> list[Folder]:
+    """The folder of the network, and of what becomes of its logits if it writes text, if sentence-transformers saved it
+    as a CrossEncoder; else none."""
     if not folder.has(sentence_folder.MODULES_NAME):
-        return None
+        return []
     config = folder.fields(sentence_folder.MODEL_CONFIG, missing_ok=True)
     if config.str("model_type", "SentenceTransformer") != "CrossEncoder":
-        return None
-    return sentence_folder.single_transformer(folder)
+        return []
+    return sentence_folder.of_cross_encoder(folder)
 
 
 def _activation(folder: Folder, config: Fields) -> str:
@@ -99,6 +104,110 @@ def read_head(folder: Folder, config: Fields, head: Head, tensors: Mapping[str, 
         kv[f"mpool.dense.{number}.activation"] = layer.activation
     kv[f"mpool.dense.{len(head.layers) - 1}.activation"] = _activation(folder, config)
     return found
+
+
+def _row_of(entry: TensorEntry, row: int, name: str) -> TensorEntry:
+    """One row of a matrix as a matrix."""
+    size = entry.nbytes // entry.shape[0]
+    return TensorEntry(name, entry.dtype, (1, *entry.shape[1:]), entry.file, entry.offset + row * size, size)
+
+
+def _answer(kv: dict[str, Value], activation: str) -> None:
+    """The score of a model that answers: what it makes of the logits of two tokens behind the last one."""
+    kv |= {"mpool.pooling": ["lasttoken"], "mpool.normalize": False, "mpool.dense_count": 1,
+           "mpool.dense.0.activation": activation}
+
+
+def read_logits(folder: Folder, inside: list[Folder], config: Fields, tensors: list[TensorEntry],
+                files: Mapping[str, TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], bool]:
+    """A reranker that is a model of text: its score is the logit of one token, less that of another. The rows of the
+    output layer that give them, and whether a pair ends with the start of an answer.
+
+    Args:
+        folder, inside: the model's, and those of its two modules.
+        tensors: of the network, by their names in the core; ``files``: all, by those in the files.
+
+    Raises:
+        FormatError: a file does not fit the others.
+        Unsupported: an option that mpool does not compute.
+    """
+    told = inside[1].fields("config.json")
+    told.only({"true_token_id", "false_token_id", "module_input_name"})
+    if told.str("module_input_name", "causal_logits") != "causal_logits":
+        raise Unsupported(f"{told.file}: module_input_name is {shorten(told.get('module_input_name'))}; mpool computes "
+                          "causal_logits")
+    tied = config.bool("tie_word_embeddings", "lm_head.weight" not in files)
+    table = files.get("lm_head.weight")
+    if tied:
+        table = next(entry for entry in tensors if entry.name == "token_embd.weight")
+    if table is None:
+        raise missing(["lm_head.weight"], file=config.file)
+    rows = table.shape[0]
+    found = [_row_of(table, told.int("true_token_id", low=0, high=rows - 1), "dense.0.weight")]
+    other = told.int("false_token_id", None, low=0, high=rows - 1)
+    if other is not None:
+        found.append(_row_of(table, other, "dense.0.minus"))
+    _answer(kv, _activation(folder, config))
+    return found, _answering(inside[0])
+
+
+def _answering(folder: Folder) -> bool:
+    """What ``sentence_bert_config.json`` says of a model that writes text."""
+    config = folder.fields(sentence_folder.TRANSFORMER_CONFIGS[0], missing_ok=True)
+    config.only({"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length",
+                 "do_lower_case", "unpad_inputs"})
+    modality = config.section("modality_config", None)
+    message = modality.section("message", None) if modality is not None else None
+    if message is not None and message.str("format", "flat") != "flat":
+        raise Unsupported(f"{config.file}: modality_config.message.format is {shorten(message.get('format'))}; mpool "
+                          "renders pairs as flat messages")
+    kwargs = config.section("processing_kwargs", None)
+    if kwargs is None:
+        return False
+    kwargs.only({"chat_template"})
+    options = kwargs.section("chat_template", None)
+    if options is None:
+        return False
+    options.only({"add_generation_prompt"})
+    return options.bool("add_generation_prompt", False)
+
+
+def prompts_of(folder: Folder) -> tuple[dict[str, str], str | None]:
+    """The prompts of a CrossEncoder, and the name of that which counts unless another is asked for."""
+    config = folder.fields(sentence_folder.MODEL_CONFIG, missing_ok=True)
+    section = config.section("prompts", None)
+    prompts = {} if section is None else {
+        name: section.str(name, "", limit=sentence_folder.MAX_PROMPT_LENGTH) for name in section}
+    default = config.str("default_prompt_name", None)
+    if default is not None and default not in prompts:
+        config.fail("default_prompt_name", shorten(default), "one of the prompts")
+    return prompts, default
+
+
+#: A message of a role, as a template finds it.
+_OF_ROLE = '(messages | selectattr("role", "eq", "{}") | map(attribute="content") | first)'
+
+
+def gguf_logits(table: Fields, tensors: Sequence[TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], str]:
+    """The same in a GGUF file: its converter writes both rows as a head, of the labels yes and no, and how a pair is
+    written in place of ``{query}`` and ``{document}``. The rows, and a chat template that does that.
+
+    Raises:
+        Unsupported: the file is of another reranker.
+    """
+    head = next((entry for entry in tensors if entry.name == "cls.output.weight"), None)
+    text = table.get("tokenizer.chat_template.rerank")
+    if head is None or head.shape[:-1] != (2,) or not isinstance(text, str) or not (
+            text.count("{query}") == text.count("{document}") == 1 and text.find("{query}") < text.find("{document}")):
+        raise Unsupported(f"{table.file}: a reranker without cls.output.weight of two rows or a template rerank of "
+                          "{query} and {document}; mpool computes decoders that answer yes or no",
+                          hint="Convert it with a recent llama.cpp, or use a folder of sentence-transformers")
+    before, _, rest = text.partition("{query}")
+    between, _, behind = rest.partition("{document}")
+    parts = [json.dumps(before), _OF_ROLE.format("query"), json.dumps(between), _OF_ROLE.format("document"),
+             json.dumps(behind)]
+    _answer(kv, "sigmoid")
+    return [_row_of(head, 0, "dense.0.weight"), _row_of(head, 1, "dense.0.minus")], "{{ " + " ~ ".join(parts) + " }}"
 
 
 def gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation: str, epsilon: float,

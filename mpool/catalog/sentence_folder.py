@@ -52,7 +52,8 @@ def _classes() -> dict[str, str]:
                          ("StaticEmbedding", "sentence_transformer.modules.static_embedding"),
                          ("CLIPModel", "sentence_transformer.modules.clip_model"),
                          ("BoW", "sentence_transformer.modules.bow"), ("CNN", "sentence_transformer.modules.cnn"),
-                         ("LSTM", "sentence_transformer.modules.lstm")):
+                         ("LSTM", "sentence_transformer.modules.lstm"),
+                         ("LogitScore", "cross_encoder.modules.logit_score")):
         package, _, file = module.rpartition(".")
         for prefix in ("models", f"models.{kind}", f"models.{file}", module, package):
             names[f"sentence_transformers.{prefix}.{kind}"] = kind
@@ -115,20 +116,22 @@ class _Module:
     path: str
 
 
-def single_transformer(folder: Folder) -> Folder:
-    """The folder of the only module, as a CrossEncoder of an encoder has it.
+def of_cross_encoder(folder: Folder) -> list[Folder]:
+    """The folders of a CrossEncoder's modules: a transformer with a head, or one that writes text and, behind it, how
+    its logits become a score.
 
     Raises:
         Unsupported: there are others.
     """
-    modules = _modules(folder, ordered=False)
-    if [module.kind for module in modules] != ["Transformer"]:
+    modules = _modules(folder, ordered=False, computed=("Transformer", "LogitScore"))
+    if [module.kind for module in modules] not in (["Transformer"], ["Transformer", "LogitScore"]):
         raise Unsupported(f"{folder.path}: a cross-encoder of the modules "
-                          + ", ".join(module.kind for module in modules) + "; mpool computes Transformer alone")
-    return modules[0].folder
+                          + ", ".join(module.kind for module in modules)
+                          + "; mpool computes Transformer, and LogitScore behind it or not")
+    return [module.folder for module in modules]
 
 
-def _modules(folder: Folder, ordered: bool = True) -> list[_Module]:
+def _modules(folder: Folder, ordered: bool = True, computed: tuple[str, ...] = COMPUTED) -> list[_Module]:
     """``modules.json``, every class known, every path inside the folder, no folder used twice."""
     path = os.path.join(folder.path, MODULES_NAME)
     rows = folder.json(MODULES_NAME)
@@ -145,10 +148,10 @@ def _modules(folder: Folder, ordered: bool = True) -> list[_Module]:
         name = row.str("type")
         kind = CLASSES.get(name)
         if kind is None:
-            row.fail("type", shorten(name), "a module of sentence-transformers: " + ", ".join(COMPUTED),
+            row.fail("type", shorten(name), "a module of sentence-transformers: " + ", ".join(computed),
                      "mpool never imports classes that a model names")
-        if kind not in COMPUTED:
-            raise Unsupported(f"{path}: [{i}].type is {name}; mpool computes " + ", ".join(COMPUTED))
+        if kind not in computed:
+            raise Unsupported(f"{path}: [{i}].type is {name}; mpool computes " + ", ".join(computed))
         if row.get("kwargs"):
             row.fail("kwargs", describe(row.get("kwargs")), "none")
         sub = folder.sub(row.str("path", ""), declared_in=path, field=row.name("path"))

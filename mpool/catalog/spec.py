@@ -76,6 +76,8 @@ class EmbeddingSettings:
     texts of a pair. ``padding`` says at which side (``"left"``, ``"right"``) every text is filled up to ``max_tokens``
     with the padding token, for models that attend to it; ``""``: it is not. ``sizes``: numbers of components for which
     the model has a layer of its own, beside ``output_size``: then it gives vectors of those sizes and no others.
+    ``answering``: a pair is rendered by the chat template, as messages of the roles ``query`` and ``document``, behind
+    a prompt as that of ``system`` if there is one, with the start of an answer (True) or not; None: it is not.
     """
 
     max_tokens: int
@@ -92,6 +94,7 @@ class EmbeddingSettings:
     scores: bool = False
     padding: str = ""
     sizes: tuple[int, ...] = ()
+    answering: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
     (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),
     (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "compute is 'int3'"),
     (QUERY, DOCUMENTS, {"normalize": True}, TypeError, "unexpected keyword argument 'normalize'"),
+    (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "prompt is for rerankers that are told"),
     (QUERY, DOCUMENTS, {"timeout": -1}, mpool.InvalidArgument, "timeout"),
 ])
 def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], query: Any, documents: Any, options: dict[str, Any],

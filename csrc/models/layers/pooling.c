@@ -112,6 +112,9 @@ static mp_status read_dense(mp_head *head, mp_builder *builder, mp_error *error)
         snprintf(name, sizeof name, "dense.%d.bias", i);
         if (mp_weights_has(builder->weights, name))
             MP_TRY(mp_builder_vector(builder, &dense->bias, name, dense->out, error));
+        snprintf(name, sizeof name, "dense.%d.minus", i);
+        if (mp_weights_has(builder->weights, name))
+            MP_TRY(mp_builder_plain(builder, &dense->minus, name, dense->out, dense->in, error));
         MP_TRY(read_norm(dense, builder, i, error));
         head->width = dense->out;
         head->dense_count++;
@@ -202,6 +205,15 @@ static void pool_one(mp_pooling_mode mode, const float *tokens, int n, int skip,
         out[i] /= divisor;
 }
 
+/* y -= minus x, an output at a time. */
+static void take_off(const mp_dense *dense, const float *x, float *y) {
+    for (int i = 0; i < dense->out; i++) {
+        float less;
+        mp_gemm_f32_plain(1, 1, dense->in, x, dense->in, dense->minus + (int64_t)i * dense->in, dense->in, &less, 1);
+        y[i] -= less;
+    }
+}
+
 void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, int dimensions, bool normalize,
                    float *scratch, float *out) {
     const mp_kernels *call = mp_kernels_get();
@@ -214,6 +226,8 @@ void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, in
             if (head->sizes[s].out == dimensions && dimensions != head->width)
                 dense = &head->sizes[s];
         mp_gemm_f32_plain(1, dense->out, dense->in, in, dense->in, dense->weight, dense->in, next, dense->out);
+        if (dense->minus)
+            take_off(dense, in, next);
         if (dense->bias)
             call->add(dense->bias, dense->out, next);
         call->activate(dense->act, dense->out, next);

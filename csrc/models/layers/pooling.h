@@ -21,6 +21,7 @@ typedef struct mp_dense {
     int32_t in, out;
     float *weight; /* [out, in], in the model's slab */
     float *bias;   /* [out] or NULL; likewise */
+    float *minus;  /* [out, in] or NULL: what it gives is taken off what weight gives */
     mp_act act;
     float *norm, *norm_bias; /* [out] of a layer norm behind the activation, or NULL; norm_bias may be NULL */
     float eps;
@@ -38,8 +39,8 @@ typedef struct mp_head {
 } mp_head;
 
 /* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.dense_sizes and mpool.normalize, and has the
- * builder load the dense tensors: dense.I, and dense.size.N for each of dense_sizes. The head stays where it is until
- * the builder has finished. */
+ * builder load the dense tensors: dense.I (.weight, .bias, .minus), and dense.size.N for each of dense_sizes. The head
+ * stays where it is until the builder has finished. */
 mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
 /* Whether it gives vectors of so many components, and the most. */
 bool mp_head_gives(const mp_head *head, int dimensions);
