@@ -48,7 +48,8 @@ TABLE: dict[str, Row] = {
     "busy": Row(409, _REQUEST, "The worker has a job.", 1),
     "request_timeout": Row(408, _REQUEST, "The request took too long to arrive."),
     "request_too_large": Row(413, _REQUEST, "The body, or a text in it, is larger than allowed."),
-    "unsupported_media_type": Row(415, _REQUEST, "The body has to be uncompressed application/json."),
+    "unsupported_media_type": Row(415, _REQUEST, "The body has to be JSON, uncompressed, and to say so: "
+                                              "Content-Type: application/json."),
     "misdirected": Row(421, _REQUEST, "The Host header names another server."),
     "headers_too_large": Row(431, _REQUEST, "The request's head is larger than allowed."),
     "cancelled": Row(499, _REQUEST, "The request was cancelled."),
