@@ -75,7 +75,7 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     int known = 0;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
         known = mp_quarantine_look(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
-    ticket->suspect = ticket->tried || known;
+    ticket->suspect = ticket->tried || ticket->spared || known;
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
     return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
@@ -103,20 +103,23 @@ static bool may_follow(const mp_call *call, mp_status status) {
     return (call->goes_on && status != MP_INTEGRITY) || !call->seen || !call->seen(call);
 }
 
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool *noted) {
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted) {
     const mp_call *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
     /* the worker goes; one that stood still is noted when it is set apart */
-    bool refused = (status == MP_INTERNAL || status == MP_RECV) && mp_entry_note_kill(entry, ticket, alone);
+    bool refused = (status == MP_INTERNAL || status == MP_RECV) && mp_entry_note_kill(entry, ticket, alone && !outside);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
         mp_entry_note_fault(entry);
     *noted = true;
     /* By the numeric contract NaN would come again. */
-    bool again = status != MP_NUMERIC && !ticket->tried && !refused && !entry->quit && may_follow(call, status) &&
-                 !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    bool spared = outside && call->goes_on && !ticket->spared;
+    bool again = status != MP_NUMERIC && (spared || !ticket->tried) && !refused && !entry->quit &&
+                 may_follow(call, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
+    ticket->spared |= again && spared;
+    ticket->tried |= again && !spared;
     return again;
 }
 

@@ -208,10 +208,10 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
 /* Under the lock: a worker had a fault; metric and breaker. */
 void mp_entry_note_fault(mp_entry *entry);
-/* No lock held: a worker's fault in a step of this call, which took it alone or with others. False: it has had its
- * second try, or may have none. A step that fails for all its calls is one fault: *noted, false before the first of
- * them. */
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool *noted);
+/* No lock held: a worker's fault in a step of this call, which took it alone or with others; outside: somebody ended
+ * it. False: it has had its second try, or may have none; true: this is noted in the ticket. A step that fails for all
+ * its calls is one fault: *noted, false before the first of them. */
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted);
 /* No lock held: a worker is lost with this call (quarantine.h). True: the like of it is refused from now on. */
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);
 /* No lock held, by the ticket's holder: MODEL for one that is refused; a suspect is marked. */

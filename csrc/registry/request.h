@@ -32,7 +32,8 @@ struct mp_ticket {
     mp_policy policy;       /* never the default */
     uint32_t probe;         /* of the breaker; 0 = none */
     bool admitted;          /* by the engine */
-    bool tried;             /* a worker failed with it: it has no further try */
+    bool tried;             /* a worker failed with it: it has no further try, */
+    bool spared;            /* unless it was ended from outside, the first time, and the call can go on */
     bool adrift;            /* a worker was lost outside of a step while it had this one */
     bool suspect;           /* of having made workers fail, or the like of it is: it takes its steps alone */
     struct mp_ticket *next; /* lists of those that are about to end */

@@ -526,7 +526,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     if (error.code == MP_INTERNAL)
         w->fault = error;
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
-    if (!mp_entry_fault(entry, ticket, error.code, alone && !w->engine->outside, noted)) {
+    if (!mp_entry_fault(entry, ticket, error.code, alone, w->engine->outside, noted)) {
         end_item(w, ticket, error.code, &error);
         return;
     }
@@ -537,7 +537,6 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
         ticket->item.cursor = 0;
     }
     w->trimmed = ticket->admitted = false;
-    ticket->tried = true;
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);

@@ -7,12 +7,13 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
-/* A call is tried again once, unless a piece of its result was seen that it cannot go on from, or the like of it has
- * been there before. */
+/* A call is tried again once (twice, if it can go on and one was somebody's doing outside), unless a piece of its
+ * result was seen that it cannot go on from, or the like of it has been there before. */
 static bool failed_for_good(const record *r) {
     const sim_call *call = r->call;
-    return call->failed != 1 || !call->innocent || call->failed_late || r->cancelled || r->deadline_ns ||
-           r->patience_ns || w.shutting_down;
+    bool again = call->failed == 1 || (call->failed == 2 && call->spared);
+    return !again || !call->innocent || call->failed_late || r->cancelled || r->deadline_ns || r->patience_ns ||
+           w.shutting_down;
 }
 
 /* Why a call, a load or whatever ended so. */

@@ -91,7 +91,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     sim_call *call = (sim_call *)item->call;
     enter(engine);
     mp_status status = MP_OK;
-    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2); /* a fault is tried again once ... */
+    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* tried again once ... */
     SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again, */
     SIM_CHECK(!call->failed_late);                                     /* and what was seen stays as it is */
     SIM_CHECK(call->adrift < 2);
@@ -186,7 +186,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     }
     for (int i = 0; i < n && (model->plan_items == 0 || plan->count < model->plan_items); i++) {
         sim_call *call = (sim_call *)items[i]->call;
-        SIM_CHECK(call->admitted && !call->finished && call->failed < 2);
+        SIM_CHECK(call->admitted && !call->finished && call->failed < 2 + call->spared);
         if (call->waits && call->masks == call->done) {
             plan->masks = true;
             continue;
@@ -252,7 +252,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         sim_call *call = (sim_call *)item->call;
-        SIM_CHECK(call->admitted && !call->finished && call->failed < 2);
+        SIM_CHECK(call->admitted && !call->finished && call->failed < 2 + call->spared);
         SIM_CHECK(!call->alone || engine->admitted == 1);
         SIM_CHECK(call->failed == 0 || plan->count == 1); /* a suspect */
         SIM_CHECK(model->models > 0 && "nobody computes on weights that were given up");
@@ -274,6 +274,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                 mp_fail(&item->error, spoilt ? MP_INTEGRITY : MP_INTERNAL, "the engine broke down");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
+            call->spared |= engine->gone && engine->base.outside && call->base.goes_on;
             call->moved = true;
             broken |= !spoilt;
             continue;

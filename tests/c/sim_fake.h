@@ -49,6 +49,7 @@ typedef struct sim_call {
     bool moved;              /* its engine was lost or failed, and it is not admitted again yet */
     uint64_t deadline_ns;    /* that the engine is to be told */
     int saved;               /* states that a preemption has left */
+    bool spared;             /* it failed as its engine was ended from outside, and can go on: over and above once */
     int finished, failed;    /* times an engine completed it, or made it fail */
     bool destroyed_is_error; /* the caller still reads it */
     uint64_t unwanted_ns;    /* when it was cancelled or let go of; 0 = it was not */
