@@ -324,7 +324,7 @@ def test_what_is_cached_without_our_record(hub: Hub, online: Child, offline: Chi
 
 def test_gguf_quantisations(hub: Hub, online: Child, offline: Child) -> None:
     files = {name: b"GGUF" + name.encode() * 200 for name in (
-        "m-IQ4_0.gguf", "m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf", "m-Q8_0-00001-of-00002.gguf",
+        "m-IQ4_0.gguf", "m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf", "m-TQ1_0.gguf", "m-Q8_0-00001-of-00002.gguf",
         "m-Q8_0-00002-of-00002.gguf", "mmproj-m-F16.gguf", "sub/m-F16.gguf")}
     hub.seen.clear()
     hub.repos["org/gguf"] = Repo({**files, "README.md": b"x", "config.json": b"{}"}, commit(3))
@@ -338,7 +338,8 @@ def test_gguf_quantisations(hub: Hub, online: Child, offline: Child) -> None:
     assert online.resolve("hf://org/gguf@main/sub/m-F16.gguf")["path"].endswith("sub/m-F16.gguf")
     hub.fetched()
     unknown = online.resolve("org/gguf:Q6_K")
-    assert unknown["error"] == "InvalidArgument" and "it has F16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0" in unknown["text"]
+    assert unknown["error"] == "InvalidArgument"
+    assert "it has F16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0, TQ1_0" in unknown["text"]
     absent = online.resolve("hf://org/gguf/n.gguf")
     assert absent["error"] == "DownloadError" and "m-Q4_K_M.gguf" in absent["text"] and hub.fetched() == []
     assert offline.resolve("org/gguf")["path"] == found["path"]

@@ -53,6 +53,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                          "shared_expert_intermediate_size": 0}),
     "gemma-2": ("gemma2", {"hidden_activation": ..., "hidden_act": "gelu_pytorch_tanh",
                            "cache_implementation": "hybrid"}),
+    "Qwen2.5-7B-Instruct-1M": ("qwen2", {  # chunks begin beyond the positions that it was trained with
+        "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192,
+                                        "original_max_position_embeddings": 262144}, "use_mrope": False}),
+    "DeepSeek-R1-Distill-Qwen": ("qwen2", {"use_mrope": False, "max_window_layers": 21, "use_sliding_window": False}),
     "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
 }
 

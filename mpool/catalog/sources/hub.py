@@ -52,8 +52,8 @@ LIST_SECONDS = 30.0
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_QUANT_IN_NAME = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d[A-Z0-9_]*|F16|F32|BF16|FP16|MXFP4(?:_MOE)?))(?=[-.])",
-                            re.IGNORECASE)
+_QUANT_IN_NAME = re.compile(r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d[A-Z0-9_]*|F16|F32|BF16|FP16|NVFP4|MXFP4(?:_MOE)?))"
+                            r"(?=[-.])", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
