@@ -475,32 +475,6 @@ void mp_sys_close(int fd) {
         close(fd); /* not again on EINTR: Linux has closed it */
 }
 
-mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const char *path, mp_error *error) {
-    uint64_t end;
-    if (__builtin_add_overflow(offset, (uint64_t)bytes, &end) || end > INT64_MAX)
-        return mp_fail_file(error, MP_FORMAT, path, -1, "the offset", "below 2^63", "%llu", (unsigned long long)offset);
-    static const size_t AT_ONCE = (size_t)1 << 30; /* systems refuse or cut larger ones */
-    size_t done = 0;
-    while (done < bytes) {
-        size_t ask = bytes - done < AT_ONCE ? bytes - done : AT_ONCE;
-        int64_t got = SYS(pread)(fd, (uint8_t *)to + done, ask, (int64_t)(offset + done));
-        if (got < 0) {
-            if (errno == EINTR)
-                continue;
-            return mp_fail_errno(error, errno, path, "cannot be read");
-        }
-        if (got == 0) {
-            mp_fail(error, MP_IO, "%s: the file ends at byte %llu, %zu more bytes were expected", path,
-                    (unsigned long long)(offset + done), bytes - done);
-            if (error)
-                error->offset = (int64_t)(offset + done);
-            return MP_IO;
-        }
-        done += (size_t)got;
-    }
-    return MP_OK;
-}
-
 bool mp_sys_read_text(const char *path, char *to, size_t size) {
     int fd;
     do {

@@ -98,8 +98,6 @@ bool mp_sys_identify(const char *path, mp_file_id *id);
  * device is not even opened. IO with the system's words otherwise. id may be NULL. */
 mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error);
 void mp_sys_close(int fd);
-/* Read exactly bytes at offset, through EINTR and short reads. IO when the file ends first. */
-mp_status mp_sys_read(int fd, void *to, size_t bytes, uint64_t offset, const char *path, mp_error *error);
 /* Read what there is, at most size - 1 bytes, of a file of procfs or sysfs, which have no size; zero-terminated. False
  * when there is nothing. */
 bool mp_sys_read_text(const char *path, char *to, size_t size);

@@ -30,7 +30,6 @@ static struct sigaction previous;
 static uintptr_t page_mask;
 
 struct mp_file_map {
-    _Atomic uint32_t references;
     map_slot *slot;
     void *data;
     char *path;
@@ -156,7 +155,6 @@ mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error)
                               "one more");
         goto cleanup;
     }
-    atomic_store(&map->references, 1);
     *out = map;
     map = NULL;
 cleanup:
@@ -171,13 +169,8 @@ cleanup:
     return status;
 }
 
-mp_file_map *mp_file_map_pin(mp_file_map *map) {
-    atomic_fetch_add(&map->references, 1);
-    return map;
-}
-
-void mp_file_map_unpin(mp_file_map *map) {
-    if (!map || atomic_fetch_sub(&map->references, 1) != 1)
+void mp_file_map_close(mp_file_map *map) {
+    if (!map)
         return;
     slot_give(map->slot); /* before the address can belong to another mapping */
     mp_sys_unmap(map->data, (size_t)map->id.size);

@@ -1,4 +1,4 @@
-/* file_map.h: one read-only shared mapping of a regular file, reference-counted.
+/* file_map.h: one read-only shared mapping of a regular file.
  *
  * A page that can no longer be read (the file was cut short under us) does not kill the process: the SIGBUS handler
  * maps a zero page there, marks the mapping poisoned and lets the thread go on; whoever computes with it asks
@@ -14,8 +14,7 @@ typedef struct mp_file_map mp_file_map;
 
 /* Opens, checks (regular file, size > 0) and maps. Callable from any thread. */
 mp_status mp_file_map_open(const char *path, mp_file_map **map, mp_error *error);
-mp_file_map *mp_file_map_pin(mp_file_map *map);
-void mp_file_map_unpin(mp_file_map *map); /* NULL is legal; the last one unmaps */
+void mp_file_map_close(mp_file_map *map); /* NULL is legal */
 const uint8_t *mp_file_map_data(const mp_file_map *map);
 uint64_t mp_file_map_size(const mp_file_map *map);
 const char *mp_file_map_path(const mp_file_map *map);

@@ -476,7 +476,7 @@ static mp_status read_one(const char *path, mp_spec **spec, mp_error *error) {
         }
         status = mp_fail(error, MP_IO, "%s: the file was cut short while it was read", path);
     }
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
     return status;
 }
 

@@ -78,7 +78,7 @@ void mp_weights_close(mp_weights *weights) {
     if (!weights)
         return;
     for (int i = 0; i < weights->map_count; i++)
-        mp_file_map_unpin(weights->maps[i]);
+        mp_file_map_close(weights->maps[i]);
     mp_spec_unpin(weights->spec);
     mp_free(weights);
 }
@@ -94,14 +94,6 @@ static const char *file_of(const mp_weights *weights, const mp_tensor_entry *ent
     if (entry)
         return mp_file_map_path(weights->maps[entry->file]);
     return weights->map_count ? mp_file_map_path(weights->maps[0]) : "model spec";
-}
-
-static mp_status find(const mp_weights *weights, const char *name, const char *allowed, const mp_tensor_entry **entry,
-                      mp_error *error) {
-    *entry = mp_spec_find_tensor(weights->spec, name);
-    if (*entry)
-        return MP_OK;
-    return mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, name, allowed, "missing");
 }
 
 /* "[*, 64]": -1 is any size. */
@@ -123,7 +115,8 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
         good = shape[i] == -1 || shape[i] == entry->shape[i];
     if (!good) {
         wanted_text(ndim, shape, wanted, sizeof wanted);
-        MP_TRY(find(weights, name, wanted, &entry, error));
+        if (!entry)
+            return mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, name, wanted, "missing");
         mp_shape_text(entry->ndim, entry->shape, got, sizeof got);
         return mp_fail_file(error, MP_FORMAT, file_of(weights, entry), (int64_t)entry->offset, name, wanted,
                             "of shape %s", got);
@@ -133,23 +126,6 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
                           .data = mp_file_map_data(weights->maps[entry->file]) + entry->offset,
                           .nbytes = entry->nbytes};
     memcpy(tensor->shape, entry->shape, sizeof tensor->shape);
-    return MP_OK;
-}
-
-mp_status mp_weights_floats(const mp_weights *weights, const char *name, int64_t n, mp_convert convert, float *out,
-                            mp_error *error) {
-    const mp_tensor_entry *entry;
-    char allowed[64];
-    int64_t items = 0;
-    snprintf(allowed, sizeof allowed, "a tensor of %lld elements", (long long)n);
-    MP_TRY(find(weights, name, allowed, &entry, error));
-    if (!mp_shape_items(entry->ndim, entry->shape, &items) || items != n)
-        return mp_fail_file(error, MP_FORMAT, file_of(weights, entry), (int64_t)entry->offset, name, allowed,
-                            "%lld elements", (long long)items);
-    if (entry->dtype >= MP_I8 && entry->dtype <= MP_I64)
-        return mp_fail_file(error, MP_FORMAT, file_of(weights, entry), (int64_t)entry->offset, name,
-                            "a tensor of floats", "of type %s", mp_dtype_get(entry->dtype)->name);
-    convert(entry->dtype, mp_file_map_data(weights->maps[entry->file]) + entry->offset, n, out);
     return MP_OK;
 }
 

@@ -19,11 +19,6 @@ const mp_spec *mp_weights_spec(const mp_weights *weights);
 mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
                          mp_error *error);
 bool mp_weights_has(const mp_weights *weights, const char *name);
-/* Read n float values (F32, F16, BF16, F64 or quantised) of a whole tensor into out; for norms and biases.
- * Converts through a function given by the caller, since this floor knows no kernels: */
-typedef void (*mp_convert)(mp_dtype dtype, const void *src, int64_t n, float *out);
-mp_status mp_weights_floats(const mp_weights *weights, const char *name, int64_t n, mp_convert convert, float *out,
-                            mp_error *error);
 /* Hand the source pages of a tensor back to the system after it was packed. */
 void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor);
 /* Any mapping poisoned (a file shrank under us). */

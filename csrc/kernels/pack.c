@@ -21,7 +21,16 @@ enum {
     BLOCK_Q6 = MP_PACK_PAIRS + MP_PACK_NIBBLES + MP_PACK_PAIRS,
 };
 
-static const mp_pack_layout layouts[MP_W_KIND_COUNT] = {
+/* Sizes of a kind. A panel of K inputs is `start` bytes and K / 32 blocks, a head before each `per_head` of them. */
+typedef struct pack_layout {
+    int32_t inputs;   /* K is a multiple of it */
+    int32_t block;    /* bytes of a block of 32 inputs, its head not counted */
+    int32_t per_head; /* blocks after one head; 0: no heads */
+    int32_t head;     /* bytes of a head */
+    int32_t start;    /* bytes before the first block or head of a panel */
+} pack_layout;
+
+static const pack_layout layouts[MP_W_KIND_COUNT] = {
     [MP_W_Q4_0] = {32, BLOCK_Q4 + MP_PACK_HALVES, 0, 0, 0},
     [MP_W_Q4_1] = {32, BLOCK_Q4 + 2 * MP_PACK_HALVES, 0, 0, 0},
     [MP_W_Q5_0] = {32, BLOCK_Q5 + MP_PACK_HALVES, 0, 0, 0},
@@ -35,13 +44,13 @@ static const mp_pack_layout layouts[MP_W_KIND_COUNT] = {
     [MP_W_TABLE16_MINS] = {32, BLOCK_Q4 + 4 * MP_PACK_FLOATS, 0, 0, MP_PACK_LINE},
 };
 
-const mp_pack_layout *mp_pack_layout_get(mp_wkind kind) {
+static const pack_layout *layout_of(mp_wkind kind) {
     assert(kind < MP_W_KIND_COUNT && layouts[kind].inputs != 0);
     return &layouts[kind];
 }
 
 size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K) {
-    const mp_pack_layout *layout = mp_pack_layout_get(kind);
+    const pack_layout *layout = layout_of(kind);
     assert(K % layout->inputs == 0);
     size_t blocks = (size_t)K / 32;
     size_t heads = layout->per_head ? blocks / (size_t)layout->per_head * (size_t)layout->head : 0;
@@ -50,7 +59,7 @@ size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K) {
 
 /* Byte at which block b starts in a panel, its head before it. */
 static size_t block_at(mp_wkind kind, int b) {
-    const mp_pack_layout *layout = mp_pack_layout_get(kind);
+    const pack_layout *layout = layout_of(kind);
     size_t heads = layout->per_head ? (size_t)(b / layout->per_head + 1) * (size_t)layout->head : 0;
     return (size_t)layout->start + heads + (size_t)b * (size_t)layout->block;
 }
@@ -411,7 +420,7 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     case MP_W_Q6_K: pack = pack_q6_k; break;
     default: break;
     }
-    const mp_pack_layout *layout = mp_pack_layout_get(w->kind);
+    const pack_layout *layout = layout_of(w->kind);
     const size_t stride = (size_t)layout->head + (size_t)layout->block * (size_t)(row->items / 32);
     switch (src->dtype) {
     case MP_IQ4_NL: pack = pack_iq4_nl; break;
@@ -486,7 +495,7 @@ static void subtract(int32_t *q, int offset) {
 }
 
 void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pack_view *view) {
-    const mp_pack_layout *layout = mp_pack_layout_get(kind);
+    const pack_layout *layout = layout_of(kind);
     const uint8_t *block = panel + block_at(kind, b);
     const uint8_t *head = layout->per_head
                               ? block - (size_t)(b % layout->per_head) * (size_t)layout->block - layout->head : NULL;

@@ -46,17 +46,7 @@ enum { /* bytes of the parts */
     MP_PACK_FLOATS = 128,
 };
 
-/* Sizes of a kind. A panel of K inputs is `start` bytes and K / 32 blocks, a head before each `per_head` of them. */
-typedef struct mp_pack_layout {
-    int32_t inputs;   /* K is a multiple of it */
-    int32_t block;    /* bytes of a block of 32 inputs, its head not counted */
-    int32_t per_head; /* blocks after one head; 0: no heads */
-    int32_t head;     /* bytes of a head */
-    int32_t start;    /* bytes before the first block or head of a panel */
-} mp_pack_layout;
-
-/* Asserts a quantised kind. */
-const mp_pack_layout *mp_pack_layout_get(mp_wkind kind);
+/* Of a panel of K inputs. Asserts a quantised kind. */
 size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);
 
 /* Pack panels [panel0, panel1) of a quantised w from src [N, K]. */

@@ -88,7 +88,7 @@ int mp_entry_running(const mp_entry *entry) {
     return running;
 }
 
-void mp_entry_list_worker(mp_entry *entry, mp_worker *worker) {
+static void list_worker(mp_entry *entry, mp_worker *worker) {
     assert(entry->worker_count < MP_WORKERS_MAX);
     worker->number = entry->listed++;
     entry->workers[entry->worker_count++] = worker;
@@ -177,7 +177,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
         worker->guard = guard;
         mp_mutex_lock(&entry->lock);
         entry->starting--;
-        mp_entry_list_worker(entry, worker);
+        list_worker(entry, worker);
         mp_mutex_unlock(&entry->lock);
         if (mp_pool_run(services->pool, (mp_job){mp_worker_run, worker}, &error) != MP_OK) {
             launch_failed(entry, worker, &error);

@@ -143,7 +143,6 @@ static inline bool mp_entry_works(const mp_entry *entry) {
 }
 bool mp_entry_serves(const mp_entry *entry); /* some worker takes calls */
 int mp_entry_running(const mp_entry *entry); /* active items of all workers */
-void mp_entry_list_worker(mp_entry *entry, mp_worker *worker);
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
 void mp_entry_ring_workers(mp_entry *entry); /* all of them look */
 /* The first worker, unless there is one or it is too early. True: the caller calls mp_entry_launch once the lock is

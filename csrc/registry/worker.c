@@ -20,7 +20,7 @@ const char *mp_worker_state_name(mp_worker_state state) {
     return names[state];
 }
 
-bool mp_worker_step_is_legal(mp_worker_state from, mp_worker_state to) {
+static bool step_is_legal(mp_worker_state from, mp_worker_state to) {
     static const unsigned legal[] = {
         [MP_WORKER_SPAWNING] = BIT(LOADING) | BIT(FAILED) | BIT(DEAD),
         [MP_WORKER_LOADING] = BIT(READY) | BIT(FAILED) | BIT(DEAD),
@@ -36,7 +36,7 @@ bool mp_worker_step_is_legal(mp_worker_state from, mp_worker_state to) {
 
 void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
     mp_entry *entry = worker->entry;
-    bool is_legal = mp_worker_step_is_legal(worker->state, state);
+    bool is_legal = step_is_legal(worker->state, state);
     assert(is_legal);
     if (!is_legal) {
         mp_count(entry->services, MP_METRIC_illegal_transitions, 1);

@@ -31,7 +31,6 @@ typedef enum mp_worker_state {
     MP_WORKER_FAILED
 } mp_worker_state;
 const char *mp_worker_state_name(mp_worker_state state);
-bool mp_worker_step_is_legal(mp_worker_state from, mp_worker_state to);
 
 /* A loaded model and who uses it; freed with the last reference. */
 typedef struct mp_resident {

@@ -58,19 +58,9 @@ MP_TEST(files_map_opens_regular_files_only) {
     /* Where links may lead is for those to decide who know the folder; the file behind one is a file. */
     MP_CHECK_INT(symlink(path, test_path(link_path, sizeof link_path, "link")), 0);
     MP_CHECK_OK(mp_file_map_open(link_path, &other, &error), &error);
-    mp_file_map_unpin(other);
-    mp_file_map_unpin(map);
-    mp_file_map_unpin(NULL);
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
-}
-
-MP_TEST(files_map_pins) {
-    char path[400];
-    mp_file_map *map = map_of(path, sizeof path, "a", 100);
-    MP_CHECK(mp_file_map_pin(map) == map);
-    mp_file_map_unpin(map);
-    MP_CHECK_INT(sum_of(map, 99, 100), 0xA5);
-    mp_file_map_unpin(map);
+    mp_file_map_close(other);
+    mp_file_map_close(map);
+    mp_file_map_close(NULL);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
@@ -91,12 +81,12 @@ MP_TEST(files_map_shrinks) {
     MP_CHECK_INT(sum_of(other, 0, 5000), 0);
     MP_CHECK_INT(errno, 77); /* a handler that changes errno breaks whoever it interrupted */
     MP_CHECK(mp_file_map_poisoned(other));
-    mp_file_map_unpin(map);
-    mp_file_map_unpin(other);
+    mp_file_map_close(map);
+    mp_file_map_close(other);
     /* The slot of a poisoned mapping is used again, clean. */
     map = map_of(path, sizeof path, "c", 100);
     MP_CHECK(!mp_file_map_poisoned(map));
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
 }
 
 typedef struct reader {
@@ -129,7 +119,7 @@ MP_TEST(files_map_shrinks_under_threads) {
         MP_CHECK_INT(readers[i].sum, 4096 * 0xA5);
     }
     MP_CHECK(mp_file_map_poisoned(map));
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
 }
 
 /* Slots change hands on one thread while another faults. */
@@ -144,7 +134,7 @@ static void open_and_close(void *arg) {
         for (int i = 0; i < 3; i++) {
             if (mp_file_map_poisoned(maps[i]))
                 MP_FAIL("a mapping that nobody cut is poisoned");
-            mp_file_map_unpin(maps[i]);
+            mp_file_map_close(maps[i]);
         }
     }
 }
@@ -153,14 +143,14 @@ MP_TEST(files_map_slots_change_hands) {
     char path[400], cut[400];
     mp_error error;
     mp_thread thread;
-    mp_file_map_unpin(map_of(path, sizeof path, "whole", 5000));
+    mp_file_map_close(map_of(path, sizeof path, "whole", 5000));
     MP_CHECK_OK(mp_thread_start(&thread, "opener", open_and_close, path, &error), &error);
     for (int i = 0; i < 200; i++) {
         mp_file_map *map = map_of(cut, sizeof cut, "cut", 50000);
         MP_CHECK_INT(truncate(cut, 0), 0);
         MP_CHECK_INT(sum_of(map, 0, 50000), 0);
         MP_CHECK(mp_file_map_poisoned(map));
-        mp_file_map_unpin(map);
+        mp_file_map_close(map);
     }
     atomic_store(&stop, true);
     mp_thread_join(&thread);
@@ -206,7 +196,7 @@ MP_TEST(files_map_passes_foreign_faults_on) {
     MP_CHECK(!mp_file_map_poisoned(map));
     MP_CHECK_INT(truncate(path, 0), 0); /* and ours still works */
     MP_CHECK_INT(sum_of(map, 0, 5000), 0);
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
 }
 
 MP_TEST(files_map_passes_foreign_faults_on_with_details) {
@@ -272,7 +262,7 @@ MP_TEST(files_map_unchanged) {
     /* in place, same size */
     MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
     /* in place, same size and time */
     struct stat info;
     map = map_of(path, sizeof path, "a", 5000);
@@ -283,7 +273,7 @@ MP_TEST(files_map_unchanged) {
     times[0] = info.st_atim, times[1] = info.st_mtim;
     MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
     /* other modes and links are no content */
     map = map_of(path, sizeof path, "a", 5000);
     mp_sys_sleep_ns(20 * 1000 * 1000);
@@ -295,7 +285,7 @@ MP_TEST(files_map_unchanged) {
     MP_CHECK_INT(link(path, other), 0);
     MP_CHECK(mp_file_map_unchanged(map));
     MP_CHECK_INT(unlink(other), 0);
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
     /* by another file, same size and time */
     map = map_of(path, sizeof path, "b", 5000);
     mp_file_map *twin = map_of(other, sizeof other, "c", 5000);
@@ -305,20 +295,20 @@ MP_TEST(files_map_unchanged) {
     MP_CHECK_INT(rename(other, path), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
     MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5); /* still what was mapped */
-    mp_file_map_unpin(map);
-    mp_file_map_unpin(twin);
+    mp_file_map_close(map);
+    mp_file_map_close(twin);
     /* size */
     map = map_of(path, sizeof path, "d", 5000);
     MP_CHECK_INT(truncate(path, 6000), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
     MP_CHECK_INT(unlink(path), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
     map = map_of(path, sizeof path, "e", 5000);
     MP_CHECK_INT(unlink(path), 0);
     MP_CHECK_INT(mkfifo(path, 0600), 0); /* must not hang */
     MP_CHECK(!mp_file_map_unchanged(map));
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
 }
 
 MP_TEST(files_map_release) {
@@ -349,7 +339,7 @@ MP_TEST(files_map_release) {
     }
     fclose(smaps);
     MP_CHECK(found && kb <= page / 1024); /* the last, partial page may stay */
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
 }
 
 MP_TEST(files_map_limit) {
@@ -362,20 +352,20 @@ MP_TEST(files_map_limit) {
     for (int i = 1; i < MOST; i++)
         MP_CHECK_OK(mp_file_map_open(path, &maps[i], &error), &error);
     MP_CHECK_STATUS(mp_file_map_open(path, &more, &error), MP_LIMIT, &error);
-    mp_file_map_unpin(maps[100]);
+    mp_file_map_close(maps[100]);
     MP_CHECK_OK(mp_file_map_open(path, &maps[100], &error), &error);
     MP_CHECK_INT(truncate(path, 0), 0);
     MP_CHECK_INT(sum_of(maps[MOST - 1], 0, 10), 0);
     MP_CHECK(mp_file_map_poisoned(maps[MOST - 1]) && !mp_file_map_poisoned(maps[0]));
     for (int i = 0; i < MOST; i++)
-        mp_file_map_unpin(maps[i]);
+        mp_file_map_close(maps[i]);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
 static mp_status open_one(void *arg, mp_error *error) {
     mp_file_map *map;
     mp_status status = mp_file_map_open(arg, &map, error);
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
     return status;
 }
 
@@ -386,7 +376,7 @@ MP_TEST(files_map_faults) {
     mp_test_alloc_sweep(open_one, path);
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_OPEN, open_one, path), 1);
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, open_one, path), 1);
-    mp_file_map_unpin(map);
+    mp_file_map_close(map);
 }
 
 /* --- the cursor --- */

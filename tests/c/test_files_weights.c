@@ -149,31 +149,6 @@ MP_TEST(files_weights_freezes) {
     mp_spec_unpin(f.spec);
 }
 
-static void fake_convert(mp_dtype dtype, const void *src, int64_t n, float *out) {
-    for (int64_t i = 0; i < n; i++)
-        out[i] = (float)((const uint8_t *)src)[i] + (float)dtype;
-}
-
-MP_TEST(files_weights_floats) {
-    fixture f;
-    float out[16] = {0};
-    begin(&f);
-    add(&f, "norm", MP_BF16, 0, 12, 1, 100);
-    add(&f, "square", MP_F16, 3, 4, 1, 200);
-    add(&f, "ids", MP_I32, 0, 12, 1, 300);
-    mp_weights *weights = open_weights(&f);
-    MP_CHECK_OK(mp_weights_floats(weights, "norm", 12, fake_convert, out, &f.error), &f.error);
-    MP_CHECK(out[0] == (float)pattern(100) + MP_BF16 && out[11] == (float)pattern(111) + MP_BF16 && out[12] == 0);
-    MP_CHECK_OK(mp_weights_floats(weights, "square", 12, fake_convert, out, &f.error), &f.error);
-    MP_CHECK_STATUS(mp_weights_floats(weights, "norm", 11, fake_convert, out, &f.error), MP_FORMAT, &f.error);
-    MP_CHECK_STR(f.error.got, "12 elements");
-    MP_CHECK_STATUS(mp_weights_floats(weights, "norm", 13, fake_convert, out, &f.error), MP_FORMAT, &f.error);
-    MP_CHECK_STATUS(mp_weights_floats(weights, "absent", 12, fake_convert, out, &f.error), MP_FORMAT, &f.error);
-    MP_CHECK_STATUS(mp_weights_floats(weights, "ids", 12, fake_convert, out, &f.error), MP_FORMAT, &f.error);
-    MP_CHECK_HAS(f.error.got, "I32");
-    mp_weights_close(weights);
-}
-
 MP_TEST(files_weights_release_keeps_the_data) {
     fixture f;
     begin(&f);

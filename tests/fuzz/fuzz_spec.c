@@ -167,15 +167,6 @@ static void set_tokens(input *in, mp_spec *spec) {
     }
 }
 
-static void convert(mp_dtype dtype, const void *src, int64_t n, float *out) {
-    uint64_t bytes = 0;
-    REQUIRE(mp_dtype_row_bytes(dtype, n, &bytes));
-    for (uint64_t i = 0; i < bytes; i++)
-        sink += ((const uint8_t *)src)[i];
-    if (n > 0)
-        out[n - 1] = 1;
-}
-
 static void use_weights(mp_spec *spec) {
     mp_weights *weights;
     mp_error error;
@@ -196,11 +187,6 @@ static void use_weights(mp_spec *spec) {
         for (uint64_t j = 0; j < t.nbytes; j++)
             sink += t.data[j];
         REQUIRE(mp_tensor_row(&t, 0) == t.data);
-        int64_t n = mp_tensor_items(&t);
-        float *out = malloc((size_t)n * sizeof *out);
-        status = mp_weights_floats(weights, entry->name, n, convert, out, &error);
-        REQUIRE(status == MP_OK || (t.dtype >= MP_I8 && t.dtype <= MP_I64));
-        free(out);
         mp_weights_release(weights, &t);
     }
     REQUIRE(!mp_weights_poisoned(weights) && mp_weights_unchanged(weights));
