@@ -196,6 +196,12 @@ class Entry:
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
+    def look_again(self) -> None:
+        """Drops what was read of files that have changed since, while nothing of them is loaded: before a first call
+        they are the caller's to write."""
+        if not self._core and self._description is not None and not self.core_keys() and self.changed():
+            self.forget()
+
     def _require_unchanged(self) -> None:
         """Raises IntegrityError if what is read, or loaded, from here on would be of other files than the rest."""
         path = self.changed()

@@ -576,6 +576,7 @@ class Pool:
     def _find(self, model: Any, capability: str | None = None) -> Entry:
         """The entry of what a caller named, made if need be; files are read only if its capability is asked for."""
         entry = self._known(model, capability) or self._make_entry(model, capability)
+        entry.look_again()
         if capability is not None and entry._capability != capability:
             return self._require(entry, capability)
         return entry
