@@ -11,6 +11,7 @@ enum {
                          rows to a pass over their weights than those of small text encoders */
     STEP_ROWS = 16384, /* most rows in a step, whatever the budget */
     MOST_LARGE = 4,    /* images on their way at a time: each has a state */
+    LARGE_MS = 25,     /* that a step gives one, however long it may be: whoever comes within it waits for its end */
     TABLE_ROWS = 2048  /* positions of more are made part by part: others would wait for the table */
 };
 
@@ -160,6 +161,7 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     const uint64_t done_ns = large->begun ? mp_vit_ns(model, large->ops) : 0;
     const uint64_t left_ns = all_ns > done_ns ? all_ns - done_ns : 0, least = mp_vit_ns(model, mp_vit_part_ops(model));
     uint64_t ns = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
+    ns = ns < LARGE_MS * 1000000ull ? ns : LARGE_MS * 1000000ull;
     ns = ns > least ? ns : least;
     engine->planned = large;
     engine->planned_ns = ns;

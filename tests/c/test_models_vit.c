@@ -518,6 +518,29 @@ MP_TEST(models_vit_large_images_go_in_parts) {
     }
 }
 
+/* A step that nobody else is in may be four times as long, but not for one of these: who comes waits for its end. */
+MP_TEST(models_vit_large_images_hold_nobody_up) {
+    enum { STEP_NS = 25000000 };
+    static pictures all;
+    tiny_model tiny;
+    mp_plan plan;
+    mp_item item, *items[] = {&item};
+    make_pictures(&all, false);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    mp_vit *model = (mp_vit *)tiny.model;
+    model->most_ops = 1;
+    atomic_store(&model->mega_ns, 100000000);
+    MP_CHECK(mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID)) > 4 * STEP_NS);
+    check_item(&tiny, &item, make_call(&all, 0, 1));
+    tiny.engine->ops->plan(tiny.engine, items, 1, 4 * STEP_NS, &plan);
+    MP_CHECK_INT(plan.cost_ns, STEP_NS);
+    tiny.engine->ops->plan(tiny.engine, items, 1, STEP_NS / 2, &plan);
+    MP_CHECK_INT(plan.cost_ns, STEP_NS / 2);
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_call_destroy(item.call);
+    tiny_unload(&tiny);
+}
+
 /* Without memory for a second one on its way, its call waits until the first is done. */
 MP_TEST(models_vit_large_images_wait_for_memory) {
     static pictures all;
