@@ -365,7 +365,7 @@ def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
                     assert "after 0 s" not in str(error) and "0.0 s" not in str(error)
         if "load_timeout" not in options and "stall_timeout" not in options:
             assert pool.embed("a", bert, timeout=60).shape == (32,)  # it starts meanwhile, and serves who waits
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120  # it hangs nowhere
     until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # one set apart comes back by itself
 
 
