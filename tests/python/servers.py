@@ -193,10 +193,11 @@ def ask(server: Serving | Process, path: str, body: Any = None, *lines: str) -> 
 
 
 def idle(server: Serving, seconds: float = 10.0) -> None:
-    """Waits until nothing is computed and nothing streamed."""
+    """Waits until nothing is computed, nothing streamed and no request in flight: its client may have its answer."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not server.state.streams and not any(row.running or row.queued for row in server.state.pool.ps()):
+        state = server.state
+        if not state.streams and not state.running and not any(row.running or row.queued for row in state.pool.ps()):
             return
         time.sleep(0.005)
     raise AssertionError(f"something still runs: {server.state.streams} streams\n{server.state.pool.ps()}")

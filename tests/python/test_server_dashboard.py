@@ -144,7 +144,6 @@ def test_cancel_ends_a_stream_with_its_one_end(llama: Path) -> None:
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
         assert data.count(b'"error"') == 1 and b"[DONE]" not in data and data.count(b"data: ") > 1
         idle(server)
-        assert not server.state.running and server.state.streams == 0
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"] is False
         assert raw.request("/health").answer()[0] == 200  # the connection is as good as before
 

@@ -20,6 +20,19 @@ def _need() -> None:
         pytest.importorskip(module)
 
 
+#: Trained on TEXTS once: the trainer breaks ties as it likes, and models that differ from run to run hide what fails.
+WORDPIECES = r"""
+[PAD] [UNK] [CLS] [SEP] [MASK] ! ( ) * + , - . / 0 1 2 3 4 5 6 7 8 9 : ; < = > ? [ ] a b c d e f g h i j k l m n
+o p q r s t u v w x y z { | } α ε η ι κ λ ν е и к р с т у 。 す て の 文 日 本 章 語 ##m ##l ##a ##u ##t ##e ##n ##z ##r
+##g ##i ##o ##w ##λ ##η ##ν ##ι ##κ ##α ##す ##v ##h ##x ##f ##d ##s ##y ##c ##k ##у ##с ##к ##и ##b ##p ##е ##т
+th ##at ##um the ##en ##er ##in ar do ein sat ##nd ##gum ##ic ##ent argum dog argument at ao and ba br cat de fo
+it jum la ma mi mat no num on ov qu re si tw um und ελ ру те てす ##la ##ut ##ur ##tur ##ed ##ns ##zy ##rk ##gns
+##ow ##λη ##νι ##κα ##ch ##сс ##ст ##ки ##кст ##ber ##ps einer satz ##ice ##ick aou bark brow def fox jumps lazy
+main mit noch number over quick retur signs twice umla ελλη русс текст ##uten ##νικα ##кии barked brown numbers
+return umlauten ελληνικα русскии
+""".split()
+
+
 def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
@@ -30,15 +43,13 @@ def bert(folder: Path, *, prompts: dict[str, str] | None = None, include_prompt:
     _need()
     import torch
     import transformers
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     folder.mkdir(parents=True)
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDPIECES)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special,
-                                                                   show_progress=False))
+    tokenizer.add_special_tokens(WORDPIECES[:5])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     tokenizer.save(str(folder / "tokenizer.json"))
