@@ -130,7 +130,7 @@ def test_streams_are_the_same(llama: Path, pool: mpool.Pool) -> None:
         expected = here.generate("a b", llama, seed=3, max_tokens=50).text
     stream = pool.generate("a b", llama, seed=3, max_tokens=50, stream=True)
     parts = [chunk.text for chunk in stream]
-    assert "".join(parts) == expected and len(parts) > 1  # a fast machine is ahead of who reads
+    assert "".join(parts) == expected  # in one part where the machine is ahead of who reads
 
     async def run() -> list[str]:
         async def one() -> str:
