@@ -10,12 +10,12 @@ What others used of the CPUs is printed beside the figures: of a machine that ot
 from __future__ import annotations
 
 import argparse
-import statistics
 import threading
 import time
 from typing import Any
 
 from .probe import Watch
+from .timing import spread
 
 PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags", "address"],
           "properties": {
@@ -64,11 +64,10 @@ def main() -> int:
                 plain, _ = run(turn, max_tokens=tokens, ignore_eos=True)
                 if turn:
                     found[name].append((plain * 1e6, (masked - plain) * 1e6, used * 1e6))
-    others = "nobody knows what others used" if watch.others is None else f"others used {watch.others:.0%} of the CPUs"
-    print(f"{others}; {args.rounds} rounds; microseconds a token, medians of rounds (least to most)")
+    print(f"{watch.said()}; {args.rounds} rounds; microseconds a token, medians of rounds (least to most)")
     print(f"{'':16}{'without':>24}{'more':>24}{'CPU of the masks':>24}")
     for name, rows in found.items():
-        cells = [f"{statistics.median(column):.0f} ({min(column):.0f} to {max(column):.0f})" for column in zip(*rows)]
+        cells = [spread(column) for column in zip(*rows)]
         print(f"{name:16}" + "".join(f"{cell:>24}" for cell in cells))
     return 0
 

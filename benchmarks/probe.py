@@ -86,6 +86,10 @@ class Watch:
         return sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF,
                                                                                    resource.RUSAGE_CHILDREN)))
 
+    def said(self) -> str:
+        """Of the machine meanwhile."""
+        return "nobody knows what others used" if self.others is None else f"others used {self.others:.0%} of the CPUs"
+
 
 def disturbance(frames: list[Frame]) -> str | None:
     """Why measurements that these frames stand around must not be compared; None if they may be."""

@@ -29,7 +29,7 @@ from typing import Any, TextIO
 
 from . import http_client, texts
 from .probe import Watch
-from .timing import percentile
+from .timing import percentile, spread
 
 PROMPT = "Write a long story about a lighthouse."
 
@@ -177,20 +177,12 @@ def overhead(args: argparse.Namespace) -> None:
             connection.close()
         finally:
             remote.close()
-    print(f"{state(watch)}; {args.rounds} rounds; microseconds, medians of rounds (least to most)")
+    print(f"{watch.said()}; {args.rounds} rounds; microseconds, medians of rounds (least to most)")
     names = list(rows["an embedding"][0])
     print(f"{'':18}" + "".join(f"{name:>24}" for name in names))
     for what, found in rows.items():
-        cells = []
-        for name in names:
-            values = [one[name] for one in found]
-            cells.append(f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})")
+        cells = [spread([one[name] for one in found]) for name in names]
         print(f"{what:18}" + "".join(f"{cell:>24}" for cell in cells))
-
-
-def state(watch: Watch) -> str:
-    """Of the machine meanwhile."""
-    return "nobody knows what others used" if watch.others is None else f"others used {watch.others:.0%} of the CPUs"
 
 
 # ---- throughput ------------------------------------------------------------------------------------------------------
@@ -267,7 +259,7 @@ def throughput(args: argparse.Namespace) -> None:
                         found = asyncio.run(http_client.load(port, "/v1/completions", asked, args.seconds))
                         rates.setdefault((engine, clients), []).append(found.answers * args.tokens / found.seconds)
                         first.setdefault((engine, clients), []).extend(found.first)
-    print(f"{state(watch)}; {args.rounds} rounds; answers of {args.tokens} tokens, medians of rounds")
+    print(f"{watch.said()}; {args.rounds} rounds; answers of {args.tokens} tokens, medians of rounds")
     print(f"{'clients':>8}" + "".join(f"{engine + ' tokens/s':>27}{'first piece p50, p99 ms':>27}"
                                       for engine in engines) + f"{'ratio':>8}")
     for clients in args.clients:

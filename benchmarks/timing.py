@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -17,6 +18,11 @@ def seconds_of(call: Callable[[], object]) -> float:
 def percentile(values: list[float], share: float) -> float:
     """The value below which that share of the values lies."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and the least and the most."""
+    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 
 def together(count: int, body: Callable[[int], None]) -> float:

@@ -83,26 +83,27 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
     Raises:
         ValueError: answers of that form can look like calls, which have no mark.
     """
-    framed = answer is not None and not forced
+    answer = None if forced else answer
     parts: list[str] = []
-    if framed and form.leads:
+    if answer is not None and form.leads:
         rules = ["%llguidance {}", "", f"body: %json {_either(form, functions, answer)}"]
         parts = [f"start: args_{at}\nargs_{at}: %json {json.dumps(_arguments(function))}"
                  for at, function in enumerate(functions) if function.strict]
         parts.append("\n".join(["start: answer", *_answer(form, answer)]))
     else:
         rules = ["%llguidance {}", "", *_calls(form, functions, single or form.most == 1)]
-        rules += _answer(form, answer) if framed else []
-    if form is HARMONY and framed:
+        rules += [] if answer is None else _answer(form, answer)
+    if form is HARMONY and answer is not None:
         rules[1] = "start: " + _harmony(rules, True) + f" | thoughts? {_literal(_FINAL)} answer"
         return Grammar("\n".join(rules), None, ())
     if form is HARMONY:
         rules[1] = "start: " + _harmony(rules, forced)
         return Grammar("\n".join(rules), None, ())
     mark = _literal(form.mark)
+    kept = forced or answer is not None  # from the first character on
     if forced:
         body = "calls"
-    elif framed:
+    elif answer is not None:
         body = "body" if form.leads else "(calls | answer)"
     elif form.leads:
         body = "(calls | UNLED)"
@@ -117,7 +118,6 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
     start = body
     if thinks:
         rules += [r"thoughts[lazy]: /(?s:.*)<\/think>/", r"GAP: /\n{1,2}/"]
-        kept = forced or framed
         gap = "GAP? " if kept else ""
         if splitter is reasoning.OpenThoughts:
             start = f"thoughts {gap}{body}" + (" | UNENDED" if not kept else "")
@@ -132,37 +132,31 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
                       rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/{other}"]
     rules[1] = "start: " + start
     marks = tuple(found for found in (form.mark, *(("<think>", "</think>") if thinks else ())) if found)
-    return Grammar("\n".join(rules), None if forced or framed else marks,
+    return Grammar("\n".join(rules), None if kept else marks,
                    LEADS if form.leads else BARE_LEADS if form.bare else (), tuple(parts))
 
 
-def _answer(form: ToolFormat, answer: Answer | None) -> list[str]:
+def _answer(form: ToolFormat, answer: Answer) -> list[str]:
     """Rule ``answer``: a text in which calls cannot begin, since JSON begins with no mark."""
-    assert answer is not None
     if answer.kind == "schema":
         schema = json.loads(answer.source)
         options = {"x-guidance": {"whitespace_pattern": BLANKS}}
         return [f"answer: %json {json.dumps({**options, **schema} if isinstance(schema, dict) else schema)}"]
-    source = re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], answer.source, flags=re.DOTALL)
-    source = source.replace("\n", r"\n")
+    source = _slashed(answer.source).replace("\n", r"\n")
     if form is HARMONY:
         return ["answer: ANSWER", f"ANSWER: /{source}/"]
     return ["answer: ANSWER", rf"ANSWER: /{source}/ & ~(/\s*/ {_literal(form.mark)} {_ANY})"]
 
 
-def _either(form: ToolFormat, functions: Sequence[Function], answer: Answer | None) -> str:
+def _either(form: ToolFormat, functions: Sequence[Function], answer: Answer) -> str:
     """A schema of calls that nothing marks, and of answers that are none."""
-    assert answer is not None
     schema = json.loads(answer.source) if answer.kind == "schema" else None
     if schema is None or _may_lead(schema, schema):
         raise ValueError('{"name": ...')
     options: list[Any] = [{
         "type": "object", "required": ["name", form.key], "additionalProperties": False,
-        "properties": {"name": {"const": function.name}, form.key: dict(_arguments(function))}}
-        for function in functions]
-    for option in options:
-        option["properties"][form.key].pop("x-guidance")
-    options.append(schema)
+        "properties": {"name": {"const": function.name}, form.key: _object(function)}}
+        for function in functions] + [schema]
     found = [_moved(option, f"#/anyOf/{at}" + f"/properties/{form.key}" * (at < len(functions)))
              for at, option in enumerate(options)]
     return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
@@ -217,6 +211,11 @@ def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
 
 def _literal(text: str) -> str:
     return json.dumps(text)
+
+
+def _slashed(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    return re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], pattern, flags=re.DOTALL)
 
 
 def _regex(text: str) -> str:
@@ -288,14 +287,18 @@ def _harmony(rules: list[str], forced: bool) -> str:
 
 
 def _arguments(function: Function) -> dict[str, Any]:
-    """The schema of a function's arguments, for llguidance: an object, with no property that it does not list unless
-    it says something of others."""
+    """The schema of a function's arguments, for llguidance."""
+    return {"x-guidance": {**_SPACES, "lenient": not function.strict}, **_object(function)}
+
+
+def _object(function: Function) -> dict[str, Any]:
+    """The same for anybody: an object, with no property that it does not list unless it says something of others."""
     schema = dict(function.parameters)
     if not any(name in schema for name in ("type", "$ref", "allOf", "anyOf", "oneOf")):
         schema["type"] = "object"
     if "properties" in schema and not any(name in schema for name in _OPENERS):
         schema["additionalProperties"] = False
-    return {"x-guidance": {**_SPACES, "lenient": not function.strict}, **schema}
+    return schema
 
 
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
@@ -399,4 +402,4 @@ def _search(pattern: str) -> str:
         begins, ends = chars[:1] == ["^"], chars[-1:] == ["$"]
         inner = "".join(chars[begins:len(chars) - ends])
         found.append(("" if begins else "(?s:.*)") + f"({inner})" + ("" if ends else "(?s:.*)"))
-    return re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], "|".join(found), flags=re.DOTALL)
+    return _slashed("|".join(found))

@@ -212,3 +212,32 @@ MP_TEST(quarantine_weighs) {
     MP_CHECK(mp_quarantine_is_empty(&q));
     mp_quarantine_deinit(&q);
 }
+
+/* Whoever kills a process from outside takes the second try from no answer, the first time. */
+MP_TEST(workers_answers_outlive_what_is_killed_from_outside) {
+    static const struct {
+        bool outside, goes_on;
+        int faults;
+        mp_status ends;
+        int retries;
+    } rows[] = {{true, true, 2, MP_OK, 2},    {true, true, 3, MP_RECV, 2}, {true, false, 1, MP_OK, 1},
+                {true, false, 2, MP_RECV, 1}, {false, true, 1, MP_OK, 1},  {false, true, 2, MP_RECV, 1}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        fake fake;
+        mp_registry_stats stats;
+        fake_init(&fake);
+        fake.step_units = 1;
+        fake.outside = rows[i].outside;
+        mp_registry *registry = fake_registry(1, 0);
+        fake_add(registry, "a", &fake, false);
+        fake_call *call = fake_call_create(5);
+        call->fault = MP_RECV;
+        call->fault_from = 2;
+        call->faults = rows[i].faults;
+        call->streams = call->base.goes_on = rows[i].goes_on;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), rows[i].ends);
+        mp_registry_get_stats(registry, &stats);
+        MP_CHECK_INT(stats.retries, rows[i].retries);
+        fake_end(registry);
+    }
+}

@@ -53,6 +53,14 @@ def chunked(body: bytes, size: int, *, extension: bytes = b"", trailer: bytes = 
     return b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
 
 
+def whole(raw: Raw) -> bytes:
+    """All that comes until the server closes."""
+    found = b""
+    while data := raw.socket.recv(1 << 16):
+        found += data
+    return found
+
+
 # ---- in pieces -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("seed", range(12))
@@ -135,11 +143,7 @@ def test_a_bad_one_waits_for_those_before_it(server: Any, bad: bytes, status: in
     """Its refusal stands behind their answers, not within one."""
     first = post(server, "/v1/chat/completions", chat(max_tokens=300, stream=stream))
     with Raw(server) as raw:
-        raw.send(first + post(server, "/v1/embeddings", embed("x")) + bad)
-        found, data = b"", b""
-        raw.socket.settimeout(20)
-        while data := raw.socket.recv(1 << 16):
-            found += data
+        found = whole(raw.send(first + post(server, "/v1/embeddings", embed("x")) + bad))
     assert found.count(b"HTTP/1.1 200 OK") == 2 and found.count(b"HTTP/1.1 ") == 3
     head, _, last = found.rpartition(b"HTTP/1.1 ")
     assert last.startswith(b"%d " % status) and b'"type"' in last
@@ -261,14 +265,6 @@ def test_who_leaves_takes_all_that_waits_along(server: Any) -> None:
 
 
 # ---- other versions, other protocols ---------------------------------------------------------------------------------
-
-def whole(raw: Raw) -> bytes:
-    """All that comes until the server closes."""
-    found = b""
-    while data := raw.socket.recv(1 << 16):
-        found += data
-    return found
-
 
 def test_http_1_0_gets_no_chunks(server: Any) -> None:
     with Raw(server) as raw:
