@@ -14,7 +14,7 @@ enum {                                     /* flags of a row; a fixture fails wh
        MP_ARCH_QKV_BIAS = 1 << 4,          /* the query, key and value projections have a bias */
        MP_ARCH_ROPE_NEOX = 1 << 5,         /* rotary pairs are (i, i + d/2), not (2i, 2i + 1) */
        MP_ARCH_SINKS = 1 << 6,             /* a head's weights add up to less than 1: a learned score takes the rest */
-       MP_ARCH_LATENT_ATTENTION = 1 << 7,  /* heads share one latent a token: decoder_latent.h */
+       MP_ARCH_LATENT_ATTENTION = 1 << 7,  /* heads share one latent a token: decoder/mla.h */
        MP_ARCH_HEAD_NORMS = 1 << 23,       /* each head's queries and keys are normed before they are rotated */
        MP_ARCH_OUTPUT_NORMS = 1 << 24,     /* what a layer adds to the residual sum is normed, too */
        /* of encoders; biases of linear layers and norms are used where there are any, but for MP_ARCH_BIAS */

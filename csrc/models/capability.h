@@ -166,7 +166,7 @@ typedef struct mp_choice { /* one of n answers; written by the engine, read by t
     int32_t stop_index;     /* which stop string or id ended it, or -1 */
 } mp_choice;
 
-/* The images of a prompt, for models that read them (models/vision.h): tiles, each a piece of an image that goes
+/* The images of a prompt, for models that read them (models/vision/vision.h): tiles, each a piece of an image that goes
  * through the network alone, and runs of placeholders that rows of consecutive tiles stand for. */
 enum { MP_IMAGE_KEY = 16, /* bytes of a hash that nobody can find two inputs for */
        MP_TEXT_MOST_TILES = 4096 };

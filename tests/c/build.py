@@ -70,7 +70,7 @@ VARIANTS: dict[str, Variant] = {
     "tsan": Variant("gcc", ["-O1", "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"]),
     # The registry and what it stands on, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
-                   core=["base/", "registry/", "models/call_", "models/capability.c"], tests=["sim"],
+                   core=["base/", "registry/", "models/requests/", "models/capability.c"], tests=["sim"],
                    link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"], planted=True),
     # For 64-bit ARM, run by qemu-user. The variable QEMU_CPU chooses the processor: max (all that qemu knows; the
     # default), cortex-a76 (dotprod), cortex-a53 or cortex-a72 (NEON alone).

@@ -3,7 +3,7 @@
 #define ENCODER_FIXTURE_H
 
 #include "grouping_fixture.h"
-#include "models/encoder_dedup.h"
+#include "models/encoder/dedup.h"
 
 enum { TEXTS = 37, WIDTH = TINY_WIDTH, POSITIONS = TINY_POSITIONS };
 

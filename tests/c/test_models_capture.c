@@ -1,7 +1,7 @@
 /* Captures: every record is of its checkpoint and its token, there are exactly as many as there should be, and nothing
  * else of an answer depends on them. That no schedule changes one is in test_models_contract.c. */
 #include "model_fixture.h"
-#include "models/decoder_speculation.h"
+#include "models/generation/speculation.h"
 
 enum { PROMPT = 70, ANSWER = 9, ALL = MP_CAPTURE_MOST_VALUES, RECORDS = TINY_LAYERS + MP_CAPTURE_OTHERS };
 

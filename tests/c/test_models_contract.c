@@ -2,7 +2,7 @@
  * whatever is preempted, whatever was found in the cache, whatever was guessed, the tokens, every logit and every
  * record of a capture are the same bits. */
 #include "model_fixture.h"
-#include "models/decoder_speculation.h"
+#include "models/generation/speculation.h"
 
 enum { ITEMS = 10, ANSWER = 12, CHOICES = 3 };
 

@@ -7,8 +7,8 @@
 
 #include "files/file_map.h"
 #include "model_fixture.h"
-#include "models/decoder.h"
-#include "models/layers/experts.h"
+#include "models/decoder/decoder.h"
+#include "models/nn/experts.h"
 
 enum { COUNT = 5, USED = 2, HIDDEN = 48, FFN = 40, ROWS = 9 };
 

@@ -2,11 +2,11 @@
 #include <stdatomic.h>
 
 #include "mp_test.h"
-#include "models/layers/kv_cache.h"
-#include "models/layers/pooling.h"
-#include "models/layers/rope.h"
-#include "models/layers/sampler.h"
-#include "models/layers/stream.h"
+#include "models/generation/kv_cache.h"
+#include "models/nn/pooling.h"
+#include "models/nn/rope.h"
+#include "models/generation/sampler.h"
+#include "models/generation/stop_strings.h"
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
 

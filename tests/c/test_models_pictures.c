@@ -1,6 +1,6 @@
 /* Layers of images against plain loops; tiny pipelines: the same bits on any number of lanes, in steps of any length,
  * after a preemption and in little memory; and what they do when an allocation fails. */
-#include "models/diffusion/drawing.h"
+#include "models/diffusion/schedule.h"
 #include "picture_fixture.h"
 
 typedef struct way { /* to have a call drawn */

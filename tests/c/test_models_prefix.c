@@ -4,7 +4,7 @@
 #include "base/options.h"
 #include "base/sanitize.h"
 #include "model_fixture.h"
-#include "models/layers/prefix_cache.h"
+#include "models/generation/prefix_cache.h"
 
 enum { PROMPT = 200, ANSWER = 20 };
 

@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "model_fixture.h"
-#include "models/decoder_speculation.h"
+#include "models/generation/speculation.h"
 
 /* ---- the index --------------------------------------------------------------------------------------------------- */
 

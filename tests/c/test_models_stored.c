@@ -9,7 +9,7 @@
 
 #include "base/options.h"
 #include "model_fixture.h"
-#include "models/decoder.h"
+#include "models/decoder/decoder.h"
 
 static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q4_0, MP_Q5_0, MP_Q4_K, MP_Q6_K, MP_Q5_1, MP_Q5_K,
                                  MP_Q2_K, MP_Q3_K, MP_IQ4_XS, MP_IQ2_XS};

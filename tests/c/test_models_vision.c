@@ -4,7 +4,7 @@
  * waits for an image. */
 #include <stdatomic.h>
 
-#include "models/decoder_engine.h"
+#include "models/decoder/engine.h"
 #include "vision_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {

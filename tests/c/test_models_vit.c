@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 
 #include "grouping_fixture.h"
-#include "models/vit.h"
+#include "models/image/vit.h"
 
 enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
 

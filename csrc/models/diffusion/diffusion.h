@@ -13,8 +13,8 @@
 #define MP_MODELS_DIFFUSION_DIFFUSION_H
 
 #include "models/arch.h"
-#include "models/layers/conv.h"
-#include "models/layers/linear.h"
+#include "models/nn/conv.h"
+#include "models/nn/linear.h"
 
 enum {
     MP_DIFF_ENCODERS = 3, /* CLIP-L, CLIP-G, T5, in this order; a model may lack some */

@@ -3,7 +3,7 @@
  * once a call at most. */
 #include <stdatomic.h>
 
-#include "models/diffusion/drawing.h"
+#include "models/diffusion/schedule.h"
 
 static void free_state(mp_drawing_engine *engine, mp_item *item) {
     mp_diff_state *state = item->state;

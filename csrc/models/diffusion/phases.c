@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "models/diffusion/drawing.h"
+#include "models/diffusion/schedule.h"
 
 /* ---- where a call stands ----------------------------------------------------------------------------------------- */
 

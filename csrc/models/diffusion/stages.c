@@ -1,7 +1,7 @@
 /* stages.c: what an engine has in memory, and how lanes run one block of it. */
 #include <stdatomic.h>
 
-#include "models/diffusion/drawing.h"
+#include "models/diffusion/schedule.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 

@@ -1,0 +1,507 @@
+/* decoder/decoder.c: the forward pass of decoders (Llama: Touvron et al., arXiv:2302.13971; Qwen2: arXiv:2407.10671).
+ *
+ * A layer, on all lanes (| is a barrier):
+ *   norm, query-key-value | rotate, store, attend | output + residual | norm, gate and up | gate, down + residual |
+ * With few rows (MP_PRIVATE_ROWS) every lane norms and quantises them for itself, which is cheaper than to meet; with
+ * many the rows are shared out and the lanes meet once more. The rows of a pass go through a layer in blocks, one after
+ * the other (decoder/pass.h): queries, what was attended to and the like are a block's only.
+ *
+ * Attention works on units (sequence, KV head) in one of three ways:
+ *   fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits
+ *   tiles  prompts: all rows are stored first, then units are cut into tiles of rows
+ *   split  few units over long contexts: units are cut into ranges of blocks, whose partials are merged in order */
+#include <math.h>
+#include <string.h>
+
+#include "models/decoder/mla.h"
+#include "models/decoder/pass.h"
+
+enum {
+    POLL_LAYERS = 4,
+    GATED_LEAST = 16 /* from which on gate and up are computed panel by panel: with fewer the weights come from memory,
+                     * which reads two matrices one after the other faster than in turns */
+};
+
+typedef struct lane_view {
+    uint8_t *base; /* a lane's own scratch */
+    mp_lane_layout at;
+    mp_unpacked unpacked;
+    int block, first, rows; /* the block at hand: its number, its first row and how many it has */
+} lane_view;
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+static float *rotation(const mp_decoder_pass *pass, int row, int rope) {
+    const mp_decoder *model = pass->model;
+    return pass->cos_sin + ((size_t)row * (size_t)model->ropes + (size_t)rope) * (size_t)model->rope[0].dim;
+}
+
+/* Of row `row` of the pass, one of the block at hand. */
+static float *query_key_value(const mp_decoder_pass *pass, const lane_view *view, int row) {
+    return pass->qkv + (size_t)(row - view->first) * (size_t)pass->model->qkv_width;
+}
+
+static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
+
+/* Norm and rotate a head of a query or key, as far as the layer does. */
+static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const float *norm, int row, float *x) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    if (norm)
+        call->rms_norm(x, norm, model->eps, model->head_dim, x);
+    if (layer->rope >= 0)
+        call->rope(x + model->rotated_from, rotation(pass, row, layer->rope), model->rope[0].dim, model->rope[0].neox);
+}
+
+/* Rotate key head `head` of a row and store it with its value. */
+static void store_row(const mp_decoder_pass *pass, const lane_view *view, const mp_row_seq *seq, int row,
+                      const mp_decoder_layer *layer, int head) {
+    const mp_decoder *model = pass->model;
+    float *k = query_key_value(pass, view, seq->row0 + row) + (size_t)((model->heads + head) * model->head_dim);
+    const float *v = query_key_value(pass, view, seq->row0 + row) + (model->heads + model->kv_heads) * model->head_dim +
+                     head * model->value_dim;
+    int position = seq->past + row;
+    uint32_t block = seq->blocks[position / MP_KV_BLOCK];
+    place(pass, layer, layer->k_norm, seq->row0 + row, k);
+    mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
+}
+
+/* Rotate the query heads of group `head` of a row, and make them what the cache's form wants. */
+static void rotate_queries(const mp_decoder_pass *pass, const lane_view *view, const mp_row_seq *seq, int row,
+                           const mp_decoder_layer *layer, int head) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int group = mp_decoder_group(model);
+    float *q = query_key_value(pass, view, seq->row0 + row) + (size_t)(head * group * model->head_dim);
+    for (int g = 0; g < group; g++, q += model->head_dim) {
+        place(pass, layer, layer->q_norm, seq->row0 + row, q);
+        if (in_integers(pass))
+            call->attn_query_i16(q, model->head_dim);
+    }
+}
+
+static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                      const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    int64_t begin, end;
+    mp_lane_split(lane, (int64_t)view->rows * model->groups, 1, &begin, &end);
+    int s = 0;
+    for (int64_t i = begin; i < end; i++) { /* by row, then group, the first of each KV head with its key and value */
+        int row = view->first + (int)(i / model->groups), group = (int)(i % model->groups);
+        int head = mp_decoder_kv_head(model, group);
+        while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
+            s++;
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        if (group == 0 || mp_decoder_kv_head(model, group - 1) != head)
+            store_row(pass, view, seq, row - seq->row0, layer, head);
+        rotate_queries(pass, view, seq, row - seq->row0, layer, group);
+    }
+}
+
+/* The first block of a unit that its rows see. */
+static int first_block(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer) {
+    if (layer->window == 0)
+        return unit->block0;
+    int seen = mp_kv_first_seen(&pass->model->kv, (int64_t)pass->rows.seq[unit->seq].past + unit->row0);
+    return seen > unit->block0 ? seen : unit->block0;
+}
+
+static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer,
+                           const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_row_seq *seq = &pass->rows.seq[unit->seq];
+    int group = mp_decoder_group(model);
+    void **k = (void **)(view->base + view->at.pointers), **v = k + pass->most_blocks;
+    /* one more than it is about, where there is one: kernels fetch the next block ahead */
+    int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
+    for (int b = first_block(pass, unit, layer); b < blocks && b <= unit->block1; b++) {
+        k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer->kv, mp_decoder_kv_head(model, unit->head));
+        v[b] = mp_kv_v(pass->cache, seq->blocks[b], layer->kv, mp_decoder_kv_head(model, unit->head));
+    }
+    return (mp_attn_kv){
+        .q = query_key_value(pass, view, seq->row0 + unit->row0) + (size_t)(unit->head * group * model->head_dim),
+        .ldq = model->qkv_width,
+        .ldq_group = model->head_dim,
+        .group = group,
+        .k_dim = model->head_dim,
+        .v_dim = model->value_dim,
+        .scale = model->attention_scale,
+        .pos0 = (int64_t)seq->past + unit->row0,
+        .window = layer->window,
+        .softcap = model->attention_softcap,
+        .k_blocks = k,
+        .v_blocks = v,
+    };
+}
+
+/* m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, value_dim] */
+static mp_attn_partial running_state(const lane_view *view) {
+    float *at = (float *)(view->base + view->at.state);
+    return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
+}
+
+/* What the output of a head is multiplied with: 1 / l, or 1 / (l + exp(sink - m)) where the head has a sink. */
+static float share(const mp_decoder_layer *layer, int head, float m, float l) {
+    if (!layer->sinks)
+        return 1 / l;
+    float scores[2] = {m, layer->sinks[head]}, top = scores[1] > m ? scores[1] : m, by[2];
+    mp_kernels_get()->exp_sum(scores, 2, top, by);
+    return by[0] / (l * by[0] + by[1]);
+}
+
+/* The outputs of a unit's rows. */
+static void finish_unit(const mp_decoder_pass *pass, const lane_view *view, const mp_attention_unit *unit,
+                        const mp_decoder_layer *layer, const mp_attn_partial *state) {
+    const mp_decoder *model = pass->model;
+    int row0 = pass->rows.seq[unit->seq].row0 + unit->row0 - view->first;
+    int group = mp_decoder_group(model), d = model->value_dim;
+    for (int r = 0; r < unit->rows; r++)
+        for (int g = 0; g < group; g++) {
+            const float *o = state->o + (size_t)(r * group + g) * (size_t)d;
+            int at = r * group + g;
+            float inverse = model->residual_scale * share(layer, unit->head * group + g, state->m[at], state->l[at]);
+            float *out = pass->mixed + (size_t)(row0 + r) * (size_t)(model->heads * d) +
+                         (size_t)((unit->head * group + g) * d);
+            for (int i = 0; i < d; i++)
+                out[i] = o[i] * inverse;
+        }
+}
+
+/* Units of the block at hand for this lane: [*from, return value). */
+static int units_of(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, int *from) {
+    const int *at = pass->lane_units + (ptrdiff_t)view->block * (lane->count + 1) + lane->index;
+    *from = at[0];
+    return at[1];
+}
+
+static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                         const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int u, end = units_of(pass, lane, view, &u);
+    for (; u < end; u++) {
+        const mp_attention_unit *unit = &pass->units[u];
+        if (pass->mode == MP_ATTEND_FUSED) {
+            store_row(pass, view, &pass->rows.seq[unit->seq], 0, layer, unit->head);
+            rotate_queries(pass, view, &pass->rows.seq[unit->seq], 0, layer, unit->head);
+        }
+        mp_attn_kv attention = describe(pass, unit, layer, view);
+        mp_attn_partial state = running_state(view);
+        mp_attn_begin(unit->rows * attention.group, model->value_dim, &state);
+        (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer),
+                                                                unit->block1, &state, view->base + view->at.attention);
+        finish_unit(pass, view, unit, layer, &state);
+    }
+}
+
+static mp_attn_partial block_partial(const mp_decoder_pass *pass, int index) {
+    float *at = pass->partials + (size_t)index * mp_decoder_partial_floats(pass->model);
+    int group = mp_decoder_group(pass->model), d = pass->model->value_dim;
+    return (mp_attn_partial){.o = at, .m = at + group * d, .l = at + group * (d + 1)};
+}
+
+static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer,
+                       const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int group = mp_decoder_group(model);
+    mp_attn_partial state = running_state(view);
+    mp_attn_begin(group, model->value_dim, &state);
+    for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
+        mp_attn_partial partial = block_partial(pass, unit->partial + b);
+        call->attn_merge(group, model->value_dim, &partial, &state);
+    }
+    finish_unit(pass, view, unit, layer, &state);
+}
+
+static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                         const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int u, last = units_of(pass, lane, view, &u);
+    for (; u < last; u++) {
+        const mp_attention_unit *unit = &pass->units[u];
+        mp_attn_kv attention = describe(pass, unit, layer, view);
+        for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
+            mp_attn_partial partial = block_partial(pass, unit->partial + b - unit->block0);
+            (in_integers(pass) ? call->attn_block_i16 : call->attn_block)(&attention, 1, b, &partial);
+        }
+    }
+    mp_lane_sync(lane);
+    int64_t begin, end;
+    mp_lane_split(lane, (int64_t)pass->rows.n_seq * model->groups, 1, &begin, &end);
+    int first = 0; /* partial of the unit's first block */
+    for (int64_t i = 0; i < end; i++) {
+        int seq = (int)(i / model->groups);
+        int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[seq].past + 1);
+        mp_attention_unit unit = {seq, (int)(i % model->groups), 0, 1, 0, blocks, first};
+        if (i >= begin)
+            merge_unit(pass, &unit, layer, view);
+        first += blocks;
+    }
+}
+
+static void attend(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
+                   const lane_view *view) {
+    if (pass->mode != MP_ATTEND_FUSED) {
+        store_all(pass, lane, layer, view);
+        mp_lane_sync(lane);
+    }
+    if (pass->mode == MP_ATTEND_SPLIT)
+        attend_split(pass, lane, layer, view);
+    else
+        attend_units(pass, lane, layer, view);
+}
+
+/* ---- captures ---------------------------------------------------------------------------------------------------- */
+
+/* Records number `record` of the rows that want any: lane 0 copies, before a barrier behind which x is written to. */
+static inline void capture_rows(const mp_decoder_pass *pass, const mp_lane *lane, int record) {
+    for (int i = 0; i < pass->rows.n_capture && lane->index == 0; i++) {
+        const mp_capture_row *row = &pass->rows.capture[i];
+        memcpy(row->to + (ptrdiff_t)record * row->values, pass->x + (ptrdiff_t)row->row * pass->model->hidden,
+               (size_t)row->values * sizeof(float));
+    }
+}
+
+/* Those of the last norm (normed) and of the logits (y), one after the other, of the outputs from `first` on. */
+static void capture_outputs(const mp_decoder_pass *pass, const mp_lane *lane, int first, int M, const float *normed,
+                            const float *y) {
+    const mp_decoder *model = pass->model;
+    for (int i = 0; i < pass->rows.n_capture && lane->index == 0; i++) {
+        const mp_capture_row *row = &pass->rows.capture[i];
+        float *to = row->to + (ptrdiff_t)(model->layer_count + 1) * row->values;
+        int at = row->output - first;
+        if (at < 0 || at >= M)
+            continue;
+        if (normed)
+            memcpy(to, normed + (ptrdiff_t)at * model->hidden, (size_t)row->values * sizeof(float));
+        if (y)
+            memcpy(to + row->values, y + (ptrdiff_t)at * model->vocab, (size_t)row->logits * sizeof(float));
+    }
+}
+
+/* ---- layers ------------------------------------------------------------------------------------------------------ */
+
+/* Rows that every lane prepares for itself stand in its own scratch, others in shared memory, followed by a barrier. */
+static bool is_private(int M) { return M <= MP_PRIVATE_ROWS; }
+
+static const float *norm_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, const float *x,
+                              const float *weight, int M, float *shared) {
+    const mp_kernels *call = mp_kernels_get();
+    float *out = is_private(M) ? (float *)view->base : shared;
+    int64_t row0 = 0, row1 = M;
+    if (!is_private(M))
+        mp_lane_split(lane, M, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++)
+        call->rms_norm(x + r * model->hidden, weight, model->eps, model->hidden, out + r * model->hidden);
+    if (!is_private(M))
+        mp_lane_sync(lane);
+    return out;
+}
+
+static void scale_row(float by, float *x, int64_t n) {
+    if (by == 1)
+        return;
+    for (int64_t i = 0; i < n; i++)
+        x[i] *= by;
+}
+
+static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, int64_t ffn, int M,
+                              float *inner, int64_t *ld) {
+    const mp_kernels *call = mp_kernels_get();
+    int64_t row0 = 0, row1 = M;
+    float *out = inner;
+    *ld = 2 * ffn;
+    if (is_private(M)) {
+        out = (float *)view->base;
+        *ld = ffn;
+    } else {
+        mp_lane_split(lane, M, 1, &row0, &row1);
+    }
+    for (int64_t r = row0; r < row1; r++) {
+        call->gated(model->act, inner + r * 2 * ffn, inner + r * 2 * ffn + ffn, ffn, out + r * *ld);
+        scale_row(model->residual_scale, out + r * *ld, ffn);
+    }
+    if (!is_private(M))
+        mp_lane_sync(lane);
+    return out;
+}
+
+/* linear(in), added to the residual sum of the block; by way of a norm, if the layer has one there. in NULL: what
+ * mp_linear_into left in pass->inner. Ends with a barrier. */
+static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const mp_linear *linear,
+                       const float *norm, const float *in, int64_t ld) {
+    const mp_decoder *model = pass->model;
+    const mp_kernels *call = mp_kernels_get();
+    int M = view->rows;
+    int64_t hidden = model->hidden, row0, row1;
+    float *x = pass->x + view->first * hidden, *y = norm ? pass->normed : x;
+    mp_epilogue end = {.residual = norm ? NULL : x, .ld_residual = hidden};
+    mp_linear_forward(linear, lane, in, ld, M, in ? pass->acts : pass->inner, view->base + view->at.acts,
+                      &view->unpacked, &end, y, hidden);
+    mp_lane_sync(lane);
+    if (!norm)
+        return;
+    mp_lane_split(lane, M, 1, &row0, &row1);
+    for (int64_t r = row0; r < row1; r++) {
+        call->rms_norm(y + r * hidden, norm, model->eps, model->hidden, y + r * hidden);
+        call->add(y + r * hidden, hidden, x + r * hidden);
+    }
+    mp_lane_sync(lane);
+}
+
+static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int index, const lane_view *view) {
+    const mp_decoder *model = pass->model;
+    const mp_decoder_layer *layer = &model->layers[index];
+    int M = view->rows;
+    int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->value_dim;
+    int64_t wide = 2 * (int64_t)layer->ffn, ld;
+    const float *x = pass->x + view->first * hidden;
+    void *own = view->base + view->at.acts;
+    const mp_unpacked *raw = &view->unpacked;
+    mp_epilogue plain = {0};
+
+    const float *in = norm_rows(model, lane, view, x, layer->attention_norm, M, pass->normed);
+    const float *attended = pass->mixed;
+    if (model->latent.rank > 0)
+        mp_mla_project(pass, lane, layer, M, in, own, raw, view->base + view->at.by_head);
+    else
+        mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
+    mp_lane_sync(lane);
+    attend(pass, lane, layer, view);
+    mp_lane_sync(lane);
+    if (model->latent.rank > 0) {
+        mp_mla_values(pass, lane, layer, M, view->base + view->at.by_head);
+        mp_lane_sync(lane);
+        attended = pass->per_head;
+        mixed = (int64_t)model->heads * model->latent.value;
+    }
+    add_output(pass, lane, view, &layer->out, layer->attention_post_norm, attended, mixed);
+    in = norm_rows(model, lane, view, x, layer->ffn_norm, M, pass->normed);
+    if (layer->experts.count > 0) {
+        mp_experts_forward(&layer->experts, lane, in, M, model->residual_scale, pass->experts,
+                           view->base + view->at.expert, pass->x + view->first * hidden);
+        if (layer->ffn == 0)
+            return;
+    }
+    if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 &&
+        mp_linear_fits(&layer->gate_up, &layer->down)) {
+        mp_linear_into(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
+        mp_lane_sync(lane);
+        add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, NULL, 0);
+        return;
+    }
+    mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->inner, wide);
+    mp_lane_sync(lane);
+    in = gate_rows(model, lane, view, layer->ffn, M, pass->inner, &ld);
+    add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, in, ld);
+}
+
+static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
+    const mp_decoder *model = pass->model;
+    int64_t row0, row1;
+    mp_lane_split(lane, pass->rows.M, 1, &row0, &row1);
+    int s = 0;
+    for (int64_t r = row0; r < row1; r++) {
+        while (r >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
+            s++;
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        float *x = pass->x + r * model->hidden;
+        int32_t id = pass->rows.id[r];
+        const float *vector = pass->rows.vector ? pass->rows.vector[r] : NULL;
+        if (vector)
+            memcpy(x, vector, (size_t)model->hidden * sizeof *x);
+        else if (model->tied && model->head.stored[0])
+            mp_stored_row(model->head.stored[0], &model->head.w[0], id, x);
+        else if (model->tied)
+            mp_wmat_row(&model->head.w[0], id, x);
+        else
+            mp_dequantize_row(model->tokens.dtype, mp_tensor_row(&model->tokens, id), model->hidden, x);
+        if (!vector)
+            scale_row(model->embedding_scale, x, model->hidden);
+        if (model->sections[0] > 0) {
+            int32_t number = seq->past + (int32_t)r - seq->row0, all = number + seq->shift, axes[3] = {all, all, all};
+            mp_rope_axes(&model->rope[0], model->sections,
+                         seq->positions && number < seq->n_positions ? seq->positions[number] : axes,
+                         rotation(pass, (int)r, 0));
+            continue;
+        }
+        for (int i = 0; i < model->ropes; i++)
+            mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0, rotation(pass, (int)r, i));
+    }
+    mp_lane_sync(lane);
+}
+
+/* Logits of M rows of x (no more than a block) into y [M, vocab]; first: which of the pass's outputs they are, -1: none
+ * of them. */
+static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const float *x, int M,
+                        int first, float *y) {
+    const mp_decoder *model = pass->model;
+    const float *in = norm_rows(model, lane, view, x, model->norm, M, pass->normed);
+    if (first >= 0)
+        capture_outputs(pass, lane, first, M, in, NULL);
+    mp_epilogue plain = {0};
+    mp_linear_forward(&model->head, lane, in, model->hidden, M, pass->acts, view->base + view->at.acts, &view->unpacked,
+                      &plain, y, model->vocab);
+    mp_lane_sync(lane);
+    if (model->output_scale == 1 && model->output_softcap == 0)
+        return;
+    int64_t begin, end;
+    mp_lane_split(lane, (int64_t)M * model->vocab, 16, &begin, &end);
+    scale_row(model->output_scale, y + begin, end - begin);
+    if (model->output_softcap > 0)
+        mp_kernels_get()->softcap(model->output_softcap, end - begin, y + begin);
+    mp_lane_sync(lane);
+}
+
+/* Between layers lane 0 beats the heart and looks whether anybody still wants the result; the barrier after it shows
+ * the answer to all. It is not written again before every lane has passed further barriers. */
+static bool stopped(mp_decoder_pass *pass, const mp_lane *lane) {
+    if (lane->index == 0)
+        pass->stop = mp_lease_poll(pass->lease);
+    mp_lane_sync(lane);
+    return pass->stop;
+}
+
+void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
+    const mp_decoder *model = pass->model;
+    const int M = pass->rows.M, most = mp_decoder_most_rows(model, M);
+    size_t hidden = (size_t)model->hidden;
+    lane_view view = {.base = pass->lane_scratch + (size_t)lane->index * pass->lane_bytes,
+                      .at = mp_decoder_lane_layout(model, pass->most_blocks),
+                      .unpacked = {NULL, pass->keep_until_ns}};
+    view.unpacked.scratch = view.base + view.at.panel;
+    embed_rows(pass, lane);
+    capture_rows(pass, lane, 0);
+    for (int l = 0; l < model->layer_count; l++) {
+        if (l % POLL_LAYERS == 0 && stopped(pass, lane))
+            return;
+        for (view.block = 0; view.block < pass->block_count; view.block++) {
+            view.first = view.block * pass->block_rows;
+            view.rows = M - view.first < pass->block_rows ? M - view.first : pass->block_rows;
+            run_layer(pass, lane, l, &view);
+        }
+        capture_rows(pass, lane, l + 1);
+    }
+    for (int s = 0; s < pass->rows.n_seq; s++) {
+        const mp_row_seq *seq = &pass->rows.seq[s];
+        for (int r = 0; seq->all_outputs && r < seq->all_rows; r += most)
+            output_rows(pass, lane, &view, pass->x + (size_t)(seq->row0 + r) * hidden,
+                        seq->all_rows - r < most ? seq->all_rows - r : most, -1,
+                        seq->all_outputs + (size_t)r * (size_t)model->vocab);
+    }
+    for (int first = 0; first < pass->rows.n_output; first += most) {
+        /* gather the wanted rows where the queries stood: nobody reads those any more */
+        const int n = pass->rows.n_output - first < most ? pass->rows.n_output - first : most;
+        int64_t begin, end;
+        mp_lane_split(lane, n, 1, &begin, &end);
+        for (int64_t i = begin; i < end; i++)
+            memcpy(pass->qkv + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[first + i] * hidden,
+                   hidden * sizeof(float));
+        mp_lane_sync(lane);
+        float *logits = pass->rows.logits + (size_t)first * (size_t)model->vocab;
+        output_rows(pass, lane, &view, pass->qkv, n, first, logits);
+        capture_outputs(pass, lane, first, n, NULL, logits);
+    }
+}

@@ -1,0 +1,760 @@
+/* decoder/engine.c: the step interface over a decoder. A step is one pass over the weights for the next tokens of all
+ * running answers and for slices of the prompts that are being read.
+ *
+ * A sequence is its tokens (prompt and answer so far) and how many of them the cache holds. What is not cached yet is
+ * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and
+ * starting again after a preemption are one thing. The answers to one prompt (n) share its cache, and prompts
+ * that start alike: see decoder/sequence.h. Behind the last token there may be guesses at the next ones, each with
+ * logits of its own: see generation/speculation.h. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "models/decoder/engine.h"
+
+enum {
+    STEP_ROWS = 512,   /* most rows in a pass, but for LEAST_ROWS more */
+    LEAST_ROWS = 16,   /* of a prompt, however little time is left */
+    PASSES_ALONE = 4,  /* a step may take as long as so many passes of few rows, while nobody decodes */
+    PASSES_BESIDE = 2, /* else as so many */
+    LOOK_LANES = 64    /* that a layer over hundreds of rows of an image is worth */
+};
+
+/* ---- check ------------------------------------------------------------------------------------------------------- */
+
+static mp_status check_ids(const mp_decoder *model, const int32_t *ids, int32_t n, const char *what, mp_error *error) {
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= model->vocab)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "%s %d is outside the vocabulary of %d", what, ids[i],
+                           model->vocab);
+    return MP_OK;
+}
+
+mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total,
+                           mp_error *error) {
+    const mp_decoder *model = (const mp_decoder *)base;
+    mp_text_call *call = (mp_text_call *)call_base;
+    if (call->n_prompt < 1)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
+    if (call->n_prompt >= model->context) {
+        mp_fail(error, MP_CONTEXT_OVERFLOW, "the prompt has %d tokens, the model takes %d with at least one to answer",
+                call->n_prompt, model->context);
+        if (error) {
+            snprintf(error->got, sizeof error->got, "%d", call->n_prompt);
+            snprintf(error->allowed, sizeof error->allowed, "%d", model->context - 1);
+        }
+        return MP_CONTEXT_OVERFLOW;
+    }
+    MP_TRY(check_ids(model, call->prompt, call->n_prompt, "token id", error));
+    MP_TRY(check_ids(model, call->bias_ids, call->n_bias, "logit_bias id", error));
+    MP_TRY(check_ids(model, call->stop_ids, call->n_stop_ids, "stop id", error));
+    if (model->vision)
+        MP_TRY(mp_vision_check(model->vision, call, error));
+    else if (call->images.n_runs > 0)
+        return mp_fail(error, MP_UNSUPPORTED, "the call has images, the model reads text only");
+    uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
+    *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
+    /* prompt tokens, answer tokens, ends of answers */
+    int64_t units = call->n_prompt + (int64_t)call->n_choices * (call->sampling.max_tokens + 1);
+    *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
+    call->vocab = model->vocab;
+    call->hidden = model->hidden;
+    call->sampled_vocab = model->sampled_vocab;
+    call->context = model->context;
+    call->ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog;
+    call->n_ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog_count;
+    call->capture.layers = model->layer_count;
+    call->capture.hidden = model->hidden;
+    call->capture.vocab = model->vocab;
+    return mp_text_call_output(call, model->max_token_bytes, error);
+}
+
+/* ---- admit, retire ----------------------------------------------------------------------------------------------- */
+
+/* Memory for blocks is taken step by step. */
+static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    if (item->state) { /* after a preemption, maybe by another engine */
+        MP_TRY(mp_images_number(&engine->images, call, item->state, error));
+        item->abandon = NULL;
+        engine->admitted++;
+        return MP_OK;
+    }
+    mp_answers *state;
+    MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
+    item->state = state;
+    mp_status status = mp_images_begin(&engine->images, call, engine->model->sections[0] > 0, state, error);
+    if (status == MP_OK)
+        status = mp_images_number(&engine->images, call, state, error);
+    if (status == MP_OK)
+        status = mp_answers_take_up(engine, item, error);
+    if (status != MP_OK) {
+        mp_answers_destroy(state);
+        item->state = NULL;
+        return status;
+    }
+    engine->admitted++;
+    return MP_OK;
+}
+
+/* Answers that did not end by themselves were cancelled; what was held back of their text is not lost. */
+static void close_choices(mp_item *item) {
+    mp_answers *state = item->state;
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int i = 0; i < state->n; i++) {
+        if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
+            continue;
+        mp_stream_finish(&state->seqs[i].stream);
+        atomic_store_explicit(&call->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
+    }
+}
+
+static void abandon(mp_item *item) {
+    close_choices(item);
+    mp_answers_destroy(item->state);
+    item->state = NULL;
+}
+
+/* What the cache and the images have of an item. */
+static void release(mp_text_engine *engine, mp_item *item) {
+    mp_answers_drop(item->state, &engine->cache);
+    mp_images_release(&engine->images, (const mp_text_call *)item->call, item->state);
+    if (--engine->admitted == 0)
+        mp_images_rest(&engine->images);
+}
+
+static void engine_preempt(mp_engine *base, mp_item *item) {
+    release((mp_text_engine *)base, item);
+    item->abandon = abandon;
+}
+
+static void engine_retire(mp_engine *base, mp_item *item) {
+    if (!item->state)
+        return;
+    if (!item->abandon) /* else it was preempted and holds no blocks */
+        release((mp_text_engine *)base, item);
+    abandon(item);
+    item->abandon = NULL;
+}
+
+/* ---- plan -------------------------------------------------------------------------------------------------------- */
+
+/* Rows that an item could compute now, whether all its sequences only decode, and the first tile of an image that is
+ * missing for a row, or -1. *masks is set if one of them waits for its mask. */
+static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing, bool *masks) {
+    mp_answers *state = item->state;
+    int64_t rows = 0;
+    *decoding = true;
+    *missing = -1;
+    for (int i = 0; i < state->n; i++) {
+        const mp_sequence *seq = &state->seqs[i];
+        if (!seq->active || seq->done)
+            continue;
+        if (seq->waits) { /* its next token is drawn when its mask is there, and then computed */
+            bool may = mp_answers_may_draw(item, i);
+            rows += may;
+            *masks |= !may;
+            continue;
+        }
+        int left = seq->count - seq->cached, tile;
+        rows += mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+                                left < STEP_ROWS ? left : STEP_ROWS, &tile);
+        *missing = *missing < 0 ? tile : *missing;
+        *decoding &= left == 1;
+    }
+    return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
+}
+
+/* An item whose next row is one of an image that has not been looked at: the one whose tile is being computed goes on,
+ * else the first. */
+static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    if (engine->look.item && !mp_images_computing(&engine->images, call, tile))
+        return;
+    if (engine->look.item &&
+        mp_images_computing(&engine->images, (const mp_text_call *)engine->look.item->call, engine->look.tile))
+        return;
+    engine->look.item = item;
+    engine->look.tile = tile;
+}
+
+/* The look into the plan, with the time that is left; parts of the network take part of a step like rows. */
+static void plan_look(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
+    const mp_text_call *call = (const mp_text_call *)engine->look.item->call;
+    const uint64_t all = mp_images_left_ns(&engine->images, call, engine->look.tile);
+    const uint64_t least = mp_images_part_ns(&engine->images);
+    uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
+    left = left > least ? left : least;
+    engine->look.budget_ns = left;
+    plan->cost_ns += left < all ? left : all;
+    plan->items[plan->count] = engine->look.item;
+    plan->amount[plan->count++] = 0;
+}
+
+/* Whoever decodes goes on; prompts share the rows for which time is left, first come first. The first of them always
+ * gets some, so that a crowd of decoders cannot keep newcomers out. */
+static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
+    int planned = 0, left = 0;
+    bool first = true;
+    plan->count = 0;
+    plan->cost_ns = 0;
+    plan->masks = false;
+    engine->look.item = NULL;
+    for (int i = 0; i < n; i++)
+        mp_answers_reuse(items[i], &engine->cache);
+    for (int prompts = 0; prompts < 2; prompts++) {
+        if (prompts) {
+            /* the rows of those who decode cost one pass over the weights, whatever their number */
+            const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
+            plan->cost_ns = planned ? pass : 0;
+            /* few rows take as long as a pass anyway: large weights need rows enough to be worth reading them */
+            const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
+            const uint64_t most = budget_ns > least ? budget_ns : least;
+            const uint64_t fits = (most - plan->cost_ns) / row_ns;
+            left = fits < (uint64_t)(STEP_ROWS - planned) ? (int)fits : STEP_ROWS - planned;
+        }
+        for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
+            bool decoding;
+            int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
+            int room = STEP_ROWS - planned;
+            if (prompts && rows == 0 && missing >= 0)
+                want_look(engine, items[i], missing);
+            if (decoding == (prompts == 1) || rows == 0)
+                continue;
+            if (prompts) {
+                room = first && left < LEAST_ROWS ? LEAST_ROWS : left;
+                rows = rows < room ? rows : room;
+                first = false;
+                left -= rows;
+                plan->cost_ns += (uint64_t)rows * row_ns;
+            }
+            if (rows <= 0 || (!prompts && rows > room))
+                continue;
+            plan->items[plan->count] = items[i];
+            plan->amount[plan->count++] = (uint32_t)rows;
+            planned += rows;
+        }
+    }
+    plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
+    if (!engine->look.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
+        mp_images_rest(&engine->images); /* nobody waits for a tile */
+    if (engine->look.item && plan->count == MP_PLAN_MAX)
+        engine->look.item = NULL;
+    if (engine->look.item) {
+        plan_look(engine, budget_ns, plan);
+        plan->lanes = plan->lanes > LOOK_LANES ? plan->lanes : LOOK_LANES;
+    }
+    plan->together = true;
+}
+
+/* ---- step: before the pass --------------------------------------------------------------------------------------- */
+
+static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) {
+    if (bytes <= engine->arena.size)
+        return MP_OK;
+    bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
+    size_t more = bytes - engine->arena.size;
+    if (!mp_budget_take(engine->budget, more) &&
+        (mp_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
+        (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
+        return mp_fail_memory(error, bytes, "the scratch of a step");
+    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes) > 0)
+        status = mp_arena_reserve(&engine->arena, bytes, error);
+    if (status != MP_OK) {
+        mp_budget_give(engine->budget, more);
+        if (engine->arena.size == 0) {
+            mp_budget_give(engine->budget, engine->charged);
+            engine->charged = 0;
+        }
+        return status;
+    }
+    engine->charged += more;
+    return MP_OK;
+}
+
+static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_error *error) {
+    if (engine->step_count == engine->step_capacity) {
+        int capacity = engine->step_capacity ? 2 * engine->step_capacity : 64;
+        mp_step_seq *grown = mp_realloc(engine->steps, (size_t)capacity * sizeof *grown, MP_TAG_SCRATCH);
+        if (!grown)
+            return mp_fail_memory(error, (uint64_t)capacity * sizeof *grown, "the list of sequences");
+        engine->steps = grown;
+        engine->step_capacity = capacity;
+    }
+    engine->steps[engine->step_count++] = *step;
+    return MP_OK;
+}
+
+/* The token of an answer whose mask came late. False: there is no row of it to be computed. */
+static bool draw_kept(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
+    const mp_answers *state = item->state;
+    mp_error error;
+    if (!mp_answers_may_draw(item, c))
+        return false;
+    mp_status status = reserve(engine, mp_draw_bytes(engine->model), &error);
+    if (status != MP_OK) {
+        *outcome = MP_OUTCOME_WAIT_MEMORY;
+        item->error = error;
+        return false;
+    }
+    mp_arena_reset(&engine->arena); /* nothing of this step is in it yet */
+    status = mp_answers_draw_kept(engine, item, c, mp_arena_take(&engine->arena, mp_draw_bytes(engine->model)));
+    if (status != MP_OK)
+        *outcome = MP_OUTCOME_FAILED;
+    return status == MP_OK && !state->seqs[c].done;
+}
+
+/* Who takes part with how many rows; returns the rows of all. Takes no memory that outlives the step. */
+static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+    int rows = 0;
+    engine->step_count = 0;
+    for (int p = 0; p < plan->count; p++) {
+        mp_item *item = plan->items[p];
+        mp_answers *state = item->state;
+        int left = (int)plan->amount[p];
+        outcomes[p] = MP_OUTCOME_MORE;
+        if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            continue;
+        mp_answers_reuse(item, &engine->cache);
+        for (int c = 0; c < state->n && left > 0; c++) {
+            mp_sequence *seq = &state->seqs[c];
+            if (!seq->active || seq->done)
+                continue;
+            if (seq->waits && !draw_kept(engine, item, c, &outcomes[p])) {
+                if (outcomes[p] != MP_OUTCOME_MORE)
+                    break;
+                continue;
+            }
+            int missing, want = seq->count - seq->cached;
+            want = mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+                                   want < left ? want : left, &missing);
+            if (want == 0)
+                continue;
+            mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
+            if (add_step(engine, &step, &item->error) != MP_OK) {
+                outcomes[p] = MP_OUTCOME_FAILED;
+                break;
+            }
+            rows += want;
+            left -= want;
+        }
+    }
+    return rows;
+}
+
+static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
+    const mp_text_call *call = (const mp_text_call *)plan->items[step->plan]->call;
+    return call->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
+}
+
+/* Guesses behind the tokens of those who decode; returns how many. `rows`: of the step so far. */
+static int add_guesses(mp_text_engine *engine, const mp_plan *plan, int rows) {
+    mp_guess *guesses[MP_GUESS_ROWS];
+    mp_step_seq *steps[MP_GUESS_ROWS];
+    int n = 0, added = 0;
+    if (!mp_speculation_open(&engine->speculation, engine->step_count, rows))
+        return 0;
+    for (int s = 0; s < engine->step_count; s++) {
+        mp_step_seq *step = &engine->steps[s];
+        /* none for who has a mask: it would be another one after each guess */
+        if (!decodes(step, plan) || ((const mp_text_call *)plan->items[step->plan]->call)->masks)
+            continue;
+        mp_sequence_guess(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
+        steps[n] = step;
+        guesses[n++] = &step->seq->guess;
+    }
+    mp_speculation_choose(&engine->speculation, guesses, n, engine->step_count, rows,
+                          atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed));
+    for (int i = 0; i < n; i++)
+        added += steps[i]->guesses = guesses[i]->count;
+    return added;
+}
+
+/* KV blocks for guesses, or fewer of them: nobody waits for these. */
+static void take_guess_blocks(mp_text_engine *engine) {
+    for (int s = 0; s < engine->step_count; s++) {
+        mp_step_seq *step = &engine->steps[s];
+        if (step->guesses == 0)
+            continue;
+        int rows = step->rows + step->guesses;
+        mp_sequence_extend(step->seq, &engine->cache, &rows, NULL);
+        step->guesses = rows - step->rows;
+    }
+}
+
+/* KV blocks for the selected rows, some of which are given up where there is no memory. An item left without any
+ * waits. */
+static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+    int rows = 0, kept = 0;
+    for (int p = 0, s = 0; p < plan->count; p++) {
+        mp_item *item = plan->items[p];
+        mp_status status = MP_OK;
+        int mine = 0;
+        for (; s < engine->step_count && engine->steps[s].plan == p; s++) {
+            mp_step_seq step = engine->steps[s];
+            if (outcomes[p] != MP_OUTCOME_MORE)
+                continue;
+            int wanted = step.rows;
+            mp_status extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+            if (extended != MP_OK && mp_images_shrink(&engine->images, engine->cache.kv.block_bytes) > 0) {
+                step.rows = wanted;
+                extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+            }
+            status = status == MP_OK ? extended : status;
+            if (step.rows > 0)
+                engine->steps[kept++] = step;
+            mine += step.rows;
+        }
+        if (mine == 0 && status != MP_OK)
+            outcomes[p] = MP_OUTCOME_WAIT_MEMORY;
+        rows += mine;
+    }
+    engine->step_count = kept;
+    return rows;
+}
+
+/* The rows of a sequence's step that are those of images, which are kept for the caller who asked for logits. */
+static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
+                         const mp_rows *rows, int32_t *id) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    const size_t bytes = (size_t)engine->model->hidden * sizeof(float);
+    for (int i = 0; i < step->rows + step->guesses; i++) {
+        rows->vector[row0 + i] = NULL;
+        if (id[row0 + i] >= 0)
+            continue;
+        int64_t source;
+        const float *row = mp_images_row(&engine->images, call, item->state, step->seq->cached + i, &source);
+        rows->vector[row0 + i] = row;
+        id[row0 + i] = 0;
+        if (call->image_rows)
+            memcpy(call->image_rows + source * engine->model->hidden, row, bytes);
+    }
+}
+
+static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
+    for (int s = 0; s < engine->step_count; s++)
+        if (((const mp_text_call *)plan->items[engine->steps[s].plan]->call)->capture.values > 0)
+            return true;
+    return false;
+}
+
+/* The rows of a step that have logits, if its call wants their records and there is memory for them. */
+static void capture_step(const mp_step_seq *step, const mp_text_call *call, mp_rows *rows) {
+    const mp_capture *capture = &call->capture;
+    int token = step->seq->count - call->n_prompt; /* its number in the answer, from the row of the one before it */
+    for (int i = 0; i <= step->guesses && token + i < capture->tokens; i++)
+        rows->capture[rows->n_capture++] =
+            mp_capture_at(capture, token + i, rows->M - 1 - step->guesses + i, step->output + i);
+}
+
+/* Lay the rows out. id, seq and output_row hold as many as collect counted. */
+static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
+    rows->M = 0;
+    rows->n_output = 0;
+    rows->n_capture = 0;
+    rows->n_seq = engine->step_count;
+    for (int s = 0; s < engine->step_count; s++) {
+        mp_step_seq *step = &engine->steps[s];
+        mp_sequence *seq = step->seq;
+        mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
+        const mp_answer_images *images = ((const mp_answers *)plan->items[step->plan]->state)->images;
+        memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
+        memcpy(id + rows->M + step->rows, seq->guess.tokens, (size_t)step->guesses * sizeof *id);
+        if (rows->vector)
+            fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
+        bool last = seq->cached + step->rows == seq->count;
+        int unread = call->n_prompt - seq->cached; /* below 0 once it decodes */
+        bool all = call->want_prompt_logits && step->choice == 0 && unread > 0;
+        rows->seq[s] = (mp_row_seq){
+            .row0 = rows->M,
+            .rows = step->rows + step->guesses,
+            .past = seq->cached,
+            .is_long = mp_decoder_is_long(engine->model, call),
+            .blocks = seq->blocks,
+            .positions = images ? (const int32_t(*)[3])images->positions : NULL,
+            .n_positions = call->n_prompt,
+            .shift = images ? images->shift : 0,
+            .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
+            .all_rows = step->rows < unread ? step->rows : unread,
+        };
+        rows->M += step->rows + step->guesses;
+        step->output = last ? rows->n_output : -1;
+        for (int row = rows->M - 1 - step->guesses; last && row < rows->M; row++)
+            rows->output_row[rows->n_output++] = row;
+        if (last)
+            capture_step(step, call, rows);
+    }
+    rows->id = id;
+}
+
+/* ---- step: after the pass ---------------------------------------------------------------------------------------- */
+
+static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
+    mp_error error;
+    const bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
+    for (int p = 0; p < plan->count; p++) {
+        mp_item *item = plan->items[p];
+        if (outcomes[p] != MP_OUTCOME_MORE)
+            continue;
+        if (!whole) {
+            item->error = error;
+            outcomes[p] = MP_OUTCOME_FAILED;
+            continue;
+        }
+        const mp_answers *state = item->state;
+        mp_text_call *call = (mp_text_call *)item->call;
+        bool done = true, waits = true;
+        uint32_t cursor = (uint32_t)(call->prompt_done_ns ? call->n_prompt : state->seqs[0].cached);
+        for (int c = 0; c < state->n; c++) {
+            done &= state->seqs[c].done;
+            waits &= state->seqs[c].done || state->seqs[c].waits;
+            cursor += atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed) + state->seqs[c].done;
+        }
+        item->cursor = cursor;
+        if (done) {
+            call->finished_ns = mp_sys_now_ns();
+            outcomes[p] = MP_OUTCOME_DONE;
+        } else if (waits) {
+            outcomes[p] = MP_OUTCOME_WAIT_MASK;
+        }
+    }
+}
+
+/* ---- step -------------------------------------------------------------------------------------------------------- */
+
+static void pass_body(const mp_lane *lane, void *arg) { mp_decoder_forward(arg, lane); }
+
+/* Scratch comes before KV blocks: without it nobody moves, so everybody waits until somebody has given memory back. */
+static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
+    for (int p = 0; p < plan->count; p++)
+        if (outcomes[p] == MP_OUTCOME_MORE) {
+            plan->items[p]->error = *error;
+            outcomes[p] = MP_OUTCOME_WAIT_MEMORY;
+        }
+}
+
+/* Weights were read from a file that is another by now. */
+static void spoilt_all(const mp_plan *plan, mp_outcome *outcomes) {
+    for (int p = 0; p < plan->count; p++) {
+        mp_fail(&plan->items[p]->error, MP_INTEGRITY,
+                "a file of the model was changed or cut short while it was in use");
+        outcomes[p] = MP_OUTCOME_FAILED;
+    }
+}
+
+/* After a pass, before anything is drawn that can be seen at once: what it read of the files (a token table, experts,
+ * what is not packed) was what was loaded. A look costs a third of a microsecond a file. One that was cut short is told
+ * in `report`. */
+static bool is_sound(const mp_decoder *model, bool unpacked) {
+    if (mp_stored_spoilt(model->stored) || (unpacked && !mp_stored_sound(model->stored)))
+        return false;
+    bool reads = !model->tied || model->experts.count > 0;
+    return !reads || mp_weights_poisoned(model->weights) || mp_weights_unchanged(model->weights);
+}
+
+static void sum_guesses(const mp_text_engine *engine, int *guesses, int *right) {
+    *guesses = *right = 0;
+    for (int s = 0; s < engine->step_count; s++) {
+        *guesses += engine->steps[s].guesses;
+        *right += engine->steps[s].right;
+    }
+}
+
+static void count_work(mp_text_engine *engine, const mp_rows *all) {
+    mp_step_work *work = &engine->base.work;
+    int guesses, right;
+    sum_guesses(engine, &guesses, &right);
+    work->passes++;
+    work->rows += (uint64_t)all->M;
+    work->guessed += (uint64_t)guesses;
+    work->right += (uint64_t)right;
+    work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
+}
+
+/* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
+static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
+    uint64_t ns = mp_sys_now_ns() - start_ns;
+    int rows = all->M, guesses, right;
+    sum_guesses(engine, &guesses, &right);
+    if (rows - guesses == all->n_seq && all->n_output == rows)
+        mp_speculation_account(&engine->speculation, all->n_seq, guesses, right, mp_sys_thread_ns() - thread_ns);
+    if (guesses > 0)
+        return; /* plans are made without them */
+    bool many = rows >= STEP_ROWS / 16;
+    _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
+    uint64_t now = many ? ns / (uint64_t)rows : ns, old = atomic_load_explicit(estimate, memory_order_relaxed);
+    atomic_store_explicit(estimate, old ? (3 * old + now) / 4 + 1 : now, memory_order_relaxed);
+}
+
+typedef struct step_lists { /* of the rows of a step, in the arena */
+    size_t id_bytes, seq_bytes, output_bytes, vector_bytes, capture_bytes;
+} step_lists;
+
+static void lay_out(mp_text_engine *engine, const mp_plan *plan, const step_lists *lists, mp_rows *rows) {
+    mp_arena_reset(&engine->arena);
+    int32_t *id = mp_arena_take(&engine->arena, lists->id_bytes);
+    rows->seq = mp_arena_take(&engine->arena, lists->seq_bytes);
+    rows->output_row = mp_arena_take(&engine->arena, lists->output_bytes);
+    rows->vector = lists->vector_bytes ? mp_arena_take(&engine->arena, lists->vector_bytes) : NULL;
+    rows->capture = lists->capture_bytes ? mp_arena_take(&engine->arena, lists->capture_bytes) : NULL;
+    fill_rows(engine, plan, rows, id);
+}
+
+static size_t logit_bytes(const mp_text_engine *engine, const mp_rows *rows) {
+    return mp_arena_cost((size_t)rows->n_output * (size_t)engine->model->vocab * sizeof(float));
+}
+
+/* Scratch for the selected rows, then blocks for as many of them as can be had; lays these out. False: no row is
+ * left. */
+static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int M, int guesses, mp_rows *rows,
+                    mp_outcome *outcomes) {
+    mp_error error;
+    mp_error_clear(&error);
+    size_t seqs = (size_t)engine->step_count;
+    step_lists lists = {
+        .id_bytes = mp_arena_cost((size_t)(M + guesses) * sizeof(int32_t)),
+        .seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq)),
+        .output_bytes = mp_arena_cost((seqs + (size_t)guesses) * sizeof(int)),
+        .vector_bytes = engine->model->vision ? mp_arena_cost((size_t)(M + guesses) * sizeof(float *)) : 0,
+        .capture_bytes =
+            is_captured(engine, plan) ? mp_arena_cost((seqs + (size_t)guesses) * sizeof(mp_capture_row)) : 0,
+    };
+    size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes + lists.vector_bytes + lists.capture_bytes;
+    mp_status status = reserve(engine, bytes, &error);
+    if (status == MP_OK) {
+        lay_out(engine, plan, &lists, rows);
+        bytes += logit_bytes(engine, rows) + mp_draw_bytes(engine->model) +
+                 mp_decoder_pass_bytes(engine->model, rows, lanes);
+        status = reserve(engine, bytes, &error);
+    }
+    if (status != MP_OK && guesses > 0) {
+        for (int s = 0; s < engine->step_count; s++)
+            engine->steps[s].guesses = 0;
+        return prepare(engine, plan, lanes, M, 0, rows, outcomes);
+    }
+    if (status != MP_OK) {
+        wait_all(plan, &error, outcomes);
+        return false;
+    }
+    if (take_blocks(engine, plan, outcomes) == 0)
+        return false;
+    if (guesses > 0)
+        take_guess_blocks(engine);
+    lay_out(engine, plan, &lists, rows); /* again: there may be fewer, and the arena may have moved */
+    rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
+    return true;
+}
+
+/* Parts of the image network for the item that was planned for it. */
+static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    mp_item *item = engine->look.item;
+    int p = 0;
+    engine->look.item = NULL;
+    while (p < plan->count && plan->items[p] != item)
+        p++;
+    if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
+        atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        return;
+    mp_status status = mp_images_compute(&engine->images, lease, (const mp_text_call *)item->call, item->state,
+                                         engine->look.tile, engine->look.budget_ns, &item->cancelled, &item->error);
+    if (status != MP_OK)
+        outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
+}
+
+static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
+    for (int p = 0; p < plan->count; p++) {
+        mp_text_call *call = (mp_text_call *)plan->items[p]->call;
+        if (!call->started_ns)
+            call->started_ns = start;
+    }
+    mp_rows rows = {0};
+    int M = select_rows(engine, plan, outcomes), guesses = add_guesses(engine, plan, M);
+    look(engine, lease, plan, outcomes);
+    start = mp_sys_now_ns(); /* of the pass: what rows take */
+    thread_ns = mp_sys_thread_ns();
+    if (M > 0 && prepare(engine, plan, lease->lanes, M, guesses, &rows, outcomes)) {
+        void *sampling = mp_arena_take(&engine->arena, mp_draw_bytes(engine->model));
+        mp_decoder_pass pass;
+        mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
+        mp_lease_run(lease, pass_body, &pass);
+        if (!is_sound(engine->model, pass.unpacked)) {
+            spoilt_all(plan, outcomes);
+        } else if (!pass.stop) {
+            mp_answers_draw(engine, plan, &pass, sampling, outcomes);
+            count_work(engine, &rows);
+            if (!pass.unpacked) /* else it says nothing about the next */
+                learn(engine, &rows, start, thread_ns);
+        }
+    }
+    report(engine, plan, outcomes);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static uint64_t engine_trim(mp_engine *base) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_images_shrink(&engine->images, UINT64_MAX);
+    if (engine->admitted > 0)
+        return bytes; /* the next step wants its scratch again */
+    bytes += mp_images_trim(&engine->images);
+    return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
+}
+
+static void engine_destroy(mp_engine *base) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    engine_trim(base);
+    mp_images_deinit(&engine->images);
+    mp_prefix_deinit(&engine->cache);
+    mp_free(engine->steps);
+    mp_free(engine);
+}
+
+/* But for the drafts of running answers. */
+static uint64_t engine_bytes(const mp_engine *base) {
+    const mp_text_engine *engine = (const mp_text_engine *)base;
+    return engine->charged + engine->cache.kv.bytes + mp_images_bytes(&engine->images);
+}
+
+static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
+                                                 engine_retire, engine_trim, engine_destroy, engine_bytes};
+
+void mp_decoder_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    mp_speculation_init(&engine->speculation, mode);
+    engine->speculation.propose = propose;
+    engine->speculation.propose_arg = arg;
+}
+
+/* An engine serves one model in one way, so this only keeps keys of different engines apart. */
+static void seed_prefixes(mp_text_engine *engine) {
+    const mp_spec *spec = mp_weights_spec(engine->model->weights);
+    for (int i = 0; i < mp_spec_file_count(spec); i++)
+        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* of one revision: see mp_spec_same_file */
+    mp_prefix_seed(&engine->cache, engine->model->base.facts.compute);
+    mp_prefix_seed(&engine->cache, mp_dtype_get(engine->model->kv.dtype)->name);
+}
+
+mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
+    mp_decoder *model = (mp_decoder *)base;
+    mp_text_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    if (!engine)
+        return mp_fail_memory(error, sizeof *engine, "an engine");
+    engine->base.ops = &decoder_engine_ops;
+    engine->model = model;
+    engine->budget = budget;
+    engine->tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    mp_prefix_init(&engine->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent);
+    mp_speculation_init(&engine->speculation, (mp_speculate)mp_options_get()->speculation);
+    seed_prefixes(engine);
+    mp_images_init(&engine->images, model->vision, budget, &engine->cache);
+    engine->base.prefix = &engine->cache.counters;
+    *out = &engine->base;
+    return MP_OK;
+}

@@ -1,0 +1,232 @@
+/* decoder/hyper.c: what a spec says of a decoder beside its tensors: sizes, rotary tables, windows, scales. */
+#include <math.h>
+#include <string.h>
+
+#include "models/decoder/mla.h"
+#include "models/decoder/load.h"
+
+enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_HEAD = 1024, MAX_EXPERTS = 4096 };
+
+static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count", 1, hidden, NULL, &heads, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count_kv", 1, heads, &heads, &kv_heads, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MAX_HEAD, &absent, &key, error));
+    if (key == absent) {
+        if (hidden % heads || hidden / heads > MAX_HEAD)
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
+                                "a divisor of the width that leaves a head size of at most 1,024", "%lld of width %lld",
+                                (long long)heads, (long long)hidden);
+        key = hidden / heads;
+    }
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MAX_HEAD, &key, &value, error));
+    if (heads % kv_heads)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
+                            "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads,
+                            (long long)heads);
+    if (key != value || key % 16)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.key_length",
+                            "equal to value_length and a multiple of 16", "%lld and %lld", (long long)key,
+                            (long long)value);
+    if (heads / kv_heads > MP_ATTN_ROWS)
+        return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
+                            "at most 64 heads a KV head", "%lld", (long long)(heads / kv_heads));
+    model->heads = (int32_t)heads;
+    model->kv_heads = model->groups = (int32_t)kv_heads;
+    model->head_dim = model->value_dim = (int32_t)key;
+    return MP_OK;
+}
+
+/* What some families multiply with, and what softens scores and logits. */
+static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int32_t query = model->latent.rank > 0 ? model->latent.plain + model->latent.rotated : model->head_dim;
+    const struct {
+        const char *key;
+        float *scale;
+        double low, otherwise;
+    } scales[] = {
+        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)query))},
+        {"mpool.embedding_scale", &model->embedding_scale, 1e-9, 1},
+        {"mpool.residual_scale", &model->residual_scale, 1e-9, 1},
+        {"mpool.output_scale", &model->output_scale, 1e-9, 1},
+        {"mpool.attention_softcap", &model->attention_softcap, 1e-3, 0},
+        {"mpool.output_softcap", &model->output_softcap, 1e-3, 0},
+    };
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        double value;
+        MP_TRY(mp_spec_float(spec, scales[i].key, scales[i].low, 1e9, &scales[i].otherwise, &value, error));
+        *scales[i].scale = (float)value;
+    }
+    return MP_OK;
+}
+
+static mp_status read_activation(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    const char *name;
+    MP_TRY(mp_spec_string(spec, "mpool.activation", "silu", &name, error));
+    if (strcmp(name, "silu") == 0)
+        model->act = MP_ACT_SILU;
+    else if (strcmp(name, "gelu_tanh") == 0)
+        model->act = MP_ACT_GELU_TANH;
+    else
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.activation", "silu, gelu_tanh", "%s",
+                            name);
+    return MP_OK;
+}
+
+static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t count, used, ffn, shared, from, none = 0;
+    double clamp, unclamped = 0;
+    MP_TRY(mp_spec_int(spec, "{arch}.expert_count", 0, MAX_EXPERTS, &none, &count, error));
+    if (count == 0)
+        return MP_OK;
+    MP_TRY(mp_spec_int(spec, "{arch}.expert_used_count", 1, count, NULL, &used, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.expert_feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.leading_dense_block_count", 0, model->layer_count, &none, &from, error));
+    MP_TRY(mp_routing_read(&model->experts.routing, spec, (int32_t)count, (int32_t)used, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.expert_shared_feed_forward_length", 0, 16 * MAX_WIDTH, &none, &shared,
+                              error));
+    model->shared_ffn = (int32_t)shared;
+    MP_TRY(mp_spec_float(spec, "mpool.expert_clamp", 1e-3, 1e6, &unclamped, &clamp, error));
+    model->experts.clamp = (float)clamp;
+    model->experts.count = (int32_t)count;
+    model->experts.used = (int32_t)used;
+    model->experts.ffn = (int32_t)ffn;
+    model->experts.from = (int32_t)from;
+    return MP_OK;
+}
+
+mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
+    int64_t layers, hidden, ffn, context;
+    double eps, latent_eps;
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MP_DECODER_LAYERS, NULL, &layers, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.context_length", 1, MAX_CONTEXT, NULL, &context, error));
+    MP_TRY(mp_spec_float(spec, "{arch}.attention.layer_norm_rms_epsilon", 1e-30, 1, NULL, &eps, error));
+    model->layer_count = (int32_t)layers;
+    model->hidden = (int32_t)hidden;
+    model->dense_ffn = (int32_t)ffn;
+    model->context = (int32_t)context;
+    model->eps = (float)eps;
+    MP_TRY(mp_spec_float(spec, "mpool.latent_epsilon", 1e-30, 1, &eps, &latent_eps, error));
+    model->latent_eps = (float)latent_eps;
+    if (flags & MP_ARCH_LATENT_ATTENTION)
+        MP_TRY(mp_mla_read_sizes(model, spec, error));
+    else
+        MP_TRY(read_heads(model, spec, error));
+    model->qkv_width = (model->heads + model->kv_heads) * model->head_dim + model->kv_heads * model->value_dim;
+    MP_TRY(read_scales(model, spec, error));
+    MP_TRY(read_experts(model, spec, error));
+    model->ffn = model->dense_ffn > model->shared_ffn ? model->dense_ffn : model->shared_ffn;
+    return read_activation(model, spec, error);
+}
+
+/* Divisors of a table's angles, from a tensor of a GGUF file or a list of the spec. *found: there are some. */
+static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, const char *tensor_name, const char *key,
+                        bool *found, mp_error *error) {
+    float divisors[MAX_HEAD / 2];
+    int64_t shape[1] = {rope->dim / 2};
+    const mp_value *list = mp_spec_find(spec, key);
+    *found = list || mp_weights_has(model->weights, tensor_name);
+    if (!*found)
+        return MP_OK;
+    if (list) {
+        if (list->type != MP_VALUE_FLOATS || list->count != (uint64_t)shape[0])
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "a number a pair", "something else");
+        for (int i = 0; i < shape[0]; i++)
+            divisors[i] = (float)list->as.reals[i];
+        return mp_rope_divide(rope, divisors, spec, key, error);
+    }
+    mp_tensor tensor;
+    MP_TRY(mp_weights_get(model->weights, tensor_name, 1, shape, &tensor, error));
+    if (tensor.dtype != MP_F32)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, tensor_name, "F32", "%s",
+                            mp_dtype_get(tensor.dtype)->name);
+    memcpy(divisors, tensor.data, (size_t)shape[0] * sizeof *divisors);
+    return mp_rope_divide(rope, divisors, spec, tensor_name, error);
+}
+
+/* LongRoPE: the second table for long sequences, the first for others. */
+static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t original, absent = 0;
+    double base, attention, default_base = 10000, one = 1;
+    bool long_found, short_found;
+    MP_TRY(mp_spec_int(spec, "mpool.rope_long_from", 1, MAX_CONTEXT, &absent, &original, error));
+    if (original == absent)
+        return MP_OK;
+    MP_TRY(mp_spec_float(spec, "{arch}.rope.freq_base", 1, 1e12, &default_base, &base, error));
+    MP_TRY(mp_spec_float(spec, "mpool.rope_attention_factor", 1e-3, 1e3, &one, &attention, error));
+    if (!mp_spec_find(spec, "mpool.rope_long_factors") && !mp_weights_has(model->weights, "rope_factors_long.weight"))
+        return MP_OK; /* GGUF files of the family say how long, also those without factors */
+    MP_TRY(mp_rope_init_plain(&model->rope[1], &model->rope[0], base, error));
+    MP_TRY(divide(model, &model->rope[0], spec, "rope_factors_short.weight", "mpool.rope_short_factors", &short_found,
+                  error));
+    MP_TRY(divide(model, &model->rope[1], spec, "rope_factors_long.weight", "mpool.rope_long_factors", &long_found,
+                  error));
+    if (!short_found || !long_found)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope factors", "long and short ones",
+                            "missing");
+    model->rope[0].attention_scale = model->rope[1].attention_scale = (float)attention;
+    model->long_from = original < model->context ? (int32_t)original : 0;
+    return MP_OK;
+}
+
+static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error *error) {
+    mp_rope *rope = &model->rope[0];
+    bool found;
+    double local, none = 0;
+    int64_t tables[MP_DECODER_LAYERS], first = 0;
+    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from,
+                        (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
+    /* GGUF files of Llama 3 hold its frequency scaling as divisors */
+    MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
+    MP_TRY(read_long_rope(model, args->spec, error));
+    MP_TRY(mp_spec_float(args->spec, "mpool.rope_local_base", 1, 1e12, &none, &local, error));
+    model->ropes = local > 0 ? 2 : 1;
+    if (local > 0)
+        MP_TRY(mp_rope_init_plain(&model->rope[1], rope, local, error));
+    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_layers", model->layer_count, -1, model->ropes - 1, &first, tables,
+                        error));
+    for (int i = 0; i < model->layer_count; i++)
+        model->layers[i].rope = (int)tables[i];
+    int64_t sections[3], none_of = 0;
+    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MAX_HEAD, &none_of, sections, error));
+    if (sections[0] == 0)
+        return MP_OK;
+    if (sections[0] + sections[1] + sections[2] != rope->dim / 2 || model->ropes > 1 || model->long_from > 0)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.rope_sections",
+                            "three numbers that add up to the pairs of a head", "%lld, %lld, %lld",
+                            (long long)sections[0], (long long)sections[1], (long long)sections[2]);
+    for (int i = 0; i < 3; i++)
+        model->sections[i] = (int32_t)sections[i];
+    return MP_OK;
+}
+
+/* Which layers look through the window, and where a layer stands in the cache. */
+static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t window, none = 0, all = 1, windowed[MP_DECODER_LAYERS];
+    int kept = 0, passing = 0;
+    MP_TRY(mp_spec_int(spec, "{arch}.attention.sliding_window", 0, INT32_MAX, &none, &window, error));
+    MP_TRY(mp_spec_ints(spec, "mpool.window_layers", model->layer_count, 0, 1, &all, windowed, error));
+    for (int i = 0; i < model->layer_count; i++) {
+        mp_decoder_layer *layer = &model->layers[i];
+        layer->window = window < model->context && windowed[i] ? (int)window : 0;
+        kept += layer->window == 0;
+    }
+    for (int i = 0, full = 0; i < model->layer_count; i++)
+        model->layers[i].kv = model->layers[i].window ? kept + passing++ : full++;
+    model->kv = (mp_kv_group){
+        .layers = kept,
+        .window_layers = passing,
+        .window = passing > 0 ? (int)window : 0,
+        .heads = model->kv_heads,
+        .k_dim = model->head_dim,
+        .v_dim = model->value_dim,
+    };
+    return MP_OK;
+}
+
+mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error) {
+    MP_TRY(read_rope(model, args, error));
+    return read_windows(model, args->spec, error);
+}

@@ -1,0 +1,264 @@
+/* decoder/load.c: a decoder from a spec: tensors, packed weights. Hyper-parameters: decoder/hyper.c. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "models/decoder/mla.h"
+#include "models/decoder/load.h"
+#include "models/vision/vision.h"
+
+enum { MAX_VOCAB = 1 << 24 };
+
+static void decoder_destroy(mp_model *base) {
+    mp_decoder *model = (mp_decoder *)base;
+    if (!model)
+        return;
+    mp_vision_destroy(model->vision);
+    for (int i = 0; i < MP_ROPES; i++)
+        mp_rope_deinit(&model->rope[i]);
+    for (int i = 0; model->layers && i < model->layer_count; i++)
+        mp_experts_deinit(&model->layers[i].experts);
+    mp_stored_destroy(model->stored);
+    mp_free(model->slab);
+    mp_free(model->layers);
+    if (model->budget)
+        mp_budget_give(model->budget, model->charged);
+    mp_weights_close(model->weights);
+    mp_free(model);
+}
+
+static bool decoder_healthy(const mp_model *base) {
+    const mp_decoder *model = (const mp_decoder *)base;
+    return !mp_stored_spoilt(model->stored) && mp_weights_sound(model->weights);
+}
+
+static uint64_t decoder_bytes(const mp_model *base) { return ((const mp_decoder *)base)->charged; }
+
+static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, decoder_healthy, decoder_bytes,
+                                         decoder_destroy};
+
+static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_offset, mp_error *error) {
+    const mp_weights *weights = model->weights;
+    int64_t any[2] = {-1, model->hidden};
+    MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &model->tokens, error));
+    if (model->tokens.shape[0] > MAX_VOCAB)
+        return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
+                            "at most 16,777,216 rows", "%lld", (long long)model->tokens.shape[0]);
+    model->vocab = (int32_t)model->tokens.shape[0];
+    model->tied = !mp_weights_has(weights, "output.weight");
+    if (!model->tied)
+        builder->parameters += mp_tensor_items(&model->tokens);
+    MP_TRY(mp_builder_vector_plus(builder, &model->norm, "output_norm.weight", model->hidden, norm_offset, error));
+    return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
+                             model->vocab, model->hidden, error);
+}
+
+static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
+                            mp_error *error) {
+    mp_decoder_layer *layer = &model->layers[index];
+    bool bias = (flags & MP_ARCH_BIAS) != 0, qkv_bias = (flags & MP_ARCH_QKV_BIAS) != 0;
+    bool latents = (flags & MP_ARCH_LATENT_ATTENTION) != 0;
+    bool experts = model->experts.count > 0 && index >= model->experts.from;
+    int32_t hidden = model->hidden, ffn = experts ? model->shared_ffn : model->dense_ffn;
+    int32_t mixed = model->heads * (latents ? model->latent.value : model->value_dim);
+    int32_t q = model->heads * model->head_dim, kv = model->kv_heads * model->head_dim;
+    const struct {
+        const char *name;
+        mp_linear *linear;
+        int32_t N, K;
+        bool bias;
+    } linears[] = {
+        {"attn_q", &layer->qkv, q, hidden, qkv_bias},      {"attn_k", &layer->qkv, kv, hidden, qkv_bias},
+        {"attn_v", &layer->qkv, kv, hidden, qkv_bias},     {"attn_output", &layer->out, hidden, mixed, bias},
+        {"ffn_gate", &layer->gate_up, ffn, hidden, bias},  {"ffn_up", &layer->gate_up, ffn, hidden, bias},
+        {"ffn_down", &layer->down, hidden, ffn, bias},
+    };
+    char name[64], bias_name[64];
+    layer->ffn = ffn;
+    if (latents)
+        MP_TRY(mp_mla_read_layer(model, builder, index, qkv_bias, error));
+    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
+        bool of_ffn = linears[i].linear == &layer->gate_up || linears[i].linear == &layer->down;
+        if ((of_ffn && ffn == 0) || (latents && linears[i].linear == &layer->qkv))
+            continue;
+        const char *shared = of_ffn && experts ? "_shexp" : "";
+        snprintf(name, sizeof name, "blk.%d.%s%s.weight", index, linears[i].name, shared);
+        snprintf(bias_name, sizeof bias_name, "blk.%d.%s%s.bias", index, linears[i].name, shared);
+        /* a bias that the architecture does not have must not be dropped in silence */
+        if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
+        MP_TRY(mp_builder_linear(builder, linears[i].linear, name, linears[i].bias ? bias_name : NULL, linears[i].N,
+                                 linears[i].K, error));
+    }
+    if (experts) {
+        mp_experts_shape shape = {
+            .layer = index,
+            .count = model->experts.count,
+            .used = model->experts.used,
+            .hidden = hidden,
+            .ffn = model->experts.ffn,
+            .routing = model->experts.routing,
+            .biased = bias,
+            .act = model->act,
+            .clamp = model->experts.clamp,
+        };
+        MP_TRY(mp_experts_init(&layer->experts, &shape, builder, error));
+    }
+    const struct {
+        const char *name;
+        float **norm;
+        int32_t n;
+        uint32_t flag; /* 0: every architecture has it */
+    } norms[] = {
+        {"attn_norm", &layer->attention_norm, hidden, 0},
+        {"ffn_norm", &layer->ffn_norm, hidden, 0},
+        {"attn_q_norm", &layer->q_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+        {"attn_k_norm", &layer->k_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+        {"attn_sinks", &layer->sinks, model->heads, MP_ARCH_SINKS},
+        {"post_attention_norm", &layer->attention_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
+        {"post_ffw_norm", &layer->ffn_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
+    };
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", index, norms[i].name);
+        if (norms[i].flag == 0 || (flags & norms[i].flag))
+            MP_TRY(mp_builder_vector_plus(builder, norms[i].norm, name, norms[i].n,
+                                          norms[i].flag == MP_ARCH_SINKS ? 0 : norm_offset, error));
+        else if (mp_weights_has(model->weights, name))
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
+    }
+    return MP_OK;
+}
+
+static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    const mp_token_table *tokens = mp_spec_tokens(spec);
+    if (!tokens)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a text model needs its tokens' bytes: the spec has none");
+    if (tokens->count > model->vocab)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "number of tokens",
+                            "at most the rows of the token table", "%d of %d", tokens->count, model->vocab);
+    model->sampled_vocab = tokens->count; /* spare rows are trained to nothing */
+    for (int32_t i = 0; i < tokens->count; i++) {
+        uint64_t bytes = tokens->offsets[i + 1] - tokens->offsets[i];
+        if (bytes > model->max_token_bytes)
+            model->max_token_bytes = (uint32_t)bytes;
+    }
+    return MP_OK;
+}
+
+/* Of a layer's experts: parameters that a row leaves alone, and bytes of those that it uses. */
+static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *used) {
+    const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
+    for (int i = 0; i < 3 && experts->count > 0; i++) {
+        *idle += (int64_t)(experts->count - experts->used) * matrices[i]->N * matrices[i]->K;
+        *used += (uint64_t)experts->used * mp_expert_bytes(matrices[i]);
+    }
+}
+
+/* Whether everything in a layer is computed in fp32. */
+static bool in_floats(const mp_decoder_layer *layer) {
+    const mp_linear *const linears[] = {&layer->qkv, &layer->q_b, &layer->out, &layer->gate_up, &layer->down};
+    for (int i = 0; i < 5; i++)
+        for (int part = 0; part < linears[i]->parts; part++)
+            if (linears[i]->w[part].kind != MP_W_F32)
+                return false;
+    const mp_experts *experts = &layer->experts;
+    return experts->count == 0 || (experts->gate.kind == MP_W_F32 && experts->up.kind == MP_W_F32 &&
+                                   experts->down.kind == MP_W_F32);
+}
+
+mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
+    mp_status status;
+    double norm_offset = 0;
+    mp_builder builder = {0};
+    static const char latents[] = "blk.0.attn_kv_a_mqa.weight";
+    mp_decoder *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
+    if (!model)
+        return mp_fail_memory(error, sizeof *model, "a model");
+    model->base.base.ops = &decoder_ops;
+    mp_progress_set(args->progress, "mapping", 0);
+    MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
+    if (!(args->flags & MP_ARCH_LATENT_ATTENTION) && mp_weights_has(model->weights, latents)) {
+        status = mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", latents);
+        goto cleanup;
+    }
+    MP_TRY_GOTO(mp_decoder_read_hyper(model, args->spec, args->flags, error));
+    mp_builder_init(&builder, model->weights, args->compute);
+    builder.shared = args->shared;
+    builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
+    builder.floats_on_use = true;
+    /* of folders whose norms multiply with 1 + weight */
+    MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
+    MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));
+    MP_TRY_GOTO(read_tokens(model, args->spec, error));
+    model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
+    if (!model->layers) {
+        status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
+        goto cleanup;
+    }
+    for (int i = 0; i < model->layer_count; i++)
+        MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
+    builder.floats_on_use = false;
+    MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
+    const int64_t parameters = builder.parameters;
+    if (mp_spec_find(args->spec, "mpool.vision.decoder"))
+        MP_TRY_GOTO(mp_vision_read(args, &builder, model->hidden, &model->vision, error));
+    MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
+    model->slab = builder.slab;
+    model->charged = builder.charged;
+    model->budget = args->budget;
+    model->stored = builder.stored;
+    builder.slab = NULL;
+    builder.stored = NULL;
+    /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps integers of 13 and 12 bits */
+    bool exact = true;
+    for (int i = 0; i < model->layer_count; i++)
+        exact = exact && in_floats(&model->layers[i]);
+    model->kv.dtype = exact ? MP_F32 : MP_I16;
+    int64_t idle = 0; /* parameters that a row does not use */
+    uint64_t mapped = 0;
+    for (int i = 0; i < model->layer_count; i++)
+        count_experts(&model->layers[i].experts, &idle, &mapped);
+    atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
+    model->base.speed[0] = &model->row_ns;
+    model->base.speed[1] = &model->decode_ns;
+    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* 20 GB/s, until it is measured */
+    const bool floats = exact && (!model->vision || model->vision->tower.compute == MP_COMPUTE_F32);
+    model->base.facts = (mp_model_facts){
+        .compute = floats ? "float32" : mp_compute_name(args->compute),
+        .context_length = model->context,
+        .vocab = model->vocab,
+        .hidden_size = model->hidden,
+        .layers = model->layer_count,
+        .parameters = builder.parameters,
+        .weight_bytes = (int64_t)(builder.slab_bytes + mapped),
+    };
+    *out = &model->base.base;
+    model = NULL;
+cleanup:
+    mp_builder_deinit(&builder);
+    decoder_destroy((mp_model *)model);
+    return status;
+}
+
+void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
+        mp_wkind kind;
+        uint64_t latents = mp_mla_footprint(entry, compute);
+        bytes += latents;
+        if (latents > 0 || entry->ndim != 2 || table || mp_vit_owns(entry->name) || mp_expert_owns(entry->name))
+            continue;
+        if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
+            continue;
+        if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX)
+            continue; /* refused when it is loaded */
+        mp_wmat w;
+        mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
+        bytes += mp_wmat_bytes(&w);
+    }
+    *model_bytes = bytes + MP_WMAT_SLACK;
+    *engine_bytes = 64 << 20;
+}

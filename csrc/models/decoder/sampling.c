@@ -1,0 +1,221 @@
+/* decoder/sampling.c: from logits to tokens: drawing, stop strings and ends, guesses held against what is drawn. */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "models/decoder/engine.h"
+
+/* The end of one answer; its blocks are free at once. stop_index: of the stop string, or n_stop and more for an id. */
+static void finish_choice(mp_text_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,
+                          int stop_index) {
+    choice->stop_index = stop_index;
+    seq->done = true;
+    mp_sequence_drop(seq, &engine->cache);
+    atomic_store_explicit(&choice->finish, finish, memory_order_release);
+}
+
+static int find_id(const int32_t *ids, int n, int32_t id) {
+    for (int i = 0; i < n; i++)
+        if (ids[i] == id)
+            return i;
+    return -1;
+}
+
+/* Take a drawn token into a sequence. */
+static mp_status accept(mp_text_engine *engine, mp_text_call *call, mp_answers *state, int c, int32_t id, float logprob,
+                        mp_error *error) {
+    mp_sequence *seq = &state->seqs[c];
+    mp_choice *choice = &call->choices[c];
+    const mp_token_table *table = engine->tokens;
+    uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+    if (find_id(table->eog, table->eog_count, id) >= 0) {
+        mp_stream_finish(&seq->stream);
+        finish_choice(engine, seq, choice, MP_FINISH_EOS, -1);
+        return MP_OK;
+    }
+    int stop = find_id(call->stop_ids, call->n_stop_ids, id);
+    if (stop >= 0) {
+        mp_stream_finish(&seq->stream);
+        finish_choice(engine, seq, choice, MP_FINISH_STOP, call->n_stop + stop);
+        return MP_OK;
+    }
+    if (state->penalties)
+        MP_TRY(mp_history_add(&seq->history, id, false, error));
+    const uint8_t *bytes = table->bytes + table->offsets[id];
+    size_t count = table->control[id] ? 0 : table->offsets[id + 1] - table->offsets[id];
+    stop = mp_stream_append(&seq->stream, bytes, count, call->n_stop, call->stop, call->stop_bytes);
+    choice->tokens[index] = (mp_token_out){id, logprob, seq->stream.bytes};
+    atomic_store_explicit(&choice->token_count, index + 1, memory_order_release);
+    if (stop >= 0) {
+        finish_choice(engine, seq, choice, MP_FINISH_STOP, stop);
+    } else if ((int32_t)index + 1 >= call->sampling.max_tokens || seq->count >= engine->model->context) {
+        mp_stream_finish(&seq->stream);
+        finish_choice(engine, seq, choice, MP_FINISH_LENGTH, -1);
+    } else {
+        seq->tokens[seq->count++] = id;
+    }
+    return MP_OK;
+}
+
+mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *error) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    mp_answers *state = item->state;
+    if (call->prompt_done_ns || item->cursor)
+        state->read = call->prompt_done_ns || (int32_t)item->cursor > call->n_prompt ? call->n_prompt
+                                                                                      : (int32_t)item->cursor;
+    for (int c = 0; c < state->n; c++) {
+        mp_choice *choice = &call->choices[c];
+        mp_sequence *seq = &state->seqs[c];
+        uint32_t count = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+        int32_t finish = atomic_load_explicit(&choice->finish, memory_order_relaxed);
+        int stop_index = choice->stop_index;
+        seq->active |= call->prompt_done_ns != 0;
+        if (count == 0 && finish == MP_FINISH_NONE)
+            continue;
+        atomic_store_explicit(&choice->token_count, 0, memory_order_relaxed);
+        atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
+        for (uint32_t i = 0; i < count && !seq->done; i++)
+            MP_TRY(accept(engine, call, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
+        if (finish != MP_FINISH_NONE && !seq->done) { /* by what is no token of the answer */
+            mp_stream_finish(&seq->stream);
+            finish_choice(engine, seq, choice, (mp_finish)finish, stop_index);
+        }
+    }
+    return MP_OK;
+}
+
+/* Draw the next token of one answer from its logits, which are overwritten; or keep them until its mask is there. */
+static mp_status draw(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    mp_answers *state = item->state;
+    mp_choice *choice = &call->choices[c];
+    mp_sequence *seq = &state->seqs[c];
+    const mp_sampling *s = &call->sampling;
+    int32_t vocab = engine->model->sampled_vocab;
+    uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
+    if (call->capture.values > 0) /* also if nothing can be drawn: the records show where it comes from */
+        atomic_store_explicit(&call->capture.drawn, index + 1, memory_order_release);
+    if (!mp_kernels_get()->all_finite(logits, vocab))
+        return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
+    const uint32_t *mask = call->masks ? mp_text_call_mask_at(call, c, index) : NULL;
+    seq->waits = call->masks && !mask;
+    if (seq->waits) {
+        if (logits != seq->kept)
+            memcpy(seq->kept, logits, (size_t)vocab * sizeof *logits);
+        return MP_OK;
+    }
+    bool early = (int32_t)index < s->min_tokens;
+    mp_draw args = {
+        .sampling = s,
+        .history = state->penalties ? &seq->history : NULL,
+        .n_bias = call->n_bias,
+        .bias_ids = call->bias_ids,
+        .bias = call->bias,
+        .n_barred = early ? state->n_barred : state->n_always,
+        .barred = state->barred,
+        .mask_words = call->mask_words,
+        .mask = mask,
+        .choice = (uint32_t)c,
+        .position = index,
+    };
+    float *original = NULL;
+    if (s->logprobs >= 0) { /* log probabilities are those of the model, before any adjustment */
+        original = (float *)(candidates + vocab);
+        memcpy(original, logits, (size_t)vocab * sizeof *original);
+    }
+    int32_t id = mp_sample(&args, logits, vocab, candidates);
+    if (id < 0)
+        return mp_fail(&item->error, MP_NUMERIC, "no token can be drawn: every logit is minus infinity");
+    float logprob = NAN;
+    if (original) {
+        int k = s->logprobs;
+        mp_logprobs(original, vocab, id, k, &logprob, k ? choice->top_ids + (size_t)index * (size_t)k : NULL,
+                    k ? choice->top_logprobs + (size_t)index * (size_t)k : NULL, candidates);
+    }
+    return accept(engine, call, state, c, id, logprob, &item->error);
+}
+
+/* Of a row of logits, or a head's zeros. */
+static size_t copy_floats(const mp_decoder *model) {
+    return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
+}
+
+size_t mp_draw_bytes(const mp_decoder *model) {
+    return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
+           mp_arena_cost(copy_floats(model) * sizeof(float));
+}
+
+bool mp_answers_may_draw(const mp_item *item, int c) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_answers *state = item->state;
+    uint32_t index = atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed);
+    return state->seqs[c].waits && mp_text_call_mask_at(call, c, index);
+}
+
+mp_status mp_answers_draw_kept(mp_text_engine *engine, mp_item *item, int c, void *scratch) {
+    mp_answers *state = item->state;
+    return draw(engine, item, c, state->seqs[c].kept, scratch);
+}
+
+/* The first drawing of an item also starts its other answers from the same row. */
+static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
+                              float *copy, mp_candidate *candidates) {
+    mp_text_call *call = (mp_text_call *)item->call;
+    mp_answers *state = item->state;
+    call->prompt_done_ns = mp_sys_now_ns();
+    mp_answers_fork(state, &engine->cache);
+    for (int c = 1; c < state->n; c++) {
+        if (state->seqs[c].cached != first->cached)
+            continue; /* reads the rest of the prompt itself and draws then */
+        memcpy(copy, logits, (size_t)engine->model->vocab * sizeof *copy);
+        MP_TRY(draw(engine, item, c, copy, candidates));
+    }
+    return MP_OK;
+}
+
+/* A guess whose row is not finite may have spoiled the rows before it in its block, which read it times zero. */
+static bool is_spoiled(const mp_decoder_pass *pass, const mp_row_seq *rows, int guesses) {
+    int64_t hidden = pass->model->hidden;
+    return guesses > 0 &&
+           !mp_kernels_get()->all_finite(pass->x + (rows->row0 + rows->rows - guesses) * hidden, guesses * hidden);
+}
+
+void mp_answers_draw(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
+                     mp_outcome *outcomes) {
+    size_t vocab = (size_t)engine->model->vocab;
+    mp_candidate *candidates = scratch;
+    float *copy = (float *)((uint8_t *)scratch +
+                            mp_arena_cost((size_t)engine->model->sampled_vocab * (sizeof *candidates + sizeof(float))));
+    bool sound = !mp_weights_poisoned(engine->model->weights);
+    for (int s = 0; s < engine->step_count; s++) {
+        mp_step_seq *step = &engine->steps[s];
+        mp_item *item = plan->items[step->plan];
+        mp_sequence *seq = step->seq;
+        if (is_spoiled(pass, &pass->rows.seq[s], step->guesses)) { /* once more, without */
+            memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
+            mp_sequence_wipe(seq, &engine->cache, step->rows + step->guesses, copy);
+            seq->wary = true;
+            continue;
+        }
+        mp_answers_keep(item, &engine->cache, step->choice, step->rows, sound);
+        if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
+            continue;
+        float *logits = pass->rows.logits + (size_t)step->output * vocab;
+        mp_status status = MP_OK;
+        if (!((mp_text_call *)item->call)->prompt_done_ns)
+            status = start_others(engine, item, seq, logits, copy, candidates);
+        if (status == MP_OK)
+            status = draw(engine, item, step->choice, logits, candidates);
+        for (int i = 0; i < step->guesses && status == MP_OK && !seq->done; i++) {
+            bool right = seq->tokens[seq->cached] == seq->guess.tokens[i];
+            mp_speculation_learn(&engine->speculation, &seq->guess, i, right);
+            if (!right)
+                break;
+            step->right++;
+            mp_answers_keep(item, &engine->cache, step->choice, 1, sound);
+            status = draw(engine, item, step->choice, logits + (size_t)(i + 1) * vocab, candidates);
+        }
+        if (status != MP_OK)
+            outcomes[step->plan] = MP_OUTCOME_FAILED;
+    }
+}

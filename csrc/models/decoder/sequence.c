@@ -1,0 +1,321 @@
+#include "models/decoder/sequence.h"
+
+#include <assert.h>
+#include <string.h>
+
+static int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
+static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static mp_status list_barred(const mp_decoder *model, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    int ends = tokens->eog_count;
+    answers->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *answers->barred, MP_TAG_REQUEST);
+    if (!answers->barred)
+        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *answers->barred, "the list of ends");
+    memcpy(answers->barred, tokens->eog, (size_t)ends * sizeof *answers->barred);
+    if (call->n_stop_ids)
+        memcpy(answers->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *answers->barred);
+    answers->n_barred = ends + call->n_stop_ids;
+    answers->n_always = call->sampling.ignore_eos ? ends : 0;
+    return MP_OK;
+}
+
+static int32_t capacity_of(const mp_decoder *model, const mp_text_call *call) {
+    int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
+    return (int32_t)(capacity < model->context ? capacity : model->context);
+}
+
+static int blocks_for(int32_t tokens) { return (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK; }
+
+static mp_status charge(const mp_decoder *model, const mp_text_call *call, mp_prefix_cache *cache, mp_answers *answers,
+                        mp_error *error) {
+    mp_budget *budget = cache->kv.budget;
+    int32_t capacity = capacity_of(model, call);
+    uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
+                        (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
+                        (answers->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0) +
+                        (call->masks ? (uint64_t)model->vocab * sizeof(float) : 0);
+    uint64_t bytes = sizeof *answers + (uint64_t)answers->n * sequence;
+    while (!mp_budget_take(budget, bytes))
+        if (!mp_prefix_shrink(cache, bytes))
+            return mp_fail_memory(error, bytes, "the answers of a call");
+    answers->budget = budget;
+    answers->charged = bytes;
+    return MP_OK;
+}
+
+static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
+                               mp_sequence *seq, mp_error *error) {
+    int32_t capacity = capacity_of(model, call);
+    seq->block_capacity = blocks_for(capacity);
+    seq->tokens = mp_alloc_array((size_t)capacity, sizeof *seq->tokens, MP_TAG_REQUEST);
+    seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
+    if (!seq->tokens || !seq->blocks)
+        return mp_fail_memory(error, (uint64_t)capacity * sizeof *seq->tokens, "a sequence");
+    memcpy(seq->tokens, call->prompt, (size_t)call->n_prompt * sizeof *seq->tokens);
+    seq->count = call->n_prompt;
+    mp_stream_init(&seq->stream, &call->choices[choice]);
+    for (int32_t i = 0; penalties && i < call->n_prompt; i++)
+        MP_TRY(mp_history_add(&seq->history, call->prompt[i], true, error));
+    return MP_OK;
+}
+
+static mp_status make_kept(const mp_decoder *model, mp_answers *answers, mp_error *error) {
+    size_t vocab = (size_t)model->vocab;
+    answers->kept = mp_alloc_array((size_t)answers->n * vocab, sizeof *answers->kept, MP_TAG_REQUEST);
+    if (!answers->kept)
+        return mp_fail_memory(error, (uint64_t)answers->n * vocab * sizeof *answers->kept, "logits that are kept");
+    for (int i = 0; i < answers->n; i++)
+        answers->seqs[i].kept = answers->kept + (size_t)i * vocab;
+    return MP_OK;
+}
+
+mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **out,
+                            mp_error *error) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_sampling *s = &call->sampling;
+    size_t bytes = sizeof(mp_answers) + (size_t)call->n_choices * sizeof(mp_sequence);
+    mp_answers *answers = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!answers)
+        return mp_fail_memory(error, bytes, "a request");
+    answers->n = call->n_choices;
+    answers->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+    mp_status status = charge(model, call, cache, answers, error);
+    if (status == MP_OK)
+        status = list_barred(model, call, answers, error);
+    if (status == MP_OK && call->masks)
+        status = make_kept(model, answers, error);
+    for (int i = 0; i < answers->n && status == MP_OK; i++) {
+        answers->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, call));
+        status = init_sequence(model, call, i, answers->penalties, &answers->seqs[i], error);
+    }
+    if (status != MP_OK) {
+        mp_answers_destroy(answers);
+        return status;
+    }
+    answers->seqs[0].active = true;
+    *out = answers;
+    return MP_OK;
+}
+
+void mp_answers_destroy(mp_answers *answers) {
+    if (!answers)
+        return;
+    for (int i = 0; i < answers->n; i++) {
+        mp_free(answers->seqs[i].tokens);
+        mp_free(answers->seqs[i].blocks);
+        mp_history_deinit(&answers->seqs[i].history);
+    }
+    mp_free(answers->barred);
+    mp_free(answers->kept);
+    mp_free(answers->images);
+    if (answers->budget)
+        mp_budget_give(answers->budget, answers->charged);
+    mp_free(answers);
+}
+
+static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
+    seq->block_count--;
+    if (seq->block_count >= seq->seen_from)
+        mp_prefix_leave(cache, seq->blocks[seq->block_count]);
+    mp_prefix_give(cache, seq->blocks[seq->block_count]);
+}
+
+/* Rows at `position` and later are all that is still to be computed: what only earlier ones see is let go. */
+static void leave_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
+    int first = mp_kv_first_seen(&cache->kv.group, position);
+    for (; seq->seen_from < first; seq->seen_from++)
+        if (seq->seen_from < seq->block_count)
+            mp_prefix_leave(cache, seq->blocks[seq->seen_from]);
+}
+
+void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
+    while (seq->block_count > 0) /* from the last to the first, as generation/prefix_cache.h wants it */
+        give_last(seq, cache);
+    seq->seen_from = 0;
+    mp_draft_deinit(&seq->index, cache->kv.budget); /* made again when it is wanted */
+    seq->cached = 0;
+    seq->waits = false; /* the logits come again */
+    seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
+}
+
+void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache) {
+    for (int i = 0; i < answers->n; i++)
+        mp_sequence_drop(&answers->seqs[i], cache);
+}
+
+/* ---- what others computed ---------------------------------------------------------------------------------------- */
+
+/* As `end`, but no more than what can be gone on after. */
+static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
+    int32_t first = (int32_t)seq->chain.count;
+    if (cache->kv.window_bytes == 0 || first != seq->cached / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
+        return end;
+    uint32_t most_blocks = (uint32_t)(end / MP_KV_BLOCK - first);
+    return (first + (int32_t)mp_prefix_reach(cache, &seq->chain, seq->tokens + first * MP_KV_BLOCK, most_blocks)) *
+           MP_KV_BLOCK;
+}
+
+/* Take published blocks up to `end` tokens at most. A block of its own that is not complete yet gives way to one. */
+static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
+    int32_t before = seq->cached, first = (int32_t)seq->chain.count;
+    end = reach(seq, cache, end);
+    int needed = mp_kv_first_seen(&cache->kv.group, end);
+    for (;;) {
+        int32_t index = (int32_t)seq->chain.count;
+        uint32_t id;
+        if ((index + 1) * MP_KV_BLOCK > end || index != seq->cached / MP_KV_BLOCK ||
+            !mp_prefix_find(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &id))
+            break;
+        if (index >= needed)
+            mp_prefix_see(cache, id);
+        if (index < seq->block_count) {
+            mp_prefix_leave(cache, seq->blocks[index]);
+            mp_prefix_give(cache, seq->blocks[index]);
+        } else {
+            seq->block_count++;
+        }
+        seq->blocks[index] = id;
+        seq->cached = (index + 1) * MP_KV_BLOCK;
+    }
+    if (seq->cached == before)
+        return;
+    /* not earlier: whatever nobody sees may go at once, also what was to be found next */
+    for (; seq->seen_from < needed; seq->seen_from++)
+        if (seq->seen_from < first)
+            mp_prefix_leave(cache, seq->blocks[seq->seen_from]);
+    mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
+}
+
+void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache) {
+    mp_answers *answers = item->state;
+    mp_text_call *call = (mp_text_call *)item->call;
+    for (int c = 0; c < answers->n; c++) {
+        mp_sequence *seq = &answers->seqs[c];
+        /* those who decode cost no more than this */
+        if (!seq->active || seq->done || seq->waits || seq->cached + 1 == seq->count)
+            continue;
+        if (c > 0) {
+            reuse(seq, cache, seq->count - 1);
+            continue;
+        }
+        bool logits = call->want_prompt_logits && answers->read < call->n_prompt;
+        reuse(seq, cache, logits ? least(answers->read, seq->count - 1) : seq->count - 1);
+        int32_t read = least(seq->cached, call->n_prompt);
+        if (read > answers->read) {
+            call->cached_tokens += read - answers->read;
+            answers->read = read;
+        }
+    }
+}
+
+void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound) {
+    mp_answers *answers = item->state;
+    mp_sequence *seq = &answers->seqs[choice];
+    seq->cached += rows;
+    if (choice == 0)
+        answers->read = most(answers->read, least(seq->cached, ((const mp_text_call *)item->call)->n_prompt));
+    seq->chain.closed |= !sound;
+    while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
+        uint32_t index = seq->chain.count;
+        mp_prefix_publish(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &seq->blocks[index]);
+    }
+}
+
+/* False: what the next row would see is not there. Then it has nothing. */
+static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache *cache) {
+    int full = first->cached / MP_KV_BLOCK;
+    uint32_t last;
+    bool copied = first->cached % MP_KV_BLOCK && mp_prefix_copy(cache, first->blocks[full], &last, NULL) == MP_OK;
+    int32_t cached = copied ? first->cached : full * MP_KV_BLOCK;
+    int from = mp_kv_first_seen(&cache->kv.group, cached);
+    if (from < full && from < first->seen_from) /* only where the copy was refused */
+        return false;
+    for (int b = 0; b < full; b++) {
+        seq->blocks[b] = first->blocks[b];
+        mp_prefix_share(cache, seq->blocks[b]);
+        if (b >= from)
+            mp_prefix_see(cache, seq->blocks[b]);
+    }
+    if (copied)
+        seq->blocks[full] = last;
+    seq->chain = first->chain;
+    seq->block_count = full + copied;
+    seq->seen_from = from;
+    seq->cached = cached;
+    return true;
+}
+
+void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache) {
+    for (int c = 1; c < answers->n; c++) {
+        answers->seqs[c].active = true;
+        fork_one(&answers->seqs[0], &answers->seqs[c], cache);
+    }
+}
+
+/* ---- blocks of its own ------------------------------------------------------------------------------------------- */
+
+mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
+    int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
+    assert(need <= seq->block_capacity);
+    leave_before(seq, cache, seq->cached);
+    while (seq->block_count < need) {
+        mp_status status = mp_prefix_take(cache, &seq->blocks[seq->block_count], error);
+        if (status != MP_OK) {
+            int room = seq->block_count * MP_KV_BLOCK - seq->cached;
+            *rows = room > 0 ? room : 0;
+            return status;
+        }
+        seq->block_count++;
+    }
+    return MP_OK;
+}
+
+/* ---- guesses ----------------------------------------------------------------------------------------------------- */
+
+static bool is_among(const int32_t *ids, int n, int32_t id) {
+    for (int i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
+                       const mp_item *item, int choice) {
+    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    mp_answers *answers = item->state;
+    mp_sequence *seq = &answers->seqs[choice];
+    mp_guess *guess = &seq->guess;
+    /* a row for the last token that may be drawn, and one at the last position, give no token that could be kept */
+    int most = least(call->n_prompt + call->sampling.max_tokens - 1, model->context) - seq->count;
+    most = least(most, MP_DRAFT_MOST);
+    guess->count = 0;
+    if (most <= 0 || seq->wary)
+        return;
+    if (speculation->propose) {
+        guess->run = MP_DRAFT_RUN;
+        guess->count = speculation->propose(speculation->propose_arg, item, choice, guess->tokens, most);
+    } else {
+        guess->count =
+            mp_draft_find(&seq->index, cache->kv.budget, seq->tokens, seq->count, most, guess->tokens, &guess->run);
+    }
+    for (int i = 0; i < guess->count; i++) {
+        int32_t id = guess->tokens[i];
+        if (id < 0 || id >= model->sampled_vocab || is_among(tokens->eog, tokens->eog_count, id) ||
+            is_among(call->stop_ids, call->n_stop_ids, id))
+            guess->count = i;
+    }
+}
+
+void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros) {
+    const mp_kv_cache *kv = &cache->kv;
+    for (int32_t at = seq->cached; at < seq->cached + rows; at++) {
+        uint32_t block = seq->blocks[at / MP_KV_BLOCK];
+        for (int layer = 0; layer < kv->group.layers + kv->group.window_layers; layer++)
+            for (int head = 0; head < kv->group.heads; head++)
+                mp_kv_put(kv, block, layer, head, at % MP_KV_BLOCK, zeros, zeros);
+    }
+}

@@ -1,0 +1,155 @@
+/* encoder/dedup.c: the table of a step's texts, and the ring of recent results. */
+#include "models/encoder/dedup.h"
+
+#include <string.h>
+
+/* A search looks at so many slots: texts made to collide are computed twice rather than searched for long. */
+enum { PROBES = 16 };
+
+typedef struct mp_dedup_slot {
+    int text;   /* index of the text that is computed, plus 1; 0: empty */
+    int served; /* texts that it serves, itself included */
+} mp_dedup_slot;
+
+typedef struct mp_dedup_result {
+    mp_encoder_text text; /* ids and out point into the store */
+    uint64_t at_ns;
+} mp_dedup_result;
+
+void mp_dedup_init(mp_encoder_dedup *dedup, mp_budget *budget, int32_t model_tokens, int32_t model_width) {
+    const int32_t tokens = model_tokens < MP_DEDUP_TOKENS ? model_tokens : MP_DEDUP_TOKENS;
+    *dedup = (mp_encoder_dedup){.keep_ns = MP_DEDUP_KEEP_NS, .budget = budget};
+    dedup->text_bytes = mp_arena_cost((size_t)tokens * sizeof(int32_t));
+    dedup->row_bytes = dedup->text_bytes + mp_arena_cost((size_t)model_width * sizeof(float));
+    const size_t each = dedup->row_bytes + sizeof(mp_dedup_result);
+    dedup->capacity = MP_DEDUP_BYTES / each < MP_DEDUP_RECENT ? (uint32_t)(MP_DEDUP_BYTES / each) : MP_DEDUP_RECENT;
+}
+
+uint64_t mp_dedup_trim(mp_encoder_dedup *dedup) {
+    const uint64_t bytes = dedup->charged;
+    mp_free(dedup->recent);
+    mp_free(dedup->store);
+    mp_budget_give(dedup->budget, bytes);
+    dedup->recent = NULL;
+    dedup->store = NULL;
+    dedup->charged = 0;
+    dedup->count = dedup->next = 0;
+    return bytes;
+}
+
+void mp_dedup_deinit(mp_encoder_dedup *dedup) {
+    mp_dedup_trim(dedup);
+    mp_free(dedup->slots);
+    dedup->slots = NULL;
+}
+
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
+
+/* Two 64-bit chains of multiply and fold, 128 bits together. Equal keys are followed by comparing the texts. */
+static void mix(uint64_t hash[2], uint32_t word) {
+    hash[0] = (hash[0] ^ word) * 0x9e3779b97f4a7c15u;
+    hash[0] ^= hash[0] >> 32;
+    hash[1] = (hash[1] + word) * 0xd6e8feb86659fd93u;
+    hash[1] ^= hash[1] >> 29;
+}
+
+void mp_dedup_key(mp_encoder_text *text) {
+    uint64_t hash[2] = {(uint64_t)text->n, (uint64_t)text->skip};
+    mix(hash, (uint32_t)text->dimensions * 2 + text->normalize);
+    mix(hash, (uint32_t)text->second);
+    for (int32_t i = 0; i < text->n; i++)
+        mix(hash, (uint32_t)text->ids[i]);
+    text->key[0] = hash[0];
+    text->key[1] = hash[1];
+}
+
+static bool identical(const mp_encoder_text *a, const mp_encoder_text *b) {
+    return a->key[0] == b->key[0] && a->key[1] == b->key[1] && a->n == b->n && a->skip == b->skip &&
+           a->second == b->second && a->dimensions == b->dimensions && a->normalize == b->normalize &&
+           memcmp(a->ids, b->ids, (size_t)a->n * sizeof(int32_t)) == 0;
+}
+
+/* ---- within a step ----------------------------------------------------------------------------------------------- */
+
+mp_status mp_dedup_begin(mp_encoder_dedup *dedup, int texts, mp_error *error) {
+    uint32_t count = dedup->slot_count ? dedup->slot_count : 64;
+    while (count < 2 * (uint32_t)texts)
+        count *= 2;
+    if (count > dedup->slot_count) {
+        mp_dedup_slot *slots = mp_realloc(dedup->slots, count * sizeof *slots, MP_TAG_SCRATCH);
+        if (!slots)
+            return mp_fail_memory(error, count * sizeof *slots, "the table of texts");
+        dedup->slots = slots;
+        dedup->slot_count = count;
+    }
+    memset(dedup->slots, 0, dedup->slot_count * sizeof *dedup->slots);
+    return MP_OK;
+}
+
+int mp_dedup_find(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int index) {
+    const mp_encoder_text *text = &texts[index];
+    for (uint32_t probe = 0; probe < PROBES; probe++) {
+        mp_dedup_slot *slot = &dedup->slots[(text->key[0] + probe) & (dedup->slot_count - 1)];
+        if (slot->text && !identical(&texts[slot->text - 1], text))
+            continue;
+        if (slot->text && slot->served < MP_DEDUP_SHARED) {
+            slot->served++;
+            dedup->shared++;
+            return slot->text - 1;
+        }
+        *slot = (mp_dedup_slot){.text = index + 1, .served = 1};
+        return -1;
+    }
+    return -1;
+}
+
+/* ---- recent results ---------------------------------------------------------------------------------------------- */
+
+bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint64_t now_ns) {
+    for (uint32_t i = 1; i <= dedup->count; i++) {
+        const mp_dedup_result *result = &dedup->recent[(dedup->next + dedup->capacity - i) % dedup->capacity];
+        if (now_ns - result->at_ns > dedup->keep_ns)
+            return false; /* and so are all before it */
+        if (!identical(&result->text, text))
+            continue;
+        memcpy(text->out, result->text.out, (size_t)text->dimensions * sizeof(float));
+        dedup->recalled++;
+        return true;
+    }
+    return false;
+}
+
+static bool make_room(mp_encoder_dedup *dedup) {
+    if (dedup->recent || dedup->capacity == 0)
+        return dedup->recent != NULL;
+    const uint64_t bytes = dedup->capacity * (dedup->row_bytes + sizeof(mp_dedup_result));
+    if (!mp_budget_take(dedup->budget, bytes))
+        return false;
+    dedup->charged = bytes;
+    dedup->recent = mp_alloc_array(dedup->capacity, sizeof *dedup->recent, MP_TAG_SCRATCH);
+    dedup->store = mp_alloc(dedup->capacity * dedup->row_bytes, MP_TAG_SCRATCH);
+    if (dedup->recent && dedup->store)
+        return true;
+    mp_dedup_trim(dedup);
+    return false;
+}
+
+static bool may_keep(const mp_encoder_dedup *dedup, const mp_encoder_text *text) {
+    return text->finite && !text->want_tokens && (size_t)text->n * sizeof(int32_t) <= dedup->text_bytes &&
+           (size_t)text->dimensions * sizeof(float) <= dedup->row_bytes - dedup->text_bytes;
+}
+
+void mp_dedup_keep(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int count, uint64_t now_ns) {
+    const int first = count > (int)dedup->capacity ? count - (int)dedup->capacity : 0;
+    for (int t = first; t < count; t++) {
+        if (!may_keep(dedup, &texts[t]) || !make_room(dedup))
+            continue;
+        mp_dedup_result *result = &dedup->recent[dedup->next];
+        uint8_t *row = dedup->store + dedup->next * dedup->row_bytes;
+        *result = (mp_dedup_result){.text = texts[t], .at_ns = now_ns};
+        result->text.ids = memcpy(row, texts[t].ids, (size_t)texts[t].n * sizeof(int32_t));
+        result->text.out = memcpy(row + dedup->text_bytes, texts[t].out, (size_t)texts[t].dimensions * sizeof(float));
+        dedup->next = (dedup->next + 1) % dedup->capacity;
+        dedup->count += dedup->count < dedup->capacity;
+    }
+}

@@ -1,0 +1,85 @@
+/* encoder/encoder.h: bidirectional transformers over packed rows: the tokens of all texts of a group stand behind each
+ * other, attention runs per text, nothing is padded. Used by this folder only. */
+#ifndef MP_MODELS_ENCODER_ENCODER_H
+#define MP_MODELS_ENCODER_ENCODER_H
+
+#include "models/arch.h"
+#include "models/nn/experts.h"
+#include "models/encoder/latent_attention.h"
+#include "models/nn/linear.h"
+#include "models/nn/pooling.h"
+#include "models/nn/rope.h"
+
+typedef struct mp_norm { /* [n] each; weight NULL: there is none. bias may be NULL */
+    float *weight, *bias;
+} mp_norm;
+
+typedef struct mp_encoder_layer {
+    mp_linear qkv, out, down;
+    mp_linear up;                       /* with a gate its outputs stand first: [2 ffn] */
+    mp_experts *experts;                /* NULL, or instead of up and down */
+    float *experts_bias;                /* [hidden] of their sum, or NULL */
+    mp_norm attention_norm, ffn_norm;   /* [hidden] before each half of the layer; MP_ARCH_POST_NORM: after its sum */
+    mp_norm attention_after, ffn_after; /* [hidden] of what a half adds to the residual sum */
+    mp_norm input_norm;                 /* [hidden] of the first half and the layer's input: MP_ARCH_INPUT_TWICE */
+    mp_norm q_norm, k_norm;             /* [head_dim]; MP_ARCH_QUERY_NORMS: [q_width], [kv_width] */
+    int32_t window;                     /* as of mp_attn_full */
+} mp_encoder_layer;
+
+typedef struct mp_encoder {
+    mp_model_base base;
+    mp_weights *weights;
+    mp_budget *budget;
+    uint64_t charged; /* bytes taken from the budget */
+    uint8_t *slab;
+    uint32_t flags; /* MP_ARCH_* */
+    mp_compute compute;
+    int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
+    int32_t q_width, kv_width, qkv_width; /* of all heads' queries; keys; both and values */
+    int32_t up_width;                     /* ffn, or twice that with a gate */
+    int32_t experts, experts_used;        /* 0: there are none */
+    int32_t experts_every;                /* layers 1, 1 + so many, ... have them */
+    mp_routing routing;
+    float eps, scale, embedding_scale;    /* of scores; of embeddings */
+    bool causal;
+    mp_act act;
+    mp_tensor tokens, positions; /* [vocab, hidden], [context, hidden], as stored: rows are converted on use */
+    float *token_type;           /* [token_types, hidden], or NULL */
+    int32_t token_types;         /* 1, or 2: the second text of a pair has row 1 */
+    mp_norm norm;                /* [hidden] of the embeddings */
+    mp_norm output_norm;         /* [hidden] of the last layer's sum */
+    mp_rope rope[2];             /* of layers that see everything, and of those with a window */
+    float *position_bias;        /* [heads, 2 context - 1] what scores get by key's position less row's, or NULL */
+    mp_encoder_layer *layers;
+    mp_latent_attention latent; /* MP_ARCH_LATENTS: else all zeros */
+    mp_head head;
+    _Atomic uint64_t token_ns; /* running estimate of time per token on one lane */
+} mp_encoder;
+
+typedef struct mp_encoder_text { /* one text of a group */
+    const int32_t *ids;          /* [n] */
+    int32_t n, row;              /* length; first row in the group */
+    int32_t skip;
+    int32_t second; /* token at which the second text of a pair begins; n when it is no pair */
+    int32_t dimensions;
+    bool normalize, want_tokens, finite;
+    float *out;      /* [dimensions], or [n, hidden] when want_tokens */
+    uint64_t key[2]; /* see encoder/dedup.h */
+} mp_encoder_text;
+
+/* Scratch of a group of M rows whose longest text has T tokens. Lane scratch is per lane, shared scratch per group. */
+size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
+size_t mp_encoder_lane_scratch(const mp_encoder *model, int T);
+/* Compute a group. All lanes of the region call it with the same group and shared scratch, each with lane scratch of
+ * its own. Sets finite of every text. Bits do not depend on the grouping or the lanes. */
+void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
+                        void *group_scratch, void *lane_scratch);
+/* Barriers of a pass, at most. */
+int mp_encoder_barriers(const mp_encoder *model);
+
+mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
+/* What the engine's copies of texts saved; encoder/dedup.h. */
+struct mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine);
+mp_status mp_encoder_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+
+#endif

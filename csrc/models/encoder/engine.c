@@ -1,0 +1,386 @@
+/* encoder/engine.c: the step interface over an encoder. A step is one batch of texts from any callers. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "models/encoder/dedup.h"
+
+enum {
+    GROUP_TOKENS = 256, /* rows that one lane takes through the layers at once: enough to amortise the weights, small
+                           enough that a group's activations stay in the second-level cache */
+    STEP_TOKENS = 16384 /* most rows in a step, whatever the budget */
+};
+
+typedef struct group { /* texts that are computed together */
+    int first, count, rows;
+} group;
+
+typedef struct copy { /* a text whose vector another one of the step yields */
+    int text, owner;  /* index of that one; of its own item in the plan */
+    float *out;
+} copy;
+
+typedef struct encoder_engine {
+    mp_engine base;
+    mp_encoder *model;
+    mp_budget *budget;
+    mp_arena arena;
+    uint64_t charged;
+    mp_encoder_text *texts; /* [text_capacity] to be computed */
+    int *owner;             /* [text_capacity] index of the item in the plan */
+    group *groups;          /* [text_capacity] */
+    copy *copies;           /* [text_capacity] */
+    int text_capacity, copy_count;
+    mp_encoder_dedup dedup;
+} encoder_engine;
+
+/* ---- check ------------------------------------------------------------------------------------------------------- */
+
+mp_status mp_encoder_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total,
+                           mp_error *error) {
+    const mp_encoder *model = (const mp_encoder *)base;
+    mp_embed_call *call = (mp_embed_call *)call_base;
+    const bool tokens = call->output == MP_EMBED_TOKENS;
+    int32_t most = tokens ? model->hidden : model->head.width;
+    if (!tokens && model->head.size_count && call->dimensions && !mp_head_gives(&model->head, call->dimensions))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no layer for that",
+                       call->dimensions);
+    if (call->dimensions < 0 || (call->dimensions > most && (tokens || !model->head.size_count)))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives 1 to %d", call->dimensions, most);
+    if (call->output == MP_EMBED_TOKENS && call->dimensions != 0 && call->dimensions != most)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
+                       call->dimensions);
+    for (int32_t t = 0; t < call->n_texts; t++) {
+        int64_t n = call->offsets[t + 1] - call->offsets[t];
+        if (n < 1)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "text %d has no tokens", t);
+        if (n > model->context) {
+            mp_fail(error, MP_CONTEXT_OVERFLOW, "text %d has %lld tokens, the model takes %d", t, (long long)n,
+                    model->context);
+            if (error) {
+                snprintf(error->got, sizeof error->got, "%lld", (long long)n);
+                snprintf(error->allowed, sizeof error->allowed, "%d", model->context);
+            }
+            return MP_CONTEXT_OVERFLOW;
+        }
+        if (call->skip && (call->skip[t] < 0 || call->skip[t] >= n))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "text %d: %d tokens to leave out of %lld", t, call->skip[t],
+                           (long long)n);
+        if (call->second && (call->second[t] < 1 || call->second[t] >= n))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "pair %d: the second text begins at token %d of %lld", t,
+                           call->second[t], (long long)n);
+    }
+    for (int64_t i = 0; i < call->n_tokens; i++)
+        if (call->ids[i] < 0 || call->ids[i] >= model->vocab)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d", call->ids[i],
+                           model->vocab);
+    int32_t width = call->dimensions ? call->dimensions : most;
+    *cost_ns = (uint64_t)call->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
+    *total = (uint32_t)call->n_texts;
+    return mp_embed_call_output(call, width, error);
+}
+
+/* ---- plan -------------------------------------------------------------------------------------------------------- */
+
+static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error) {
+    (void)error;
+    item->state = engine;
+    return MP_OK;
+}
+
+static int64_t text_tokens(const mp_item *item, uint32_t text) {
+    const mp_embed_call *call = (const mp_embed_call *)item->call;
+    return call->offsets[text + 1] - call->offsets[text];
+}
+
+/* Each item in turn is offered an equal share of what is left, so that a large call cannot crowd out small ones; what
+ * they do not use goes to the next. The first always gets at least one text. */
+static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    encoder_engine *engine = (encoder_engine *)base;
+    uint64_t token_ns = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
+    uint64_t fits = budget_ns / (token_ns ? token_ns : 1);
+    int64_t left = fits < STEP_TOKENS ? (int64_t)fits : STEP_TOKENS;
+    int64_t planned = 0;
+    plan->count = 0;
+    for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
+        mp_item *item = items[i];
+        int64_t share = left / (n - i) > GROUP_TOKENS ? left / (n - i) : left < GROUP_TOKENS ? left : GROUP_TOKENS;
+        int64_t used = 0;
+        uint32_t texts = 0;
+        while (item->cursor + texts < item->total) {
+            int64_t tokens = text_tokens(item, item->cursor + texts);
+            if (used + tokens > share && !(plan->count == 0 && texts == 0))
+                break;
+            used += tokens;
+            texts++;
+        }
+        if (texts == 0)
+            continue;
+        left = left > used ? left - used : 0;
+        planned += used;
+        plan->items[plan->count] = item;
+        plan->amount[plan->count++] = texts;
+    }
+    uint32_t texts = 0;
+    for (int i = 0; i < plan->count; i++)
+        texts += plan->amount[i];
+    plan->together = texts == 1; /* else each lane has texts of its own */
+    plan->lanes = texts < 256 ? (int)texts : 256;
+    if (plan->together)
+        plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
+    plan->cost_ns = (uint64_t)planned * token_ns;
+}
+
+/* ---- step -------------------------------------------------------------------------------------------------------- */
+
+typedef struct step_run {
+    encoder_engine *engine;
+    mp_lease *lease;
+    int group_count;
+    bool together;          /* all lanes share one group instead of taking one each */
+    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces */
+    size_t group_bytes, lane_bytes;
+    uint8_t *lane_scratch; /* [lanes] pieces */
+    _Atomic int next;
+} step_run;
+
+static void step_body(const mp_lane *lane, void *arg) {
+    step_run *run = arg;
+    const mp_encoder *model = run->engine->model;
+    void *lane_scratch = run->lane_scratch + (size_t)lane->index * run->lane_bytes;
+    if (run->together) {
+        for (int g = 0; g < run->group_count; g++) {
+            const group *part = &run->engine->groups[g];
+            mp_encoder_forward(model, lane, run->engine->texts + part->first, part->count, part->rows,
+                               run->group_scratch, lane_scratch);
+        }
+        return;
+    }
+    mp_lane single = mp_lane_single();
+    for (;;) {
+        int g = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+        if (g >= run->group_count || mp_lease_poll(run->lease))
+            return;
+        const group *part = &run->engine->groups[g];
+        mp_encoder_forward(model, &single, run->engine->texts + part->first, part->count, part->rows,
+                           run->group_scratch + (size_t)lane->index * run->group_bytes, lane_scratch);
+    }
+}
+
+static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) {
+    if (texts > engine->text_capacity) {
+        mp_encoder_text *grown = mp_realloc(engine->texts, (size_t)texts * sizeof *grown, MP_TAG_SCRATCH);
+        if (grown)
+            engine->texts = grown;
+        int *owner = mp_realloc(engine->owner, (size_t)texts * sizeof *owner, MP_TAG_SCRATCH);
+        if (owner)
+            engine->owner = owner;
+        group *groups = mp_realloc(engine->groups, (size_t)texts * sizeof *groups, MP_TAG_SCRATCH);
+        if (groups)
+            engine->groups = groups;
+        copy *copies = mp_realloc(engine->copies, (size_t)texts * sizeof *copies, MP_TAG_SCRATCH);
+        if (copies)
+            engine->copies = copies;
+        if (!grown || !owner || !groups || !copies)
+            return mp_fail_memory(error,
+                                  (uint64_t)texts * (sizeof *grown + sizeof *owner + sizeof *groups + sizeof *copies),
+                                  "the list of texts");
+        engine->text_capacity = texts;
+    }
+    return mp_dedup_begin(&engine->dedup, texts, error);
+}
+
+/* Whether the last text of the list, number `index`, need not be computed, because its vector is known or will be. */
+static bool is_known(encoder_engine *engine, int index, int owner, uint64_t now_ns) {
+    mp_encoder_text *text = &engine->texts[index];
+    if (text->want_tokens)
+        return false;
+    mp_dedup_key(text);
+    if (mp_dedup_recall(&engine->dedup, text, now_ns))
+        return true;
+    int same = mp_dedup_find(&engine->dedup, engine->texts, index);
+    if (same >= 0)
+        engine->copies[engine->copy_count++] = (copy){same, owner, text->out};
+    return same >= 0;
+}
+
+static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t now_ns, int *count, int64_t *rows,
+                         int *longest, mp_error *error) {
+    int texts = 0;
+    for (int i = 0; i < plan->count; i++)
+        texts += (int)plan->amount[i];
+    MP_TRY(make_lists(engine, texts, error));
+    engine->copy_count = 0;
+    *count = 0;
+    *rows = 0;
+    *longest = 1;
+    for (int i = 0; i < plan->count; i++) {
+        const mp_item *item = plan->items[i];
+        mp_embed_call *call = (mp_embed_call *)item->call;
+        if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            continue;
+        bool tokens = call->output == MP_EMBED_TOKENS;
+        for (uint32_t k = 0; k < plan->amount[i]; k++) {
+            uint32_t t = item->cursor + k;
+            int64_t at = tokens ? call->offsets[t] : (int64_t)t;
+            int32_t n = (int32_t)text_tokens(item, t);
+            engine->owner[*count] = i;
+            engine->texts[*count] = (mp_encoder_text){
+                .ids = call->ids + call->offsets[t],
+                .n = n,
+                .skip = call->skip ? call->skip[t] : 0,
+                .second = call->second ? call->second[t] : n,
+                .dimensions = call->width,
+                .normalize = call->normalize < 0 ? engine->model->head.normalize : call->normalize != 0,
+                .want_tokens = tokens,
+                .out = call->vectors + at * call->width,
+            };
+            if (is_known(engine, *count, i, now_ns))
+                continue;
+            (*count)++;
+            *rows += n;
+            *longest = n > *longest ? n : *longest;
+        }
+    }
+    return MP_OK;
+}
+
+static int make_groups(encoder_engine *engine, int texts, int64_t limit, int *most_rows) {
+    int count = 0;
+    *most_rows = 0;
+    for (int t = 0; t < texts;) {
+        group *part = &engine->groups[count++];
+        *part = (group){.first = t};
+        while (t < texts && (part->count == 0 || part->rows + engine->texts[t].n <= limit)) {
+            engine->texts[t].row = part->rows;
+            part->rows += engine->texts[t].n;
+            part->count++;
+            t++;
+        }
+        *most_rows = part->rows > *most_rows ? part->rows : *most_rows;
+    }
+    return count;
+}
+
+/* Copy what was computed to the texts that wait for it, and remember it unless it does not count. */
+static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bool whole) {
+    for (int c = 0; c < engine->copy_count; c++) {
+        const mp_encoder_text *text = &engine->texts[engine->copies[c].text];
+        memcpy(engine->copies[c].out, text->out, (size_t)text->dimensions * sizeof(float));
+    }
+    if (whole)
+        mp_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
+}
+
+/* What the step's texts mean for their calls. */
+static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_outcome *outcomes) {
+    for (int t = 0; t < texts; t++)
+        if (!engine->texts[t].finite)
+            mp_engine_fail_numeric(plan->items[engine->owner[t]], &outcomes[engine->owner[t]]);
+    for (int c = 0; c < engine->copy_count; c++) {
+        const copy *made = &engine->copies[c];
+        if (!engine->texts[made->text].finite)
+            mp_engine_fail_numeric(plan->items[made->owner], &outcomes[made->owner]);
+    }
+    for (int i = 0; i < plan->count; i++) {
+        mp_item *item = plan->items[i];
+        if (outcomes[i] != MP_OUTCOME_FAILED && !atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            mp_engine_advance(item, plan->amount[i], &((mp_embed_call *)item->call)->done, &outcomes[i]);
+    }
+}
+
+static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    encoder_engine *engine = (encoder_engine *)base;
+    mp_error error;
+    mp_error_clear(&error);
+    int texts = 0, longest = 1, most_rows;
+    int64_t rows = 0;
+    uint64_t start = mp_sys_now_ns();
+    if (collect(engine, plan, start, &texts, &rows, &longest, &error) != MP_OK) {
+        mp_engine_fail_all(plan, &error, outcomes);
+        return;
+    }
+    /* groups of equal size, at least one a lane when there are texts enough; a single text is shared by all lanes */
+    int64_t limit = (rows + lease->lanes - 1) / lease->lanes;
+    limit = limit < GROUP_TOKENS ? limit : GROUP_TOKENS;
+    step_run run = {.engine = engine, .lease = lease, .together = texts == 1 && lease->lanes > 1};
+    run.group_count = make_groups(engine, texts, limit, &most_rows);
+    run.group_bytes = mp_encoder_group_scratch(engine->model, most_rows);
+    run.lane_bytes = mp_encoder_lane_scratch(engine->model, longest);
+    size_t shared = run.group_bytes * (size_t)(run.together ? 1 : lease->lanes);
+    size_t lanes = run.lane_bytes * (size_t)lease->lanes;
+    mp_arena_reset(&engine->arena);
+    if (mp_engine_reserve(&engine->arena, shared + lanes, engine->budget, &engine->charged, &error) != MP_OK) {
+        mp_engine_fail_all(plan, &error, outcomes);
+        return;
+    }
+    run.group_scratch = mp_arena_take(&engine->arena, shared);
+    run.lane_scratch = mp_arena_take(&engine->arena, lanes);
+    if (texts > 0)
+        mp_lease_run(lease, step_body, &run);
+
+    bool stopped = mp_lease_poll(lease);
+    bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
+    uint64_t end = mp_sys_now_ns();
+    if (!stopped)
+        share_results(engine, texts, end, whole);
+    for (int i = 0; i < plan->count; i++)
+        outcomes[i] = MP_OUTCOME_MORE;
+    if (!whole)
+        mp_engine_fail_all(plan, &error, outcomes);
+    else if (!stopped)
+        conclude(engine, plan, texts, outcomes);
+    if (rows > 0 && !stopped) {
+        uint64_t spent = (end - start) / (uint64_t)rows;
+        uint64_t old = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
+        atomic_store_explicit(&engine->model->token_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);
+    }
+}
+
+static void engine_preempt(mp_engine *engine, mp_item *item) {
+    (void)engine;
+    (void)item; /* an encoder keeps nothing between steps */
+}
+
+static void engine_retire(mp_engine *engine, mp_item *item) {
+    (void)engine;
+    item->state = NULL;
+}
+
+static uint64_t engine_trim(mp_engine *base) {
+    encoder_engine *engine = (encoder_engine *)base;
+    return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_dedup_trim(&engine->dedup);
+}
+
+static void engine_destroy(mp_engine *base) {
+    encoder_engine *engine = (encoder_engine *)base;
+    engine_trim(base);
+    mp_dedup_deinit(&engine->dedup);
+    mp_free(engine->copies);
+    mp_free(engine->texts);
+    mp_free(engine->owner);
+    mp_free(engine->groups);
+    mp_free(engine);
+}
+
+static uint64_t engine_bytes(const mp_engine *base) {
+    const encoder_engine *engine = (const encoder_engine *)base;
+    return engine->charged + engine->dedup.charged;
+}
+
+static const mp_engine_ops encoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
+                                                 engine_retire, engine_trim, engine_destroy, engine_bytes};
+
+mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
+    encoder_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    if (!engine)
+        return mp_fail_memory(error, sizeof *engine, "an engine");
+    engine->base.ops = &encoder_engine_ops;
+    engine->model = (mp_encoder *)model;
+    engine->budget = budget;
+    mp_dedup_init(&engine->dedup, budget, engine->model->context, mp_head_widest(&engine->model->head));
+    *out = &engine->base;
+    return MP_OK;
+}
+
+mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine) { return &((encoder_engine *)engine)->dedup; }

@@ -1,0 +1,72 @@
+#include "models/generation/draft.h"
+
+#include <string.h>
+
+enum { LEAST_PLACES = 1 << 10, MOST_PLACES = 1 << 17 };
+
+static uint32_t place_of(const mp_draft_index *index, const int32_t *end, int run) {
+    uint64_t hash = (uint64_t)run;
+    for (int i = run; i > 0; i--)
+        hash = (hash ^ (uint32_t)end[-i]) * 0x9E3779B97F4A7C15u;
+    return (uint32_t)(hash >> 32) & (index->capacity - 1);
+}
+
+/* At least six places for the two runs of a token, as long as that is not too much for a long sequence: then old runs
+ * are forgotten. */
+static bool make_room(mp_draft_index *index, mp_budget *budget, int32_t count) {
+    uint32_t capacity = index->capacity ? index->capacity : LEAST_PLACES;
+    while (capacity < MOST_PLACES && (uint64_t)capacity < 6 * (uint64_t)count)
+        capacity *= 2;
+    if (capacity == index->capacity)
+        return true;
+    mp_draft_deinit(index, budget);
+    uint64_t bytes = (uint64_t)capacity * sizeof *index->ends;
+    if (!mp_budget_take(budget, bytes))
+        return false;
+    index->ends = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!index->ends) {
+        mp_budget_give(budget, bytes);
+        return false;
+    }
+    index->charged = bytes;
+    index->capacity = capacity;
+    return true;
+}
+
+static int32_t look_up(const mp_draft_index *index, const int32_t *tokens, int32_t count, int run) {
+    if (count <= run)
+        return 0;
+    int32_t end = (int32_t)index->ends[place_of(index, tokens + count, run)];
+    size_t bytes = (size_t)run * sizeof *tokens;
+    /* runs of all lengths share the places */
+    return end >= run && memcmp(tokens + end - run, tokens + count - run, bytes) == 0 ? end : 0;
+}
+
+int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *tokens, int32_t count, int most,
+                  int32_t *draft, int *run) {
+    *run = 0;
+    if (!make_room(index, budget, count))
+        return 0;
+    /* all runs but those at the very end, which nothing follows yet */
+    for (; index->count < count; index->count++)
+        for (int n = MP_DRAFT_SHORT; n <= MP_DRAFT_LONG; n++)
+            if (index->count >= n)
+                index->ends[place_of(index, tokens + index->count, n)] = (uint32_t)index->count;
+    int32_t end = 0;
+    for (int n = MP_DRAFT_LONG; n >= MP_DRAFT_SHORT && !end; n--)
+        end = look_up(index, tokens, count, n);
+    if (!end)
+        return 0;
+    while (*run < MP_DRAFT_RUN && *run < end && tokens[end - 1 - *run] == tokens[count - 1 - *run])
+        ++*run;
+    /* beyond the end of the sequence the guess goes on after itself: what repeats goes on repeating */
+    for (int i = 0; i < most; i++)
+        draft[i] = end + i < count ? tokens[end + i] : draft[end + i - count];
+    return most;
+}
+
+void mp_draft_deinit(mp_draft_index *index, mp_budget *budget) {
+    mp_free(index->ends);
+    mp_budget_give(budget, index->charged);
+    *index = (mp_draft_index){0};
+}

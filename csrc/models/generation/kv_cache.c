@@ -1,0 +1,205 @@
+#include "models/generation/kv_cache.h"
+
+#include <assert.h>
+#include <string.h>
+
+void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget) {
+    *cache = (mp_kv_cache){.group = *group, .budget = budget};
+    cache->k_bytes = mp_kv_bytes(group->dtype, group->k_dim);
+    cache->v_bytes = mp_kv_bytes(group->dtype, group->v_dim);
+    size_t layer = (size_t)group->heads * (cache->k_bytes + cache->v_bytes);
+    /* an id has memory, also where all layers are windowed */
+    cache->block_bytes = group->layers > 0 ? (size_t)group->layers * layer : MP_KV_BLOCK;
+    cache->window_bytes = (size_t)group->window_layers * layer;
+}
+
+static void drop_tables(mp_kv_cache *cache) {
+    mp_free(cache->memory);
+    mp_free(cache->references);
+    mp_free(cache->free_ids);
+    mp_free(cache->empty_ids);
+    mp_free(cache->window_memory);
+    mp_free(cache->seen);
+    mp_free(cache->spare);
+    cache->memory = cache->window_memory = cache->spare = NULL;
+    cache->references = cache->free_ids = cache->empty_ids = cache->seen = NULL;
+    cache->blocks = cache->free_count = cache->empty_count = cache->spare_count = cache->capacity = 0;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static mp_status make(mp_kv_cache *cache, size_t bytes, void **memory, mp_error *error) {
+    if (!mp_budget_take(cache->budget, bytes))
+        return mp_fail_memory(error, bytes, "a KV block");
+    *memory = mp_alloc(bytes, MP_TAG_KV);
+    if (!*memory) {
+        mp_budget_give(cache->budget, bytes);
+        return mp_fail_memory(error, bytes, "a KV block");
+    }
+    cache->bytes += bytes;
+    return MP_OK;
+}
+
+static void unmake(mp_kv_cache *cache, void *memory, size_t bytes) {
+    mp_free(memory);
+    mp_budget_give(cache->budget, bytes);
+    cache->bytes -= bytes;
+}
+
+void mp_kv_deinit(mp_kv_cache *cache) {
+    for (uint32_t i = 0; i < cache->blocks; i++) {
+        if (cache->memory[i])
+            unmake(cache, cache->memory[i], cache->block_bytes);
+        if (cache->window_bytes && cache->window_memory[i])
+            unmake(cache, cache->window_memory[i], cache->window_bytes);
+    }
+    while (cache->spare_count > 0)
+        unmake(cache, cache->spare[--cache->spare_count], cache->window_bytes);
+    drop_tables(cache);
+    *cache = (mp_kv_cache){0};
+}
+
+static bool grow_list(uint32_t **list, uint32_t capacity) {
+    uint32_t *grown = mp_realloc(*list, capacity * sizeof *grown, MP_TAG_KV);
+    if (grown)
+        *list = grown;
+    return grown != NULL;
+}
+
+static bool grow_pointers(void ***list, uint32_t capacity) {
+    void **grown = mp_realloc(*list, capacity * sizeof *grown, MP_TAG_KV);
+    if (grown)
+        *list = grown;
+    return grown != NULL;
+}
+
+static mp_status grow(mp_kv_cache *cache, mp_error *error) {
+    uint32_t capacity = cache->capacity ? 2 * cache->capacity : 64;
+    bool grown = grow_pointers(&cache->memory, capacity) && grow_list(&cache->references, capacity) &&
+                 grow_list(&cache->free_ids, capacity) && grow_list(&cache->empty_ids, capacity);
+    if (grown && cache->window_bytes)
+        grown = grow_pointers(&cache->window_memory, capacity) && grow_pointers(&cache->spare, capacity) &&
+                grow_list(&cache->seen, capacity);
+    if (!grown)
+        return mp_fail_memory(error, capacity * (3 * sizeof(void *) + 4 * sizeof(uint32_t)), "the KV table");
+    cache->capacity = capacity;
+    return MP_OK;
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* An id without memory, whose memory was given back or a new one. */
+static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
+    if (cache->empty_count > 0) {
+        *id = cache->empty_ids[--cache->empty_count];
+        return MP_OK;
+    }
+    if (cache->blocks == cache->capacity)
+        MP_TRY(grow(cache, error));
+    *id = cache->blocks++;
+    cache->memory[*id] = NULL;
+    cache->references[*id] = 0;
+    if (cache->window_bytes) {
+        cache->window_memory[*id] = NULL;
+        cache->seen[*id] = 0;
+    }
+    return MP_OK;
+}
+
+/* An id with memory, but for the window part. */
+static mp_status take_block(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
+    if (cache->free_count > 0) {
+        *id = cache->free_ids[--cache->free_count];
+        return MP_OK;
+    }
+    void *memory;
+    MP_TRY(make(cache, cache->block_bytes, &memory, error));
+    mp_status status = empty_id(cache, id, error);
+    if (status != MP_OK) {
+        unmake(cache, memory, cache->block_bytes);
+        return status;
+    }
+    cache->memory[*id] = memory;
+    return MP_OK;
+}
+
+static mp_status add_window(mp_kv_cache *cache, uint32_t id, mp_error *error) {
+    void **part = &cache->window_memory[id];
+    if (cache->spare_count > 0)
+        *part = cache->spare[--cache->spare_count];
+    else
+        MP_TRY(make(cache, cache->window_bytes, part, error));
+    memset(*part, 0, cache->window_bytes);
+    cache->seen[id] = 1;
+    return MP_OK;
+}
+
+mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
+    MP_TRY(take_block(cache, id, error));
+    mp_status status = cache->window_bytes ? add_window(cache, *id, error) : MP_OK;
+    if (status != MP_OK) {
+        cache->free_ids[cache->free_count++] = *id;
+        return status;
+    }
+    /* slots beyond a sequence's end are read and masked: they must be finite */
+    memset(cache->memory[*id], 0, cache->block_bytes);
+    cache->references[*id] = 1;
+    return MP_OK;
+}
+
+void mp_kv_share(mp_kv_cache *cache, uint32_t id) {
+    assert(cache->references[id] > 0);
+    cache->references[id]++;
+}
+
+/* There are no more parts than ids, so the list of spare ones has room. */
+void mp_kv_forget(mp_kv_cache *cache, uint32_t id) {
+    assert(cache->seen[id] == 0 && cache->window_memory[id]);
+    cache->spare[cache->spare_count++] = cache->window_memory[id];
+    cache->window_memory[id] = NULL;
+}
+
+void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id) {
+    assert(cache->seen[from] == 0 && cache->seen[id] == 0 && !cache->window_memory[id]);
+    cache->window_memory[id] = cache->window_memory[from];
+    cache->window_memory[from] = NULL;
+}
+
+void mp_kv_give(mp_kv_cache *cache, uint32_t id) {
+    assert(cache->references[id] > 0);
+    if (--cache->references[id] > 0)
+        return;
+    if (cache->window_bytes && cache->window_memory[id])
+        mp_kv_forget(cache, id);
+    cache->free_ids[cache->free_count++] = id;
+}
+
+size_t mp_kv_release(mp_kv_cache *cache) {
+    if (cache->spare_count > 0) {
+        unmake(cache, cache->spare[--cache->spare_count], cache->window_bytes);
+        return cache->window_bytes;
+    }
+    if (cache->free_count == 0)
+        return 0;
+    uint32_t id = cache->free_ids[--cache->free_count];
+    unmake(cache, cache->memory[id], cache->block_bytes);
+    cache->memory[id] = NULL;
+    cache->empty_ids[cache->empty_count++] = id;
+    return cache->block_bytes;
+}
+
+uint64_t mp_kv_trim(mp_kv_cache *cache) {
+    uint64_t bytes = 0;
+    for (size_t more; (more = mp_kv_release(cache)) > 0;)
+        bytes += more;
+    if (cache->empty_count == cache->blocks)
+        drop_tables(cache);
+    return bytes;
+}
+
+void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int layer, int head, int slot, const float *k, const float *v) {
+    const mp_kernels *call = mp_kernels_get();
+    const mp_kv_group *group = &cache->group;
+    (group->dtype == MP_I16 ? call->kv_store_i16 : call->kv_store)(
+        k, v, group->k_dim, group->v_dim, slot, mp_kv_k(cache, id, layer, head), mp_kv_v(cache, id, layer, head));
+}

@@ -1,0 +1,388 @@
+#include "models/generation/prefix_cache.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget *budget, uint32_t percent) {
+    *cache = (mp_prefix_cache){
+        .oldest = MP_PREFIX_NONE,
+        .newest = MP_PREFIX_NONE,
+        .window_oldest = MP_PREFIX_NONE,
+        .window_newest = MP_PREFIX_NONE,
+        .percent = percent,
+        .seed = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu},
+    };
+    mp_kv_init(&cache->kv, group, budget);
+}
+
+void mp_prefix_deinit(mp_prefix_cache *cache) {
+    mp_kv_deinit(&cache->kv);
+    mp_free(cache->known);
+    mp_free(cache->buckets);
+    *cache = (mp_prefix_cache){0};
+}
+
+/* One writer, readers on any thread. */
+static void count(_Atomic uint64_t *counter, int64_t more) {
+    uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, now + (uint64_t)more, memory_order_relaxed);
+}
+
+void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens) {
+    count(&cache->counters.hits, 1);
+    count(&cache->counters.tokens, tokens);
+}
+
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
+
+static uint64_t fold(uint64_t a, uint64_t b) { /* both halves of the product */
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/* Each half of the key sees both halves of the one before and both words, so a factor that happens to be 0 in one half
+ * loses nothing in the other. */
+static mp_prefix_key mix(mp_prefix_key key, uint64_t x, uint64_t y) {
+    return (mp_prefix_key){
+        .a = fold(key.a ^ x ^ 0xA0761D6478BD642Fu, key.b ^ y ^ 0xE7037ED1A0B428DBu),
+        .b = fold(key.b ^ x ^ 0x8EBC6AF09C88C6E3u, key.a ^ y ^ 0x589965CC75374CC3u),
+    };
+}
+
+void mp_prefix_seed(mp_prefix_cache *cache, const char *text) {
+    for (; *text; text++)
+        cache->seed = mix(cache->seed, (uint8_t)*text, 0x100);
+    cache->seed = mix(cache->seed, 0, 0x200);
+}
+
+static uint64_t two(const int32_t *tokens) { return (uint32_t)tokens[0] | (uint64_t)(uint32_t)tokens[1] << 32; }
+
+static mp_prefix_key key_after(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
+    mp_prefix_key key =
+        chain->count > 0 ? cache->known[chain->last].key : mix(cache->seed, chain->tenant, 0x300 + chain->variant);
+    for (int i = 0; i < MP_KV_BLOCK; i += 4)
+        key = mix(key, two(tokens + i), two(tokens + i + 2));
+    return key;
+}
+
+static uint32_t bucket_of(const mp_prefix_cache *cache, mp_prefix_key key) {
+    return (uint32_t)(key.a ^ key.b) & (cache->capacity - 1);
+}
+
+/* ---- the list of idle blocks ------------------------------------------------------------------------------------- */
+
+static void list_newest(mp_prefix_cache *cache, uint32_t id) {
+    mp_prefix_block *block = &cache->known[id];
+    block->older = cache->newest;
+    block->newer = MP_PREFIX_NONE;
+    *(cache->newest == MP_PREFIX_NONE ? &cache->oldest : &cache->known[cache->newest].newer) = id;
+    cache->newest = id;
+    cache->idle++;
+}
+
+static void unlist(mp_prefix_cache *cache, uint32_t id) {
+    const mp_prefix_block *block = &cache->known[id];
+    *(block->older == MP_PREFIX_NONE ? &cache->oldest : &cache->known[block->older].newer) = block->newer;
+    *(block->newer == MP_PREFIX_NONE ? &cache->newest : &cache->known[block->newer].older) = block->older;
+    cache->idle--;
+}
+
+/* The same for window parts. */
+static void list_window(mp_prefix_cache *cache, uint32_t id) {
+    mp_prefix_block *block = &cache->known[id];
+    block->window_older = cache->window_newest;
+    block->window_newer = MP_PREFIX_NONE;
+    *(cache->window_newest == MP_PREFIX_NONE ? &cache->window_oldest
+                                             : &cache->known[cache->window_newest].window_newer) = id;
+    cache->window_newest = id;
+    cache->window_idle++;
+}
+
+static void unlist_window(mp_prefix_cache *cache, uint32_t id) {
+    const mp_prefix_block *block = &cache->known[id];
+    uint32_t older = block->window_older, newer = block->window_newer;
+    *(older == MP_PREFIX_NONE ? &cache->window_oldest : &cache->known[older].window_newer) = newer;
+    *(newer == MP_PREFIX_NONE ? &cache->window_newest : &cache->known[newer].window_older) = older;
+    cache->window_idle--;
+}
+
+/* Whether the block's window part is in the list: it is there, published, and nobody sees it. */
+static bool is_window_idle(const mp_prefix_cache *cache, uint32_t id) {
+    const mp_kv_cache *kv = &cache->kv;
+    return kv->window_bytes && kv->window_memory[id] && kv->seen[id] == 0;
+}
+
+static void evict_window(mp_prefix_cache *cache, uint32_t id) {
+    unlist_window(cache, id);
+    mp_kv_forget(&cache->kv, id);
+}
+
+static void evict_oldest(mp_prefix_cache *cache) {
+    uint32_t id = cache->oldest;
+    mp_prefix_block *block = &cache->known[id];
+    assert(cache->idle > 0 && block->children == 0 && cache->kv.references[id] == 1);
+    unlist(cache, id);
+    if (is_window_idle(cache, id))
+        evict_window(cache, id);
+    uint32_t *at = &cache->buckets[bucket_of(cache, block->key)];
+    while (*at != id)
+        at = &cache->known[*at].next;
+    *at = block->next;
+    block->published = false;
+    if (block->parent != MP_PREFIX_NONE)
+        cache->known[block->parent].children--;
+    mp_kv_give(&cache->kv, id);
+    count(&cache->counters.blocks, -1);
+    count(&cache->counters.evicted, 1);
+}
+
+static bool is_published(const mp_prefix_cache *cache, uint32_t id) {
+    return id < cache->capacity && cache->known[id].published;
+}
+
+/* Something that is idle goes: a part of a block that is in use or deep in a chain, or a whole block. */
+static bool evict(mp_prefix_cache *cache) {
+    if (cache->window_idle > cache->idle)
+        evict_window(cache, cache->window_oldest);
+    else if (cache->idle > 0)
+        evict_oldest(cache);
+    else
+        return false;
+    return true;
+}
+
+static void bound_idle(mp_prefix_cache *cache) {
+    const mp_kv_cache *kv = &cache->kv;
+    uint64_t limit = atomic_load_explicit(&kv->budget->limit, memory_order_relaxed);
+    if (limit == UINT64_MAX)
+        return;
+    uint64_t most = limit / 100 * cache->percent;
+    while (cache->idle * (uint64_t)kv->block_bytes + cache->window_idle * (uint64_t)kv->window_bytes > most)
+        if (!evict(cache))
+            return;
+}
+
+/* ---- counted use ------------------------------------------------------------------------------------------------- */
+
+mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) {
+    mp_error refused;
+    for (;;) {
+        mp_status status = mp_kv_take(&cache->kv, id, &refused);
+        if (status == MP_OK)
+            return MP_OK;
+        /* of spare parts one is enough: the others may be what a block could be made of; and of free blocks, when it
+         * is the window part of one that was refused */
+        const mp_kv_cache *kv = &cache->kv;
+        if (evict(cache) || ((kv->spare_count > 1 || kv->free_count > 1) && mp_kv_release(&cache->kv) > 0))
+            continue;
+        if (error)
+            *error = refused;
+        return status;
+    }
+}
+
+void mp_prefix_share(mp_prefix_cache *cache, uint32_t id) {
+    if (is_published(cache, id) && cache->kv.references[id] == 1)
+        unlist(cache, id);
+    mp_kv_share(&cache->kv, id);
+}
+
+void mp_prefix_give(mp_prefix_cache *cache, uint32_t id) {
+    mp_kv_give(&cache->kv, id);
+    if (!is_published(cache, id) || cache->kv.references[id] > 1)
+        return;
+    list_newest(cache, id);
+    bound_idle(cache);
+}
+
+void mp_prefix_see(mp_prefix_cache *cache, uint32_t id) {
+    if (!cache->kv.window_bytes)
+        return;
+    assert(cache->kv.window_memory[id]);
+    if (cache->kv.seen[id]++ == 0 && is_published(cache, id))
+        unlist_window(cache, id);
+}
+
+void mp_prefix_leave(mp_prefix_cache *cache, uint32_t id) {
+    if (!cache->kv.window_bytes)
+        return;
+    assert(cache->kv.seen[id] > 0);
+    if (--cache->kv.seen[id] > 0)
+        return;
+    if (is_published(cache, id)) {
+        list_window(cache, id);
+        bound_idle(cache);
+    } else {
+        mp_kv_forget(&cache->kv, id);
+    }
+}
+
+mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error) {
+    MP_TRY(mp_prefix_take(cache, id, error));
+    memcpy(cache->kv.memory[*id], cache->kv.memory[from], cache->kv.block_bytes);
+    if (cache->kv.window_bytes)
+        memcpy(cache->kv.window_memory[*id], cache->kv.window_memory[from], cache->kv.window_bytes);
+    return MP_OK;
+}
+
+/* ---- find, publish ----------------------------------------------------------------------------------------------- */
+
+mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, bool variant) {
+    return (mp_prefix_chain){
+        .last = MP_PREFIX_NONE, .tenant = tenant, .variant = variant, .closed = cache->percent == 0};
+}
+
+static void ensure_key(const mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens) {
+    if (!chain->key_known)
+        chain->key = key_after(cache, chain, tokens);
+    chain->key_known = true;
+}
+
+static void advance(mp_prefix_chain *chain, uint32_t id) {
+    chain->last = id;
+    chain->count++;
+    chain->key_known = false;
+}
+
+static uint32_t look_up(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
+    if (cache->capacity == 0)
+        return MP_PREFIX_NONE;
+    uint32_t id = cache->buckets[bucket_of(cache, chain->key)];
+    for (; id != MP_PREFIX_NONE; id = cache->known[id].next) {
+        const mp_prefix_block *block = &cache->known[id];
+        if (block->key.a == chain->key.a && block->key.b == chain->key.b && block->parent == chain->last &&
+            block->tenant == chain->tenant && block->variant == chain->variant &&
+            memcmp(block->tokens, tokens, sizeof block->tokens) == 0)
+            break;
+    }
+    return id;
+}
+
+bool mp_prefix_find(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id) {
+    if (chain->closed)
+        return false;
+    ensure_key(cache, chain, tokens);
+    uint32_t found = look_up(cache, chain, tokens);
+    if (found == MP_PREFIX_NONE)
+        return false;
+    mp_prefix_share(cache, found);
+    advance(chain, found);
+    *id = found;
+    return true;
+}
+
+uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most) {
+    uint32_t found, id = MP_PREFIX_NONE;
+    if (chain->closed || most == 0)
+        return 0;
+    ensure_key(cache, chain, tokens);
+    mp_prefix_chain ahead = *chain;
+    for (found = 0; found < most; found++) {
+        ensure_key(cache, &ahead, tokens + found * MP_KV_BLOCK);
+        uint32_t next = look_up(cache, &ahead, tokens + found * MP_KV_BLOCK);
+        if (next == MP_PREFIX_NONE)
+            break;
+        advance(&ahead, next);
+        id = next;
+    }
+    /* back from the last, until all that a row after it sees is there */
+    uint32_t end = chain->count + found;
+    for (uint32_t at = end; at > chain->count; id = cache->known[id].parent, at--) {
+        uint32_t needed = (uint32_t)mp_kv_first_seen(&cache->kv.group, (int64_t)end * MP_KV_BLOCK);
+        if (at - 1 < needed)
+            break;
+        if (!mp_kv_has_window(&cache->kv, id))
+            end = at - 1;
+    }
+    return end > chain->count ? end - chain->count : 0;
+}
+
+/* As many entries as there are block ids. */
+static bool grow(mp_prefix_cache *cache) {
+    uint32_t capacity = cache->kv.capacity;
+    if (cache->capacity >= capacity)
+        return true;
+    uint32_t *buckets = mp_alloc(capacity * sizeof *buckets, MP_TAG_KV);
+    mp_prefix_block *known = buckets ? mp_realloc(cache->known, capacity * sizeof *known, MP_TAG_KV) : NULL;
+    if (!known) {
+        mp_free(buckets);
+        return false;
+    }
+    mp_free(cache->buckets);
+    cache->buckets = buckets;
+    cache->known = known;
+    for (uint32_t id = cache->capacity; id < capacity; id++)
+        known[id].published = false;
+    cache->capacity = capacity;
+    memset(buckets, 0xFF, capacity * sizeof *buckets); /* MP_PREFIX_NONE */
+    for (uint32_t id = 0; id < capacity; id++)
+        if (known[id].published) {
+            uint32_t *bucket = &buckets[bucket_of(cache, known[id].key)];
+            known[id].next = *bucket;
+            *bucket = id;
+        }
+    return true;
+}
+
+void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id) {
+    if (chain->closed)
+        return;
+    ensure_key(cache, chain, tokens);
+    uint32_t found = look_up(cache, chain, tokens);
+    if (found != MP_PREFIX_NONE) {
+        mp_prefix_share(cache, found);
+        if (mp_kv_has_window(&cache->kv, found)) {
+            mp_prefix_see(cache, found);
+            mp_prefix_leave(cache, *id);
+        } else {
+            cache->kv.seen[*id]--;
+            mp_kv_move(&cache->kv, *id, found);
+            cache->kv.seen[found]++;
+        }
+        mp_prefix_give(cache, *id);
+        *id = found;
+    } else if (grow(cache)) {
+        mp_prefix_block *block = &cache->known[*id];
+        uint32_t *bucket = &cache->buckets[bucket_of(cache, chain->key)];
+        assert(!block->published);
+        *block = (mp_prefix_block){.key = chain->key, .parent = chain->last, .tenant = chain->tenant,
+                                   .variant = chain->variant, .next = *bucket, .published = true};
+        memcpy(block->tokens, tokens, sizeof block->tokens);
+        *bucket = *id;
+        if (chain->last != MP_PREFIX_NONE)
+            cache->known[chain->last].children++;
+        mp_kv_share(&cache->kv, *id);
+        count(&cache->counters.blocks, 1);
+    } else {
+        chain->closed = true;
+        return;
+    }
+    advance(chain, *id);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+uint64_t mp_prefix_shrink(mp_prefix_cache *cache, uint64_t bytes) {
+    uint64_t given = 0;
+    while (given < bytes) {
+        size_t bytes_given = mp_kv_release(&cache->kv);
+        given += bytes_given;
+        if (bytes_given == 0 && !evict(cache))
+            break;
+    }
+    return given;
+}
+
+uint64_t mp_prefix_trim(mp_prefix_cache *cache) {
+    uint64_t bytes = mp_prefix_shrink(cache, UINT64_MAX);
+    mp_kv_trim(&cache->kv);
+    if (atomic_load_explicit(&cache->counters.blocks, memory_order_relaxed) == 0) {
+        mp_free(cache->known);
+        mp_free(cache->buckets);
+        cache->known = NULL;
+        cache->buckets = NULL;
+        cache->capacity = 0;
+    }
+    return bytes;
+}

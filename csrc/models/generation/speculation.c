@@ -1,0 +1,145 @@
+#include "models/generation/speculation.h"
+
+static const double MARGIN = 1.02;    /* what guesses must promise, for what is measured is not exact */
+static const double TRIAL = 0.01;     /* share of the time that may be lost */
+static const double OPENING = 2;      /* steps that may be lost at first, to learn anything */
+static const double MOST_DRIFT = 0.2; /* of a step: one that was held up is not the rule */
+static const double RESERVE = 8;      /* steps that earlier gains pay for at most */
+enum { TRIAL_RUN = MP_DRAFT_LONG, TRIAL_TOKENS = 3, FIRST = 4 };
+
+void mp_speculation_init(mp_speculation *s, mp_speculate mode) {
+    *s = (mp_speculation){.mode = mode, .odds = {0.3f, 0.5f, 0.7f, 0.85f}};
+}
+
+static int odds_row(int run) { return run <= 2 ? 0 : run <= 4 ? 1 : run <= 8 ? 2 : 3; }
+
+static float odds_of(const mp_speculation *s, const mp_guess *guess, int i) {
+    int row = odds_row(guess->run + i);
+    return guess->odds[row] > 0 ? guess->odds[row] : s->odds[row];
+}
+
+bool mp_speculation_open(const mp_speculation *s, int sequences, int rows) {
+    if (s->mode == MP_SPECULATE_OFF || rows >= MP_GUESS_ROWS)
+        return false;
+    return s->mode == MP_SPECULATE_ALWAYS || (rows == sequences && s->plain[rows].seen && s->balance_ns > 0);
+}
+
+/* Time of a step with guesses, so many rows in all, as measured or from what was measured beside it. */
+static double time_of(const mp_speculation *s, int sequences, int rows, double row_ns) {
+    double base = s->plain[sequences].ns, from = base, to = 0;
+    int low = sequences, high = rows;
+    for (int i = sequences + 1; i <= rows; i++)
+        if (s->guessed[i].seen) {
+            low = i;
+            from = s->guessed[i].ns;
+        }
+    while (high <= MP_GUESS_ROWS && !s->guessed[high].seen)
+        high++;
+    if (high <= MP_GUESS_ROWS)
+        to = s->guessed[high].ns;
+    row_ns = row_ns < base / 4 ? row_ns : base / 4;
+    double ns = low == rows ? from
+                : to > 0    ? from + (to - from) * (rows - low) / (high - low)
+                            : from + row_ns * (rows - low);
+    return ns > base ? ns : base;
+}
+
+/* One guess, the likeliest, a few tokens far, if there are means for it. */
+static void try_again(const mp_speculation *s, mp_guess **guesses, int n, int sequences, int room) {
+    mp_guess *best = NULL;
+    if (s->balance_ns > RESERVE / 2 * s->plain[sequences].ns)
+        for (int g = 0; g < n; g++)
+            if (guesses[g]->count > 0 && guesses[g]->run >= TRIAL_RUN && (!best || guesses[g]->run > best->run))
+                best = guesses[g];
+    int count = room < TRIAL_TOKENS ? room : TRIAL_TOKENS;
+    for (int g = 0; g < n; g++)
+        if (guesses[g] != best || guesses[g]->count > count)
+            guesses[g]->count = guesses[g] == best ? count : 0;
+}
+
+void mp_speculation_choose(mp_speculation *s, mp_guess **guesses, int n, int sequences, int rows, uint64_t row_ns) {
+    int room = MP_GUESS_ROWS - rows;
+    if (n == 0)
+        return;
+    if (s->mode == MP_SPECULATE_ALWAYS) {
+        for (int g = 0; g < n; g++) {
+            guesses[g]->count = guesses[g]->count < room ? guesses[g]->count : room;
+            room -= guesses[g]->count;
+        }
+        return;
+    }
+    /* the likeliest token first: a guess's odds only fall from token to token */
+    int taken[MP_GUESS_ROWS] = {0}, best[MP_GUESS_ROWS] = {0};
+    double next[MP_GUESS_ROWS], tokens = sequences;
+    double rate = MARGIN * tokens / s->plain[sequences].ns;
+    bool pays = false;
+    for (int g = 0; g < n; g++)
+        next[g] = guesses[g]->count > 0 ? odds_of(s, guesses[g], 0) : 0;
+    for (int more = 1; more <= room; more++) {
+        int likeliest = 0;
+        for (int g = 1; g < n; g++)
+            if (next[g] > next[likeliest])
+                likeliest = g;
+        mp_guess *guess = guesses[likeliest];
+        if (next[likeliest] <= 0)
+            break;
+        tokens += next[likeliest];
+        next[likeliest] *= ++taken[likeliest] < guess->count ? odds_of(s, guess, taken[likeliest]) : 0;
+        double now = tokens / time_of(s, sequences, rows + more, (double)row_ns);
+        if (now <= rate)
+            continue; /* a row more may be next to free: a tile takes several */
+        rate = now;
+        pays = true;
+        for (int g = 0; g < n; g++)
+            best[g] = taken[g];
+    }
+    if (!pays) {
+        try_again(s, guesses, n, sequences, room);
+        return;
+    }
+    for (int g = 0; g < n; g++)
+        guesses[g]->count = best[g];
+}
+
+static void run_mean(float *mean, bool right, float weight) {
+    *mean += ((right ? 1.0f : 0.0f) - *mean) * weight;
+    *mean = *mean > 0.001f ? *mean : 0.001f; /* 0 = not known */
+}
+
+void mp_speculation_learn(mp_speculation *s, mp_guess *guess, int i, bool right) {
+    int row = odds_row(guess->run + i);
+    if (!(guess->odds[row] > 0))
+        guess->odds[row] = s->odds[row];
+    run_mean(&guess->odds[row], right, 1.0f / 8);
+    run_mean(&s->odds[row], right, 1.0f / 32);
+}
+
+void mp_speculation_account(mp_speculation *s, int sequences, int checked, int right, uint64_t took_ns) {
+    if (sequences > MP_GUESS_ROWS || sequences + checked > MP_GUESS_ROWS)
+        return;
+    mp_pace *pace = checked ? &s->guessed[sequences + checked] : &s->plain[sequences];
+    double ns = (double)took_ns;
+    if (pace->seen < FIRST) { /* the least of a few: whatever holds a step up only makes it longer */
+        pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
+        pace->seen++;
+    } else { /* what all steps have in common soon, what sets this kind apart slowly */
+        double drift = ns / pace->ns - 1;
+        drift = drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
+        for (int i = 1; i <= MP_GUESS_ROWS; i++) {
+            s->plain[i].ns *= 1 + drift / 8;
+            s->guessed[i].ns *= 1 + drift / 8;
+        }
+        pace->ns *= 1 + drift / 32;
+    }
+    if (!s->plain[sequences].seen)
+        return;
+    double base = s->plain[sequences].ns;
+    if (!s->opened)
+        s->balance_ns = OPENING * base;
+    s->opened = true;
+    s->balance_ns += TRIAL * base + right * base / sequences;
+    if (checked && pace->ns > base)
+        s->balance_ns -= pace->ns - base;
+    if (s->balance_ns > RESERVE * base)
+        s->balance_ns = RESERVE * base;
+}

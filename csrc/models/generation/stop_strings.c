@@ -1,0 +1,118 @@
+#include "models/generation/stop_strings.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+void mp_stream_init(mp_stream *stream, mp_choice *choice) { *stream = (mp_stream){.choice = choice}; }
+
+static void put(mp_stream *stream, const uint8_t *bytes, size_t count) {
+    assert(stream->bytes + count <= stream->choice->text_capacity);
+    memcpy(stream->choice->text + stream->bytes, bytes, count);
+    stream->bytes += (uint32_t)count;
+}
+
+static void put_replacement(mp_stream *stream) { put(stream, (const uint8_t *)"\xEF\xBF\xBD", 3); }
+
+/* Length of the character that `lead` begins, 0 for a byte that begins none. */
+static int character_bytes(uint8_t lead) {
+    if (lead < 0x80)
+        return 1;
+    if (lead >= 0xC2 && lead <= 0xDF)
+        return 2;
+    if (lead >= 0xE0 && lead <= 0xEF)
+        return 3;
+    if (lead >= 0xF0 && lead <= 0xF4)
+        return 4;
+    return 0;
+}
+
+/* May `next` be byte number `at` of the character that begins with `lead`? (Unicode 15, table 3-7) */
+static bool continues(uint8_t lead, int at, uint8_t next) {
+    uint8_t low = 0x80, high = 0xBF;
+    if (at == 1) {
+        if (lead == 0xE0)
+            low = 0xA0;
+        else if (lead == 0xED)
+            high = 0x9F;
+        else if (lead == 0xF0)
+            low = 0x90;
+        else if (lead == 0xF4)
+            high = 0x8F;
+    }
+    return next >= low && next <= high;
+}
+
+static void append_byte(mp_stream *stream, uint8_t byte) {
+    if (stream->pending_bytes > 0) {
+        if (continues(stream->pending[0], stream->pending_bytes, byte)) {
+            stream->pending[stream->pending_bytes++] = byte;
+            if (stream->pending_bytes == character_bytes(stream->pending[0])) {
+                put(stream, stream->pending, (size_t)stream->pending_bytes);
+                stream->pending_bytes = 0;
+            }
+            return;
+        }
+        put_replacement(stream); /* one for the longest beginning of a character, as Python's decoder does */
+        stream->pending_bytes = 0;
+    }
+    int length = character_bytes(byte);
+    if (length == 1)
+        put(stream, &byte, 1);
+    else if (length == 0)
+        put_replacement(stream);
+    else
+        stream->pending[stream->pending_bytes++] = byte;
+}
+
+/* Start of the longest end of text[from..bytes) that begins a stop string; bytes when none does. */
+static uint32_t held_from(const char *text, uint32_t from, uint32_t bytes, int n_stop, char *const *stop,
+                          const int32_t *stop_bytes) {
+    uint32_t held = bytes;
+    for (int i = 0; i < n_stop; i++) {
+        uint32_t most = (uint32_t)stop_bytes[i] - 1;
+        uint32_t start = bytes - from > most ? bytes - most : from;
+        for (; start < held; start++)
+            if (memcmp(text + start, stop[i], bytes - start) == 0) {
+                held = start;
+                break;
+            }
+    }
+    return held;
+}
+
+int mp_stream_append(mp_stream *stream, const uint8_t *bytes, size_t count, int n_stop, char *const *stop,
+                     const int32_t *stop_bytes) {
+    mp_choice *choice = stream->choice;
+    uint32_t decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
+    for (size_t i = 0; i < count; i++)
+        append_byte(stream, bytes[i]);
+    /* a stop string cannot begin in text that is decided already */
+    int found = -1;
+    uint32_t found_at = stream->bytes;
+    for (int i = 0; i < n_stop; i++)
+        for (uint32_t at = decided; at + (uint32_t)stop_bytes[i] <= stream->bytes && at < found_at; at++)
+            if (memcmp(choice->text + at, stop[i], (size_t)stop_bytes[i]) == 0) {
+                found = i;
+                found_at = at;
+                break;
+            }
+    if (found >= 0) {
+        stream->bytes = found_at;
+        stream->pending_bytes = 0;
+        atomic_store_explicit(&choice->text_bytes, found_at, memory_order_release);
+        return found;
+    }
+    uint32_t held = held_from(choice->text, decided, stream->bytes, n_stop, stop, stop_bytes);
+    if (held > decided)
+        atomic_store_explicit(&choice->text_bytes, held, memory_order_release);
+    return -1;
+}
+
+void mp_stream_finish(mp_stream *stream) {
+    if (stream->pending_bytes > 0) {
+        put_replacement(stream);
+        stream->pending_bytes = 0;
+    }
+    atomic_store_explicit(&stream->choice->text_bytes, stream->bytes, memory_order_release);
+}

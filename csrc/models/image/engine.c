@@ -1,0 +1,632 @@
+/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers, and
+ * some parts of one that takes longer than a step may: a few of these are on their way in turns, so that nobody waits
+ * for the whole of another's. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "models/image/vit.h"
+
+enum {
+    GROUP_ROWS = 512,   /* rows that one lane takes through the layers at once, at least an image: wide layers want more
+                         rows to a pass over their weights than those of small text encoders */
+    STEP_ROWS = 16384, /* most rows in a step, whatever the budget */
+    MOST_LARGE = 4,    /* images on their way at a time: each has a state */
+    LARGE_MS = 25,     /* that a step gives one, however long it may be: whoever comes within it waits for its end */
+    TABLE_ROWS = 2048  /* positions of more are made part by part: others would wait for the table */
+};
+
+typedef struct group { /* images that are computed together */
+    int first, count, rows, patches;
+} group;
+
+typedef struct position_table { /* positions of one size other than the model's own, kept for the next step */
+    int32_t down, across;
+    float *data; /* [down * across, hidden] */
+    size_t bytes;
+} position_table;
+
+typedef struct large_image { /* one that is on its way */
+    mp_item *item; /* whose next one it is; NULL: there is none */
+    bool begun;    /* then: */
+    mp_vit_cursor at;
+    uint8_t *state; /* the network's, between steps */
+    uint64_t ops;   /* done so far */
+    mp_arena memory; /* for the state */
+    uint64_t charged;
+} large_image;
+
+typedef struct vit_engine {
+    mp_engine base;
+    mp_vit *model;
+    mp_budget *budget;
+    mp_arena arena;
+    uint64_t charged;     /* for the arena */
+    mp_vit_image *images; /* [capacity] of the step */
+    int *owner;           /* [capacity] index of the item in the plan */
+    group *groups;        /* [capacity] */
+    int capacity;
+    position_table positions;
+    large_image large[MOST_LARGE];
+    large_image *planned; /* which of them goes on in the coming step, or NULL, and for about how long */
+    uint64_t planned_ns;
+} vit_engine;
+
+/* The first keeps its memory for the next. */
+static void forget_large(vit_engine *engine, large_image *large) {
+    large->item = NULL;
+    large->begun = false;
+    if (large != engine->large)
+        mp_engine_release(&large->memory, engine->budget, &large->charged);
+    if (engine->planned == large)
+        engine->planned = NULL;
+}
+
+static large_image *large_of(vit_engine *engine, const mp_item *item) {
+    for (int i = 0; i < MOST_LARGE; i++)
+        if (engine->large[i].item == item)
+            return &engine->large[i];
+    return NULL;
+}
+
+/* ---- check ------------------------------------------------------------------------------------------------------- */
+
+static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, int32_t width, mp_error *error) {
+    const int32_t side = model->grid * model->patch;
+    if (!model->any_size && (height != side || width != side))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, the model takes %d x %d", image, width,
+                       height, side, side);
+    if (height < model->patch || width < model->patch)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d and more a side", image,
+                       width, height, model->patch);
+    int64_t rows = (int64_t)(height / model->patch) * (width / model->patch);
+    if (rows > MP_VIT_MOST_PATCHES)
+        return mp_fail(error, MP_LIMIT, "image %d has %lld patches, allowed: %d", image, (long long)rows,
+                       (int)MP_VIT_MOST_PATCHES);
+    return MP_OK;
+}
+
+mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+    const mp_vit *model = (const mp_vit *)base;
+    mp_image_call *call = (mp_image_call *)call_base;
+    const bool tokens = call->output == MP_EMBED_TOKENS;
+    int32_t most = tokens ? model->hidden : model->head.width;
+    int64_t rows = 0;
+    uint64_t ops = 0, parts = 0;
+    if (call->dimensions < 0 || call->dimensions > most || (tokens && call->dimensions && call->dimensions != most))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives %s%d", call->dimensions,
+                       tokens ? "" : "1 to ", most);
+    for (int32_t i = 0; i < call->n_images; i++) {
+        int32_t height = call->sizes[2 * i], width = call->sizes[2 * i + 1];
+        MP_TRY(check_size(model, i, height, width, error));
+        const uint64_t own = mp_vit_image_parts(model, height / model->patch, width / model->patch);
+        rows += mp_vit_rows(model, height / model->patch, width / model->patch);
+        ops += mp_vit_image_ops(model, height / model->patch, width / model->patch);
+        parts = own > parts ? own : parts;
+    }
+    call->most_parts = parts;
+    *cost_ns = mp_vit_ns(model, ops);
+    *total = (uint32_t)call->n_images;
+    return mp_image_call_output(call, rows, call->dimensions ? call->dimensions : most, error);
+}
+
+/* ---- plan -------------------------------------------------------------------------------------------------------- */
+
+static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error) {
+    (void)error;
+    item->state = engine;
+    return MP_OK;
+}
+
+static int64_t image_rows(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+    return mp_vit_rows(model, call->sizes[2 * image] / model->patch, call->sizes[2 * image + 1] / model->patch);
+}
+
+static uint64_t image_ns(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+    return mp_vit_ns(model, mp_vit_image_ops(model, call->sizes[2 * image] / model->patch,
+                                             call->sizes[2 * image + 1] / model->patch));
+}
+
+/* Whether an item's next image takes longer than a step may. */
+static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
+    return large_of(engine, item) ||
+           image_ns(engine->model, (const mp_image_call *)item->call, item->cursor) > budget_ns;
+}
+
+/* The large image that goes on: that of the first item that has one and finds a place for it. */
+static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uint64_t budget_ns) {
+    mp_item *first = NULL;
+    for (int i = 0; i < n; i++) {
+        if (!is_large(engine, items[i], budget_ns))
+            continue;
+        large_image *large = large_of(engine, items[i]);
+        large = large ? large : large_of(engine, NULL);
+        if (large) {
+            large->item = items[i];
+            return large;
+        }
+        first = first ? first : items[i];
+    }
+    if (!first)
+        return NULL;
+    forget_large(engine, engine->large); /* of somebody who is not to go on now */
+    engine->large->item = first;
+    return engine->large;
+}
+
+/* It comes into the plan with the time that is left, a part of it at least. */
+static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
+    const mp_vit *model = engine->model;
+    const mp_image_call *call = (const mp_image_call *)large->item->call;
+    const uint64_t all_ns = image_ns(model, call, large->item->cursor);
+    const uint64_t done_ns = large->begun ? mp_vit_ns(model, large->ops) : 0;
+    const uint64_t left_ns = all_ns > done_ns ? all_ns - done_ns : 0, least = mp_vit_ns(model, mp_vit_part_ops(model));
+    uint64_t ns = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
+    ns = ns < LARGE_MS * 1000000ull ? ns : LARGE_MS * 1000000ull;
+    ns = ns > least ? ns : least;
+    engine->planned = large;
+    engine->planned_ns = ns;
+    plan->cost_ns += ns < left_ns ? ns : left_ns;
+    plan->items[plan->count] = large->item;
+    plan->amount[plan->count++] = 1;
+    plan->together = true;
+    const int lanes = mp_lanes_worth(&model->base.facts, image_rows(model, call, large->item->cursor),
+                                     10 * model->layer_count + 4);
+    plan->lanes = lanes > plan->lanes ? lanes : plan->lanes;
+}
+
+/* As for texts: each item in turn is offered an equal share of the time that is left, and the first gets at least one
+ * image. A large one takes what is left of it. */
+static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    vit_engine *engine = (vit_engine *)base;
+    const mp_vit *model = engine->model;
+    const uint64_t group_ns = mp_vit_ns(model, GROUP_ROWS * (mp_vit_before_ops(model) + mp_vit_after_ops(model)) *
+                                                   (uint64_t)model->layer_count);
+    uint64_t left = budget_ns;
+    int64_t planned = 0;
+    uint32_t images = 0;
+    large_image *large = choose_large(engine, items, n, budget_ns);
+    engine->planned = NULL;
+    plan->count = 0;
+    plan->cost_ns = 0;
+    for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
+        mp_item *item = items[i];
+        const mp_image_call *call = (const mp_image_call *)item->call;
+        if (large && is_large(engine, item, budget_ns))
+            continue;
+        const uint64_t equal = left / (uint64_t)(n - i), least = left < group_ns ? left : group_ns;
+        const uint64_t share = equal > least ? equal : least;
+        uint64_t used = 0;
+        uint32_t taken = 0;
+        while (item->cursor + taken < item->total) {
+            const int64_t rows = image_rows(model, call, item->cursor + taken);
+            const uint64_t ns = image_ns(model, call, item->cursor + taken);
+            if ((ns > share - used || planned + rows > STEP_ROWS) && !(plan->count == 0 && taken == 0))
+                break;
+            used = ns < share - used ? used + ns : share;
+            planned += rows;
+            plan->cost_ns += ns;
+            taken++;
+        }
+        if (taken == 0)
+            continue;
+        left -= used;
+        images += taken;
+        plan->items[plan->count] = item;
+        plan->amount[plan->count++] = taken;
+    }
+    plan->together = images == 1; /* else each lane has images of its own */
+    plan->lanes = images < 256 ? (int)images : 256;
+    if (plan->together)
+        plan->lanes = mp_lanes_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
+    if (large)
+        plan_large(engine, large, budget_ns, plan);
+}
+
+/* ---- step -------------------------------------------------------------------------------------------------------- */
+
+typedef struct step_run {
+    vit_engine *engine;
+    mp_lease *lease;
+    int group_count, part_rows;
+    bool together;  /* all lanes share one group instead of taking one each */
+    uint64_t part_ops;
+    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces: state, then what a part needs */
+    size_t state_bytes, group_bytes, lane_bytes;
+    uint8_t *lane_scratch; /* [lanes] pieces */
+    mp_vit_pass shared;    /* of the one group */
+    _Atomic int next;
+    _Atomic bool stopped;
+    _Atomic uint64_t ops;
+} step_run;
+
+static mp_vit_pass pass_of(const step_run *run, const group *part, int piece) {
+    uint8_t *scratch = run->group_scratch + (size_t)piece * run->group_bytes;
+    return (mp_vit_pass){
+        .model = run->engine->model,
+        .images = run->engine->images + part->first,
+        .count = part->count,
+        .M = part->rows,
+        .P = part->patches,
+        .state = scratch,
+        .part = scratch + run->state_bytes,
+        .part_rows = run->part_rows,
+        .part_ops = run->part_ops,
+        .lease = run->lease,
+    };
+}
+
+static void forward(step_run *run, const mp_lane *lane, mp_vit_pass *pass, void *own) {
+    mp_vit_lane l = {.lane = lane, .pass = pass, .own = own};
+    if (!mp_vit_forward(&l))
+        atomic_store_explicit(&run->stopped, true, memory_order_relaxed);
+    if (lane->index == 0)
+        atomic_fetch_add_explicit(&run->ops, pass->ops, memory_order_relaxed);
+}
+
+static void step_body(const mp_lane *lane, void *arg) {
+    step_run *run = arg;
+    void *own = run->lane_scratch + (size_t)lane->index * run->lane_bytes;
+    const mp_lane single = mp_lane_single();
+    if (run->together) { /* one image, one group */
+        forward(run, lane, &run->shared, own);
+        return;
+    }
+    for (;;) {
+        int g = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+        if (g >= run->group_count || mp_lease_poll(run->lease))
+            return;
+        mp_vit_pass pass = pass_of(run, &run->engine->groups[g], lane->index);
+        forward(run, &single, &pass, own);
+    }
+}
+
+static mp_status make_lists(vit_engine *engine, int images, mp_error *error) {
+    if (images <= engine->capacity)
+        return MP_OK;
+    mp_vit_image *grown = mp_realloc(engine->images, (size_t)images * sizeof *grown, MP_TAG_SCRATCH);
+    if (grown)
+        engine->images = grown;
+    int *owner = mp_realloc(engine->owner, (size_t)images * sizeof *owner, MP_TAG_SCRATCH);
+    if (owner)
+        engine->owner = owner;
+    group *groups = mp_realloc(engine->groups, (size_t)images * sizeof *groups, MP_TAG_SCRATCH);
+    if (groups)
+        engine->groups = groups;
+    if (!grown || !owner || !groups)
+        return mp_fail_memory(error, (uint64_t)images * (sizeof *grown + sizeof *groups), "the images of a step");
+    engine->capacity = images;
+    return MP_OK;
+}
+
+static void drop_positions(vit_engine *engine) {
+    mp_free(engine->positions.data);
+    mp_budget_give(engine->budget, engine->positions.bytes);
+    engine->positions = (position_table){0};
+}
+
+/* The positions of the step's first image that has not the model's own size, unless they are those of the last step.
+ * Without memory for them they are made a row at a time, with the same bits. */
+static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) {
+    const mp_vit *model = engine->model;
+    position_table *table = &engine->positions;
+    int first = 0;
+    while (first < count && images[first].down == model->grid && images[first].across == model->grid)
+        first++;
+    if (first == count)
+        return;
+    const int32_t down = images[first].down, across = images[first].across;
+    if (!table->data || table->down != down || table->across != across) {
+        drop_positions(engine);
+        size_t bytes = (size_t)down * (size_t)across * (size_t)model->hidden * sizeof(float);
+        float *scratch = mp_alloc_array(mp_vit_position_scratch(model), sizeof *scratch, MP_TAG_SCRATCH);
+        if (scratch && mp_budget_take(engine->budget, bytes)) {
+            table->data = mp_alloc_zeroed(bytes, MP_TAG_SCRATCH);
+            if (!table->data)
+                mp_budget_give(engine->budget, bytes);
+        }
+        if (table->data) {
+            *table = (position_table){down, across, table->data, bytes};
+            for (int32_t n = 0; n < down * across; n++)
+                mp_vit_add_position(model, down, across, n / across, n % across, scratch,
+                                    table->data + (int64_t)n * model->hidden);
+        }
+        mp_free(scratch);
+    }
+    for (int i = first; i < count; i++)
+        if (table->data && images[i].down == down && images[i].across == across)
+            images[i].positions = table->data;
+}
+
+/* Where the result of an image stands among those of its call: in vectors, or in rows. */
+static int64_t result_at(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+    int64_t at = image;
+    for (uint32_t n = 0; call->output == MP_EMBED_TOKENS && n < image; n++)
+        at += image_rows(model, call, n) - 1;
+    return at;
+}
+
+static mp_vit_image describe(const mp_vit *model, const mp_image_call *call, uint32_t image, int64_t at) {
+    const int32_t down = call->sizes[2 * image] / model->patch, across = call->sizes[2 * image + 1] / model->patch;
+    return (mp_vit_image){
+        .pixels = call->pixels + call->offsets[image],
+        .width = call->sizes[2 * image + 1],
+        .down = down,
+        .across = across,
+        .n = mp_vit_rows(model, down, across),
+        .dimensions = call->width,
+        .normalize = call->normalize < 0 ? model->head.normalize : call->normalize > 0,
+        .want_tokens = call->output == MP_EMBED_TOKENS,
+        .out = call->vectors + at * call->width,
+    };
+}
+
+/* Whether what is planned of an item is its large image. */
+static bool is_planned(const vit_engine *engine, const mp_item *item) {
+    return engine->planned && engine->planned->item == item;
+}
+
+/* The images of a plan, in order. */
+static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, int64_t *rows, int *longest,
+                         mp_error *error) {
+    const mp_vit *model = engine->model;
+    uint32_t most = 0;
+    for (int i = 0; i < plan->count; i++)
+        most += plan->amount[i];
+    MP_TRY(make_lists(engine, (int)most, error));
+    *count = 0;
+    *rows = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const mp_item *item = plan->items[i];
+        const mp_image_call *call = (const mp_image_call *)item->call;
+        int64_t at = result_at(model, call, item->cursor);
+        if (is_planned(engine, item) || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            continue;
+        for (uint32_t n = item->cursor; n < item->cursor + plan->amount[i]; n++) {
+            const mp_vit_image *image = &engine->images[*count];
+            engine->images[*count] = describe(model, call, n, at);
+            engine->owner[(*count)++] = i;
+            at += image->want_tokens ? image->n : 1;
+            *rows += image->n;
+            *longest = image->n > *longest ? image->n : *longest;
+        }
+    }
+    keep_positions(engine, engine->images, *count);
+    return MP_OK;
+}
+
+/* Groups of the step's images; the rows and images of the largest. */
+static int make_groups(vit_engine *engine, int images, int64_t limit, int *most_rows, int *most_images) {
+    int count = 0;
+    *most_rows = *most_images = 1;
+    for (int i = 0; i < images;) {
+        group *part = &engine->groups[count++];
+        *part = (group){.first = i};
+        while (i < images && (part->count == 0 || part->rows + engine->images[i].n <= limit)) {
+            mp_vit_image *image = &engine->images[i++];
+            image->row = part->rows;
+            image->patch = part->patches;
+            part->rows += image->n;
+            part->patches += image->down * image->across;
+            part->count++;
+        }
+        *most_rows = part->rows > *most_rows ? part->rows : *most_rows;
+        *most_images = part->count > *most_images ? part->count : *most_images;
+    }
+    return count;
+}
+
+/* So many more of an item's images are there. */
+static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
+    mp_engine_advance(item, images, &((mp_image_call *)item->call)->done, outcome);
+}
+
+static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
+    for (int i = 0; i < images; i++)
+        if (!engine->images[i].finite)
+            mp_engine_fail_numeric(plan->items[engine->owner[i]], &outcomes[engine->owner[i]]);
+    for (int i = 0; i < plan->count; i++) {
+        mp_item *item = plan->items[i];
+        if (outcomes[i] != MP_OUTCOME_FAILED && !is_planned(engine, item) &&
+            !atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+            count_done(item, plan->amount[i], &outcomes[i]);
+    }
+}
+
+typedef struct large_run {
+    mp_vit_pass pass;
+    uint8_t *own; /* [lanes][own_bytes] */
+    size_t own_bytes;
+    bool done;
+} large_run;
+
+static void large_body(const mp_lane *lane, void *arg) {
+    large_run *run = arg;
+    mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
+    const bool done = mp_vit_forward(&l);
+    if (lane->index == 0)
+        run->done = done;
+}
+
+static mp_status begin_large(vit_engine *engine, large_image *large, int32_t rows, mp_error *error) {
+    const size_t bytes = mp_vit_state_bytes(engine->model, rows);
+    if (large->begun)
+        return MP_OK;
+    mp_arena_reset(&large->memory);
+    MP_TRY(mp_engine_reserve(&large->memory, bytes, engine->budget, &large->charged, error));
+    large->state = mp_arena_take(&large->memory, bytes);
+    large->at = (mp_vit_cursor){0};
+    large->ops = 0;
+    large->begun = true;
+    return MP_OK;
+}
+
+/* Whether there is memory that will come back: of others that are on their way. */
+static bool others_begun(const vit_engine *engine, const large_image *large) {
+    for (int i = 0; i < MOST_LARGE; i++)
+        if (&engine->large[i] != large && engine->large[i].begun)
+            return true;
+    return false;
+}
+
+/* Parts of the planned image, one at least, until the time is over; returns the operations that were done. */
+static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_outcome *outcome) {
+    const mp_vit *model = engine->model;
+    large_image *large = engine->planned;
+    mp_item *item = large->item;
+    const mp_image_call *call = (const mp_image_call *)item->call;
+    mp_vit_image image = describe(model, call, item->cursor, result_at(model, call, item->cursor));
+    const uint64_t part_ops = mp_vit_part_ops(model);
+    const int part_rows = mp_vit_part_rows(model, image.n, part_ops);
+    const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_lane_scratch(model, image.n);
+    const size_t lanes = own * (size_t)lease->lanes;
+    mp_status status = begin_large(engine, large, image.n, &item->error);
+    mp_arena_reset(&engine->arena);
+    if (status == MP_OK)
+        status = mp_engine_reserve(&engine->arena, part + lanes, engine->budget, &engine->charged, &item->error);
+    if (status != MP_OK) {
+        *outcome = others_begun(engine, large) ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
+        return 0;
+    }
+    if (large->at.layer == 0 && large->at.stage == 0 && image.n <= TABLE_ROWS)
+        keep_positions(engine, &image, 1);
+    large_run run = {
+        .own_bytes = own,
+        .pass = {.model = model,
+                 .images = &image,
+                 .count = 1,
+                 .M = image.n,
+                 .P = image.down * image.across,
+                 .state = large->state,
+                 .part = mp_arena_take(&engine->arena, part),
+                 .part_rows = part_rows,
+                 .part_ops = part_ops,
+                 .lease = lease,
+                 .unwanted = &item->cancelled,
+                 .until_ns = mp_sys_after(start, engine->planned_ns),
+                 .cursor = large->at},
+    };
+    run.own = mp_arena_take(&engine->arena, lanes);
+    mp_lease_run(lease, large_body, &run);
+    large->at = run.pass.cursor;
+    large->ops += run.pass.ops;
+    if (run.done) {
+        forget_large(engine, large);
+        if (mp_weights_poisoned(model->weights))
+            return run.pass.ops; /* the caller says so */
+        if (image.finite)
+            count_done(item, 1, outcome);
+        else
+            mp_engine_fail_numeric(item, outcome);
+    }
+    return run.pass.ops;
+}
+
+static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    vit_engine *engine = (vit_engine *)base;
+    mp_error error;
+    mp_error_clear(&error);
+    int images = 0, longest = 1, group_rows, group_images;
+    int64_t rows = 0;
+    uint64_t start = mp_sys_now_ns();
+    if (collect(engine, plan, &images, &rows, &longest, &error) != MP_OK) {
+        mp_engine_fail_all(plan, &error, outcomes);
+        return;
+    }
+    /* groups of equal size, at least one a lane when there are images enough; a single image is shared by all lanes */
+    int64_t limit = (rows + lease->lanes - 1) / lease->lanes;
+    limit = limit < GROUP_ROWS ? limit : GROUP_ROWS;
+    step_run run = {.engine = engine, .lease = lease, .together = images == 1 && lease->lanes > 1};
+    run.group_count = make_groups(engine, images, limit, &group_rows, &group_images);
+    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.together ? 1 : lease->lanes);
+    run.part_rows = mp_vit_part_rows(engine->model, group_rows, run.part_ops);
+    run.state_bytes = mp_vit_state_bytes(engine->model, group_rows);
+    run.group_bytes = run.state_bytes + mp_vit_part_bytes(engine->model, run.part_rows, group_images);
+    run.lane_bytes = mp_vit_lane_scratch(engine->model, longest);
+    size_t shared = run.group_bytes * (size_t)(run.together ? 1 : lease->lanes);
+    size_t lanes = run.lane_bytes * (size_t)lease->lanes;
+    mp_arena_reset(&engine->arena);
+    if (mp_engine_reserve(&engine->arena, shared + lanes, engine->budget, &engine->charged, &error) != MP_OK) {
+        mp_engine_fail_all(plan, &error, outcomes);
+        return;
+    }
+    run.group_scratch = mp_arena_take(&engine->arena, shared);
+    run.lane_scratch = mp_arena_take(&engine->arena, lanes);
+    if (images > 0) {
+        run.shared = pass_of(&run, &engine->groups[0], 0);
+        mp_lease_run(lease, step_body, &run);
+    }
+
+    bool stopped = mp_lease_poll(lease) || atomic_load_explicit(&run.stopped, memory_order_relaxed);
+    uint64_t ops = atomic_load_explicit(&run.ops, memory_order_relaxed);
+    for (int i = 0; i < plan->count; i++)
+        outcomes[i] = MP_OUTCOME_MORE;
+    if (!stopped && !mp_weights_poisoned(engine->model->weights))
+        conclude(engine, plan, images, outcomes);
+    for (int i = 0; !stopped && i < plan->count; i++)
+        if (is_planned(engine, plan->items[i])) {
+            ops += go_on(engine, lease, mp_sys_now_ns(), &outcomes[i]);
+            break;
+        }
+    engine->planned = NULL;
+    if (mp_weights_whole(engine->model->weights, &error) != MP_OK)
+        mp_engine_fail_all(plan, &error, outcomes);
+    if (!stopped)
+        mp_vit_learn(engine->model, ops, mp_sys_now_ns() - start);
+}
+
+static void engine_preempt(mp_engine *base, mp_item *item) {
+    vit_engine *engine = (vit_engine *)base;
+    large_image *large = large_of(engine, item);
+    if (large)
+        forget_large(engine, large);
+}
+
+static void engine_retire(mp_engine *base, mp_item *item) {
+    engine_preempt(base, item);
+    item->state = NULL;
+}
+
+static uint64_t engine_bytes(const mp_engine *base) {
+    const vit_engine *engine = (const vit_engine *)base;
+    uint64_t bytes = engine->charged + engine->positions.bytes;
+    for (int i = 0; i < MOST_LARGE; i++)
+        bytes += engine->large[i].charged;
+    return bytes;
+}
+
+/* All but the states of images that are on their way. */
+static uint64_t engine_trim(mp_engine *base) {
+    vit_engine *engine = (vit_engine *)base;
+    const uint64_t before = engine_bytes(base);
+    mp_engine_release(&engine->arena, engine->budget, &engine->charged);
+    for (int i = 0; i < MOST_LARGE; i++)
+        if (!engine->large[i].begun)
+            mp_engine_release(&engine->large[i].memory, engine->budget, &engine->large[i].charged);
+    drop_positions(engine);
+    return before - engine_bytes(base);
+}
+
+static void engine_destroy(mp_engine *base) {
+    vit_engine *engine = (vit_engine *)base;
+    for (int i = 0; i < MOST_LARGE; i++)
+        forget_large(engine, &engine->large[i]);
+    engine_trim(base);
+    mp_free(engine->images);
+    mp_free(engine->owner);
+    mp_free(engine->groups);
+    mp_free(engine);
+}
+
+static const mp_engine_ops vit_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
+                                             engine_retire, engine_trim, engine_destroy, engine_bytes};
+
+mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
+    vit_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    if (!engine)
+        return mp_fail_memory(error, sizeof *engine, "an engine");
+    engine->base.ops = &vit_engine_ops;
+    engine->model = (mp_vit *)model;
+    engine->budget = budget;
+    *out = &engine->base;
+    return MP_OK;
+}

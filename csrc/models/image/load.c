@@ -1,0 +1,341 @@
+/* image/load.c: an image transformer from a spec: hyper-parameters, tensors, packed weights. Tensors and keys are named
+ * as in GGUF files of image encoders ("v.blk.0.attn_q.weight", "{arch}.vision.block_count"). */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "models/image/vit.h"
+
+enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_PATCH = 256, MAX_GRID = 256, MAX_REGISTERS = 64 };
+
+#define MOST_OPS ((uint64_t)100 * 1000 * 1000 * 1000) /* of a part: whatever was learnt, no more than a second */
+enum { FIRST_MEGA_NS = 8000 };
+
+static void vit_destroy(mp_model *base) {
+    mp_vit *model = (mp_vit *)base;
+    if (!model)
+        return;
+    mp_free(model->slab);
+    mp_free(model->layers);
+    if (model->budget)
+        mp_budget_give(model->budget, model->charged);
+    mp_weights_close(model->weights);
+    mp_free(model);
+}
+
+static bool vit_healthy(const mp_model *base) {
+    return mp_weights_sound(((const mp_vit *)base)->weights);
+}
+
+static uint64_t vit_bytes(const mp_model *base) { return ((const mp_vit *)base)->charged; }
+
+static const mp_model_ops vit_ops = {mp_vit_engine, mp_vit_check, vit_healthy, vit_bytes, vit_destroy};
+
+/* ---- hyper-parameters -------------------------------------------------------------------------------------------- */
+
+/* Three numbers, or none: then all are `fallback`. */
+static mp_status read_three(const mp_spec *spec, const char *key, float fallback, bool positive, float *out,
+                            mp_error *error) {
+    const mp_value *value = mp_spec_find(spec, key);
+    for (int c = 0; c < MP_IMAGE_CHANNELS; c++)
+        out[c] = fallback;
+    if (!value)
+        return MP_OK;
+    bool ok = value->type == MP_VALUE_FLOATS && value->count == MP_IMAGE_CHANNELS;
+    for (int c = 0; ok && c < MP_IMAGE_CHANNELS; c++) {
+        out[c] = (float)value->as.reals[c];
+        ok = isfinite(out[c]) && (!positive || out[c] > 0);
+    }
+    if (ok)
+        return MP_OK;
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
+                        positive ? "three numbers above 0" : "three numbers", "%s", "something else");
+}
+
+/* Rounded as transformers' processors do: a byte times the factor in double, then float. */
+static mp_status read_pixels(mp_vit *model, const mp_spec *spec, mp_error *error) {
+    float mean[MP_IMAGE_CHANNELS], deviation[MP_IMAGE_CHANNELS];
+    double factor, plain = 1.0 / 255;
+    MP_TRY(mp_spec_float(spec, "mpool.image.rescale_factor", 1e-9, 1e9, &plain, &factor, error));
+    MP_TRY(read_three(spec, "mpool.image.mean", 0, false, mean, error));
+    MP_TRY(read_three(spec, "mpool.image.std", 1, true, deviation, error));
+    for (int c = 0; c < MP_IMAGE_CHANNELS; c++)
+        for (int v = 0; v < 256; v++)
+            model->pixel[c][v] = ((float)(v * factor) - mean[c]) / deviation[c];
+    return MP_OK;
+}
+
+static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) {
+    int64_t frames, window, cell;
+    double base, usual = 10000;
+    MP_TRY(mp_spec_int(spec, "mpool.image.frames", 1, 16, NULL, &frames, error));
+    MP_TRY(mp_spec_int(spec, "mpool.image.window", 1, MAX_GRID, NULL, &window, error));
+    MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, 16, NULL, &cell, error));
+    MP_TRY(mp_spec_float(spec, "mpool.image.rope_base", 1, 1e12, &usual, &base, error));
+    if (model->head_dim % 4)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
+                            "heads of a multiple of 4 components", "%d", model->head_dim);
+    model->frames = (int32_t)frames;
+    model->window = (int32_t)window;
+    model->cell = (int32_t)cell;
+    model->rope_base = (float)base;
+    return MP_OK;
+}
+
+static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
+    int64_t layers, hidden, heads, ffn, image, patch, registers, none = 0;
+    double eps;
+    bool no = false;
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.block_count", 1, MAX_LAYERS, NULL, &layers, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.vision.attention.head_count", 1, hidden, NULL, &heads, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.feed_forward_length", 1, 16 * MAX_WIDTH, NULL, &ffn, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.vision.patch_size", 1, MAX_PATCH, NULL, &patch, error));
+    MP_TRY(mp_spec_int(spec, "{arch}.vision.image_size", patch, MAX_GRID * patch, NULL, &image, error));
+    MP_TRY(mp_spec_float(spec, "{arch}.vision.attention.layer_norm_epsilon", 1e-30, 1, NULL, &eps, error));
+    MP_TRY(mp_spec_int_capped(spec, "mpool.image.registers", 0, MAX_REGISTERS, &none, &registers, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
+    if (hidden % heads || hidden / heads % 8)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
+                            "a divisor of the width that leaves a head size divisible by 8", "%lld of width %lld",
+                            (long long)heads, (long long)hidden);
+    model->layer_count = (int32_t)layers;
+    model->hidden = (int32_t)hidden;
+    model->heads = (int32_t)heads;
+    model->head_dim = (int32_t)(hidden / heads);
+    model->ffn = (int32_t)ffn;
+    model->patch = (int32_t)patch;
+    model->grid = (int32_t)(image / patch);
+    model->registers = (int32_t)registers;
+    model->classes = (flags & MP_ARCH_CLASS_TOKEN) != 0;
+    model->any_size = (flags & MP_ARCH_ANY_SIZE) != 0;
+    model->smooth = (flags & MP_ARCH_SMOOTH_SIZE) != 0;
+    model->attention_pool = (flags & MP_ARCH_ATTENTION_POOL) != 0;
+    model->root_norms = (flags & MP_ARCH_ROOT_NORMS) != 0;
+    model->axial = (flags & MP_ARCH_AXIAL) != 0;
+    model->frames = 1;
+    if (model->axial)
+        MP_TRY(read_axes(model, spec, error));
+    model->eps = (float)eps;
+    MP_TRY(mp_model_activation(spec, "mpool.image.activation", &model->act, error));
+    return read_pixels(model, spec, error);
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+typedef struct named_linear {
+    const char *name;
+    mp_linear *linear;
+    int32_t N, K;
+} named_linear;
+
+typedef struct named_vector {
+    const char *name; /* NULL: the model has none */
+    float **out;
+} named_vector;
+
+/* Names of a layer get "v.blk.I." before them, others (index < 0) "v.". */
+static void full_name(char *out, size_t size, int index, const char *name, const char *end) {
+    if (index < 0)
+        snprintf(out, size, "v.%s%s", name, end);
+    else
+        snprintf(out, size, "v.blk.%d.%s%s", index, name, end);
+}
+
+static mp_status add_linears(mp_builder *builder, int index, const named_linear *linears, size_t count,
+                             mp_error *error) {
+    char name[64], bias[64];
+    for (size_t i = 0; i < count; i++) {
+        full_name(name, sizeof name, index, linears[i].name, ".weight");
+        full_name(bias, sizeof bias, index, linears[i].name, ".bias");
+        bool has_bias = mp_weights_has(builder->weights, bias);
+        MP_TRY(mp_builder_linear(builder, linears[i].linear, name, has_bias ? bias : NULL, linears[i].N, linears[i].K,
+                                 error));
+    }
+    return MP_OK;
+}
+
+static mp_status add_vectors(mp_builder *builder, int index, const named_vector *vectors, size_t count, int64_t n,
+                             mp_error *error) {
+    char name[64];
+    for (size_t i = 0; i < count; i++) {
+        if (!vectors[i].name)
+            continue;
+        full_name(name, sizeof name, index, vectors[i].name, "");
+        MP_TRY(mp_builder_vector(builder, vectors[i].out, name, n, error));
+    }
+    return MP_OK;
+}
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* Where the first matrix stands in halves, for two frames that are equal: their sum, for one. */
+static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error) {
+    const int32_t inputs = MP_IMAGE_CHANNELS * model->patch * model->patch;
+    const int64_t shape[2] = {model->hidden, inputs}, n = (int64_t)model->hidden * inputs;
+    mp_tensor first, second;
+    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight", 2, shape, &first, error));
+    MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight.1", 2, shape, &second, error));
+    float *sum = mp_alloc_array((size_t)n + (size_t)inputs, sizeof *sum, MP_TAG_MISC);
+    if (!sum)
+        return mp_fail_memory(error, (uint64_t)n * sizeof *sum, "the first matrix of an image network");
+    for (int32_t row = 0; row < model->hidden; row++) {
+        float *to = sum + (int64_t)row * inputs;
+        mp_dequantize_row(first.dtype, mp_tensor_row(&first, row), inputs, to);
+        mp_dequantize_row(second.dtype, mp_tensor_row(&second, row), inputs, sum + n);
+        for (int32_t i = 0; i < inputs; i++)
+            to[i] += sum[n + i];
+    }
+    model->frames = 1;
+    return mp_builder_linear_taken(builder, &model->patches, sum, model->hidden, inputs, error);
+}
+
+static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
+    const bool classes = model->classes > 0, input_norm = (flags & MP_ARCH_INPUT_NORM) != 0;
+    const int32_t inputs = MP_IMAGE_CHANNELS * model->frames * model->patch * model->patch;
+    const named_linear linears[] = {{"patch_embd", &model->patches, model->hidden, inputs}};
+    const named_vector vectors[] = {{classes ? "class_embd" : NULL, &model->class_token},
+                                    {input_norm ? "pre_ln.weight" : NULL, &model->input_norm},
+                                    {input_norm ? "pre_ln.bias" : NULL, &model->input_norm_bias},
+                                    {norm ? "post_ln.weight" : NULL, &model->norm},
+                                    {norm && !model->root_norms ? "post_ln.bias" : NULL, &model->norm_bias}};
+    if (model->axial && mp_weights_has(builder->weights, "v.patch_embd.weight.1"))
+        MP_TRY(read_halves(model, builder, error));
+    else
+        MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
+    MP_TRY(add_vectors(builder, -1, vectors, COUNT(vectors), model->hidden, error));
+    if (model->registers)
+        MP_TRY(mp_builder_plain(builder, &model->register_tokens, "v.register_embd", model->registers, model->hidden,
+                                error));
+    if (model->axial)
+        return MP_OK;
+    return mp_builder_plain(builder, &model->positions, "v.position_embd.weight",
+                            model->classes + model->grid * model->grid, model->hidden, error);
+}
+
+static mp_status read_layer(mp_vit *model, mp_builder *builder, int index, uint32_t flags, mp_error *error) {
+    mp_vit_layer *layer = &model->layers[index];
+    const bool scaled = (flags & MP_ARCH_LAYER_SCALE) != 0;
+    const int32_t hidden = model->hidden, ffn = model->ffn;
+    const named_linear linears[] = {{"attn_q", &layer->qkv, hidden, hidden},
+                                    {"attn_k", &layer->qkv, hidden, hidden},
+                                    {"attn_v", &layer->qkv, hidden, hidden},
+                                    {"attn_out", &layer->out, hidden, hidden},
+                                    {"ffn_down", &layer->down, hidden, ffn}};
+    const named_linear up[] = {{"ffn_gate", &layer->up, ffn, hidden}, {"ffn_up", &layer->up, ffn, hidden}};
+    const named_vector vectors[] = {{"ln1.weight", &layer->attention_norm},
+                                    {model->root_norms ? NULL : "ln1.bias", &layer->attention_norm_bias},
+                                    {"ln2.weight", &layer->ffn_norm},
+                                    {model->root_norms ? NULL : "ln2.bias", &layer->ffn_norm_bias},
+                                    {scaled ? "ls1.weight" : NULL, &layer->attention_scale},
+                                    {scaled ? "ls2.weight" : NULL, &layer->ffn_scale}};
+    MP_TRY(add_linears(builder, index, linears, COUNT(linears), error));
+    MP_TRY(add_linears(builder, index, model->gated ? up : up + 1, model->gated ? 2 : 1, error));
+    return add_vectors(builder, index, vectors, COUNT(vectors), hidden, error);
+}
+
+static mp_status read_pool(mp_vit *model, mp_builder *builder, mp_error *error) {
+    mp_vit_pool *pool = &model->pool;
+    const int32_t hidden = model->hidden, ffn = model->ffn;
+    const named_linear linears[] = {
+        {"head.attn_q", &pool->q, hidden, hidden},  {"head.attn_k", &pool->kv, hidden, hidden},
+        {"head.attn_v", &pool->kv, hidden, hidden}, {"head.attn_out", &pool->out, hidden, hidden},
+        {"head.ffn_up", &pool->up, ffn, hidden},    {"head.ffn_down", &pool->down, hidden, ffn}};
+    const named_vector vectors[] = {
+        {"head.probe", &pool->probe}, {"head.ln.weight", &pool->norm}, {"head.ln.bias", &pool->norm_bias}};
+    MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
+    return add_vectors(builder, -1, vectors, COUNT(vectors), hidden, error);
+}
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
+                      mp_error *error) {
+    model->compute = builder->compute;
+    model->grain = MP_VIT_GRAIN;
+    model->most_ops = MOST_OPS;
+    atomic_init(&model->mega_ns, FIRST_MEGA_NS);
+    MP_TRY(read_hyper(model, spec, flags, error));
+    MP_TRY(read_embeddings(model, builder, flags, norm, error));
+    model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
+    if (!model->layers)
+        return mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
+    int64_t windowed[MAX_LAYERS], none = 0;
+    MP_TRY(mp_spec_ints(spec, "mpool.image.window_layers", model->layer_count, 0, model->axial, &none, windowed,
+                        error));
+    for (int i = 0; i < model->layer_count; i++) {
+        model->layers[i].windowed = windowed[i] != 0;
+        MP_TRY(read_layer(model, builder, i, flags, error));
+    }
+    return MP_OK;
+}
+
+mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error) {
+    mp_status status;
+    mp_builder builder = {0};
+    mp_vit *model = mp_alloc_zeroed(sizeof *model, MP_TAG_WEIGHTS);
+    if (!model)
+        return mp_fail_memory(error, sizeof *model, "a model");
+    model->base.base.ops = &vit_ops;
+    mp_progress_set(args->progress, "mapping", 0);
+    MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
+    mp_compute compute = mp_float_class(args->compute);
+    mp_builder_init(&builder, model->weights, compute);
+    builder.shared = args->shared;
+    MP_TRY_GOTO(mp_vit_read(model, &builder, args->spec, args->flags, true, error));
+    if (model->attention_pool)
+        MP_TRY_GOTO(read_pool(model, &builder, error));
+    MP_TRY_GOTO(mp_head_init(&model->head, &builder, model->hidden, error));
+    if (model->head.modes != 1 || model->head.mode[0] != MP_POOL_CLS) {
+        status = mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.pooling", "cls", "%s",
+                              "another");
+        goto cleanup;
+    }
+    MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
+    model->slab = builder.slab;
+    model->charged = builder.charged;
+    model->budget = args->budget;
+    builder.slab = NULL;
+    model->base.speed[0] = &model->mega_ns;
+    model->base.facts = (mp_model_facts){
+        .compute = mp_compute_name(compute),
+        .context_length = mp_vit_rows(model, model->grid, model->grid),
+        .hidden_size = model->hidden,
+        .layers = model->layer_count,
+        .output_size = model->head.width,
+        .parameters = builder.parameters,
+        .weight_bytes = (int64_t)builder.slab_bytes,
+    };
+    *out = &model->base.base;
+    model = NULL;
+cleanup:
+    mp_builder_deinit(&builder);
+    vit_destroy((mp_model *)model);
+    return status;
+}
+
+/* Matrices in their class, all else as floats: the same rounding to panels as the builder's, so that it is exact. */
+uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
+    uint64_t items = 1;
+    for (int d = 0; d < entry->ndim; d++)
+        if (__builtin_mul_overflow(items, (uint64_t)entry->shape[d], &items))
+            items = UINT64_MAX / 64;
+    mp_wkind kind;
+    bool matrix = entry->ndim == 2 && strncmp(entry->name, "dense.", 6) != 0 &&
+                  strncmp(entry->name, "v.position_embd", 15) != 0 && strncmp(entry->name, "v.register", 10) != 0;
+    if (!matrix || entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX || entry->shape[0] <= 0 ||
+        entry->shape[1] <= 0 || !mp_wmat_kind_for(entry->dtype, mp_float_class(compute), &kind))
+        return mp_arena_cost(items * sizeof(float));
+    mp_wmat w;
+    mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
+    return mp_arena_cost(mp_wmat_bytes(&w));
+}
+
+void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    uint64_t bytes = MP_WMAT_SLACK;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++)
+        bytes += mp_vit_tensor_bytes(mp_spec_tensor_at(spec, i), compute);
+    *model_bytes = bytes;
+    *engine_bytes = 16 << 20;
+}

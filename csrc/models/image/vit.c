@@ -1,0 +1,530 @@
+/* image/vit.c: the forward pass of image transformers (ViT: Dosovitskiy et al., arXiv:2010.11929), part by part. */
+#include "models/image/vit.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { EMBED, BEFORE, ATTEND, AFTER };
+
+/* A piece of attention has as many rows as make so many operations in one head, but enough to copy keys and values
+ * for, which those in bfloat16 take longer to make up for. */
+enum { PIECE_OPS = 500000000, PIECE_GRAINS = 2, PIECE_GRAINS_BF16 = 6 };
+
+typedef struct work { /* of a lane */
+    mp_vit_lane *l;
+    const mp_lane *lane;
+    const mp_vit *model;
+    mp_vit_pass *pass;
+    float *x;     /* [M, hidden] the residual stream */
+    float *mixed; /* [M, hidden] normed rows; patches; what attention gave */
+    float *wide;  /* [M, 3 hidden] queries, keys, values; what is scaled before it is added */
+    float *inner; /* of the part: [part_rows, inner width], or activations of `down`; unfolded patches */
+    void *acts;
+} work;
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static int inner_width(const mp_vit *model) { return model->gated ? 2 * model->ffn : model->ffn; }
+
+static size_t row_bytes(const mp_vit *model, int M) {
+    return mp_arena_cost((size_t)M * (size_t)model->hidden * sizeof(float));
+}
+
+size_t mp_vit_state_bytes(const mp_vit *model, int M) { return 5 * row_bytes(model, M); }
+
+static size_t inner_bytes(const mp_vit *model, int part_rows) {
+    size_t width = larger(larger((size_t)inner_width(model), (size_t)model->patches.K), (size_t)model->hidden);
+    return mp_arena_cost((size_t)part_rows * width * sizeof(float));
+}
+
+size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
+    const mp_vit_layer *layer = &model->layers[0];
+    const mp_vit_pool *pool = &model->pool;
+    const mp_linear *linears[] = {&model->patches, &layer->qkv, &layer->out, &layer->up, &layer->down,
+                                  &pool->q,        &pool->kv,   &pool->out,  &pool->up,  &pool->down};
+    size_t acts = 0;
+    part_rows = part_rows > count ? part_rows : count; /* the rows that pooling leaves */
+    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
+        if (linears[i]->parts)
+            acts = larger(acts, mp_linear_scratch(linears[i], part_rows));
+    return inner_bytes(model, part_rows) + mp_arena_cost(acts);
+}
+
+size_t mp_vit_lane_scratch(const mp_vit *model, int T) {
+    size_t attention = mp_attn_full_scratch(T, model->head_dim);
+    size_t head = mp_arena_cost((size_t)model->hidden * sizeof(float)) + mp_head_scratch(&model->head) * sizeof(float);
+    size_t position = mp_vit_position_scratch(model) * sizeof(float);
+    return mp_arena_cost(larger(larger(attention, head), position));
+}
+
+static work work_of(mp_vit_lane *l) {
+    const mp_vit_pass *pass = l->pass;
+    const mp_vit *model = pass->model;
+    const size_t bytes = row_bytes(model, pass->M);
+    const int part_rows = pass->part_rows > pass->count ? pass->part_rows : pass->count;
+    return (work){
+        .l = l,
+        .lane = l->lane,
+        .model = model,
+        .pass = l->pass,
+        .x = (float *)(void *)pass->state,
+        .mixed = (float *)(void *)(pass->state + bytes),
+        .wide = (float *)(void *)(pass->state + 2 * bytes),
+        .inner = (float *)(void *)pass->part,
+        .acts = pass->part + inner_bytes(model, part_rows),
+    };
+}
+
+/* ---- parts ------------------------------------------------------------------------------------------------------- */
+
+/* Two slots in turn: lane 0 may be one barrier ahead of a lane that still reads the last one's. */
+bool mp_vit_meet(mp_vit_lane *l, uint64_t ops) {
+    mp_vit_pass *pass = l->pass;
+    const int slot = (int)(l->turn++ & 1);
+    if (l->lane->index == 0) {
+        pass->ops += ops;
+        pass->stopped |= mp_lease_poll(pass->lease) ||
+                         (pass->unwanted && atomic_load_explicit(pass->unwanted, memory_order_relaxed));
+        pass->go_on[slot] = !pass->stopped && (!pass->until_ns || mp_sys_now_ns() < pass->until_ns);
+    }
+    mp_lane_sync(l->lane);
+    return pass->go_on[slot];
+}
+
+int mp_vit_part_rows(const mp_vit *model, int M, uint64_t part_ops) {
+    uint64_t rows = part_ops / (mp_vit_after_ops(model) + 1) / (uint64_t)model->grain * (uint64_t)model->grain;
+    rows = rows > (uint64_t)model->grain ? rows : (uint64_t)model->grain;
+    return rows < (uint64_t)M ? (int)rows : M;
+}
+
+int64_t mp_vit_next_rows(const mp_vit *model, int64_t left, int64_t most) {
+    const int64_t parts = (left + most - 1) / most, each = (left + parts - 1) / parts, grain = model->grain;
+    const int64_t rows = (each + grain - 1) / grain * grain;
+    return rows < most ? (rows < left ? rows : left) : (most < left ? most : left);
+}
+
+/* The rows of the next part. */
+static void next_rows(const work *w, const mp_vit_cursor *at, int64_t *row0, int64_t *row1) {
+    *row0 = at->at;
+    *row1 = at->at + mp_vit_next_rows(w->model, w->pass->M - at->at, w->pass->part_rows);
+}
+
+static void step_on(mp_vit_cursor *at, int64_t done, int64_t all) {
+    at->at = done;
+    if (done < all)
+        return;
+    at->at = 0;
+    if (++at->stage > AFTER) {
+        at->stage = BEFORE;
+        at->layer++;
+    }
+}
+
+/* ---- from pixels to rows ----------------------------------------------------------------------------------------- */
+
+/* A patch as the weights of the convolution lie: channels, frames, lines, columns. */
+static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, int x, float *out) {
+    const int p = model->patch;
+    for (int c = 0; c < MP_IMAGE_CHANNELS; c++)
+        for (int i = 0; i < p * model->frames; i++) {
+            const uint8_t *line =
+                image->pixels + (((int64_t)y * p + i % p) * image->width + (int64_t)x * p) * MP_IMAGE_CHANNELS + c;
+            for (int k = 0; k < p; k++)
+                *out++ = model->pixel[c][line[k * MP_IMAGE_CHANNELS]];
+        }
+}
+
+/* Patches [patch0, patch1) of the group, one a row. */
+static void unfold(const work *w, int64_t patch0, int64_t patch1, float *out) {
+    int64_t first, end;
+    mp_lane_split(w->lane, patch1 - patch0, 1, &first, &end);
+    for (int i = 0; i < w->pass->count; i++) {
+        const mp_vit_image *image = &w->pass->images[i];
+        if (image->patch >= patch0 + end || image->patch + image->down * image->across <= patch0 + first)
+            continue;
+        for (int n = 0; n < image->down * image->across; n++) {
+            int64_t patch = image->patch + (image->place ? image->place[n] : n) - patch0;
+            if (patch >= first && patch < end)
+                unfold_patch(w->model, image, n / image->across, n % image->across,
+                             out + patch * w->model->patches.K);
+        }
+    }
+}
+
+/* Row n of an image: class token, registers, then patches. */
+static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, const float *patches, float *scratch,
+                      float *x) {
+    const mp_kernels *call = mp_kernels_get();
+    const int hidden = model->hidden, before = model->classes + model->registers;
+    const size_t bytes = (size_t)hidden * sizeof *x;
+    if (n < model->classes) {
+        memcpy(x, model->class_token, bytes);
+        call->add(model->positions, hidden, x);
+    } else if (n < before) {
+        memcpy(x, model->register_tokens + (int64_t)(n - model->classes) * hidden, bytes);
+    } else {
+        int patch = n - before;
+        memcpy(x, patches + (int64_t)(image->patch + patch) * hidden, bytes);
+        if (!model->positions)
+            return;
+        if (image->positions)
+            call->add(image->positions + (int64_t)patch * hidden, hidden, x);
+        else
+            mp_vit_add_position(model, image->down, image->across, patch / image->across, patch % image->across,
+                                scratch, x);
+    }
+    if (model->input_norm)
+        call->layer_norm(x, model->input_norm, model->input_norm_bias, model->eps, hidden, x);
+}
+
+/* The patch of the group that the first patch at or behind a row is. */
+static int64_t patch_at(const work *w, int64_t row) {
+    const int before = w->model->classes + w->model->registers;
+    for (int i = 0; i < w->pass->count; i++) {
+        const mp_vit_image *image = &w->pass->images[i];
+        if (row < image->row + image->n)
+            return image->patch + (row - image->row > before ? row - image->row - before : 0);
+    }
+    return w->pass->P;
+}
+
+static uint64_t embed(const work *w, mp_vit_cursor *at) {
+    const mp_vit *model = w->model;
+    int64_t first, end, row0, row1;
+    mp_epilogue plain = {0};
+    next_rows(w, at, &row0, &row1);
+    const int64_t patch0 = patch_at(w, row0), patch1 = patch_at(w, row1);
+    unfold(w, patch0, patch1, w->inner);
+    mp_lane_sync(w->lane);
+    mp_linear_forward(&model->patches, w->lane, w->inner, model->patches.K, (int)(patch1 - patch0), w->acts, NULL, NULL,
+                      &plain, w->mixed + patch0 * model->hidden, model->hidden);
+    mp_lane_sync(w->lane);
+    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
+    for (int i = 0; i < w->pass->count; i++) {
+        const mp_vit_image *image = &w->pass->images[i];
+        int64_t n = row0 + first - image->row, last = row0 + end - image->row;
+        for (n = n > 0 ? n : 0; n < last && n < image->n; n++)
+            embed_row(model, image, (int)n, w->mixed, w->l->own, w->x + (image->row + n) * model->hidden);
+    }
+    step_on(at, row1, w->pass->M);
+    return 2 * (uint64_t)(patch1 - patch0) * (uint64_t)model->patches.K * (uint64_t)model->hidden;
+}
+
+/* ---- layers ------------------------------------------------------------------------------------------------------ */
+
+/* Rows [row0, row1) of x, normed, in mixed. */
+static void norm_rows(const work *w, const float *weight, const float *bias, int64_t row0, int64_t row1) {
+    const int hidden = w->model->hidden;
+    int64_t first, end;
+    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
+    for (int64_t r = row0 + first; r < row0 + end; r++)
+        mp_vit_norm(w->model, w->x + r * hidden, weight, bias, w->mixed + r * hidden);
+    mp_lane_sync(w->lane);
+}
+
+/* Adds a linear layer's outputs of rows in [row1 - row0, ld_in], NULL: of activations in w->inner, to x, scaled if
+ * there is a scale. */
+static void add_linear(const work *w, const mp_linear *linear, const float *scale, const float *in, int64_t ld_in,
+                       int64_t row0, int64_t row1) {
+    const int n = w->model->hidden;
+    float *x = w->x + row0 * n, *out = scale ? w->wide + row0 * 3 * n : x;
+    mp_epilogue plain = {0}, residual = {.residual = x, .ld_residual = n};
+    int64_t first, end;
+    const mp_epilogue *ep = scale ? &plain : &residual;
+    mp_linear_forward(linear, w->lane, in, ld_in, (int)(row1 - row0), in ? w->acts : w->inner, NULL, NULL, ep, out, n);
+    if (!scale)
+        return;
+    mp_lane_sync(w->lane);
+    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
+    for (int64_t r = first; r < end; r++)
+        for (int i = 0; i < n; i++)
+            x[r * n + i] += out[r * n + i] * scale[i];
+}
+
+/* Queries and keys of axial networks, by line and column. */
+static void rotate(const work *w, int64_t row0, int64_t row1) {
+    const mp_kernels *call = mp_kernels_get();
+    const mp_vit *model = w->model;
+    int64_t first, end;
+    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
+    for (int i = 0; i < w->pass->count; i++) {
+        const mp_vit_image *image = &w->pass->images[i];
+        int64_t n = row0 + first - image->row, last = row0 + end - image->row;
+        for (n = n > 0 ? n : 0; n < last && n < image->n; n++)
+            for (int head = 0; head < 2 * model->heads; head++) /* keys stand behind queries */
+                call->rope(w->wide + (image->row + n) * 3 * model->hidden + (int64_t)head * model->head_dim,
+                           image->rotation + n * model->head_dim, model->head_dim, true);
+    }
+}
+
+static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
+    const mp_vit_layer *layer = &w->model->layers[at->layer];
+    const int hidden = w->model->hidden;
+    mp_epilogue plain = {0};
+    int64_t row0, row1;
+    next_rows(w, at, &row0, &row1);
+    norm_rows(w, layer->attention_norm, layer->attention_norm_bias, row0, row1);
+    mp_linear_forward(&layer->qkv, w->lane, w->mixed + row0 * hidden, hidden, (int)(row1 - row0), w->acts, NULL, NULL,
+                      &plain, w->wide + row0 * 3 * hidden, 3 * hidden);
+    if (w->model->axial) {
+        mp_lane_sync(w->lane);
+        rotate(w, row0, row1);
+    }
+    step_on(at, row1, w->pass->M);
+    return (uint64_t)(row1 - row0) * mp_vit_before_ops(w->model);
+}
+
+static void gate_rows(const work *w, int64_t rows) {
+    const mp_kernels *call = mp_kernels_get();
+    int64_t first, end;
+    mp_lane_split(w->lane, rows, 1, &first, &end);
+    for (int64_t r = first; r < end; r++) {
+        float *row = w->inner + r * inner_width(w->model);
+        call->gated(w->model->act, row, row + w->model->ffn, w->model->ffn, row);
+    }
+    mp_lane_sync(w->lane);
+}
+
+/* Rows of mixed through the feed-forward half, added to x. */
+static void feed_forward(const work *w, const mp_vit_layer *layer, int64_t row0, int64_t row1) {
+    const mp_vit *model = w->model;
+    const int hidden = model->hidden, M = (int)(row1 - row0);
+    const float *in = w->mixed + row0 * hidden;
+    mp_epilogue plain = {0}, activate = {.act = model->act};
+    if (mp_linear_fits(&layer->up, &layer->down)) {
+        mp_linear_into(&layer->up, &layer->down, w->lane, in, hidden, M, w->acts, model->act, w->inner);
+        mp_lane_sync(w->lane);
+        add_linear(w, &layer->down, layer->ffn_scale, NULL, 0, row0, row1);
+        return;
+    }
+    mp_linear_forward(&layer->up, w->lane, in, hidden, M, w->acts, NULL, NULL, model->gated ? &plain : &activate,
+                      w->inner, inner_width(model));
+    mp_lane_sync(w->lane);
+    if (model->gated)
+        gate_rows(w, M);
+    add_linear(w, &layer->down, layer->ffn_scale, w->inner, inner_width(model), row0, row1);
+}
+
+static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
+    const mp_vit *model = w->model;
+    const mp_vit_layer *layer = &model->layers[at->layer];
+    const int hidden = model->hidden;
+    int64_t row0, row1;
+    next_rows(w, at, &row0, &row1);
+    add_linear(w, &layer->out, layer->attention_scale, w->mixed + row0 * hidden, hidden, row0, row1);
+    mp_lane_sync(w->lane);
+    norm_rows(w, layer->ffn_norm, layer->ffn_norm_bias, row0, row1);
+    feed_forward(w, layer, row0, row1);
+    step_on(at, row1, w->pass->M);
+    return (uint64_t)(row1 - row0) * mp_vit_after_ops(model);
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+/* Rows that see each other: an image, or a window of it. Its pieces are rows in one head, head by head. */
+typedef struct field {
+    int64_t row0;  /* in the group */
+    int T, each;   /* rows; of a piece */
+    int64_t pieces, parts; /* parts: of a head */
+    uint64_t ops;          /* of a piece, but for the last of a head, which may be shorter */
+} field;
+
+static field field_at(const work *w, bool windowed, int image, int window) {
+    const mp_vit *model = w->model;
+    const mp_vit_image *one = &w->pass->images[image];
+    const int first = windowed ? one->windows[window] : 0, end = windowed ? one->windows[window + 1] : one->n;
+    field f = {.row0 = one->row + first, .T = end - first};
+    const bool plain = mp_attn_full_for(model->compute, f.T, model->head_dim) == mp_kernels_get()->attn_full;
+    const uint64_t limit = PIECE_OPS < model->most_ops ? PIECE_OPS : model->most_ops;
+    const int64_t least = (int64_t)(plain ? PIECE_GRAINS : PIECE_GRAINS_BF16) * model->grain;
+    const int64_t most = (int64_t)(limit / mp_vit_attention_ops(model, 1, f.T)) / model->grain * model->grain;
+    f.each = (int)mp_vit_next_rows(model, f.T, most > least ? most : least);
+    f.parts = (f.T + f.each - 1) / f.each;
+    f.pieces = (int64_t)model->heads * f.parts;
+    f.ops = mp_vit_attention_ops(model, f.each, f.T);
+    return f;
+}
+
+static void attend_piece(const work *w, const field *f, int64_t piece) {
+    const mp_vit *model = w->model;
+    const int64_t column = piece / f->parts * model->head_dim;
+    const int row0 = (int)(piece % f->parts) * f->each, row1 = row0 + f->each < f->T ? row0 + f->each : f->T;
+    const float *q = w->wide + f->row0 * 3 * model->hidden + column;
+    mp_attn_full attention = {
+        .q = q,
+        .k = q + model->hidden,
+        .v = q + 2 * model->hidden,
+        .ld = 3 * model->hidden,
+        .out = w->mixed + f->row0 * model->hidden + column,
+        .ld_out = model->hidden,
+        .T = f->T,
+        .D = model->head_dim,
+        .scale = 1 / sqrtf((float)model->head_dim),
+    };
+    mp_attn_full_for(model->compute, f->T, model->head_dim)(&attention, row0, row1, w->l->own);
+    if (w->lane->index == 0)
+        mp_lease_poll(w->pass->lease); /* a sign of life */
+}
+
+/* Pieces from the cursor on, as many for each lane. */
+static uint64_t attend(const work *w, mp_vit_cursor *at) {
+    const mp_vit_pass *pass = w->pass;
+    const int64_t lanes = w->lane->count;
+    const bool windowed = w->model->layers[at->layer].windowed;
+    const int64_t first = at->at;
+    int64_t all = 0, taken = 0, begin, end;
+    uint64_t ops = 0;
+    for (int i = 0; i < pass->count; i++)
+        for (int n = 0; n < (windowed ? pass->images[i].window_count : 1); n++) {
+            const field f = field_at(w, windowed, i, n);
+            const int64_t there = all + f.pieces - (first + taken);
+            all += f.pieces;
+            if (there <= 0 || (ops >= pass->part_ops && taken % lanes == 0))
+                continue;
+            int64_t more = ops < pass->part_ops ? (int64_t)((pass->part_ops - ops + f.ops - 1) / f.ops) : 0;
+            more += (lanes - (taken + more) % lanes) % lanes;
+            more = more < there ? more : there;
+            taken += more;
+            const int64_t lasts = (f.pieces - there + more) / f.parts - (f.pieces - there) / f.parts;
+            ops += (uint64_t)more * f.ops -
+                   mp_vit_attention_ops(w->model, lasts * (f.parts * f.each - f.T), f.T);
+        }
+    mp_lane_split(w->lane, taken, 1, &begin, &end);
+    int64_t piece = first + begin, last = first + end, base = 0;
+    for (int i = 0; i < pass->count && piece < last; i++)
+        for (int n = 0; n < (windowed ? pass->images[i].window_count : 1) && piece < last; n++) {
+            const field f = field_at(w, windowed, i, n);
+            for (; piece < last && piece < base + f.pieces; piece++)
+                attend_piece(w, &f, piece - base);
+            base += f.pieces;
+        }
+    step_on(at, first + taken, all);
+    return ops;
+}
+
+bool mp_vit_advance(mp_vit_lane *l) {
+    static uint64_t (*const stages[])(const work *, mp_vit_cursor *) = {embed, before_attention, attend,
+                                                                         after_attention};
+    const work w = work_of(l);
+    const int layers = w.model->layer_count;
+    mp_vit_cursor at = l->pass->cursor;
+    if (at.layer == layers)
+        return true;
+    bool go_on = true;
+    while (go_on && at.layer < layers) {
+        uint64_t ops = stages[at.stage](&w, &at);
+        go_on = mp_vit_meet(l, ops);
+    }
+    if (l->lane->index == 0) /* the others have read it before the barrier */
+        l->pass->cursor = at;
+    return go_on;
+}
+
+/* ---- from rows to a vector --------------------------------------------------------------------------------------- */
+
+/* Keys and values of the rows from the cursor on, for attention pooling. */
+static bool pool_keys(const work *w) {
+    const mp_vit *model = w->model;
+    const int hidden = model->hidden;
+    mp_epilogue plain = {0};
+    for (int64_t row0 = w->pass->cursor.at, row1; row0 < w->pass->M; row0 = row1) {
+        row1 = row0 + mp_vit_next_rows(model, w->pass->M - row0, w->pass->part_rows);
+        norm_rows(w, model->norm, model->norm_bias, row0, row1);
+        mp_linear_forward(&model->pool.kv, w->lane, w->mixed + row0 * hidden, hidden, (int)(row1 - row0), w->acts, NULL,
+                          NULL, &plain, w->wide + row0 * 2 * hidden, 2 * hidden);
+        if (mp_vit_meet(w->l, 4 * (uint64_t)(row1 - row0) * (uint64_t)hidden * (uint64_t)hidden))
+            continue;
+        if (w->lane->index == 0) /* the others have read it before the barrier */
+            w->pass->cursor.at = row1;
+        return false;
+    }
+    return true;
+}
+
+/* The learned query looks at each image: pooled rows [count, hidden] in x, whose own rows are needed no more. */
+static bool pool_by_attention(const work *w) {
+    const mp_kernels *call = mp_kernels_get();
+    const mp_vit *model = w->model;
+    const mp_vit_pool *pool = &model->pool;
+    const int hidden = model->hidden, count = w->pass->count;
+    mp_epilogue plain = {0}, activate = {.act = model->act}, residual = {.residual = w->x, .ld_residual = hidden};
+    float *q = w->inner, *kv = w->wide;
+    mp_linear_forward(&pool->q, w->lane, pool->probe, hidden, 1, w->acts, NULL, NULL, &plain, q, hidden);
+    mp_lane_sync(w->lane);
+    if (!pool_keys(w))
+        return false;
+    int64_t begin, end;
+    mp_lane_split(w->lane, (int64_t)count * model->heads, 1, &begin, &end);
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t i = unit / model->heads, column = unit % model->heads * model->head_dim;
+        const float *k = kv + (int64_t)w->pass->images[i].row * 2 * hidden + column;
+        mp_attn_full attention = {
+            .q = q + column, /* one row of queries: its stride is never used */
+            .k = k,
+            .v = k + hidden,
+            .ld = 2 * hidden,
+            .out = w->mixed + i * hidden + column,
+            .ld_out = hidden,
+            .T = w->pass->images[i].n,
+            .D = model->head_dim,
+            .scale = 1 / sqrtf((float)model->head_dim),
+        };
+        call->attn_full(&attention, 0, 1, w->l->own);
+    }
+    mp_lane_sync(w->lane);
+    mp_linear_forward(&pool->out, w->lane, w->mixed, hidden, count, w->acts, NULL, NULL, &plain, w->x, hidden);
+    mp_lane_sync(w->lane);
+    norm_rows(w, pool->norm, pool->norm_bias, 0, count);
+    mp_linear_forward(&pool->up, w->lane, w->mixed, hidden, count, w->acts, NULL, NULL, &activate, w->inner,
+                      model->ffn);
+    mp_lane_sync(w->lane);
+    mp_linear_forward(&pool->down, w->lane, w->inner, model->ffn, count, w->acts, NULL, NULL, &residual, w->x, hidden);
+    mp_lane_sync(w->lane);
+    return true;
+}
+
+/* pooled: the image's row of attention pooling, or NULL: its first row, normed, is what counts. */
+static void finish_image(const mp_vit *model, mp_vit_image *image, const float *rows, const float *pooled,
+                         float *scratch) {
+    const mp_kernels *call = mp_kernels_get();
+    if (!pooled) {
+        call->layer_norm(rows, model->norm, model->norm_bias, model->eps, model->hidden, scratch);
+        pooled = scratch;
+    }
+    float *rest = scratch + mp_arena_cost((size_t)model->hidden * sizeof *scratch) / sizeof *scratch;
+    mp_head_apply(&model->head, pooled, 1, 0, image->dimensions, image->normalize, rest, image->out);
+    image->finite = call->all_finite(image->out, image->dimensions);
+}
+
+static void copy_tokens(const work *w) {
+    int64_t first, end;
+    mp_lane_split(w->lane, w->pass->count, 1, &first, &end);
+    for (int64_t i = first; i < end; i++) {
+        mp_vit_image *image = &w->pass->images[i];
+        int64_t floats = (int64_t)image->n * w->model->hidden;
+        if (!image->want_tokens)
+            continue;
+        memcpy(image->out, w->x + (int64_t)image->row * w->model->hidden, (size_t)floats * sizeof *image->out);
+        image->finite = mp_kernels_get()->all_finite(image->out, floats);
+    }
+}
+
+bool mp_vit_forward(mp_vit_lane *l) {
+    const work w = work_of(l);
+    mp_vit_image *images = l->pass->images;
+    int64_t first, end;
+    if (!mp_vit_advance(l))
+        return false;
+    copy_tokens(&w);
+    mp_lane_sync(l->lane);
+    if (w.model->attention_pool && !pool_by_attention(&w))
+        return false;
+    mp_lane_split(l->lane, l->pass->count, 1, &first, &end);
+    for (int64_t i = first; i < end; i++)
+        if (!images[i].want_tokens)
+            finish_image(w.model, &images[i], w.x + (int64_t)images[i].row * w.model->hidden,
+                         w.model->attention_pool ? w.x + i * w.model->hidden : NULL, l->own);
+    mp_lane_sync(l->lane);
+    return true;
+}

@@ -1,0 +1,281 @@
+#include "models/nn/experts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
+    char name[64], bias[64];
+    *experts = (mp_experts){
+        .count = shape->count,
+        .used = shape->used,
+        .hidden = shape->hidden,
+        .ffn = shape->ffn,
+        .plain = shape->plain,
+        .routing = shape->routing,
+        .act = shape->act,
+        .clamp = shape->clamp,
+    };
+    /* in fp32: a choice that flips is not a small error */
+    const mp_compute compute = builder->compute;
+    const bool on_use = builder->floats_on_use;
+    builder->compute = MP_COMPUTE_F32;
+    builder->floats_on_use = false;
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
+    snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
+    mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
+                                         shape->hidden, error);
+    builder->compute = compute;
+    builder->floats_on_use = on_use;
+    MP_TRY(status);
+    snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
+    if (shape->routing.corrected)
+        MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));
+    else if (mp_weights_has(builder->weights, name))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
+    if (!shape->plain)
+        MP_TRY(mp_expert_matrix_init(&experts->gate, builder, shape->layer, "gate", shape->count, shape->ffn,
+                                     shape->hidden, shape->biased, error));
+    MP_TRY(mp_expert_matrix_init(&experts->up, builder, shape->layer, "up", shape->count, shape->ffn, shape->hidden,
+                                 shape->biased, error));
+    MP_TRY(mp_expert_matrix_init(&experts->down, builder, shape->layer, "down", shape->count, shape->hidden, shape->ffn,
+                                 shape->biased, error));
+    if (!shape->plain && mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
+        return mp_fail(error, MP_UNSUPPORTED, "gates and ups of the experts of layer %d are stored too differently",
+                       shape->layer);
+    return MP_OK;
+}
+
+void mp_experts_deinit(mp_experts *experts) {
+    mp_expert_matrix_deinit(&experts->gate);
+    mp_expert_matrix_deinit(&experts->up);
+    mp_expert_matrix_deinit(&experts->down);
+}
+
+/* ---- scratch ----------------------------------------------------------------------------------------------------- */
+
+/* Entries are pairs (row, choice), n = M * used of them, grouped by expert, within one by row. */
+typedef struct expert_scratch {
+    float *scores;   /* [M, count] of the router */
+    float *merit;    /* [M, count] by which experts are chosen */
+    int32_t *chosen; /* [n] expert of each row's choices */
+    float *weight;   /* [n] */
+    int32_t *entry;  /* [n] where a row's choice stands in the group order */
+    int32_t *row;    /* [n] of an entry */
+    int32_t *first;  /* [count + 1] first entry of each expert */
+    float *wide;     /* [n, hidden] rows of x in group order, then outputs */
+    float *inner;    /* [n, 2 ffn] gates and ups; plain: [n, ffn] */
+    void *acts;
+    size_t bytes;
+} expert_scratch;
+
+static size_t acts_bytes(const mp_expert_matrix *matrix, int n) {
+    return mp_arena_cost(mp_acts_bytes(mp_wmat_acts(matrix->kind), n, matrix->K));
+}
+
+static size_t inner_width(const mp_experts *experts) { return (size_t)experts->ffn * (experts->plain ? 1 : 2); }
+
+static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
+    size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
+    const size_t sizes[] = {
+        (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
+        ((size_t)experts->count + 1) * f, n * (size_t)experts->hidden * f, n * inner_width(experts) * f,
+    };
+    enum { PARTS = sizeof sizes / sizeof *sizes };
+    size_t offset[PARTS];
+    for (int i = 0; i < PARTS; i++) {
+        offset[i] = at;
+        at += mp_arena_cost(sizes[i]);
+    }
+    size_t in = acts_bytes(&experts->up, (int)n), out = acts_bytes(&experts->down, (int)n);
+    expert_scratch s = {.bytes = at + (in > out ? in : out)};
+    if (base)
+        s = (expert_scratch){
+            .scores = (float *)(base + offset[0]),
+            .merit = (float *)(base + offset[1]),
+            .chosen = (int32_t *)(base + offset[2]),
+            .weight = (float *)(base + offset[3]),
+            .entry = (int32_t *)(base + offset[4]),
+            .row = (int32_t *)(base + offset[5]),
+            .first = (int32_t *)(base + offset[6]),
+            .wide = (float *)(base + offset[7]),
+            .inner = (float *)(base + offset[8]),
+            .acts = base + at,
+            .bytes = s.bytes,
+        };
+    return s;
+}
+
+size_t mp_experts_scratch(const mp_experts *experts, int M) {
+    return mp_arena_cost(lay_out(experts, M, NULL).bytes);
+}
+
+/* A panel of a matrix, packed, and behind it its rows as mp_expert_rows makes them. */
+static size_t panel_bytes(const mp_expert_matrix *matrix) {
+    mp_wmat w;
+    mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
+    return mp_arena_cost(w.panel_bytes + MP_WMAT_SLACK);
+}
+
+size_t mp_experts_lane_scratch(const mp_experts *experts) {
+    const mp_expert_matrix *const matrices[] = {&experts->up, &experts->down, &experts->gate};
+    size_t most = 0;
+    for (int i = 0; i < (experts->plain ? 2 : 3); i++) {
+        size_t bytes = panel_bytes(matrices[i]) + mp_arena_cost(mp_expert_rows_scratch(matrices[i]));
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* ---- routing ----------------------------------------------------------------------------------------------------- */
+
+/* Entries in the order of experts, then rows. */
+static void group(const mp_experts *experts, int M, const expert_scratch *s) {
+    int32_t n = M * experts->used;
+    memset(s->first, 0, ((size_t)experts->count + 1) * sizeof *s->first);
+    for (int32_t i = 0; i < n; i++)
+        s->first[s->chosen[i] + 1]++;
+    for (int e = 0; e < experts->count; e++)
+        s->first[e + 1] += s->first[e];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = s->first[s->chosen[i]]++;
+        s->entry[i] = at;
+        s->row[at] = i / experts->used;
+    }
+    memmove(s->first + 1, s->first, (size_t)experts->count * sizeof *s->first); /* each stood at its end */
+    s->first[0] = 0;
+}
+
+/* ---- computing --------------------------------------------------------------------------------------------------- */
+
+/* Outputs [32 panel, ...) of one expert for its rows, by way of scratch. */
+static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, const mp_acts *acts, int32_t from,
+                      int32_t to, uint8_t *own, float *y, int64_t ldy) {
+    int32_t n0 = panel * MP_PANEL_N, n = matrix->N - n0 < MP_PANEL_N ? matrix->N - n0 : MP_PANEL_N;
+    mp_tensor rows = mp_expert_rows(matrix, expert, n0, n, own + panel_bytes(matrix));
+    mp_wmat one;
+    mp_wmat_init(&one, matrix->kind, n, matrix->K);
+    one.data = own;
+    mp_wmat_pack(&one, &rows, 0, 1);
+    float biases[MP_PANEL_N];
+    mp_epilogue end = {0};
+    if (matrix->biases.data) {
+        mp_expert_biases(matrix, expert, n0, n, biases);
+        end.bias = biases;
+    }
+    mp_gemm(&one, acts, from, to, 0, 1, &end, y + n0, ldy);
+}
+
+/* Panels of the chosen experts in a line, of `parts` matrices each, of which a lane has a contiguous share. */
+static void run_matrices(const mp_experts *experts, const mp_lane *lane, const expert_scratch *s,
+                         const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own, float *y,
+                         int64_t ldy) {
+    int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
+    int64_t chosen = 0, begin, end, at = 0;
+    for (int e = 0; e < experts->count; e++)
+        chosen += s->first[e + 1] > s->first[e];
+    mp_lane_split(lane, chosen * count * panels, 1, &begin, &end);
+    for (int e = 0; e < experts->count && at < end; e++) {
+        if (s->first[e + 1] == s->first[e])
+            continue;
+        for (int64_t unit = begin > at ? begin - at : 0; unit < count * panels && at + unit < end; unit++) {
+            int part = (int)(unit / panels);
+            run_panel(parts[part], e, (int)(unit % panels), acts, s->first[e], s->first[e + 1], own,
+                      y + (int64_t)part * parts[0]->N, ldy);
+        }
+        at += (int64_t)count * panels;
+    }
+}
+
+/* gate becomes (up + 1) * (gate * sigmoid(1.702 gate)), both cut off first. NaN stays. */
+static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
+    enum { PIECE = 256 };
+    const mp_kernels *call = mp_kernels_get();
+    float sigmoid[PIECE];
+    for (int64_t at = 0; at < n; at += PIECE) {
+        int64_t length = n - at < PIECE ? n - at : PIECE;
+        float *g = gate + at;
+        for (int64_t i = 0; i < length; i++) {
+            g[i] = g[i] > limit ? limit : g[i];
+            sigmoid[i] = 1.702f * g[i];
+        }
+        call->activate(MP_ACT_SIGMOID, length, sigmoid);
+        for (int64_t i = 0; i < length; i++) {
+            float u = up[at + i];
+            u = u > limit ? limit : u < -limit ? -limit : u;
+            g[i] = (u + 1) * (g[i] * sigmoid[i]);
+        }
+    }
+}
+
+/* y += scale * (w0 * y0 + w1 * y1 + ...), each product and sum rounded, in place of y0. */
+static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r, float scale, float *y) {
+    const float *weight = s->weight + r * experts->used;
+    const int32_t *entry = s->entry + r * experts->used;
+    int64_t hidden = experts->hidden;
+    float *sum = s->wide + entry[0] * hidden;
+    for (int64_t i = 0; i < hidden; i++)
+        sum[i] *= weight[0];
+    for (int j = 1; j < experts->used; j++) {
+        const float *more = s->wide + entry[j] * hidden;
+        for (int64_t i = 0; i < hidden; i++)
+            sum[i] += weight[j] * more[i];
+    }
+    for (int64_t i = 0; i < hidden; i++)
+        y[i] += scale * sum[i];
+}
+
+void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const float *x, int M, float scale,
+                        void *scratch, void *own, float *y) {
+    const mp_kernels *call = mp_kernels_get();
+    const expert_scratch s = lay_out(experts, M, scratch);
+    const int64_t hidden = experts->hidden, ffn = experts->ffn, wide = (int64_t)inner_width(experts);
+    const int64_t used = experts->used, n = M * used;
+    int64_t begin, end;
+    mp_epilogue plain = {0};
+    mp_linear_forward(&experts->router, lane, x, hidden, M, NULL, NULL, NULL, &plain, s.scores, experts->count);
+    mp_lane_sync(lane);
+    mp_lane_split(lane, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++)
+        mp_route(&experts->routing, experts->correction, experts->count, experts->used, s.scores + r * experts->count,
+                 s.merit + r * experts->count, s.chosen + r * used, s.weight + r * used);
+    mp_lane_sync(lane);
+    if (lane->index == 0)
+        group(experts, M, &s);
+    mp_lane_sync(lane);
+
+    mp_acts acts;
+    mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), (int32_t)n, experts->hidden, s.acts);
+    mp_lane_split(lane, n, 1, &begin, &end);
+    for (int64_t i = begin; i < end; i++)
+        memcpy(s.wide + i * hidden, x + s.row[i] * hidden, (size_t)hidden * sizeof *x);
+    mp_acts_fill(&acts, s.wide, hidden, (int)begin, (int)end);
+    mp_lane_sync(lane);
+    const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
+    run_matrices(experts, lane, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, s.inner,
+                 wide);
+    mp_lane_sync(lane);
+
+    mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
+    for (int64_t i = begin; i < end; i++) {
+        float *gate = s.inner + i * wide;
+        if (experts->plain)
+            call->activate(experts->act, ffn, gate);
+        else if (experts->clamp > 0)
+            gate_clamped(experts->clamp, gate, gate + ffn, ffn);
+        else
+            call->gated(experts->act, gate, gate + ffn, ffn, gate);
+    }
+    mp_acts_fill(&acts, s.inner, wide, (int)begin, (int)end);
+    mp_lane_sync(lane);
+    run_matrices(experts, lane, &s, second, 1, &acts, own, s.wide, hidden);
+    mp_lane_sync(lane);
+
+    mp_lane_split(lane, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++)
+        add_up(experts, &s, r, scale, y + r * hidden);
+    mp_lane_sync(lane);
+}

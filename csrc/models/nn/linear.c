@@ -1,0 +1,518 @@
+#include "models/nn/linear.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+typedef struct mp_build_job {
+    mp_linear *linear; /* a matrix: part `part` of linear */
+    int part;
+    float **vector; /* a vector, a slice of a layer's bias, or a plain matrix */
+    int64_t n, at;  /* vector: length; offset within *vector when `append` */
+    int64_t rows;   /* of a plain matrix, else 1 */
+    bool append;
+    float add; /* to each of a vector */
+    int32_t taps; /* of a convolution: neighbours, else 0 */
+    char name[MP_BUILDER_NAME];
+    mp_tensor tensor; /* of a convolution: from finish on that of `turned` */
+    float *turned;
+    bool floats_on_use; /* see mp_builder */
+    size_t offset; /* in the slab */
+} mp_build_job;
+
+void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute) {
+    *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX};
+}
+
+void mp_builder_deinit(mp_builder *builder) {
+    for (int i = 0; i < builder->count; i++)
+        mp_free(builder->jobs[i].turned);
+    mp_free(builder->jobs);
+    if (!builder->shared)
+        mp_free(builder->slab);
+    mp_stored_destroy(builder->stored);
+    builder->jobs = NULL;
+    builder->slab = NULL;
+    builder->stored = NULL;
+}
+
+static mp_status add_job(mp_builder *builder, const mp_build_job *job, mp_error *error) {
+    if (builder->count == builder->capacity) {
+        int capacity = builder->capacity ? 2 * builder->capacity : 256;
+        mp_build_job *grown = mp_realloc(builder->jobs, (size_t)capacity * sizeof *grown, MP_TAG_MISC);
+        if (!grown)
+            return mp_fail_memory(error, (uint64_t)capacity * sizeof *grown, "the list of tensors");
+        builder->jobs = grown;
+        builder->capacity = capacity;
+    }
+    builder->jobs[builder->count++] = *job;
+    return MP_OK;
+}
+
+static size_t reserve(mp_builder *builder, size_t bytes) {
+    size_t at = builder->slab_bytes;
+    builder->slab_bytes += mp_arena_cost(bytes);
+    return at;
+}
+
+static mp_status add_vector(mp_builder *builder, float **out, const char *name, int64_t n, int64_t at, bool append,
+                            mp_error *error) {
+    mp_build_job job = {.vector = out, .n = n, .at = at, .rows = 1, .append = append};
+    if (strlen(name) >= sizeof job.name)
+        return mp_fail(error, MP_INTERNAL, "tensor name %s is too long", name);
+    strcpy(job.name, name);
+    int64_t shape[1] = {n};
+    MP_TRY(mp_weights_get(builder->weights, name, 1, shape, &job.tensor, error));
+    builder->parameters += n;
+    if (!append)
+        job.offset = reserve(builder, (size_t)n * sizeof(float));
+    return add_job(builder, &job, error);
+}
+
+mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
+                           mp_error *error) {
+    mp_build_job job = {.vector = out, .n = n, .rows = rows};
+    int64_t shape[2] = {rows, n};
+    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    builder->parameters += rows * n;
+    job.offset = reserve(builder, (size_t)(rows * n) * sizeof(float));
+    return add_job(builder, &job, error);
+}
+
+mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error) {
+    return add_vector(builder, out, name, n, 0, false, error);
+}
+
+mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *name, int64_t n, float add,
+                                 mp_error *error) {
+    MP_TRY(add_vector(builder, out, name, n, 0, false, error));
+    builder->jobs[builder->count - 1].add = add;
+    return MP_OK;
+}
+
+static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job job, const char *name,
+                          const char *bias_name, int32_t N, int32_t K, mp_error *error) {
+    assert(linear->parts < MP_LINEAR_PARTS);
+    int part = job.part = linear->parts;
+    job.linear = linear;
+    mp_wkind kind;
+    if (!mp_wmat_kind_for(job.taps ? MP_F32 : job.tensor.dtype, builder->compute, &kind))
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "tensor %s is stored as %s, which cannot be computed in the class asked for", name,
+                       mp_dtype_get(job.tensor.dtype)->name);
+    if (kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s has %d inputs, int8 arithmetic takes up to %d", name, K,
+                       MP_I8_MOST_INPUTS);
+    mp_wmat_init(&linear->w[part], kind, N, K);
+    linear->acts[part] = (uint8_t)mp_wmat_acts(kind);
+    linear->column[part] = linear->N;
+    linear->K = K;
+    job.offset = reserve(builder, mp_wmat_bytes(&linear->w[part]));
+    builder->parameters += (int64_t)N * K;
+    MP_TRY(add_job(builder, &job, error));
+    if (bias_name)
+        MP_TRY(add_vector(builder, &linear->bias, bias_name, N, linear->N, true, error));
+    linear->N += N;
+    linear->parts++;
+    return MP_OK;
+}
+
+mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
+                            int32_t K, mp_error *error) {
+    mp_build_job job = {.floats_on_use = builder->floats_on_use};
+    int64_t shape[2] = {N, K};
+    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    return add_part(builder, linear, job, name, bias_name, N, K, error);
+}
+
+mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
+                          int32_t channels, int32_t size, mp_error *error) {
+    mp_build_job job = {.taps = size * size};
+    int64_t shape[4] = {N, channels, size, size};
+    MP_TRY(mp_weights_get(builder->weights, name, 4, shape, &job.tensor, error));
+    if (mp_dtype_get(job.tensor.dtype)->items > 1)
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of a convolution is stored as %s, allowed: F32, F16, BF16",
+                       name, mp_dtype_get(job.tensor.dtype)->name);
+    return add_part(builder, linear, job, name, bias_name, N, size * size * channels, error);
+}
+
+/* The inputs of a convolution, which are stored [channels][taps], as [taps][channels]. */
+static mp_status turn(mp_build_job *job, mp_error *error) {
+    const mp_wmat *w = &job->linear->w[job->part];
+    int64_t items = mp_tensor_items(&job->tensor), taps = job->taps, channels = w->K / taps;
+    job->turned = mp_alloc((size_t)(items + w->K) * sizeof(float), MP_TAG_MISC);
+    if (!job->turned)
+        return mp_fail_memory(error, (uint64_t)(items + w->K) * sizeof(float), "a convolution being loaded");
+    float *row = job->turned + items;
+    int64_t row_bytes = (int64_t)job->tensor.nbytes / w->N;
+    for (int32_t n = 0; n < w->N; n++) {
+        mp_dequantize_row(job->tensor.dtype, job->tensor.data + n * row_bytes, w->K, row);
+        for (int64_t c = 0; c < channels; c++)
+            for (int64_t t = 0; t < taps; t++)
+                job->turned[n * (int64_t)w->K + t * channels + c] = row[c * taps + t];
+    }
+    job->tensor = (mp_tensor){.dtype = MP_F32,
+                              .ndim = 2,
+                              .shape = {w->N, w->K},
+                              .data = (const uint8_t *)job->turned,
+                              .nbytes = (uint64_t)items * sizeof(float)};
+    return MP_OK;
+}
+
+mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_tensor *tensor, mp_error *error) {
+    mp_build_job job = {.tensor = *tensor};
+    return add_part(builder, linear, job, "of products", NULL, (int32_t)tensor->shape[0], (int32_t)tensor->shape[1],
+                    error);
+}
+
+mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
+                                  mp_error *error) {
+    mp_build_job job = {.turned = matrix};
+    job.tensor = (mp_tensor){.dtype = MP_F32,
+                             .ndim = 2,
+                             .shape = {N, K},
+                             .data = (const uint8_t *)matrix,
+                             .nbytes = (uint64_t)N * (uint64_t)K * sizeof(float)};
+    int before = builder->count;
+    mp_status status = add_part(builder, linear, job, "of latents", NULL, N, K, error);
+    if (builder->count == before)
+        mp_free(matrix);
+    return status;
+}
+
+/* Small matrices are dealt out whole through one counter. */
+typedef struct pack_run {
+    mp_builder *builder;
+    mp_progress *progress;
+    _Atomic int job;
+} pack_run;
+
+static void pack_body(const mp_lane *lane, void *arg) {
+    (void)lane;
+    pack_run *run = arg;
+    for (;;) {
+        int i = atomic_fetch_add_explicit(&run->job, 1, memory_order_relaxed);
+        if (i >= run->builder->count)
+            return;
+        mp_build_job *job = &run->builder->jobs[i];
+        if (!job->linear)
+            continue;
+        mp_wmat *w = &job->linear->w[job->part];
+        mp_wmat_pack(w, &job->tensor, 0, w->panels);
+        mp_weights_release(run->builder->weights, &job->tensor);
+        mp_progress_set(run->progress, "packing", (uint32_t)(100 * (int64_t)i / run->builder->count));
+    }
+}
+
+/* A matrix large enough to keep every lane busy by itself is packed by all of them. */
+enum { SPLIT_BYTES = 4 << 20 };
+
+typedef struct split_run {
+    mp_wmat *w;
+    const mp_tensor *tensor;
+} split_run;
+
+static void split_body(const mp_lane *lane, void *arg) {
+    split_run *run = arg;
+    int64_t begin, end;
+    mp_lane_split(lane, run->w->panels, 1, &begin, &end);
+    if (begin < end)
+        mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
+}
+
+/* Whether a matrix can be left as it is stored: packing it rounds nothing, so that its rows are the same before. */
+static bool may_stay(const mp_build_job *job) {
+    if (!job->linear)
+        return false;
+    mp_wkind kind = job->linear->w[job->part].kind;
+    if (kind == MP_W_F32 || kind == MP_W_BF16)
+        return job->floats_on_use && (kind == MP_W_F32 || job->tensor.dtype == MP_BF16);
+    return kind != MP_W_I8;
+}
+
+/* Leave such matrices as they are stored, when they are large. */
+static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
+    uint64_t bytes = 0;
+    int count = 0;
+    for (int i = 0; i < builder->count; i++)
+        if (may_stay(&builder->jobs[i])) {
+            bytes += builder->jobs[i].tensor.nbytes;
+            count++;
+        }
+    if (builder->shared || count == 0 || bytes < builder->pack_on_use)
+        return MP_OK;
+    if (!(builder->stored = mp_stored_create(builder->weights, count)))
+        return mp_fail_memory(error, (uint64_t)count * sizeof(mp_stored_part), "the list of matrices");
+    for (int i = 0; i < builder->count; i++) {
+        mp_build_job *job = &builder->jobs[i];
+        if (!may_stay(job))
+            continue;
+        mp_linear *linear = job->linear;
+        MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
+        job->linear = NULL; /* done */
+    }
+    mp_stored_fetch(builder->stored, lease, progress);
+    return MP_OK;
+}
+
+typedef struct fill_run {
+    const mp_shm *shared;
+    mp_progress *progress;
+    _Atomic size_t next;
+    _Atomic bool refused;
+} fill_run;
+
+static void fill_body(const mp_lane *lane, void *arg) {
+    enum { PIECE = 16 << 20 };
+    fill_run *run = arg;
+    (void)lane;
+    size_t bytes = run->shared->bytes, from;
+    while ((from = atomic_fetch_add_explicit(&run->next, PIECE, memory_order_relaxed)) < bytes) {
+        if (!mp_shm_fill(run->shared, from, bytes - from < PIECE ? bytes - from : PIECE))
+            atomic_store_explicit(&run->refused, true, memory_order_relaxed);
+        mp_progress_set(run->progress, "making memory", (uint32_t)(100 * from / bytes));
+    }
+}
+
+/* On all lanes, which show signs of life. */
+static mp_status make_shared(mp_shm *shared, size_t bytes, mp_lease *lease, mp_progress *progress, mp_error *error) {
+    MP_TRY(mp_shm_create_empty(shared, bytes, MP_TAG_WEIGHTS, "mpool-weights", error));
+    fill_run run = {.shared = shared, .progress = progress};
+    mp_lease_run(lease, fill_body, &run);
+    if (!atomic_load_explicit(&run.refused, memory_order_relaxed))
+        return MP_OK;
+    mp_shm_free(shared);
+    return mp_fail_memory(error, bytes, "the packed weights");
+}
+
+/* The slab's memory, charged. */
+static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, mp_budget *budget,
+                            mp_progress *progress, mp_error *error) {
+    mp_shm *shared = builder->shared;
+    if (shared && shared->data) {
+        if (shared->bytes != bytes)
+            return mp_fail(error, MP_INTEGRITY, "the packed weights have %zu bytes, these files give %zu",
+                           shared->bytes, bytes);
+        builder->slab = shared->data;
+        return MP_OK;
+    }
+    if (!mp_budget_take(budget, bytes))
+        return mp_fail_memory(error, bytes, "the packed weights");
+    mp_status status = MP_OK;
+    if (shared)
+        status = make_shared(shared, bytes, lease, progress, error);
+    else if (!(builder->slab = mp_alloc(bytes, MP_TAG_WEIGHTS)))
+        status = mp_fail_memory(error, bytes, "the packed weights");
+    if (status != MP_OK) {
+        mp_budget_give(budget, bytes);
+        return status;
+    }
+    if (shared)
+        builder->slab = shared->data;
+    builder->charged = bytes;
+    mp_sys_advise(builder->slab, bytes, MP_ADVISE_HUGE);
+    return MP_OK;
+}
+
+/* After a failure. */
+static void drop_slab(mp_builder *builder, mp_budget *budget) {
+    if (builder->shared)
+        mp_shm_free(builder->shared);
+    else
+        mp_free(builder->slab);
+    builder->slab = NULL;
+    mp_budget_give(budget, builder->charged);
+    builder->charged = 0;
+}
+
+mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                            mp_error *error) {
+    bool filled = builder->shared && builder->shared->data;
+    for (int i = 0; i < builder->count && !filled; i++)
+        if (builder->jobs[i].taps)
+            MP_TRY(turn(&builder->jobs[i], error));
+    for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts stand in one vector */
+        mp_build_job *job = &builder->jobs[i];
+        if (job->vector && job->append && job->at == 0) {
+            int64_t n = 0;
+            for (int k = i; k < builder->count; k++)
+                if (builder->jobs[k].vector == job->vector)
+                    n += builder->jobs[k].n;
+            job->offset = reserve(builder, (size_t)n * sizeof(float));
+        }
+    }
+    size_t bytes = builder->slab_bytes + MP_WMAT_SLACK;
+    MP_TRY(place_slab(builder, bytes, lease, budget, progress, error));
+    builder->slab_bytes = bytes;
+    mp_progress_set(progress, "packing", 0);
+    for (int i = 0; i < builder->count; i++) {
+        mp_build_job *job = &builder->jobs[i];
+        if (job->linear) {
+            job->linear->w[job->part].data = builder->slab + job->offset;
+            continue;
+        }
+        if (!job->append || job->at == 0)
+            *job->vector = (float *)(builder->slab + job->offset);
+        for (int64_t row = 0; row < job->rows && !filled; row++)
+            mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, row), job->n,
+                              *job->vector + job->at + row * job->n);
+        for (int64_t i = 0; job->add != 0 && i < job->n && !filled; i++)
+            (*job->vector)[i] += job->add;
+        if (job->rows > 1 && !filled)
+            mp_weights_release(builder->weights, &job->tensor);
+    }
+    if (filled) {
+        builder->slab = NULL;
+        return MP_OK;
+    }
+    mp_status status = leave_stored(builder, lease, progress, error);
+    if (status != MP_OK) {
+        drop_slab(builder, budget);
+        return status;
+    }
+    for (int i = 0; i < builder->count; i++) {
+        mp_build_job *job = &builder->jobs[i];
+        if (!job->linear || job->tensor.nbytes < SPLIT_BYTES)
+            continue;
+        split_run run = {&job->linear->w[job->part], &job->tensor};
+        mp_lease_run(lease, split_body, &run);
+        mp_weights_release(builder->weights, &job->tensor);
+        mp_progress_set(progress, "packing", 0);
+        job->linear = NULL; /* done */
+    }
+    pack_run run = {.builder = builder, .progress = progress};
+    mp_lease_run(lease, pack_body, &run);
+    if (mp_weights_poisoned(builder->weights)) {
+        drop_slab(builder, budget);
+        return mp_fail(error, MP_IO, "a weight file became shorter while it was loaded");
+    }
+    if (builder->shared) {
+        status = mp_shm_freeze(builder->shared, error);
+        if (status != MP_OK) {
+            drop_slab(builder, budget);
+            return status;
+        }
+        builder->slab = NULL;
+    }
+    return MP_OK;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* Parts usually want the same form of activations; each distinct one is prepared once. */
+static bool first_of_kind(const mp_linear *linear, int part) {
+    for (int i = 0; i < part; i++)
+        if (linear->acts[i] == linear->acts[part])
+            return false;
+    return true;
+}
+
+size_t mp_linear_scratch(const mp_linear *linear, int M) {
+    size_t bytes = 0;
+    for (int p = 0; p < linear->parts; p++)
+        if (first_of_kind(linear, p))
+            bytes += mp_arena_cost(mp_acts_bytes(linear->acts[p], M, linear->K));
+    return bytes;
+}
+
+/* The activations of every part, filled for the lane's rows unless x is NULL. True when lanes need each other's. */
+static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
+                    uint8_t *memory, mp_acts *acts) {
+    bool shared = false;
+    for (int p = 0; p < linear->parts; p++) {
+        if (!first_of_kind(linear, p)) {
+            for (int i = 0; i < p; i++)
+                if (linear->acts[i] == linear->acts[p]) {
+                    acts[p] = acts[i];
+                    break;
+                }
+            continue;
+        }
+        mp_akind kind = linear->acts[p];
+        mp_acts_init(&acts[p], kind, M, linear->K, memory);
+        memory += mp_arena_cost(mp_acts_bytes(kind, M, linear->K));
+        if (x)
+            mp_acts_fill(&acts[p], x, ldx, (int)row0, (int)row1);
+        shared |= kind != MP_A_F32;
+    }
+    return shared;
+}
+
+/* One contiguous range of panels a lane, over all parts, balanced by bytes of weights. */
+static void multiply(const mp_linear *linear, const mp_lane *lane, const mp_acts *acts, int M,
+                     const mp_unpacked *unpacked, const mp_epilogue *ep, float *y, int64_t ldy) {
+    uint64_t total = 0;
+    for (int p = 0; p < linear->parts; p++)
+        total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
+    uint64_t begin = total * (uint64_t)lane->index / (uint64_t)lane->count;
+    uint64_t end = total * (uint64_t)(lane->index + 1) / (uint64_t)lane->count;
+    uint64_t at = 0;
+    for (int p = 0; p < linear->parts; p++) {
+        const mp_wmat *w = &linear->w[p];
+        /* panel i of this part belongs to the lane in whose range its first byte lies */
+        uint64_t size = w->panel_bytes;
+        uint64_t from = begin <= at ? 0 : (begin - at + size - 1) / size;
+        uint64_t to = end <= at ? 0 : (end - at + size - 1) / size;
+        at += (uint64_t)w->panels * size;
+        if (to > (uint64_t)w->panels)
+            to = (uint64_t)w->panels;
+        if (from >= to)
+            continue;
+        mp_epilogue part = ep ? *ep : (mp_epilogue){0};
+        part.bias = linear->bias ? linear->bias + linear->column[p] : NULL;
+        if (part.residual)
+            part.residual += linear->column[p];
+        mp_stored_part *stored = linear->stored[p];
+        if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
+            mp_stored_gemm(stored, w, &acts[p], M, (int)from, (int)to, &part, y + linear->column[p], ldy, unpacked);
+        else
+            mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
+    }
+}
+
+void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
+                       void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
+                       int64_t ldy) {
+    const bool alone = x && private_scratch && M <= MP_PRIVATE_ROWS;
+    int64_t row0 = 0, row1 = x ? M : 0;
+    if (!alone)
+        mp_lane_split(lane, row1, 1, &row0, &row1);
+    mp_acts acts[MP_LINEAR_PARTS];
+    bool shared = prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
+    if (x && shared && !alone)
+        mp_lane_sync(lane);
+    multiply(linear, lane, acts, M, unpacked, ep, y, ldy);
+}
+
+bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
+    const bool gated = linear->parts == 2 && linear->w[0].N == linear->w[1].N;
+    return (gated || linear->parts == 1) && next->parts == 1 && linear->w[0].N <= next->K &&
+           next->K % MP_PANEL_N == 0 && mp_gemm_acts_can(linear->w[0].N, (mp_akind)next->acts[0]);
+}
+
+void mp_linear_lead(const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx, int32_t n, int M,
+                    void *next_scratch) {
+    mp_acts acts;
+    int64_t row0, row1;
+    mp_lane_split(lane, M, 1, &row0, &row1);
+    mp_acts_init(&acts, (mp_akind)next->acts[0], M, next->K, next_scratch);
+    mp_acts_fill_first(&acts, x, ldx, n, (int)row0, (int)row1);
+}
+
+void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
+                    int M, void *scratch, mp_act act, void *next_scratch) {
+    assert(mp_linear_fits(linear, next));
+    mp_acts acts[MP_LINEAR_PARTS], out;
+    mp_gemm_part parts[2];
+    int64_t row0, row1, panel0, panel1;
+    mp_lane_split(lane, M, 1, &row0, &row1);
+    if (prepare(linear, x, ldx, M, row0, row1, scratch, acts))
+        mp_lane_sync(lane);
+    mp_acts_init(&out, (mp_akind)next->acts[0], M, next->K, next_scratch);
+    mp_lane_split(lane, linear->w[0].panels, 1, &panel0, &panel1);
+    for (int i = 0; i < linear->parts; i++)
+        parts[i] = (mp_gemm_part){.w = &linear->w[i],
+                                  .x = &acts[i],
+                                  .bias = linear->bias ? linear->bias + linear->column[i] : NULL};
+    mp_gemm_acts(parts, linear->parts, act, 0, M, (int)panel0, (int)panel1, &out);
+}

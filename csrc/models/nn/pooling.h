@@ -1,0 +1,56 @@
+/* nn/pooling.h: from token vectors to one vector a text, as sentence-transformers' folders describe it: one or more
+ * poolings side by side, dense layers, normalisation. */
+#ifndef MP_MODELS_NN_POOLING_H
+#define MP_MODELS_NN_POOLING_H
+
+#include "models/nn/linear.h"
+
+typedef enum mp_pooling_mode {
+    MP_POOL_CLS, /* the first token */
+    MP_POOL_MAX, /* the largest of each component */
+    MP_POOL_MEAN,
+    MP_POOL_MEAN_SQRT_LEN, /* sum / sqrt(count) */
+    MP_POOL_WEIGHTED_MEAN, /* weights 1, 2, 3, ... by position */
+    MP_POOL_LAST_TOKEN,
+    MP_POOL_COUNT
+} mp_pooling_mode;
+
+enum { MP_MAX_DENSE = 8, MP_MAX_SIZES = 16 };
+
+typedef struct mp_dense {
+    int32_t in, out;
+    float *weight; /* [out, in], in the model's slab */
+    float *bias;   /* [out] or NULL; likewise */
+    float *minus;  /* [out, in] or NULL: what it gives is taken off what weight gives */
+    mp_act act;
+    float *norm, *norm_bias; /* [out] of a layer norm behind the activation, or NULL; norm_bias may be NULL */
+    float eps;
+} mp_dense;
+
+typedef struct mp_head {
+    int modes;
+    mp_pooling_mode mode[MP_POOL_COUNT];
+    int32_t hidden, pooled, width; /* of a token; after pooling; after the dense layers */
+    int dense_count;
+    mp_dense dense[MP_MAX_DENSE];
+    int size_count;
+    mp_dense sizes[MP_MAX_SIZES]; /* in place of the only dense layer, where so many components are asked for */
+    bool normalize;
+} mp_head;
+
+/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.dense_sizes and mpool.normalize, and has the
+ * builder load the dense tensors: dense.I (.weight, .bias, .minus), and dense.size.N for each of dense_sizes. The head
+ * stays where it is until the builder has finished. */
+mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
+/* Whether it gives vectors of so many components, and the most. */
+bool mp_head_gives(const mp_head *head, int dimensions);
+int32_t mp_head_widest(const mp_head *head);
+/* Floats of scratch that mp_head_apply wants. */
+size_t mp_head_scratch(const mp_head *head);
+/* tokens [n, hidden], n >= 1; the first `skip` (< n) are left out of mean-like poolings and of max. Writes
+ * out[dimensions], which mp_head_gives; normalised to length 1 after truncation when `normalize`.
+ * Sums run over tokens in ascending order, one fp32 chain a component. */
+void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, int dimensions, bool normalize,
+                   float *scratch, float *out);
+
+#endif

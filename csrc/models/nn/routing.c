@@ -1,0 +1,123 @@
+#include "models/nn/routing.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t count, int32_t used, mp_error *error) {
+    const char *gate;
+    bool yes = true, no = false;
+    double scale, unscaled = 1;
+    int64_t groups, groups_used, one = 1;
+    MP_TRY(mp_spec_string(spec, "mpool.expert_gate", "softmax", &gate, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.expert_normalise", &yes, &routing->normalise, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.expert_corrected", &no, &routing->corrected, error));
+    MP_TRY(mp_spec_float(spec, "mpool.expert_scale", 1e-6, 1e6, &unscaled, &scale, error));
+    MP_TRY(mp_spec_int(spec, "mpool.expert_groups", 1, count, &one, &groups, error));
+    MP_TRY(mp_spec_int(spec, "mpool.expert_groups_used", 1, groups, &groups, &groups_used, error));
+    routing->sigmoid = strcmp(gate, "sigmoid") == 0;
+    if (!routing->sigmoid && strcmp(gate, "softmax") != 0)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.expert_gate", "softmax, sigmoid", "%s",
+                            gate);
+    if (count % groups || groups_used * (count / groups) < used || (groups > 1 && count / groups < 2))
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.expert_groups",
+                            "equal groups of at least two, of which those used have enough experts",
+                            "%lld of %lld groups of %d experts for %d", (long long)groups_used, (long long)groups,
+                            count, used);
+    routing->scale = (float)scale;
+    routing->groups = (int32_t)groups;
+    routing->groups_used = (int32_t)groups_used;
+    return MP_OK;
+}
+
+/* Whether a is chosen before b: by merit, then by number; NaN last. */
+static bool before(const float *merit, int32_t a, int32_t b) {
+    const float x = merit[a], y = merit[b];
+    if (isnan(x) || isnan(y))
+        return isnan(x) == isnan(y) ? a < b : isnan(y);
+    return x > y || (x == y && a < b);
+}
+
+/* Puts the entry at `at` where it belongs in a heap with the last chosen on top. */
+static void sink(const float *merit, int32_t *heap, int32_t n, int32_t at) {
+    const int32_t id = heap[at];
+    for (int32_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && before(merit, heap[child], heap[child + 1]))
+            child++;
+        if (!before(merit, id, heap[child]))
+            break;
+        heap[at] = heap[child];
+    }
+    heap[at] = id;
+}
+
+/* The best `used` of those that `open` allows (NULL: of all; else `each` in a row are open or not), best first. */
+static void select_best(const float *merit, int32_t count, const bool *open, int32_t each, int32_t used,
+                        int32_t *chosen) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < count; i++) {
+        if (open && !open[i / each])
+            continue;
+        if (n < used) {
+            chosen[n++] = i;
+            for (int32_t at = n == used ? used / 2 : 0; n == used && at-- > 0;)
+                sink(merit, chosen, used, at);
+        } else if (before(merit, i, chosen[0])) {
+            chosen[0] = i;
+            sink(merit, chosen, used, 0);
+        }
+    }
+    for (int32_t left = used; left > 1;) { /* the last goes to the end */
+        const int32_t last = chosen[0];
+        chosen[0] = chosen[--left];
+        sink(merit, chosen, left, 0);
+        chosen[left] = last;
+    }
+}
+
+enum { MOST_GROUPS = 4096 };
+
+static void open_groups(const mp_routing *routing, int32_t count, const float *merit, bool *open) {
+    const int32_t each = count / routing->groups;
+    float group[MOST_GROUPS];
+    int32_t best[MOST_GROUPS];
+    for (int32_t g = 0; g < routing->groups; g++) {
+        int32_t top[2];
+        select_best(merit + (int64_t)g * each, each, NULL, 1, 2, top);
+        const float *own = merit + (int64_t)g * each;
+        group[g] = routing->sigmoid ? own[top[0]] + own[top[1]] : own[top[0]];
+        open[g] = false;
+    }
+    select_best(group, routing->groups, NULL, 1, routing->groups_used, best);
+    for (int32_t i = 0; i < routing->groups_used; i++)
+        open[best[i]] = true;
+}
+
+void mp_route(const mp_routing *routing, const float *correction, int32_t count, int32_t used, float *scores,
+              float *merit, int32_t *chosen, float *weight) {
+    const mp_kernels *call = mp_kernels_get();
+    const bool grouped = routing->groups > routing->groups_used;
+    bool open[MOST_GROUPS];
+    float sum = 1;
+    if (routing->sigmoid)
+        call->activate(MP_ACT_SIGMOID, count, scores);
+    /* shares in the order of scores; groups and corrections compare shares themselves */
+    memcpy(merit, scores, (size_t)count * sizeof *merit);
+    if (!routing->sigmoid)
+        sum = call->softmax(scores, count);
+    for (int32_t e = 0; correction && e < count; e++)
+        merit[e] = scores[e] / sum + correction[e];
+    if (grouped)
+        open_groups(routing, count, merit, open);
+    select_best(merit, count, grouped ? open : NULL, count / routing->groups, used, chosen);
+    if (routing->normalise) {
+        sum = 0;
+        for (int32_t j = 0; j < used; j++)
+            sum += scores[chosen[j]];
+        if (routing->sigmoid)
+            sum += 1e-20f;
+    }
+    for (int32_t j = 0; j < used; j++)
+        weight[j] = scores[chosen[j]] / sum * routing->scale;
+}

@@ -1,0 +1,190 @@
+#include "models/nn/stored.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "base/alloc.h"
+#include "base/sys.h"
+
+enum { STORED, KEEPING, PACKED };
+
+/* More makes the steps of the first second longer, less makes it more steps that pack everything and keep little. */
+static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
+
+/* What a lane fetches before it shows a sign of life: the file may have to be read from a disk. */
+enum { FETCH_BYTES = 4 << 20 };
+
+/* In the child of a fork: whoever was keeping a panel is not there, and the panel is half of one. */
+static void forget_keepers(mp_forked *self) {
+    mp_stored *stored = (mp_stored *)((char *)self - offsetof(mp_stored, forked));
+    for (int i = 0; i < stored->count; i++) {
+        mp_stored_part *part = &stored->parts[i];
+        for (int64_t p = 0; p < part->panels; p++)
+            if (atomic_load_explicit(&part->state[p], memory_order_relaxed) == KEEPING)
+                atomic_store_explicit(&part->state[p], STORED, memory_order_relaxed);
+    }
+}
+
+mp_stored *mp_stored_create(const mp_weights *weights, int capacity) {
+    size_t bytes = sizeof(mp_stored) + (size_t)capacity * sizeof(mp_stored_part);
+    mp_stored *stored = mp_alloc_zeroed(bytes, MP_TAG_WEIGHTS);
+    if (!stored)
+        return NULL;
+    mp_error error;
+    if (mp_forked_add(&stored->forked, forget_keepers, &error) != MP_OK) {
+        mp_free(stored);
+        return NULL;
+    }
+    stored->weights = weights;
+    stored->capacity = capacity;
+    stored->keep_ns = KEEP_NS;
+    stored->keep_row_ns = KEEP_ROW_NS;
+    return stored;
+}
+
+void mp_stored_destroy(mp_stored *stored) {
+    if (!stored)
+        return;
+    mp_forked_remove(&stored->forked);
+    for (int i = 0; i < stored->count; i++)
+        mp_free(stored->parts[i].state);
+    mp_free(stored);
+}
+
+mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *tensor, mp_stored_part **out,
+                        mp_error *error) {
+    assert(stored->count < stored->capacity);
+    mp_stored_part *part = &stored->parts[stored->count];
+    part->state = mp_alloc_array((size_t)w->panels, sizeof *part->state, MP_TAG_WEIGHTS);
+    if (!part->state)
+        return mp_fail_memory(error, (uint64_t)w->panels, "the states of a matrix");
+    part->all = stored;
+    part->tensor = *tensor;
+    part->panels = w->panels;
+    atomic_init(&part->left, w->panels);
+    if (w->panel_bytes + MP_WMAT_SLACK > stored->scratch)
+        stored->scratch = w->panel_bytes + MP_WMAT_SLACK;
+    stored->count++;
+    atomic_fetch_add_explicit(&stored->left, 1, memory_order_relaxed);
+    *out = part;
+    return MP_OK;
+}
+
+typedef struct fetch_run {
+    const mp_stored *stored;
+    mp_progress *progress;
+    _Atomic uint64_t piece; /* the next, counted over all matrices */
+} fetch_run;
+
+static uint64_t pieces_of(const mp_tensor *tensor) { return (tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES; }
+
+static void fetch_body(const mp_lane *lane, void *arg) {
+    (void)lane;
+    fetch_run *run = arg;
+    const mp_stored *stored = run->stored;
+    uint64_t first = 0; /* piece of matrix i */
+    int i = 0;
+    for (;;) {
+        uint64_t piece = atomic_fetch_add_explicit(&run->piece, 1, memory_order_relaxed);
+        while (i < stored->count && piece >= first + pieces_of(&stored->parts[i].tensor))
+            first += pieces_of(&stored->parts[i++].tensor);
+        if (i == stored->count)
+            return;
+        const mp_tensor *tensor = &stored->parts[i].tensor;
+        uint64_t at = (piece - first) * FETCH_BYTES, left = tensor->nbytes - at;
+        mp_sys_advise((uint8_t *)tensor->data + at, (size_t)(left < FETCH_BYTES ? left : FETCH_BYTES),
+                      MP_ADVISE_POPULATE);
+        mp_progress_set(run->progress, "mapping", (uint32_t)(100 * i / stored->count));
+    }
+}
+
+void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *progress) {
+    fetch_run run = {.stored = stored, .progress = progress};
+    mp_lease_run(lease, fetch_body, &run);
+}
+
+uint64_t mp_stored_begin(mp_stored *stored, int M) {
+    bool first = !atomic_exchange_explicit(&stored->used, true, memory_order_relaxed);
+    return mp_sys_now_ns() + (first ? 0 : stored->keep_ns) + (uint64_t)M * stored->keep_row_ns;
+}
+
+bool mp_stored_spoilt(const mp_stored *stored) {
+    return stored && atomic_load_explicit(&stored->spoilt, memory_order_relaxed);
+}
+
+bool mp_stored_sound(mp_stored *stored) {
+    if (atomic_load_explicit(&stored->spoilt, memory_order_relaxed))
+        return false;
+    if (mp_weights_sound(stored->weights))
+        return true;
+    atomic_store_explicit(&stored->spoilt, true, memory_order_relaxed);
+    return false;
+}
+
+static inline bool is_packed(const mp_stored_part *part, int panel) {
+    return atomic_load_explicit(&part->state[panel], memory_order_acquire) == PACKED;
+}
+
+static void packed(mp_stored_part *part, int panel) {
+    mp_stored *all = part->all;
+    atomic_store_explicit(&part->state[panel], PACKED, memory_order_release);
+    if (atomic_fetch_sub_explicit(&part->left, 1, memory_order_acq_rel) != 1)
+        return;
+    mp_weights_release(all->weights, &part->tensor); /* who still reads there has the pages back at once */
+    mp_stored_sound(all); /* once all are packed nobody looks any more but for `spoilt` */
+    atomic_fetch_sub_explicit(&all->left, 1, memory_order_acq_rel);
+}
+
+/* One panel by way of scratch, as a matrix of its own. */
+static void pass_through(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
+                         const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
+    int32_t n0 = panel * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;
+    mp_tensor rows = part->tensor;
+    rows.data = mp_tensor_row(&part->tensor, n0);
+    rows.nbytes = part->tensor.nbytes / (uint64_t)w->N * (uint64_t)n;
+    rows.shape[0] = n;
+    mp_wmat one = *w;
+    one.N = n;
+    one.panels = 1;
+    one.data = scratch;
+    mp_wmat_pack(&one, &rows, 0, 1);
+    mp_epilogue end = ep ? *ep : (mp_epilogue){0};
+    if (end.bias)
+        end.bias += n0;
+    if (end.residual)
+        end.residual += n0;
+    mp_gemm(&one, x, 0, M, 0, 1, &end, y + n0, ldy);
+}
+
+void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel0, int panel1,
+                    const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own) {
+    for (int p = panel0; p < panel1;) {
+        int end = p;
+        while (end < panel1 && is_packed(part, end))
+            end++;
+        if (end > p) {
+            mp_gemm(w, x, 0, M, p, end, ep, y, ldy);
+            p = end;
+            continue;
+        }
+        uint8_t expected = STORED;
+        if (mp_sys_now_ns() < own->keep_until_ns &&
+            atomic_compare_exchange_strong_explicit(&part->state[p], &expected, KEEPING, memory_order_acq_rel,
+                                                    memory_order_relaxed)) {
+            mp_wmat whole = *w;
+            mp_wmat_pack(&whole, &part->tensor, p, p + 1);
+            mp_gemm(w, x, 0, M, p, p + 1, ep, y, ldy);
+            packed(part, p);
+        } else {
+            pass_through(part, w, x, M, p, ep, y, ldy, own->scratch);
+        }
+        p++;
+    }
+}
+
+void mp_stored_row(const mp_stored_part *part, const mp_wmat *w, int32_t n, float *out) {
+    if (is_packed(part, n / MP_PANEL_N))
+        mp_wmat_row(w, n, out);
+    else
+        mp_dequantize_row(part->tensor.dtype, mp_tensor_row(&part->tensor, n), w->K, out);
+}

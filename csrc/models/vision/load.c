@@ -1,0 +1,207 @@
+/* vision/load.c: image network and projector beside a decoder, from one spec. Tensors are named as in GGUF's files of
+ * image encoders: "v." the network's, "mm.0" and "mm.2" the projector's. */
+#include <string.h>
+
+#include "models/vision/vision.h"
+
+enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24 };
+
+void mp_vision_destroy(mp_vision *vision) {
+    if (!vision)
+        return;
+    mp_free(vision->tower.layers);
+    mp_free(vision);
+}
+
+static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *error) {
+    int64_t merge, token, one = 1;
+    bool no = false;
+    MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", -1, MAX_IMAGE_TOKEN, NULL, &token, error));
+    MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.vision.keep_class", &no, &vision->keep_class, error));
+    MP_TRY(mp_model_activation(spec, "mpool.vision.activation", &vision->act, error));
+    vision->image_token = (int32_t)token;
+    vision->merge = (int32_t)merge;
+    return MP_OK;
+}
+
+/* The first layer's outputs are the file's to say when there is a second. */
+static mp_status read_projector(mp_vision *vision, mp_builder *builder, mp_error *error) {
+    const mp_weights *weights = builder->weights;
+    int32_t inputs = vision->tower.hidden * vision->merge * vision->merge, inner = vision->width;
+    const char *bias0 = mp_weights_has(weights, "mm.0.bias") ? "mm.0.bias" : NULL;
+    const char *bias2 = mp_weights_has(weights, "mm.2.bias") ? "mm.2.bias" : NULL;
+    bool two = mp_weights_has(weights, "mm.2.weight");
+    if (two) {
+        mp_tensor tensor;
+        int64_t any[2] = {-1, inputs};
+        MP_TRY(mp_weights_get(weights, "mm.0.weight", 2, any, &tensor, error));
+        inner = (int32_t)tensor.shape[0];
+    }
+    MP_TRY(mp_builder_linear(builder, &vision->first, "mm.0.weight", bias0, inner, inputs, error));
+    if (two)
+        MP_TRY(mp_builder_linear(builder, &vision->second, "mm.2.weight", bias2, vision->width, inner, error));
+    if (mp_weights_has(weights, "mm.image_newline"))
+        MP_TRY(mp_builder_vector(builder, &vision->newline, "mm.image_newline", vision->width, error));
+    return MP_OK;
+}
+
+mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **out,
+                         mp_error *error) {
+    const char *name;
+    bool norm, no = false;
+    mp_vision *vision = *out = mp_alloc_zeroed(sizeof *vision, MP_TAG_WEIGHTS);
+    if (!vision)
+        return mp_fail_memory(error, sizeof *vision, "an image network");
+    vision->width = width;
+    MP_TRY(read_hyper(vision, args->spec, error));
+    MP_TRY(mp_spec_string(args->spec, "mpool.vision.tower", mp_spec_architecture(args->spec), &name, error));
+    MP_TRY(mp_spec_bool(args->spec, "mpool.vision.norm", &no, &norm, error));
+    const mp_arch *arch = mp_arch_find(name);
+    if (!arch || arch->capability == MP_TEXT_TO_TEXT || arch->capability == MP_TEXT_EMBEDDING)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.tower", "an image network",
+                            "%s", name);
+    mp_compute compute = builder->compute;
+    builder->compute = mp_float_class(args->compute);
+    mp_status status = mp_vit_read(&vision->tower, builder, args->spec, arch->flags, norm, error);
+    if (status == MP_OK)
+        status = read_projector(vision, builder, error);
+    builder->compute = compute;
+    if (status != MP_OK)
+        return status;
+    if ((!vision->tower.axial && vision->tower.grid % vision->merge) || (vision->keep_class && vision->merge > 1))
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
+                            "a divisor of the patches a side", "%d of %d", vision->merge, vision->tower.grid);
+    return MP_OK;
+}
+
+mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *error) {
+    const char *name;
+    MP_TRY(mp_spec_string(args->spec, "mpool.vision.decoder", NULL, &name, error));
+    const mp_arch *arch = mp_arch_find(name);
+    if (!arch || arch->capability != MP_TEXT_TO_TEXT)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.decoder", "a decoder", "%s",
+                            name);
+    mp_load_args decoder = *args;
+    MP_TRY(mp_arch_flags(arch, args->spec, &decoder.flags, error));
+    return mp_decoder_load(&decoder, model, error);
+}
+
+/* Bytes that the cache of a decoder has for a row. */
+static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
+    uint64_t values = 0;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        const char *part = strncmp(entry->name, "blk.", 4) == 0 ? strstr(entry->name, ".attn_") : NULL;
+        if (part && (strcmp(part, ".attn_k.weight") == 0 || strcmp(part, ".attn_v.weight") == 0))
+            values += (uint64_t)entry->shape[0];
+    }
+    return values * (compute == MP_COMPUTE_F32 ? sizeof(float) : sizeof(int16_t));
+}
+
+/* What an engine needs for one image, the largest where they have any size: the state of the network, what a part is
+ * computed in, the rows that come of it, and room for them in the cache. */
+static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
+    const uint64_t part_bytes = 16 << 20;
+    const char *name;
+    int64_t side, patch, hidden, merge, width, one = 1;
+    mp_error error;
+    if (mp_spec_string(spec, "mpool.vision.tower", mp_spec_architecture(spec), &name, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.vision.image_size", 1, MP_IMAGE_MOST_SIDE, NULL, &side, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.vision.patch_size", 1, side, NULL, &patch, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.vision.embedding_length", 1, INT32_MAX, NULL, &hidden, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &width, &error) != MP_OK ||
+        mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK)
+        return part_bytes; /* refused when it is loaded */
+    const mp_arch *arch = mp_arch_find(name);
+    const bool any_size = arch && (arch->flags & MP_ARCH_ANY_SIZE);
+    const uint64_t patches = any_size ? MP_VISION_MOST_PATCHES : (uint64_t)(side / patch * (side / patch));
+    const uint64_t state = 5 * mp_arena_cost((patches + 1) * (uint64_t)hidden * sizeof(float));
+    const uint64_t row = (uint64_t)width * sizeof(float) + cache_bytes(spec, compute);
+    return state + part_bytes + (patches / (uint64_t)(merge * merge) + 1) * row;
+}
+
+void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    mp_decoder_footprint(spec, compute, model_bytes, engine_bytes);
+    *engine_bytes += image_bytes(spec, compute);
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++)
+        if (mp_vit_owns(mp_spec_tensor_at(spec, i)->name))
+            *model_bytes += mp_vit_tensor_bytes(mp_spec_tensor_at(spec, i), compute);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width) {
+    const mp_vit *tower = &vision->tower;
+    const int32_t side = tower->grid * tower->patch, unit = tower->patch * vision->merge;
+    if (!tower->any_size && (height != side || width != side))
+        return 0;
+    if (height < unit || width < unit || height % unit || width % unit)
+        return 0;
+    return height / unit * (width / unit) + vision->keep_class;
+}
+
+static mp_status check_tiles(const mp_vision *vision, const mp_text_images *images, mp_error *error) {
+    const mp_vit *tower = &vision->tower;
+    for (int32_t t = 0; t < images->n_tiles; t++) {
+        int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
+        if (mp_vision_rows(vision, height, width) == 0)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "tile %d is %d x %d pixels, the model takes %s of %d", t, width,
+                           height, tower->any_size ? "multiples" : "squares",
+                           (tower->any_size ? vision->merge : tower->grid) * tower->patch);
+        if ((int64_t)(height / tower->patch) * (width / tower->patch) > MP_VISION_MOST_PATCHES)
+            return mp_fail(error, MP_LIMIT, "tile %d has %lld patches, allowed: %d", t,
+                           (long long)(height / tower->patch) * (width / tower->patch), (int)MP_VISION_MOST_PATCHES);
+    }
+    return MP_OK;
+}
+
+static mp_status check_run(const mp_vision *vision, const mp_text_images *images, int32_t index, mp_error *error) {
+    const mp_image_run *run = &images->runs[index];
+    int64_t rows = 0;
+    for (int32_t t = run->tile; t < run->tile + run->tiles; t++)
+        rows += mp_vision_rows(vision, images->sizes[2 * t], images->sizes[2 * t + 1]);
+    if (!images->sources && run->rows != rows)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "run %d has %d placeholders for %lld rows of its image", index,
+                       run->rows, (long long)rows);
+    for (int32_t i = 0; images->sources && i < run->rows; i++) {
+        int32_t source = images->sources[run->source + i];
+        if (source >= rows || source < -1 || (source < 0 && !vision->newline))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "run %d wants row %d of %lld", index, source, (long long)rows);
+    }
+    return MP_OK;
+}
+
+static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images) {
+    const mp_vit *tower = &vision->tower;
+    uint64_t parts = 0;
+    for (int32_t t = 0; t < images->n_tiles; t++) {
+        const int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
+        parts += mp_vit_image_parts(tower, height / tower->patch, width / tower->patch) +
+                 (uint64_t)(mp_vision_rows(vision, height, width) / tower->grain + 1);
+    }
+    return parts;
+}
+
+mp_status mp_vision_check(const mp_vision *vision, mp_text_call *call, mp_error *error) {
+    mp_text_images *images = &call->images;
+    MP_TRY(check_tiles(vision, images, error));
+    images->most_parts = most_parts(vision, images);
+    const bool known = vision->image_token >= 0;
+    int64_t placeholders = 0, rows = 0;
+    for (int32_t i = 0; i < call->n_prompt; i++)
+        placeholders += call->prompt[i] == vision->image_token;
+    for (int32_t r = 0; r < images->n_runs; r++) {
+        const mp_image_run *run = &images->runs[r];
+        MP_TRY(check_run(vision, images, r, error));
+        for (int32_t i = run->start; i < run->start + run->rows; i++)
+            rows += !known || call->prompt[i] == vision->image_token;
+    }
+    int64_t of_runs = images->n_runs ? images->runs[images->n_runs - 1].source + images->runs[images->n_runs - 1].rows
+                                     : 0;
+    if ((known && placeholders != rows) || rows != of_runs)
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "the prompt has %lld placeholders for images, the images have %lld rows",
+                       (long long)placeholders, (long long)of_runs);
+    return MP_OK;
+}

@@ -1,0 +1,555 @@
+/* vision/store.c: the rows of images: computed tile by tile and part by part, kept by what they were computed from. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "models/vision/vision.h"
+
+enum {
+    MOST_TILES = 1024,  /* a look-up goes through all */
+    MOST_NUMBERS = 4096 /* images whose numbers are remembered */
+};
+
+static int32_t largest(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
+
+static void free_tile(mp_image_store *store, mp_tile *tile) {
+    store->tile_bytes -= tile->bytes;
+    mp_budget_give(store->budget, tile->bytes);
+    mp_free(tile->rows);
+    mp_free(tile);
+}
+
+static void drop_tile(mp_image_store *store, mp_tile **at) {
+    mp_tile *tile = *at;
+    *at = tile->next;
+    free_tile(store, tile);
+}
+
+/* Give back tiles that nobody holds, the least recently used first, until only so many bytes are left of all of them or
+ * so many have been given; returns those. */
+static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kept) {
+    uint64_t given = 0, idle = 0;
+    for (const mp_tile *tile = store->tiles; tile; tile = tile->next)
+        idle += tile->users == 0 ? tile->bytes : 0;
+    while (idle > kept && given < bytes) {
+        mp_tile **last = NULL;
+        for (mp_tile **at = &store->tiles; *at; at = &(*at)->next)
+            last = (*at)->users == 0 ? at : last;
+        if (!last)
+            break;
+        idle -= (*last)->bytes;
+        given += (*last)->bytes;
+        drop_tile(store, last);
+    }
+    return given;
+}
+
+uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
+
+/* What idle tiles may take: a quarter of what idle prefixes may. */
+static void bound_tiles(mp_image_store *store) {
+    uint64_t limit = atomic_load_explicit(&store->budget->limit, memory_order_relaxed);
+    uint64_t percent = (uint64_t)mp_options_get()->prefix_percent;
+    shrink_tiles(store, UINT64_MAX, percent == 0 ? 0 : limit == UINT64_MAX ? UINT64_MAX : limit / 400 * percent);
+    int count = 0;
+    for (mp_tile **at = &store->tiles; *at;) {
+        if (++count > MOST_TILES && (*at)->users == 0)
+            drop_tile(store, at);
+        else
+            at = &(*at)->next;
+    }
+}
+
+static mp_tile *find_tile(mp_image_store *store, const uint8_t *key) {
+    for (mp_tile **at = &store->tiles; *at; at = &(*at)->next) {
+        mp_tile *tile = *at;
+        if (memcmp(tile->key, key, MP_IMAGE_KEY) != 0)
+            continue;
+        *at = tile->next;
+        tile->next = store->tiles;
+        store->tiles = tile;
+        return tile;
+    }
+    return NULL;
+}
+
+/* Memory that is charged, for which idle tiles and prefixes go. */
+static bool take_budget(mp_image_store *store, uint64_t bytes) {
+    while (!mp_budget_take(store->budget, bytes))
+        if (mp_images_shrink(store, bytes) == 0 && mp_prefix_shrink(store->cache, bytes) == 0)
+            return false;
+    return true;
+}
+
+static mp_status make_tile(mp_image_store *store, const uint8_t *key, int32_t count, mp_tile **out, mp_error *error) {
+    size_t bytes = sizeof(mp_tile) + (size_t)count * (size_t)store->vision->width * sizeof(float);
+    if (!take_budget(store, bytes))
+        return mp_fail_memory(error, bytes, "the rows of an image");
+    mp_tile *tile = mp_alloc_zeroed(sizeof *tile, MP_TAG_SCRATCH);
+    float *rows = tile ? mp_alloc(bytes - sizeof *tile, MP_TAG_SCRATCH) : NULL;
+    if (!rows) {
+        mp_free(tile);
+        mp_budget_give(store->budget, bytes);
+        return mp_fail_memory(error, bytes, "the rows of an image");
+    }
+    *tile = (mp_tile){.rows = rows, .bytes = bytes, .count = count};
+    memcpy(tile->key, key, MP_IMAGE_KEY);
+    store->tile_bytes += bytes;
+    *out = tile;
+    return MP_OK;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+void mp_images_init(mp_image_store *store, const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache) {
+    *store = (mp_image_store){.vision = vision, .budget = budget, .cache = cache};
+}
+
+static void give_arena(mp_image_store *store, mp_arena *arena) {
+    store->charged -= arena->size;
+    mp_budget_give(store->budget, arena->size);
+    mp_arena_deinit(arena);
+}
+
+/* Its memory is the next one's, if that has none. Its tile is the caller's. */
+static void end_job(mp_image_store *store, mp_tile_job **at) {
+    mp_tile_job *job = *at;
+    *at = job->next;
+    if (store->spare.size == 0)
+        store->spare = job->memory;
+    else
+        give_arena(store, &job->memory);
+    mp_free(job);
+}
+
+static void forget_job(mp_image_store *store, mp_tile_job **at) {
+    free_tile(store, (*at)->tile);
+    end_job(store, at);
+}
+
+uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes + store->charged; }
+
+uint64_t mp_images_rest(mp_image_store *store) {
+    const uint64_t before = mp_images_bytes(store);
+    while (store->jobs)
+        forget_job(store, &store->jobs);
+    give_arena(store, &store->spare);
+    give_arena(store, &store->scratch);
+    return before - mp_images_bytes(store);
+}
+
+uint64_t mp_images_trim(mp_image_store *store) {
+    return mp_images_shrink(store, UINT64_MAX) + mp_images_rest(store);
+}
+
+void mp_images_deinit(mp_image_store *store) {
+    mp_images_trim(store);
+    mp_free(store->numbers);
+    *store = (mp_image_store){0};
+}
+
+/* ---- the images of a call ---------------------------------------------------------------------------------------- */
+
+static int32_t number_of(mp_image_store *store, const uint8_t *key) {
+    for (int i = 0; i < store->number_count; i++)
+        if (memcmp(store->numbers[i].key, key, MP_IMAGE_KEY) == 0)
+            return store->numbers[i].number;
+    int at = store->number_count;
+    if (at < MOST_NUMBERS)
+        store->number_count++;
+    else
+        at = store->number_next++ % MOST_NUMBERS;
+    /* the prefixes of the first are long gone when numbers begin again */
+    store->last_number = store->last_number < INT32_MAX ? store->last_number + 1 : 1;
+    memcpy(store->numbers[at].key, key, MP_IMAGE_KEY);
+    store->numbers[at].number = store->last_number;
+    return store->last_number;
+}
+
+/* Text moves on all axes alike; the rows of an image stand by line and column. */
+static void place(const mp_vision *vision, const mp_text_call *call, mp_answer_images *own) {
+    const mp_text_images *images = &call->images;
+    const int32_t unit = vision->tower.patch * vision->merge;
+    int32_t at = 0, next = 0;
+    for (int32_t r = 0; r <= images->n_runs; r++) {
+        const mp_image_run *run = &images->runs[r];
+        for (int32_t end = r < images->n_runs ? run->start : call->n_prompt; at < end; at++, next++)
+            own->positions[at][0] = own->positions[at][1] = own->positions[at][2] = next;
+        if (r == images->n_runs)
+            break;
+        const int32_t down = images->sizes[2 * run->tile] / unit, across = images->sizes[2 * run->tile + 1] / unit;
+        for (int32_t i = 0; i < run->rows; i++, at++) {
+            own->positions[at][0] = next;
+            own->positions[at][1] = next + i / across;
+            own->positions[at][2] = next + i % across;
+        }
+        next += largest(down, across);
+    }
+    own->shift = next - call->n_prompt;
+}
+
+mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+                          mp_error *error) {
+    const mp_text_images *images = &call->images;
+    if (images->n_runs == 0)
+        return MP_OK;
+    size_t list = sizeof(mp_answer_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
+    size_t bytes = list + (axes ? (size_t)call->n_prompt * sizeof *answers->images->positions : 0);
+    if (!take_budget(store, bytes))
+        return mp_fail_memory(error, bytes, "the images of a call");
+    answers->charged += bytes;
+    answers->images = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!answers->images)
+        return mp_fail_memory(error, bytes, "the images of a call");
+    if (axes) {
+        answers->images->positions = (void *)((uint8_t *)answers->images + list);
+        place(store->vision, call, answers->images);
+    }
+    return MP_OK;
+}
+
+mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+    const mp_text_images *images = &call->images;
+    if (images->n_runs > 0 && !store->numbers)
+        store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
+    if (images->n_runs > 0 && !store->numbers)
+        return mp_fail_memory(error, MOST_NUMBERS * sizeof *store->numbers, "the numbers of images");
+    for (int32_t r = 0; r < images->n_runs; r++) {
+        int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
+        for (int c = 0; c < answers->n; c++)
+            for (int32_t i = 0; i < images->runs[r].rows; i++)
+                answers->seqs[c].tokens[images->runs[r].start + i] = -number;
+    }
+    return MP_OK;
+}
+
+void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers) {
+    for (int32_t t = 0; answers->images && t < call->images.n_tiles; t++)
+        if (answers->images->tiles[t]) {
+            answers->images->tiles[t]->users--;
+            answers->images->tiles[t] = NULL;
+        }
+    for (mp_tile_job *job = store->jobs; job; job = job->next)
+        job->holder = job->holder == answers ? NULL : job->holder;
+    bound_tiles(store);
+}
+
+static const mp_image_run *run_at(const mp_text_images *images, int32_t position) {
+    int32_t low = 0, high = images->n_runs - 1;
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+        if (images->runs[middle].start <= position)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return &images->runs[low];
+}
+
+/* The tile whose row *row stands at a placeholder; -1: it is the newline. */
+static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, int32_t position, int32_t *row) {
+    const mp_image_run *run = run_at(images, position);
+    int32_t at = position - run->start, tile = run->tile, rows;
+    *row = images->sources ? images->sources[run->source + at] : at;
+    if (*row < 0)
+        return -1;
+    while (*row >= (rows = mp_vision_rows(vision, images->sizes[2 * tile], images->sizes[2 * tile + 1]))) {
+        *row -= rows;
+        tile++;
+    }
+    return tile;
+}
+
+static bool hold(mp_image_store *store, const mp_text_images *images, mp_answers *answers, int32_t tile) {
+    mp_tile **held = &answers->images->tiles[tile];
+    if (*held)
+        return true;
+    *held = find_tile(store, images->tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY);
+    if (*held)
+        (*held)->users++;
+    return *held != NULL;
+}
+
+int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
+                    int want, int *missing) {
+    *missing = -1;
+    for (int i = 0; answers->images && i < want; i++) {
+        int32_t position = seq->cached + i, row;
+        if (position >= call->n_prompt)
+            break;
+        if (seq->tokens[position] >= 0)
+            continue;
+        int32_t tile = tile_at(store->vision, &call->images, position, &row);
+        if (tile >= 0 && !hold(store, &call->images, answers, tile)) {
+            *missing = tile;
+            return i;
+        }
+    }
+    return want;
+}
+
+const float *mp_images_row(const mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+                           int32_t position, int64_t *source) {
+    const mp_image_run *run = run_at(&call->images, position);
+    int32_t row, tile = tile_at(store->vision, &call->images, position, &row);
+    *source = run->source + (position - run->start);
+    if (tile < 0)
+        return store->vision->newline;
+    return answers->images->tiles[tile]->rows + (int64_t)row * store->vision->width;
+}
+
+/* ---- computing --------------------------------------------------------------------------------------------------- */
+
+static mp_vit_image describe(const mp_vision *vision, const mp_text_images *images, int tile) {
+    const mp_vit *tower = &vision->tower;
+    int32_t down = images->sizes[2 * tile] / tower->patch, across = images->sizes[2 * tile + 1] / tower->patch;
+    return (mp_vit_image){
+        .pixels = images->pixels + images->offsets[tile],
+        .width = images->sizes[2 * tile + 1],
+        .down = down,
+        .across = across,
+        .n = mp_vit_rows(tower, down, across),
+    };
+}
+
+static const uint8_t *key_of(const mp_text_call *call, int tile) {
+    return call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY;
+}
+
+static mp_tile_job *find_job(const mp_image_store *store, const mp_text_call *call, int tile) {
+    mp_tile_job *job = store->jobs;
+    while (job && memcmp(job->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
+        job = job->next;
+    return job;
+}
+
+bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile) {
+    return find_job(store, call, tile) != NULL;
+}
+
+/* Of a row of a tile in the projector. */
+static uint64_t project_ops(const mp_vision *vision) {
+    return 2 * ((uint64_t)vision->first.K * (uint64_t)vision->first.N +
+                (uint64_t)vision->second.K * (uint64_t)vision->second.N);
+}
+
+static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
+    return image->down * image->across / (vision->merge * vision->merge) + vision->keep_class;
+}
+
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call, int tile) {
+    const mp_vision *vision = store->vision;
+    const mp_vit_image image = describe(vision, &call->images, tile);
+    const uint64_t all = mp_vit_image_ops(&vision->tower, image.down, image.across) +
+                         (uint64_t)rows_of(vision, &image) * project_ops(vision);
+    const mp_tile_job *job = find_job(store, call, tile);
+    const uint64_t done = job ? job->ops : 0;
+    return mp_vit_ns(&vision->tower, all > done ? all - done : 0);
+}
+
+uint64_t mp_images_part_ns(const mp_image_store *store) {
+    const mp_vit *tower = &store->vision->tower;
+    return mp_vit_ns(tower, mp_vit_part_ops(tower));
+}
+
+/* Charged memory for an arena; what is in it is lost. */
+static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, mp_error *error) {
+    bytes = mp_arena_cost(bytes);
+    mp_arena_reset(arena);
+    if (bytes <= arena->size)
+        return MP_OK;
+    size_t before = arena->size;
+    if (!take_budget(store, bytes - before))
+        return mp_fail_memory(error, bytes, "the scratch of an image network");
+    mp_status status = mp_arena_reserve(arena, bytes, error);
+    store->charged = store->charged - before + arena->size;
+    if (status != MP_OK) /* what it had is gone, too */
+        mp_budget_give(store->budget, bytes);
+    return status;
+}
+
+typedef struct job_run {
+    const mp_vision *vision;
+    mp_tile_job *job;
+    mp_vit_pass pass;
+    uint8_t *own; /* [lanes][own_bytes] */
+    size_t own_bytes;
+    int32_t rows;     /* of a part in the projector */
+    float *gathered;  /* [rows, first.K] */
+    float *inner;     /* [rows, first.N], or NULL */
+    uint8_t *acts;
+} job_run;
+
+/* Row `index` of the tile, as the projector takes it: the patches that it merges, line by line, normed. */
+static void gather(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, float *out) {
+    const mp_vit *tower = &vision->tower;
+    const int32_t hidden = tower->hidden, merge = vision->merge, across = image->across / merge;
+    const int32_t cell = index - vision->keep_class, before = tower->classes + tower->registers;
+    for (int32_t i = 0; i < merge * merge; i++, out += hidden) {
+        int32_t y = cell / across * merge + i / merge, column = cell % across * merge + i % merge;
+        int32_t patch = y * image->across + column;
+        const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
+        if (tower->norm)
+            mp_vit_norm(tower, row, tower->norm, tower->norm_bias, out);
+        else
+            memcpy(out, row, (size_t)hidden * sizeof *out);
+    }
+}
+
+/* Rows [row0, row1) of the tile, of which the network has made all. */
+static void project(const job_run *run, const mp_lane *lane, int32_t row0, int32_t row1) {
+    const mp_vision *vision = run->vision;
+    const mp_tile_job *job = run->job;
+    const mp_linear *first = &vision->first, *second = &vision->second;
+    const bool two = second->parts > 0;
+    const int M = row1 - row0;
+    float *out = job->tile->rows + (int64_t)row0 * vision->width;
+    mp_epilogue plain = {0}, activate = {.act = vision->act};
+    int64_t begin, end;
+    mp_lane_split(lane, M, 1, &begin, &end);
+    for (int64_t r = begin; r < end; r++)
+        gather(vision, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r, run->gathered + r * first->K);
+    mp_lane_sync(lane);
+    mp_linear_forward(first, lane, run->gathered, first->K, M, run->acts, NULL, NULL, two ? &activate : &plain,
+                      two ? run->inner : out, first->N);
+    if (!two)
+        return;
+    mp_lane_sync(lane);
+    mp_linear_forward(second, lane, run->inner, first->N, M, run->acts, NULL, NULL, &plain, out, second->N);
+}
+
+static void job_body(const mp_lane *lane, void *arg) {
+    job_run *run = arg;
+    mp_tile_job *job = run->job;
+    mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
+    int32_t row = job->projected, next;
+    for (bool go_on = mp_vit_advance(&l); go_on && row < job->tile->count; row = next) {
+        next = row + (int32_t)mp_vit_next_rows(&run->vision->tower, job->tile->count - row, run->rows);
+        project(run, lane, row, next);
+        go_on = mp_vit_meet(&l, (uint64_t)(next - row) * project_ops(run->vision));
+    }
+    if (lane->index == 0 && row > job->projected) /* the others have read it before the barrier */
+        job->projected = row;
+}
+
+/* Another tile than this one that the same call began is not wanted any more, or one whose call is gone. */
+static void forget_others(mp_image_store *store, const mp_text_call *call, const mp_answers *answers, int tile) {
+    for (mp_tile_job **at = &store->jobs; *at;)
+        if ((!(*at)->holder || (*at)->holder == answers) &&
+            memcmp((*at)->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
+            forget_job(store, at);
+        else
+            at = &(*at)->next;
+}
+
+static mp_status start_job(mp_image_store *store, const mp_text_call *call, int tile, mp_tile_job **out,
+                           mp_error *error) {
+    const mp_vit *tower = &store->vision->tower;
+    mp_vit_image image = describe(store->vision, &call->images, tile);
+    size_t axes = tower->axial ? mp_vit_axes_bytes(tower, image.down, image.across) : 0;
+    size_t state = mp_arena_cost(mp_vit_state_bytes(tower, image.n));
+    mp_tile_job *job = mp_alloc_zeroed(sizeof *job, MP_TAG_SCRATCH);
+    if (!job)
+        return mp_fail_memory(error, sizeof *job, "an image that is looked at");
+    job->memory = store->spare;
+    store->spare = (mp_arena){0};
+    mp_status status = reserve(store, &job->memory, state + axes, error);
+    if (status == MP_OK)
+        status = make_tile(store, key_of(call, tile), rows_of(store->vision, &image), &job->tile, error);
+    if (status != MP_OK) {
+        give_arena(store, &job->memory);
+        mp_free(job);
+        return status;
+    }
+    job->image = image;
+    job->state = mp_arena_take(&job->memory, state);
+    if (axes)
+        mp_vit_axes(tower, &job->image, mp_arena_take(&job->memory, axes));
+    job->next = store->jobs;
+    store->jobs = job;
+    *out = job;
+    return MP_OK;
+}
+
+/* What a step of the job computes in. */
+static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lease, job_run *run, mp_error *error) {
+    const mp_vision *vision = store->vision;
+    const mp_vit *tower = &vision->tower;
+    const uint64_t part_ops = mp_vit_part_ops(tower), rows = part_ops / (project_ops(vision) + 1);
+    const int32_t grain = tower->grain, most = job->tile->count;
+    *run = (job_run){.vision = vision, .job = job, .own_bytes = mp_vit_lane_scratch(tower, job->image.n)};
+    run->rows = rows < (uint64_t)most ? (int32_t)rows / grain * grain : most;
+    run->rows = run->rows > grain ? run->rows : grain < most ? grain : most;
+    const int part_rows = mp_vit_part_rows(tower, job->image.n, part_ops);
+    const size_t f = sizeof(float), count = (size_t)run->rows, lanes = run->own_bytes * (size_t)lease->lanes;
+    const size_t gathered = mp_arena_cost(count * (size_t)vision->first.K * f);
+    const size_t inner = vision->second.parts ? mp_arena_cost(count * (size_t)vision->first.N * f) : 0;
+    const size_t first = mp_linear_scratch(&vision->first, run->rows);
+    const size_t second = vision->second.parts ? mp_linear_scratch(&vision->second, run->rows) : 0;
+    const size_t acts = mp_arena_cost(first > second ? first : second);
+    const size_t network = mp_arena_cost(mp_vit_part_bytes(tower, part_rows, 1)), projector = gathered + inner + acts;
+    const size_t part = network > projector ? network : projector;
+    MP_TRY(reserve(store, &store->scratch, mp_arena_cost(lanes) + part, error));
+    run->own = mp_arena_take(&store->scratch, mp_arena_cost(lanes));
+    uint8_t *memory = mp_arena_take(&store->scratch, part); /* of both, one after the other */
+    run->gathered = (float *)(void *)memory;
+    run->inner = inner ? (float *)(void *)(memory + gathered) : NULL;
+    run->acts = memory + gathered + inner;
+    run->pass = (mp_vit_pass){
+        .model = tower,
+        .images = &job->image,
+        .count = 1,
+        .M = job->image.n,
+        .P = job->image.down * job->image.across,
+        .state = job->state,
+        .part = memory,
+        .part_rows = part_rows,
+        .part_ops = part_ops,
+        .lease = lease,
+        .cursor = job->at,
+    };
+    return MP_OK;
+}
+
+/* The job's tile, all of whose rows are there, is kept. */
+static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *error) {
+    mp_tile *tile = job->tile;
+    mp_tile_job **at = &store->jobs;
+    while (*at != job)
+        at = &(*at)->next;
+    end_job(store, at);
+    tile->next = store->tiles;
+    store->tiles = tile;
+    if (mp_kernels_get()->all_finite(tile->rows, (int64_t)tile->count * store->vision->width))
+        return MP_OK;
+    drop_tile(store, &store->tiles);
+    return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity of an image");
+}
+
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
+                            int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error) {
+    mp_vision *vision = (mp_vision *)store->vision; /* its estimate of time changes */
+    job_run run;
+    const uint64_t start = mp_sys_now_ns();
+    forget_others(store, call, answers, tile);
+    mp_tile_job *job = find_job(store, call, tile);
+    if (!job)
+        MP_TRY(start_job(store, call, tile, &job, error));
+    job->holder = answers;
+    MP_TRY(make_run(store, job, lease, &run, error));
+    run.pass.until_ns = mp_sys_after(start, budget_ns);
+    run.pass.unwanted = unwanted;
+    /* its pixels are this call's, which may be another than the one it was begun for */
+    job->image.pixels = call->images.pixels + call->images.offsets[tile];
+    mp_lease_run(lease, job_body, &run);
+    job->at = run.pass.cursor;
+    job->ops += run.pass.ops;
+    mp_vit_learn(&vision->tower, run.pass.ops, mp_sys_now_ns() - start);
+    if (job->projected < job->tile->count)
+        return MP_OK;
+    MP_TRY(finish_job(store, job, error));
+    hold(store, &call->images, answers, tile); /* nobody may take it for idle before the next step */
+    return MP_OK;
+}
