@@ -197,7 +197,7 @@ def say(text: str) -> None:
 
 def weights(given: str | None, capability: str) -> str:
     """A path, or the catalogue's default for a capability, fetched if need be."""
-    from mpool.catalog import load_catalogue, resolve
+    from mpool.models import load_catalogue, resolve
 
     return resolve(given or load_catalogue().default(capability).key).path
 

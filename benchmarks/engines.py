@@ -58,8 +58,9 @@ class MpoolEmbedder:
     def imports(self) -> None:
         """Everything is imported on first use otherwise."""
         import mpool
-        from mpool import _core, embedding, text  # noqa: F401
-        from mpool.text import Tokenizer  # noqa: F401
+        from mpool import _core, text
+        from mpool.tasks import text_embedding as embedding  # noqa: F401
+        from mpool.tokenizers import Tokenizer  # noqa: F401
 
         self.mpool, self.most = mpool, 100_000
 
@@ -112,8 +113,9 @@ class MpoolGenerator:
         """Everything is imported on first use otherwise."""
         os.environ["MPOOL_SPECULATION"] = "1" if self.guesses else "0"
         import mpool
-        from mpool import _core, generation, text  # noqa: F401
-        from mpool.text import Tokenizer  # noqa: F401
+        from mpool import _core, text
+        from mpool.tasks import text_to_text as generation  # noqa: F401
+        from mpool.tokenizers import Tokenizer  # noqa: F401
 
         self.mpool = mpool
 

@@ -17,8 +17,8 @@ PEAKS = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
 
 def work(paths: dict[str, str], count: int, prompts: list[int], depths: list[int]) -> dict[str, dict[str, Any]]:
     """Measure -> its work for one text or token: operations, or bytes."""
-    from mpool.catalog import describe
-    from mpool.text import Tokenizer
+    from mpool.models import describe
+    from mpool.tokenizers import Tokenizer
 
     found: dict[str, dict[str, Any]] = {}
     encoder, decoder = (describe(paths[kind]) for kind in ("embed", "generate"))

@@ -233,7 +233,7 @@ def _free_port() -> int:
 
 def _file_of(reference: str) -> str:
     """The GGUF file behind a reference."""
-    from mpool.catalog import resolve
+    from mpool.models import resolve
 
     return str(resolve(reference, progress=False).path)
 

@@ -18,9 +18,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import aio as aio
-    from . import catalog as catalog
     from . import errors as errors
-    from . import text as text
+    from . import models as models
+    from . import tokenizers as tokenizers
     from ._calls import chat as chat
     from ._calls import describe_image as describe_image
     from ._calls import describe_url as describe_url
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
     from ._calls import rerank as rerank
     from ._calls import submit as submit
     from ._calls import vision as vision
-    from ._events import PoolEvent as PoolEvent
-    from ._health import CapabilityPool as CapabilityPool
-    from ._health import Health as Health
-    from ._health import ModelHealth as ModelHealth
-    from ._health import Pong as Pong
-    from ._options import CallOptions as CallOptions
     from ._runtime import begin_shutdown as begin_shutdown
     from ._runtime import check as check
     from ._runtime import count_tokens as count_tokens
@@ -53,18 +47,16 @@ if TYPE_CHECKING:
     from ._runtime import register as register
     from ._runtime import tokenize as tokenize
     from ._runtime import unload as unload
-    from ._similarity import similarity as similarity
-    from .captures import Capture as Capture
-    from .captures import CaptureJob as CaptureJob
-    from .captures import CaptureRecord as CaptureRecord
-    from .captures import capture as capture
-    from .comparing import CaptureComparison as CaptureComparison
-    from .comparing import CaptureDifference as CaptureDifference
-    from .comparing import compare_captures as compare_captures
-    from .comparing import read_capture as read_capture
     from .config import PoolConfig as PoolConfig
-    from .drawing import PictureStream as PictureStream
-    from .embedding import EmbedIterator as EmbedIterator
+    from .debug.captures import Capture as Capture
+    from .debug.captures import CaptureJob as CaptureJob
+    from .debug.captures import CaptureRecord as CaptureRecord
+    from .debug.captures import capture as capture
+    from .debug.comparing import CaptureComparison as CaptureComparison
+    from .debug.comparing import CaptureDifference as CaptureDifference
+    from .debug.comparing import compare_captures as compare_captures
+    from .debug.comparing import read_capture as read_capture
+    from .debug.show import show_config as show_config
     from .errors import Cancelled as Cancelled
     from .errors import CircuitOpen as CircuitOpen
     from .errors import ContextOverflow as ContextOverflow
@@ -94,14 +86,8 @@ if TYPE_CHECKING:
     from .errors import UnsafeFormat as UnsafeFormat
     from .errors import Unsupported as Unsupported
     from .errors import WrongCapability as WrongCapability
-    from .jobs import Job as Job
     from .model import Model as Model
-    from .pictures import Picture as Picture
-    from .pictures import Pictures as Pictures
-    from .pictures import PictureStep as PictureStep
     from .pool import Pool as Pool
-    from .reranking import RankedDocument as RankedDocument
-    from .reranking import Ranking as Ranking
     from .results import Choice as Choice
     from .results import Chunk as Chunk
     from .results import Completion as Completion
@@ -111,10 +97,24 @@ if TYPE_CHECKING:
     from .results import ToolCallDelta as ToolCallDelta
     from .results import TopLogprob as TopLogprob
     from .results import Usage as Usage
-    from .show import show_config as show_config
-    from .streams import Stream as Stream
+    from .runtime.events import PoolEvent as PoolEvent
+    from .runtime.health import CapabilityPool as CapabilityPool
+    from .runtime.health import Health as Health
+    from .runtime.health import ModelHealth as ModelHealth
+    from .runtime.health import Pong as Pong
+    from .tasks.images_result import Picture as Picture
+    from .tasks.images_result import Pictures as Pictures
+    from .tasks.images_result import PictureStep as PictureStep
+    from .tasks.jobs import Job as Job
+    from .tasks.options import CallOptions as CallOptions
+    from .tasks.rerank import RankedDocument as RankedDocument
+    from .tasks.rerank import Ranking as Ranking
+    from .tasks.similarity import similarity as similarity
+    from .tasks.streams import Stream as Stream
+    from .tasks.text_embedding import EmbedIterator as EmbedIterator
+    from .tasks.text_to_image import PictureStream as PictureStream
 
-_MODULES = ("aio", "catalog", "errors", "text")
+_MODULES = ("aio", "errors", "models", "tokenizers")
 _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "FileError", "FormatError", "IntegrityError",
            "InternalError", "InvalidArgument", "LimitError", "MemoryExhausted", "ModelError", "MpoolError", "NoWorkers",
            "NumericError", "OfflineError", "Overloaded", "PoolError", "RecvError", "SendError", "ShuttingDown",
@@ -127,25 +127,25 @@ _HOME: dict[str, str] = {name: module for module, names in {
                "generate_image", "rerank", "submit", "vision"),
     "_runtime": ("begin_shutdown", "check", "count_tokens", "detokenize", "get", "health", "init_maintenance", "load",
                  "metrics", "ping", "pools", "ps", "register", "tokenize", "unload"),
-    "_events": ("PoolEvent",),
-    "_health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
-    "_options": ("CallOptions",),
-    "captures": ("Capture", "CaptureJob", "CaptureRecord", "capture"),
-    "comparing": ("CaptureComparison", "CaptureDifference", "compare_captures", "read_capture"),
+    "runtime.events": ("PoolEvent",),
+    "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
+    "tasks.options": ("CallOptions",),
+    "debug.captures": ("Capture", "CaptureJob", "CaptureRecord", "capture"),
+    "debug.comparing": ("CaptureComparison", "CaptureDifference", "compare_captures", "read_capture"),
     "config": ("PoolConfig",),
-    "drawing": ("PictureStream",),
-    "embedding": ("EmbedIterator",),
+    "tasks.text_to_image": ("PictureStream",),
+    "tasks.text_embedding": ("EmbedIterator",),
     "errors": _ERRORS,
-    "jobs": ("Job",),
+    "tasks.jobs": ("Job",),
     "model": ("Model",),
-    "pictures": ("Picture", "PictureStep", "Pictures"),
+    "tasks.images_result": ("Picture", "PictureStep", "Pictures"),
     "pool": ("Pool",),
-    "reranking": ("RankedDocument", "Ranking"),
+    "tasks.rerank": ("RankedDocument", "Ranking"),
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
                 "Usage"),
-    "show": ("show_config",),
-    "_similarity": ("similarity",),
-    "streams": ("Stream",),
+    "debug.show": ("show_config",),
+    "tasks.similarity": ("similarity",),
+    "tasks.streams": ("Stream",),
 }.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
@@ -156,12 +156,26 @@ def __getattr__(name: str) -> Any:
         value = getattr(_import_module(f".{_HOME[name]}", __name__), name)
     elif name in _MODULES:
         value = _import_module(f".{name}", __name__)
+    elif name in _RENAMED:
+        return _renamed(name)
     elif name == "_core":
         value = _import_core()
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+#: Old public name -> the module that took its place, for one release.
+_RENAMED = {"catalog": "models", "text": "tokenizers"}
+
+
+def _renamed(name: str) -> Any:
+    """The module behind an old name, with a DeprecationWarning that names the new one."""
+    import warnings
+
+    warnings.warn(f"mpool.{name} is now mpool.{_RENAMED[name]}", DeprecationWarning, stacklevel=3)
+    return _import_module(f".{_RENAMED[name]}", __name__)
 
 
 def _import_core() -> Any:

@@ -6,24 +6,24 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from . import _options
 from ._runtime import default_pool
 from .pool import DESCRIBE
+from .tasks import options as _options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
-    from .drawing import PictureStream
-    from .embedding import EmbedIterator
     from .images import ImageInput
-    from .jobs import Job
     from .model import Model
-    from .pictures import Pictures
-    from .reranking import Ranking
     from .results import Completion
-    from .streams import Stream
+    from .tasks.images_result import Pictures
+    from .tasks.jobs import Job
+    from .tasks.options import EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
+    from .tasks.rerank import Ranking
+    from .tasks.streams import Stream
+    from .tasks.text_embedding import EmbedIterator
+    from .tasks.text_to_image import PictureStream
 
     ModelLike = str | os.PathLike[str] | Model | None
 
@@ -110,7 +110,7 @@ def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] |
         timeout, priority, tenant, keep_alive, policy, fail_fast: see :class:`mpool.CallOptions`.
 
     Returns:
-        A :class:`mpool.reranking.Ranking`: the documents, best first, with scores and places. Scores equal those of
+        A :class:`mpool.tasks.rerank.Ranking`: the documents, best first, with scores and places. Scores equal those of
         ``CrossEncoder.predict`` of sentence-transformers, and do not depend on the other documents.
 
     Raises:

@@ -10,17 +10,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ._health import CapabilityPools, Health, Pong
 from .config import PoolConfig
 from .pool import Pool, all_pools
+from .runtime.health import CapabilityPools, Health, Pong
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ._options import Compute
+    from .debug.show import ModelTable
     from .model import Model
-    from .show import ModelTable
+    from .tasks.options import Compute
 
 _lock = threading.Lock()
 _default: Pool | None = None
@@ -53,14 +53,14 @@ def install() -> None:
 
 
 def _at_exit() -> None:
-    from . import _logging
+    from .runtime import logs as _logging
 
     pools = all_pools()
     for pool in pools:
         pool.begin_shutdown()
     for pool in pools:
         pool.close()
-    captures = sys.modules.get("mpool.captures")
+    captures = sys.modules.get("mpool.debug.captures")
     if captures is not None:
         captures.finish()
     _logging.stop()
@@ -188,7 +188,7 @@ def ps() -> ModelTable:
     """The models in use: state, memory, calls. Shows itself as a table in a terminal and in a notebook.
 
     Returns:
-        a sequence of :class:`mpool.show.ModelRow`, in order of key.
+        a sequence of :class:`mpool.debug.show.ModelRow`, in order of key.
 
     Example:
         >>> _ = mpool.embed("A sentence.")

@@ -32,28 +32,32 @@ from collections.abc import (
 )
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import _options, _threads, embedding, reranking, vectors
-from ._async_streams import AsyncPictureStream, AsyncStream
 from ._runtime import default_pool
-from ._watching import watcher
 from .errors import InvalidArgument
 from .pool import DESCRIBE
+from .runtime import threads as _threads
+from .runtime.watching import watcher
+from .tasks import options as _options
+from .tasks import rerank as reranking
+from .tasks import text_embedding as embedding
+from .tasks import vectors
+from .tasks.async_streams import AsyncPictureStream, AsyncStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from . import _core
-    from ._options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
-    from .drawing import Request as DrawRequest
-    from .generation import Request
     from .images import ImageInput
     from .model import Model
-    from .pictures import Pictures
     from .pool import Pool
-    from .reranking import Ranking
     from .results import Completion
-    from .vectors import Kind
+    from .tasks.images_result import Pictures
+    from .tasks.options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
+    from .tasks.rerank import Ranking
+    from .tasks.text_to_image import Request as DrawRequest
+    from .tasks.text_to_text import Request
+    from .tasks.vectors import Kind
 
     ModelLike = str | os.PathLike[str] | Model | None
 
@@ -116,7 +120,7 @@ async def _single(kind: Kind, plan: Any, one: Any, call: Call) -> tuple[NDArray[
 
 async def _many(kind: Kind, plan: Any, parts: list[tuple[int, list[Any]]], progress: Any,
                 call: Call) -> tuple[NDArray[Any], int]:
-    """As :func:`mpool.vectors.embed_many`; and how many tokens were read."""
+    """As :func:`mpool.tasks.vectors.embed_many`; and how many tokens were read."""
     total, tokens = sum(len(inputs) for _, inputs in parts), 0
     if plan.precision in ("int8", "uint8") and total == 1:
         vectors.quantize(vectors.empty(plan, 1), plan.precision)
@@ -183,8 +187,8 @@ async def _rerank(query: str, documents: Sequence[str], model: ModelLike, pool: 
 async def embed_image(images: ImageInput | Sequence[ImageInput], model: ModelLike = None, *, pool: Pool | None = None,
                       max_inputs: int | None = None, **options: Unpack[ImageOptions]) -> NDArray[Any]:
     """As :func:`mpool.embed_image`, for asyncio; images are read and decoded on a thread."""
-    from . import image_embedding
     from .images import images_of
+    from .tasks import image_embedding
 
     pool = pool or default_pool()
     passed: dict[str, Any] = dict(options)
@@ -205,7 +209,7 @@ async def _each(items: Iterable[T]) -> AsyncIterator[T]:
 
 async def _run_slices(kind: Kind, plan: Any, parts: AsyncIterable[tuple[int, list[Any]]], call: Call,
                       lane: int = vectors.BULK) -> Any:
-    """As :func:`mpool.vectors.run_slices`."""
+    """As :func:`mpool.tasks.vectors.run_slices`."""
     flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
     try:
         async for start, inputs in parts:
@@ -227,7 +231,8 @@ async def _run_slices(kind: Kind, plan: Any, parts: AsyncIterable[tuple[int, lis
 
 
 async def _async_slices(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[tuple[int, list[Any]]]:
-    """As :func:`mpool.embedding.slices`, for both kinds of iterable; lets the loop breathe between slices."""
+    """As :func:`mpool.tasks.text_embedding.slices`, for both kinds of iterable; yields to the loop between
+    slices."""
     if not isinstance(items, AsyncIterable):
         for part in embedding.slices(items):
             yield part

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from . import _isolated
-from ._chaos import chaos_of
-from ._durations import seconds_of
-from ._options import CAPABILITIES, POLICIES
 from .errors import InvalidArgument
+from .runtime import isolation as _isolated
+from .runtime.chaos import chaos_of
+from .runtime.durations import seconds_of
+from .tasks.options import CAPABILITIES, POLICIES
 
 #: Field -> (kinds, lowest, highest). 0 leaves a value to the environment variable or rule that the field names.
 _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {

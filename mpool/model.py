@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._entry import Entry
-    from ._options import EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
-    from .catalog import ModelDescription
-    from .drawing import PictureStream
-    from .embedding import EmbedIterator
     from .images import ImageInput
-    from .pictures import Pictures
+    from .models import ModelDescription
     from .pool import Pool
-    from .reranking import Ranking
     from .results import Completion
-    from .streams import Stream
+    from .runtime.entry import Entry
+    from .tasks.images_result import Pictures
+    from .tasks.options import EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
+    from .tasks.rerank import Ranking
+    from .tasks.streams import Stream
+    from .tasks.text_embedding import EmbedIterator
+    from .tasks.text_to_image import PictureStream
 
 
 class Model:

@@ -12,12 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from . import _logging, _options, _threads, show
-from ._durations import seconds_of
-from ._entry import OVERRIDES, Entry
 from .config import PoolConfig
+from .debug import show
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
+from .runtime import logs as _logging
+from .runtime import threads as _threads
+from .runtime.durations import seconds_of
+from .runtime.entry import OVERRIDES, Entry
+from .tasks import options as _options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,19 +28,19 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from . import _core
-    from ._events import Kind, PoolEvent
-    from ._health import CapabilityPools, Health, Pong
-    from ._options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
-    from .drawing import PictureStream
-    from .drawing import Request as DrawRequest
-    from .embedding import EmbedIterator
-    from .generation import Request
     from .images import ImageInput
-    from .jobs import Job
-    from .pictures import Pictures
-    from .reranking import Ranking
     from .results import Completion
-    from .streams import Stream
+    from .runtime.events import Kind, PoolEvent
+    from .runtime.health import CapabilityPools, Health, Pong
+    from .tasks.images_result import Pictures
+    from .tasks.jobs import Job
+    from .tasks.options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
+    from .tasks.rerank import Ranking
+    from .tasks.streams import Stream
+    from .tasks.text_embedding import EmbedIterator
+    from .tasks.text_to_image import PictureStream
+    from .tasks.text_to_image import Request as DrawRequest
+    from .tasks.text_to_text import Request
 
 #: What is asked of an image when nothing is.
 DESCRIBE = "Describe the image."
@@ -86,7 +89,8 @@ class Pool:
               task: Literal["query", "document"] | None = None, max_inputs: int | None = None,
               **options: Unpack[EmbedOptions]) -> NDArray[Any]:
         """See :func:`mpool.embed`."""
-        from . import embedding, vectors
+        from .tasks import text_embedding as embedding
+        from .tasks import vectors
 
         passed: dict[str, Any] = dict(options)
         call, most = _options.begin(self.config, passed), self._most(max_inputs)
@@ -102,7 +106,8 @@ class Pool:
                    task: Literal["query", "document"] | None = None, batch_size: int | None = None,
                    **options: Unpack[EmbedOptions]) -> EmbedIterator:
         """See :func:`mpool.embed_iter`."""
-        from . import embedding, vectors
+        from .tasks import text_embedding as embedding
+        from .tasks import vectors
 
         if isinstance(iterable, (str, bytes, Mapping)) or not hasattr(iterable, "__iter__"):
             raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
@@ -116,7 +121,9 @@ class Pool:
     def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *,
                top_k: int | None = None, **options: Unpack[RerankOptions]) -> Ranking:
         """See :func:`mpool.rerank`."""
-        from . import embedding, reranking, vectors
+        from .tasks import rerank as reranking
+        from .tasks import text_embedding as embedding
+        from .tasks import vectors
 
         passed: dict[str, Any] = dict(options)
         call = _options.begin(self.config, passed)
@@ -128,7 +135,7 @@ class Pool:
     def _most(self, max_inputs: int | None) -> int:
         if max_inputs is None:
             return self.config.max_embed_inputs
-        from .sampling import _short, integer
+        from .tasks.sampling import _short, integer
 
         most = integer(max_inputs)
         if most is None or most < 1:
@@ -138,7 +145,7 @@ class Pool:
     def _plan(self, model: Any, options: Any) -> Any:
         from dataclasses import replace
 
-        from . import embedding
+        from .tasks import text_embedding as embedding
 
         if model is None and options.scores:
             raise InvalidArgument("model is None, allowed: a cross-encoder", hint="No reranker is the default")
@@ -154,8 +161,8 @@ class Pool:
                     model: str | os.PathLike[str] | Model | None = None, *, max_inputs: int | None = None,
                     **options: Unpack[ImageOptions]) -> NDArray[Any]:
         """See :func:`mpool.embed_image`."""
-        from . import image_embedding, vectors
         from .images import images_of
+        from .tasks import image_embedding, vectors
 
         passed: dict[str, Any] = dict(options)
         call, most = _options.begin(self.config, passed), self._most(max_inputs)
@@ -169,7 +176,7 @@ class Pool:
     def _image_plan(self, model: Any, options: Any) -> Any:
         from dataclasses import replace
 
-        from . import image_embedding
+        from .tasks import image_embedding
 
         entry = self._find(model, "image_embedding")
         if isinstance(model, Model) and _is_auto(options.compute) and model._compute != "auto":
@@ -236,7 +243,7 @@ class Pool:
 
     @staticmethod
     def _described_url(url: Any) -> str:
-        from .sampling import _short
+        from .tasks.sampling import _short
 
         if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
             raise InvalidArgument(f"url is {_short(url)}, allowed: an http or https URL",
@@ -244,7 +251,7 @@ class Pool:
         return url
 
     def _text(self, request: Request, stream: bool, call: Call) -> Completion | Stream:
-        from .streams import Stream
+        from .tasks.streams import Stream
 
         if not isinstance(stream, bool):
             raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
@@ -252,7 +259,7 @@ class Pool:
         return started if stream else started.result()
 
     def _prompt_request(self, prompt: Any, model: Any, options: dict[str, Any]) -> Request:
-        from . import generation
+        from .tasks import text_to_text as generation
 
         entry, compute = self._text_entry(model, options)
         for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
@@ -260,15 +267,16 @@ class Pool:
                 raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
         ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False))
         if entry.capability == "vision":
-            from . import seeing
+            from .tasks import vision as seeing
 
             seeing.check_raw(entry, ids)
         return generation.prepare(entry, ids, compute, options)
 
     def _chat_request(self, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                       capability: str = "text_to_text") -> Request:
-        from . import chatting, generation
-        from .text import reasoning
+        from .conversation import prompt as chatting
+        from .conversation import reasoning
+        from .tasks import text_to_text as generation
 
         entry, compute = self._text_entry(model, options, capability)
         prompt, images, tools = chatting.prompt_of(entry, messages, options, call)
@@ -277,7 +285,7 @@ class Pool:
 
     def _vision_request(self, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                         call: Call | None = None) -> Request:
-        from . import seeing
+        from .tasks import vision as seeing
 
         return self._chat_request(seeing.messages_of(images, prompt), model, options, call, "vision")
 
@@ -301,7 +309,7 @@ class Pool:
     def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
                        stream: bool = False, **options: Any) -> Pictures | PictureStream:
         """See :func:`mpool.generate_image`."""
-        from .drawing import PictureStream
+        from .tasks.text_to_image import PictureStream
 
         if not isinstance(stream, bool):
             raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
@@ -311,7 +319,7 @@ class Pool:
 
     def _draw_request(self, prompt: Any, model: Any, options: dict[str, Any], watched: bool = True) -> DrawRequest:
         """``watched``: somebody can see its steps."""
-        from . import drawing
+        from .tasks import text_to_image as drawing
 
         chosen = drawing.options_of(options)
         entry = self._find(model, "text_to_image")
@@ -328,14 +336,14 @@ class Pool:
     def tokenize(self, text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True,
                  parse_special: bool = False) -> list[int]:
         """See :func:`mpool.tokenize`."""
-        from . import generation
+        from .tasks import text_to_text as generation
 
         return generation.tokenize(self._find(model), text, add_special, parse_special)
 
     def detokenize(self, ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
                    skip_special: bool = True) -> str:
         """See :func:`mpool.detokenize`."""
-        from . import generation
+        from .tasks import text_to_text as generation
 
         return generation.detokenize(self._find(model), ids, skip_special)
 
@@ -343,7 +351,7 @@ class Pool:
 
     def submit(self, capability: str, **request: Any) -> Job:
         """See :func:`mpool.submit`."""
-        from . import jobs
+        from .tasks import jobs
 
         return jobs.submit(self, capability, request)
 
@@ -352,10 +360,10 @@ class Pool:
     def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
         """See :func:`mpool.get`."""
         if capability is not None:
-            from .catalog.catalogue import nearest
+            from .models.catalogue import nearest
 
             if not isinstance(capability, str) or capability not in _options.CAPABILITIES:
-                from .sampling import _short
+                from .tasks.sampling import _short
 
                 near = nearest(capability, list(_options.CAPABILITIES), 1) if isinstance(capability, str) else []
                 raise InvalidArgument(f"capability is {_short(capability)}"
@@ -467,39 +475,39 @@ class Pool:
     def metrics(self, format: Literal["prometheus"]) -> str: ...
     def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
         """See :func:`mpool.metrics`."""
-        from . import _metrics
+        from .runtime import metrics as _metrics
 
         if not isinstance(format, str) or format not in ("dict", "prometheus"):
             raise InvalidArgument(f"format is {format!r}, allowed: 'dict', 'prometheus'")
         return _metrics.collect(self) if format == "dict" else _metrics.prometheus(self)
 
     def _stats(self) -> dict[str, Any]:
-        from . import _metrics
+        from .runtime import metrics as _metrics
 
         return _metrics.stats(self)
 
     def health(self) -> Health:
         """See :func:`mpool.health`."""
-        from . import _health
+        from .runtime import health as _health
 
         return _health.health(self)
 
     def ping(self, key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
         """See :func:`mpool.ping`."""
-        from . import _health
+        from .runtime import health as _health
 
         return _health.pongs(self, key)
 
     def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
         """See :func:`mpool.check`."""
-        from . import _health
+        from .runtime import health as _health
 
         return _health.check(self, key, timeout)
 
     @property
     def pools(self) -> CapabilityPools:
         """See :data:`mpool.pools`."""
-        from ._health import CapabilityPools
+        from .runtime.health import CapabilityPools
 
         return CapabilityPools(lambda: self)
 
@@ -527,7 +535,7 @@ class Pool:
             ...     stop = pool.on("ready", lambda event: print(event.model))
             ...     stop()
         """
-        from . import _events
+        from .runtime import events as _events
 
         return _events.subscribe(self, event, callback)
 
@@ -561,7 +569,7 @@ class Pool:
         return Model(entry, compute)
 
     def _check_free(self, name: Any, entry: Entry | None) -> None:
-        from .catalog import load_catalogue
+        from .models import load_catalogue
 
         if not isinstance(name, str) or not _KEY.fullmatch(name):
             raise InvalidArgument(f"{name!r} is no name for a model, allowed: 1 to 128 letters, digits and . _ + -, "
@@ -595,8 +603,8 @@ class Pool:
         return found
 
     def _make_entry(self, model: Any, capability: str | None) -> Entry:
-        from .catalog import KeyRef, LocalRef, load_catalogue, parse_reference
-        from .catalog.catalogue import unknown
+        from .models import KeyRef, LocalRef, load_catalogue, parse_reference
+        from .models.catalogue import unknown
 
         if model is None:
             if capability is None:
@@ -642,8 +650,8 @@ class Pool:
             self._forget(entry)
             raise
         if found is None:
-            from .catalog import load_catalogue
-            from .catalog.catalogue import nearest
+            from .models import load_catalogue
+            from .models.catalogue import nearest
 
             with self._lock:
                 fitting = list(dict.fromkeys([*load_catalogue().keys(capability),
@@ -730,7 +738,7 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
 
 def _check_isolation(isolation: Any) -> None:
     if isolation is not None:
-        from . import _isolated
+        from .runtime import isolation as _isolated
 
         _isolated.check(isolation, "isolation")
 
@@ -741,7 +749,7 @@ def _is_auto(compute: Any) -> bool:
 
 def _absolute(ref: str) -> str:
     """A reference that means the same in every working directory and process."""
-    from .catalog import parse_reference
+    from .models import parse_reference
 
     return str(parse_reference(ref))
 

@@ -11,12 +11,12 @@ from .common import for_output, make_pool, note, print_json, say, table
 from .talking import default_model, sampling_of
 
 if TYPE_CHECKING:
-    from ..comparing import CaptureComparison, CaptureDifference, Grade
+    from ..debug.comparing import CaptureComparison, CaptureDifference, Grade
 
 
 def capture(arguments: argparse.Namespace) -> int:
     """Runs ``mpool capture``. What is captured can be repeated, so the likeliest token is taken unless it is told."""
-    from ..captures import Capture
+    from ..debug.captures import Capture
     from ..errors import FileError, InvalidArgument
 
     for name in ("prompt", "out"):
@@ -41,7 +41,7 @@ def capture(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Runs ``mpool capture compare``; the exit code is 1 if they are further apart than allowed."""
-    from ..comparing import GRADES, compare_captures
+    from ..debug.comparing import GRADES, compare_captures
 
     found = compare_captures(arguments.first, arguments.second, tokens=arguments.tokens)
     if arguments.json:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from ..catalog import Resolved
+    from ..models import Resolved
     from ..pool import Pool
     from ..results import Completion
 

@@ -42,8 +42,8 @@ def _silent(text: str = "") -> None:
 
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from ..catalog import load_catalogue
     from ..errors import DownloadError, OfflineError
+    from ..models import load_catalogue
 
     tell = _silent if arguments.json else say
     catalogue = load_catalogue()
@@ -73,7 +73,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def _machine(tell: Any) -> dict[str, Any]:
-    from ..show import show_config
+    from ..debug.show import show_config
 
     found = show_config("dicts")
     cpu = found["cpu"]
@@ -83,8 +83,8 @@ def _machine(tell: Any) -> dict[str, Any]:
 
 def _fetch(name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
     """Has a model's files here."""
-    from ..catalog import is_offline, resolve
     from ..errors import OfflineError
+    from ..models import is_offline, resolve
 
     start, fetched = time.monotonic(), False
     try:
@@ -168,7 +168,7 @@ def _text(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> di
 
 def digit_images() -> list[str]:
     """Paths of the images that come with mpool, of the digits from 0 to 9; no model was trained on them."""
-    from ..catalog.sources.bundled import ROOT
+    from ..models.sources.bundled import ROOT
 
     return [os.path.join(ROOT, "images", f"{digit}.png") for digit in range(10)]
 

@@ -88,7 +88,7 @@ def _some(count: int, unit: str) -> None:
 
 
 def _default() -> str:
-    from ..catalog import load_catalogue
+    from ..models import load_catalogue
 
     return load_catalogue().default("text_embedding").key
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from .common import note, print_json, say, size_of, table
 
 if TYPE_CHECKING:
-    from ..catalog import ModelDescription, Resolved, Row
+    from ..models import ModelDescription, Resolved, Row
 
 
 def megabytes(count: int | None) -> str:
     """Bytes for people, in units of 10**6."""
-    from ..show import megabytes as text
+    from ..debug.show import megabytes as text
 
     return text(count or 0)
 
@@ -25,8 +25,8 @@ def megabytes(count: int | None) -> str:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Runs ``mpool pull``: every model that can be fetched is, also after one that cannot."""
-    from ..catalog import resolve, verify
     from ..errors import MpoolError
+    from ..models import resolve, verify
 
     done, failed = [], False
     for name in arguments.model:
@@ -57,7 +57,7 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 
 def models(arguments: argparse.Namespace) -> int:
     """Runs ``mpool models``."""
-    from ..catalog import load_catalogue, verified
+    from ..models import load_catalogue, verified
 
     catalogue = load_catalogue()
     listed = []
@@ -81,8 +81,8 @@ def models(arguments: argparse.Namespace) -> int:
 
 
 def _local(key: str) -> Resolved | None:
-    from ..catalog import resolve
     from ..errors import MpoolError
+    from ..models import resolve
 
     try:
         return resolve(key, offline=True, progress=False)
@@ -109,7 +109,7 @@ def _count(number: int | None) -> str:
 def show(arguments: argparse.Namespace) -> int:
     """Runs ``mpool show``; fetches nothing."""
     if arguments.model is None:
-        from ..show import show_config
+        from ..debug.show import show_config
 
         found = show_config("dicts") if arguments.json else show_config()
         if arguments.json:
@@ -143,8 +143,8 @@ def _text(name: str, value: Any) -> str:
 
 def _facts(name: str) -> dict[str, Any]:
     """What is known of a model without fetching anything: its files if they are here, else the catalogue's row."""
-    from ..catalog import KeyRef, describing, load_catalogue, parse_reference, resolve
     from ..errors import OfflineError
+    from ..models import KeyRef, describing, load_catalogue, parse_reference, resolve
 
     reference = parse_reference(name)
     row = load_catalogue().get(reference.key) if isinstance(reference, KeyRef) else None

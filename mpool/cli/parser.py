@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..sampling import TABLE
+from ..tasks.sampling import TABLE
 
 _CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 #: What an option of sampling does, where its name does not say it.

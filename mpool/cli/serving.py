@@ -76,7 +76,7 @@ def worker(arguments: argparse.Namespace) -> int:
     where the worker listens to standard output."""
     for name, value in _NO_THREADS.items():
         os.environ.setdefault(name, value)
-    from ..captures import Capture
+    from ..debug.captures import Capture
     from ..errors import MpoolError
 
     with _packages():

@@ -25,7 +25,7 @@ Ctrl-C stops an answer. Text over several lines stands between """ and """.'''
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of sampling that were given."""
-    from ..sampling import NAMES
+    from ..tasks.sampling import NAMES
 
     given = {name: getattr(arguments, name) for name in NAMES if hasattr(arguments, name)}
     if "logit_bias" in given:
@@ -35,7 +35,7 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def default_model() -> str:
     """Key of the model that writes texts unless one is named."""
-    from ..catalog import load_catalogue
+    from ..models import load_catalogue
 
     return load_catalogue().default("text_to_text").key
 

@@ -144,7 +144,7 @@ def _of_base64(text: str, name: str) -> bytes:
 
 
 def _of_file(path: str | bytes, name: str) -> bytes:
-    from ..catalog.files import open_regular
+    from ..models.files import open_regular
 
     shown = os.fsdecode(path)
     if "\0" in shown or len(shown) > 4096:

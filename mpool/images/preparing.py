@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from ..catalog import ImageSettings
+    from ..models import ImageSettings
 
 #: Sides that a resize may come to: a long narrow image whose shorter side is raised has a very long one.
 MAX_SIDE = 1 << 14

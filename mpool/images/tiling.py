@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from ..catalog import VisionSettings
+    from ..models import VisionSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from llm.models import EmbeddingModel
 from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import Field, create_model
 
-from .. import catalog
+from .. import models as catalog
 from .._runtime import default_pool
 from ..errors import InvalidArgument, MpoolError
 from ..pool import Pool
-from ..sampling import TABLE
+from ..tasks.sampling import TABLE
 
 if TYPE_CHECKING:
     from ..results import Chunk, Completion

@@ -9,9 +9,9 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
 from .._runtime import default_pool
-from ..embedding import texts_of
 from ..errors import InvalidArgument
 from ..model import Model
+from ..tasks.text_embedding import texts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from .. import _threads
+from ..runtime import threads as _threads
 from .errors import Refusal
 
 T = TypeVar("T")

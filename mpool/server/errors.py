@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from .. import errors as pool_errors
-from .. import sampling
+from ..tasks import sampling
 
 log = logging.getLogger("mpool.server")
 

@@ -1,11 +1,11 @@
 """What answers are to look like, and what tools they may call, as each protocol says it: checked here, kept to by
-:mod:`mpool.grammar`."""
+:mod:`mpool.conversation.grammar`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import grammar, tool_schemas
+from ..conversation import grammar, tool_schemas
 from ..errors import MpoolError
 from .errors import Refusal
 

@@ -58,7 +58,7 @@ class Models:
             self._add(os.fspath(ref))
 
     def _add(self, ref: str) -> None:
-        from ..catalog import KeyRef, load_catalogue, parse_reference
+        from ..models import KeyRef, load_catalogue, parse_reference
 
         name, equals, rest = ref.partition("=")
         if equals and _NAME.fullmatch(name):
@@ -96,7 +96,7 @@ class Models:
     async def listed(self) -> list[Served]:
         """All that can be named, those of the catalogue that are here included. Reads files that were not read yet."""
         if self.catalogue:
-            from ..catalog import load_catalogue
+            from ..models import load_catalogue
 
             for key in load_catalogue().rows:
                 try:
@@ -127,14 +127,14 @@ class Models:
 
     def is_in_catalogue(self, name: str) -> bool:
         """Whether a name is a key of the catalogue, and such may be used."""
-        from ..catalog import load_catalogue
+        from ..models import load_catalogue
 
         return self.catalogue and load_catalogue().get(name) is not None
 
 
 def is_here(key: str) -> bool:
     """Whether the files of a model of the catalogue are on this machine."""
-    from ..catalog import resolve
+    from ..models import resolve
 
     try:
         resolve(key, offline=True, progress=False)

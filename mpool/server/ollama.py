@@ -13,10 +13,10 @@ import msgspec
 from starlette.responses import Response
 
 from .. import __version__, aio
-from .._durations import seconds_of
+from ..conversation.tool_calls import arguments_of
 from ..errors import ContextOverflow
 from ..results import ToolCall
-from ..text.tool_calls import arguments_of
+from ..runtime.durations import seconds_of
 from . import forms, thinking
 from . import ollama_models as facts
 from .errors import Refusal, plain_error

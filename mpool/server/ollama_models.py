@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ..conversation import tool_formats
+from ..conversation.template import ChatTemplate
+from ..conversation.tool_templates import use_of
 from ..errors import MpoolError
-from ..text import ChatTemplate, tool_formats
-from ..text.tool_templates import use_of
 from . import thinking
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
                 done.set_exception(error)
 
     def work() -> None:
-        from ..catalog import resolve
+        from ..models import resolve
 
         error: BaseException | None = None
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from .. import _threads
+from ..runtime import threads as _threads
 from . import bodies
 from .errors import Refusal, refusal_of
 from .guard import answer, header

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from .. import _core
-from .._metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES
+from ..runtime.metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES
 
 
 class _Source:
@@ -25,7 +25,7 @@ class _Source:
 
 
 def text(found: dict[str, Any]) -> str:
-    """What :func:`mpool._metrics.collect` found, as text for a scrape."""
+    """What :func:`mpool.runtime.metrics.collect` found, as text for a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Source(found))  # type: ignore[arg-type]
     return generate_latest(registry).decode()

@@ -175,8 +175,8 @@ def _read_token(name: str) -> str:
 
 def new_token_file() -> tuple[str, str]:
     """A file in the cache with a new random token, and the token."""
-    from ..catalog import cache_dir
-    from ..catalog.store import make_folder
+    from ..models import cache_dir
+    from ..models.store import make_folder
 
     name = os.path.join(make_folder(cache_dir()), "server-token")
     try:

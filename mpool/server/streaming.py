@@ -17,7 +17,7 @@ from starlette.responses import Response
 from .errors import Refusal, refusal_of
 
 if TYPE_CHECKING:
-    from .._async_streams import AsyncFlow
+    from ..tasks.async_streams import AsyncFlow
     from .state import State
 
 #: Seconds for which the head of an answer waits for its first piece: what fails until then has a status of its own.

@@ -6,8 +6,9 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..conversation import reasoning
+from ..conversation.template import ChatTemplate
 from ..errors import MpoolError
-from ..text import ChatTemplate, reasoning
 from .errors import Refusal
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import _options
-from .._async_streams import AsyncStream
-from .._watching import watcher
 from ..config import PoolConfig
 from ..errors import ContextOverflow, InvalidArgument
 from ..pool import Pool
+from ..runtime.watching import watcher
+from ..tasks import options as _options
+from ..tasks.async_streams import AsyncStream
 from .errors import Refusal, worker_error
 from .operational import metrics
 from .operations import Context, Operation, json_answer
@@ -33,9 +33,9 @@ from .streaming import EVENTS, Streamed, event
 if TYPE_CHECKING:
     import os
 
-    from ..captures import Capture
-    from ..generation import Request
+    from ..debug.captures import Capture
     from ..results import Chunk
+    from ..tasks.text_to_text import Request
 
 #: Seconds that the job which runs gets to end when the worker is stopped, and its client to take the last bytes: the
 #: process has to end within 5.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mpool
-from mpool._entry import Entry
+from mpool.runtime.entry import Entry
 from mpool._runtime import default_pool
 from realmodels import find_real, real_path
 
@@ -18,7 +18,7 @@ def use_default_models() -> None:
             continue
         if find_real(name) is None:
             try:
-                mpool.catalog.resolve(key)
+                mpool.models.resolve(key)
             except mpool.MpoolError:
                 real_path(name)
         else:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpool.catalog import resolve
+from mpool.models import resolve
 from mpool.errors import MpoolError
 
 FILES = {"minilm": "minilm", "smollm2": "smollm2.gguf", "qwen05": "qwen05.gguf", "qwen15": "qwen15.gguf"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ... import __version__, _core
-from ..._metrics import BOUNDS
+from ...runtime.metrics import BOUNDS
 
 if TYPE_CHECKING:
     from ..state import State

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from ... import _threads, aio
+from ... import aio
 from ...errors import InvalidArgument
+from ...runtime import threads as _threads
 from ..errors import Refusal, openai_error
 from ..operations import Context, Operation, json_answer
 from ..streaming import EVENTS, Pieces, Streamed, event

@@ -1,4 +1,4 @@
-"""Token ids of llama.cpp, kept as goldens: what ``tests/python/test_text_parity.py`` compares with.
+"""Token ids of llama.cpp, kept as goldens: what ``tests/python/tokenizers/test_text_parity.py`` compares with.
 
 Run in an environment with llama-cpp-python (0.3.36 made the goldens in the tree), after ``make_vocabs.py``:
 
@@ -153,7 +153,7 @@ def main(smollm2: str, qwen05: str) -> None:
             (goldens / f"{name}.xz").write_bytes(pack(ids(path, SYNTHETIC_LINES)))
         write_gguf(path, vocabs["bpe"])
         (goldens / "bpe_special.xz").write_bytes(pack(ids(path, SPECIAL_LINES, special=True)))
-        from mpool.text.pretokenizers import PRE_TOKENIZERS
+        from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS
         made: dict[object, bytes] = {}
         with lzma.open(goldens / "pre.xz", "wb", preset=9) as stream:
             for name, pre in sorted(PRE_TOKENIZERS.items()):

@@ -38,7 +38,7 @@ def _train(texts: list[str], alphabet: list[str], size: int, characters: int = 1
 
 def bpe() -> dict:
     """Byte-level BPE whose merges cross word boundaries, digits, contractions, lines: any cut that is missed shows."""
-    from mpool.text.gguf_vocab import byte_alphabet
+    from mpool.tokenizers.gguf_vocab import byte_alphabet
     alphabet = byte_alphabet()
     texts = ["".join(alphabet[byte] for byte in line.encode()) for line in lines(6000)]
     merges = _train(texts, list(alphabet.values()), 5000)

@@ -1,0 +1,1 @@
+"""Messages to a prompt and a response back to messages: chat templates, tool calls, reasoning, grammars."""

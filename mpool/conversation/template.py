@@ -1,0 +1,449 @@
+"""Chat templates: a conversation becomes the text that a model was trained on, and that text its token ids.
+
+A template comes with the model, in Jinja. It is rendered as transformers does it, in a sandbox of its own
+(:mod:`mpool.conversation.sandbox`), and its control tokens are the only ones in the prompt: what a user writes stays
+plain text, ``<|im_end|>`` included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import FormatError, InvalidArgument, LimitError, TemplateError, Unsupported
+from ..tokenizers import limits
+from ..tokenizers.tokenizer import MARKS, Tokenizer
+
+if TYPE_CHECKING:
+    from .sandbox import Environment
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
+
+#: Names that a caller's variables cannot have: what the template is given anyway, and what could be a template.
+_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "template", "chat_template", "range",
+                       "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now", "bos_token",
+                       "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "self", "loop",
+                       "caller", "varargs", "kwargs"))
+
+_SIGN = re.compile(r"\W")
+
+_lock = threading.Lock()
+_environment: Environment | None = None
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation, ready for the model.
+
+    Attributes:
+        ids: token ids, int32 ``[tokens]``.
+        text: the rendered text.
+    """
+
+    ids: np.ndarray
+    text: str
+
+
+class ChatTemplate:
+    """A model's chat template. Safe to use from any number of threads; compiled when it is first rendered.
+
+    Args:
+        source: the template, in Jinja.
+        special: texts of special tokens by the names templates use (``bos_token``, ...), as
+            :meth:`mpool.tokenizers.tokenizer.Tokenizer.special_texts` gives them.
+        file: where the template comes from, for error messages.
+
+    Raises:
+        InvalidArgument: ``source`` is not a string.
+        LimitError: ``source`` is longer than :data:`mpool.tokenizers.limits.max_template_chars`.
+    """
+
+    def __init__(self, source: str, *, special: Mapping[str, str] | None = None, file: str | None = None) -> None:
+        if not isinstance(source, str):
+            raise InvalidArgument(f"the chat template is {type(source).__name__}, allowed: str")
+        if len(source) > limits.max_template_chars:
+            raise LimitError(f"{file or 'the model'}: the chat template has {len(source):,} characters, the limit is "
+                             f"{limits.max_template_chars:,}",
+                             hint="mpool.tokenizers.limits.max_template_chars raises it")
+        self.source = source
+        self._special = dict(special or {})
+        self._file = file
+        self._compiled: Any = None
+        self._places: bool | None = None
+
+    @classmethod
+    def for_model(cls, source: str | None, tokenizer: Tokenizer, *, key: str | None = None,
+                  file: str | None = None) -> ChatTemplate:
+        """The template that came with a model.
+
+        Raises:
+            Unsupported: there is none.
+        """
+        if not source:
+            raise Unsupported("this model has no chat template", key=key,
+                              hint="Use generate() with a prompt of your own, or make a ChatTemplate of the template "
+                                   "its authors give")
+        return cls(source, special=tokenizer.special_texts(), file=file)
+
+    def render(self, /, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,
+               documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = False,
+               continue_final_message: bool = False, **variables: Any) -> str:
+        """The conversation as text, as transformers' ``apply_chat_template(tokenize=False)`` gives it.
+
+        Args:
+            messages: at least one; each has a ``role``, and ``content`` or what else the template reads.
+            tools: JSON schemas of functions that the model may call.
+            documents: dicts that templates for retrieval read.
+            add_generation_prompt: end with the start of an answer.
+            continue_final_message: leave the last message open, for the model to go on with.
+            variables: what else the template reads (``enable_thinking=False``), plain data.
+
+        Raises:
+            InvalidArgument: something is not of the form above, or a variable has a reserved name.
+            TemplateError: the template refuses the conversation, fails, or goes over its limits.
+            FormatError: the template is not one, or uses what chat templates may not.
+        """
+        data = self._data(messages, tools, documents, variables)
+        return self._render(data, add_generation_prompt, continue_final_message)
+
+    def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
+               tools: Sequence[Mapping[str, Any]] | None = None,
+               documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
+               continue_final_message: bool = False, stand_in: tuple[str, str | None] | None = None,
+               **variables: Any) -> ChatPrompt:
+        """The conversation as token ids.
+
+        The text of a control token in ``messages``, ``tools``, ``documents`` or ``variables`` stays plain text; only
+        the template's own are control tokens. Without such texts the ids are those of the rendered text.
+
+        Args and errors are those of :meth:`render`; ``add_generation_prompt`` is on unless the last message is
+        continued. ``stand_in``: a character in the messages, and the text of the control token that it stands for, or
+        None: it becomes -1, whatever the vocabulary has.
+        """
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        data = self._data(messages, tools, documents, variables)
+        mark = _Guard.of(tokenizer).apply(data)
+        text = self._render(data, add_generation_prompt, continue_final_message)
+        char = None
+        if stand_in is not None and stand_in[1] is not None:
+            text = text.replace(stand_in[0], stand_in[1])
+        elif stand_in is not None:
+            char = stand_in[0]
+        if mark is None:
+            return ChatPrompt(tokenizer.encode_marked(text, None, char), text)
+        text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) writes it so
+        return ChatPrompt(tokenizer.encode_marked(text, mark, char), text.replace(mark, ""))
+
+    def places_images(self, token: str, tokenizer: Tokenizer) -> bool:
+        """Whether it takes a message as a list of parts and writes ``token`` where one of them is an image."""
+        if self._places is None:
+            probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}]
+            try:
+                text = self.render(probe, add_generation_prompt=True)
+            except TemplateError:
+                text = ""
+            self._places = token in text and "probe" in text and "'type'" not in text and '"type"' not in text
+        return self._places
+
+    def _data(self, messages: Any, tools: Any, documents: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything a caller gave, as fresh plain data."""
+        for name in variables:
+            if name in _RESERVED or name.startswith("_"):
+                raise InvalidArgument(f"{name} cannot be given to a chat template",
+                                      hint="A template is chosen when a model is loaded, never by a request"
+                                      if "template" in name else None)
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+            raise InvalidArgument(f"messages is {type(messages).__name__}, allowed: a list of dicts")
+        chat = _plain(list(messages), "messages")
+        if not chat:
+            raise InvalidArgument("messages is empty, allowed: at least one message")
+        for at, message in enumerate(chat):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise InvalidArgument(f"messages[{at}] is not a message",
+                                      hint='A message is a dict such as {"role": "user", "content": "Hello"}')
+        for name, value in (("tools", tools), ("documents", documents)):
+            if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable)):
+                raise InvalidArgument(f"{name} is {type(value).__name__}, allowed: a list of dicts")
+        return {
+            "messages": list(map(_with_reasoning, chat)),
+            "tools": None if tools is None else _dicts(_plain(list(tools), "tools"), "tools"),
+            "documents": None if documents is None else _dicts(_plain(list(documents), "documents"), "documents"),
+            **{name: _plain(value, name) for name, value in variables.items()},
+        }
+
+    def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> str:
+        if continue_final_message:
+            if add_generation_prompt:
+                raise InvalidArgument("add_generation_prompt and continue_final_message exclude each other")
+            final = _open_last(data["messages"][-1])
+        text = self._run({**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)})
+        if not continue_final_message:
+            return text
+        at = text.rfind(_CONTINUE.strip())
+        if at < 0 or final.strip() not in text:
+            raise TemplateError("the chat template leaves out or changes the last message, so it cannot be continued")
+        # a template that trims its messages would not have kept the spaces at the end
+        return text[:at] if text.startswith(_CONTINUE, at) else text[:at].rstrip()
+
+    def _run(self, variables: dict[str, Any]) -> str:
+        import jinja2
+        from jinja2.exceptions import SecurityError
+
+        from .sandbox import Budget, Exhausted
+
+        environment = _shared_environment()
+        template = self._compile(environment)
+        entries, characters = _size(variables)
+        budget = Budget(limits.max_template_steps + 200 * entries, limits.max_template_text + 32 * characters,
+                        limits.max_template_seconds)
+        try:
+            return environment.render(template, variables, budget)
+        except Exhausted as error:
+            raise TemplateError(f"the chat template went over its limit of {error}",
+                                hint="The template of this model is faulty or hostile") from None
+        except RecursionError:
+            raise TemplateError("the chat template went over its limit of nested calls",
+                                hint="The template of this model is faulty or hostile") from None
+        except SecurityError as error:
+            raise TemplateError("the chat template tried what templates may not do",
+                                hint="The template of this model is faulty or hostile") from error
+        except jinja2.UndefinedError as error:
+            raise TemplateError(f"the chat template misses something: {error.message}",
+                                hint="Give every message what this model's template reads") from error
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template refuses this conversation: {error.message or 'no reason given'}"
+                                ) from error
+        except TypeError as error:  # names types, never values
+            raise TemplateError(f"the chat template failed on this conversation: {error}",
+                                hint="Give every message what this model's template reads") from error
+        except (MemoryError, ArithmeticError, LookupError, ValueError, AttributeError, RuntimeError,
+                AssertionError) as error:
+            raise TemplateError(f"the chat template failed on this conversation ({type(error).__name__})",
+                                hint="Give every message what this model's template reads") from error
+
+    def variables(self) -> frozenset[str]:
+        """Names that it reads and does not always set before: what a caller can tell it.
+
+        Raises:
+            FormatError, LimitError: as :meth:`render`.
+        """
+        from jinja2 import meta
+
+        environment = _shared_environment()
+        self._compile(environment)  # refuses what is too large to be walked through
+        return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+
+    def _compile(self, environment: Environment) -> Any:
+        if self._compiled is None:
+            import jinja2
+
+            from .sandbox import ForbiddenNode, TemplateTooLarge
+
+            try:
+                self._compiled = environment.prepare(self.source)
+            except TemplateTooLarge as error:
+                raise LimitError(f"{self._file or 'the model'}: the chat template has more than {error}") from None
+            except ForbiddenNode as error:
+                raise self._bad(str(error), "statements and expressions of one template") from None
+            except jinja2.TemplateSyntaxError as error:
+                reason = (error.message or "no reason given").rstrip(".")
+                raise self._bad(f"wrong in line {error.lineno}: {reason}", "a Jinja template") from None
+            except (RecursionError, MemoryError):
+                raise LimitError(f"{self._file or 'the model'}: the chat template is nested too deeply") from None
+            except (SyntaxError, ValueError, TypeError, AssertionError) as error:
+                raise self._bad(f"what does not compile ({type(error).__name__})", "a Jinja template") from error
+        return self._compiled
+
+    def _bad(self, got: str, allowed: str) -> FormatError:
+        return FormatError(file=self._file or "the model", field="chat_template", got=got, allowed=allowed)
+
+
+def _shared_environment() -> Environment:
+    global _environment
+    if _environment is None:
+        with _lock:
+            if _environment is None:
+                from .sandbox import Environment
+                _environment = Environment()
+    return _environment
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """A copy of ``value`` made of str, int, float, bool, None, lists, tuples and dicts.
+
+    Other objects (the image in a message) become a string that names their type: templates ask whether they are
+    there, and never look inside.
+    """
+    if value is None or isinstance(value, (bool, float)):
+        return value if value is None or type(value) in (bool, float) else float(value)
+    if isinstance(value, str):
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidArgument(f"{where} has half of a surrogate pair at character {error.start}, allowed: "
+                                      "Unicode text") from None
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if depth >= limits.max_data_depth:
+        raise LimitError(f"{where} is nested deeper than {limits.max_data_depth} levels",
+                         hint="mpool.tokenizers.limits.max_data_depth raises it")
+    if isinstance(value, Mapping):
+        return {_plain(key, where, depth + 1): _plain(item, f"{where}[{key!r}]" if depth < 3 else where, depth + 1)
+                for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_plain(item, f"{where}[{at}]" if depth < 3 else where, depth + 1) for at, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, np.generic):
+        return _plain(value.item(), where, depth + 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: _plain(getattr(value, entry.name), where, depth + 1)
+                for entry in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):  # pydantic
+        return _plain(value.model_dump(), where, depth + 1)
+    return f"<{type(value).__name__}>"
+
+
+def _dicts(values: list[Any], name: str) -> list[Any]:
+    for at, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"{name}[{at}] is {type(value).__name__}, allowed: a dict")
+    return values
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Puts a message's reasoning under every name that templates read it by."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _open_last(message: dict[str, Any]) -> str:
+    """Puts a tag at the end of the message's text; returns that text as it was."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CONTINUE
+        return content
+    if isinstance(content, list):
+        for part in reversed(content):
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                text = part["text"]
+                part["text"] = text + _CONTINUE
+                return text
+    raise InvalidArgument("the last message has no text to continue")
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """Entries and characters of plain data."""
+    entries = characters = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        entries += 1
+        if isinstance(item, str):
+            characters += len(item)
+        elif isinstance(item, dict):
+            pending.extend(item.keys())
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+    return entries, characters
+
+
+class _Guard:
+    """Keeps the texts of control tokens in a caller's strings from becoming control tokens.
+
+    A mark is put into such a text, after its first character, before the template is rendered; the tokenizer does not
+    recognise it then, and drops the mark. Strings that could be one half of a control token are marked where the other
+    half could join them. Everything else is left as it is, and so is the prompt.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        from ..tokenizers.specials import compile_trie
+        texts = [text for text in texts if len(text) > 1]
+        self._find = compile_trie(texts)
+        # without those made of letters only: they could be names that a template compares ("user", "text")
+        self._heads = {text[:size] for text in texts for size in range(1, len(text)) if _SIGN.search(text[:size])}
+        self._tails = {text[size:] for text in texts for size in range(1, len(text)) if _SIGN.search(text[size:])}
+        self._longest = max(map(len, texts), default=0)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> _Guard:
+        """The guard of a tokenizer, made once."""
+        guard = getattr(tokenizer, "_chat_guard", None)
+        if guard is None:
+            guard = cls(tokenizer.control_texts)
+            tokenizer._chat_guard = guard  # type: ignore[attr-defined]
+        return guard
+
+    def apply(self, data: dict[str, Any]) -> str | None:
+        """Marks strings of ``data``, in place; returns the mark if there was anything to mark."""
+        strings: list[str] = []
+        keys: list[str] = []
+        _each_string(data, strings.append, keys.append)
+        if not (any(map(self._risky, strings)) or any(map(self._find.search, keys))):
+            return None
+        strings += keys
+        mark = next((char for char in MARKS if not any(char in text for text in strings)), None)
+        if mark is None:
+            raise InvalidArgument("messages hold the noncharacters U+FDD0 to U+FDD3, which no text may hold")
+        for name, value in list(data.items()):
+            data[name] = _map_strings(value, lambda text: self._mark(text, mark),
+                                      lambda text: self._break(text, mark))
+        return mark
+
+    def _risky(self, text: str) -> bool:
+        return bool(self._find.search(text)) or self._cut(text.rstrip(), True) or self._cut(text.lstrip(), False)
+
+    def _cut(self, text: str, end: bool) -> bool:
+        """Whether ``text`` ends as a control token begins, or begins as one ends."""
+        for size in range(1, min(self._longest, len(text) + 1)):
+            if (text[-size:] in self._heads) if end else (text[:size] in self._tails):
+                return True
+        return False
+
+    def _break(self, text: str, mark: str) -> str:
+        while self._find.search(text):
+            text = self._find.sub(lambda match: match[0][0] + mark + match[0][1:], text)
+        return text
+
+    def _mark(self, text: str, mark: str) -> str:
+        text = self._break(text, mark)
+        body = text.rstrip()
+        if self._cut(body, True):
+            text = body + mark + text[len(body):]
+        body = text.lstrip()
+        if self._cut(body, False):
+            text = text[:len(text) - len(body)] + mark + body
+        return text
+
+
+def _each_string(value: Any, visit: Callable[[str], Any], visit_key: Callable[[str], Any]) -> None:
+    if isinstance(value, str):
+        visit(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, str):
+                visit_key(key)
+            _each_string(item, visit, visit_key)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _each_string(item, visit, visit_key)
+
+
+def _map_strings(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change_key(key) if isinstance(key, str) else key: _map_strings(item, change, change_key)
+                for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_map_strings(item, change, change_key) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value

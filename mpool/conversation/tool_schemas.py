@@ -1,0 +1,235 @@
+"""Tools as callers give them: OpenAI's dicts, Python functions, pydantic classes. All become OpenAI's dicts.
+
+A function's schema is made of its signature and its docstring (Google's style); what it cannot say is an error, never a
+guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import InvalidArgument, LimitError
+from ..tasks.sampling import _short
+
+#: Bounds of what a caller may give: tools, and characters of all of them as JSON.
+MAX_TOOLS, MAX_CHARS = 128, 1 << 18
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
+            "function with annotations, or a pydantic class")
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_ENTRY = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+def read(tools: Any) -> list[dict[str, Any]]:
+    """Tools as OpenAI's dicts, checked.
+
+    Raises:
+        InvalidArgument: something is no tool, two have one name, or a function's signature says too little.
+        LimitError: there are too many, or they are too large.
+    """
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+        raise InvalidArgument(f"tools is {_short(tools)}, allowed: a list of tools", hint=f"A tool is {_ALLOWED}")
+    if len(tools) > MAX_TOOLS:
+        raise LimitError(f"tools has {len(tools):,} entries, the limit is {MAX_TOOLS}")
+    found, names, chars = [], set(), 0
+    for at, tool in enumerate(tools):
+        where = f"tools[{at}]"
+        function = _given(where, tool) if isinstance(tool, Mapping) else _made(where, tool)
+        name, made = function["name"], {"type": "function", "function": function}
+        if name in names:
+            raise InvalidArgument(f"{where} has the name {name!r}, which another one has, too")
+        names.add(name)
+        chars += len(_json(where, made))
+        if chars > MAX_CHARS:
+            raise LimitError(f"tools have more than {MAX_CHARS:,} characters as JSON, which is the limit")
+        found.append(made)
+    return found
+
+
+def _json(where: str, value: Any) -> str:
+    from .grammar import MAX_DEPTH, _depth
+
+    if _depth(value) > MAX_DEPTH:
+        raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep")
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return text
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{where} is no JSON: {error}") from None
+
+
+def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A dict, as OpenAI's clients write it; a function alone is taken, too."""
+    kind, function = tool.get("type", "function"), tool.get("function")
+    if function is None and "name" in tool:
+        function = {key: value for key, value in tool.items() if key != "type"}
+    if kind != "function" or not isinstance(function, Mapping):
+        got = _short(kind) if kind != "function" else "no function"
+        raise InvalidArgument(f"{where} is {got}, allowed: {_ALLOWED}")
+    name, description, strict = function.get("name"), function.get("description"), function.get("strict")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgument(f"{where}.function.name is {_short(name)}, allowed: 1 to 64 letters, digits, _, - and .")
+    if description is not None and not isinstance(description, str):
+        raise InvalidArgument(f"{where}.function.description is {_short(description)}, allowed: text")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidArgument(f"{where}.function.strict is {_short(strict)}, allowed: True or False")
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    elif not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise InvalidArgument(f"{where}.function.parameters is {_short(parameters)}, allowed: the JSON schema of an "
+                              'object, {"type": "object", "properties": {...}}')
+    for key, kind, allowed in (("properties", Mapping, "a dict, name -> schema"), ("required", list, "a list")):
+        if key in parameters and not isinstance(parameters[key], kind):
+            raise InvalidArgument(f"{where}.function.parameters.{key} is {_short(parameters[key])}, allowed: {allowed}")
+    return {**function, "description": description or "", "parameters": parameters}
+
+
+# ---- Python functions and classes ------------------------------------------------------------------------------------
+
+def _made(where: str, tool: Any) -> dict[str, Any]:
+    name = getattr(tool, "__name__", None)
+    if not callable(tool) or not isinstance(name, str) or not _NAME.fullmatch(name):
+        hint = "A function without a name needs a dict" if callable(tool) else None
+        raise InvalidArgument(f"{where} is {name if callable(tool) and name else _short(tool)}, allowed: {_ALLOWED}",
+                              hint=hint)
+    if isinstance(tool, type):
+        if not hasattr(tool, "model_json_schema"):
+            raise InvalidArgument(f"{where} is the class {name}, allowed: {_ALLOWED}")
+        return {"name": name, "description": inspect.cleandoc(tool.__doc__ or ""),
+                "parameters": tool.model_json_schema()}
+    return _of_signature(f"{where}, {name}", name, tool)
+
+
+def _of_signature(where: str, name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        signature, hints = inspect.signature(function), typing.get_type_hints(function, include_extras=True)
+    except (TypeError, ValueError, NameError) as error:
+        raise InvalidArgument(f"{where}: its signature cannot be read: {error}") from None
+    said, described = _docstring(function.__doc__)
+    properties: dict[str, Any] = {}
+    required = []
+    for parameter in signature.parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise InvalidArgument(f"{where}: its parameter {parameter} cannot be named in a call, allowed: parameters "
+                                  "that can be given by name")
+        if parameter.name not in hints:
+            raise InvalidArgument(f"{where}: its parameter {parameter.name} has no annotation, which says what may be "
+                                  "given")
+        schema = _schema(f"{where}: its parameter {parameter.name}", hints[parameter.name])
+        if parameter.name in described and "description" not in schema:
+            schema["description"] = described[parameter.name]
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        elif isinstance(parameter.default, (str, int, float, bool, type(None))):
+            schema["default"] = parameter.default
+        properties[parameter.name] = schema
+    return {"name": name, "description": said,
+            "parameters": {"type": "object", "properties": properties, "required": required}}
+
+
+def _docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """What a docstring says before its sections, and of each parameter."""
+    said: list[str] = []
+    described: dict[str, str] = {}
+    section, indent, current = "", -1, ""
+    for line in inspect.cleandoc(text or "").splitlines():
+        if re.fullmatch(r"(Args|Arguments|Parameters|Returns?|Yields|Raises|Examples?|Notes?|Source):", line):
+            section, indent = line, -1
+        elif not section:
+            said.append(line)
+        elif section in ("Args:", "Arguments:", "Parameters:") and line.strip():
+            found = _ENTRY.match(line)
+            if found is not None and (indent < 0 or len(found[1]) <= indent):
+                indent, current = len(found[1]), found[2]
+                described[current] = found[3].strip()
+            elif current:
+                described[current] = f"{described[current]} {line.strip()}".strip()
+    return "\n".join(said).strip(), described
+
+
+def _schema(where: str, hint: Any) -> dict[str, Any]:
+    """The JSON schema of a type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        schema = _schema(where, args[0])
+        said = next((note for note in args[1:] if isinstance(note, str)), None)
+        said = said or next((note.description for note in args[1:] if isinstance(getattr(note, "description", None),
+                                                                                 str)), None)
+        return {**schema, "description": said} if said else schema
+    if hint in (Any, inspect.Parameter.empty):
+        return {}
+    if isinstance(hint, type) and hint in _SCALARS:
+        return {"type": _SCALARS[hint]}
+    if origin is typing.Literal:
+        return {"enum": list(args)}
+    if origin in (typing.Union, types.UnionType):
+        return _union([_schema(where, arg) for arg in args])
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return {"enum": [member.value for member in hint]}
+    if typing.is_typeddict(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        return _object(where, hints, [name for name in hints if name in hint.__required_keys__])
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        fields = [field for field in dataclasses.fields(hint) if field.init]
+        return _object(where, {field.name: hints[field.name] for field in fields},
+                       [field.name for field in fields if field.default is dataclasses.MISSING
+                        and field.default_factory is dataclasses.MISSING])
+    if hasattr(hint, "model_json_schema"):
+        return _inlined(where, hint.model_json_schema())
+    return _collection(where, hint, origin or hint, args)
+
+
+def _collection(where: str, hint: Any, kind: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    if kind in (list, set, frozenset, Sequence, typing.Sequence) or kind is tuple and len(args) == 2 and args[1] is ...:
+        found: dict[str, Any] = {"type": "array", **({"items": _schema(where, args[0])} if args else {})}
+        return {**found, "uniqueItems": True} if kind in (set, frozenset) else found
+    if kind is tuple and args:
+        return {"type": "array", "prefixItems": [_schema(where, arg) for arg in args], "minItems": len(args),
+                "maxItems": len(args)}
+    if kind in (dict, Mapping, typing.Mapping) and (not args or args[0] is str):
+        return {"type": "object", **({"additionalProperties": _schema(where, args[1])} if args else {})}
+    raise InvalidArgument(f"{where} is of type {getattr(hint, '__name__', hint)}, of which there is no JSON schema",
+                          hint="Allowed are str, int, float, bool, None, list, dict, tuple, Literal, enums, unions, "
+                               "TypedDicts, dataclasses and pydantic classes; or give the tool as a dict")
+
+
+def _union(options: list[dict[str, Any]]) -> dict[str, Any]:
+    kinds = [option["type"] for option in options if set(option) == {"type"}]
+    return {"type": kinds} if len(kinds) == len(options) else {"anyOf": options}
+
+
+def _object(where: str, hints: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: _schema(f"{where}.{name}", hint) for name, hint in hints.items()},
+            "required": required, "additionalProperties": False}
+
+
+def _inlined(where: str, schema: Any) -> Any:
+    """A schema without references: it is to stand inside of another one."""
+    shared = schema.get("$defs", {})
+
+    def walk(value: Any, inside: tuple[str, ...]) -> Any:
+        if isinstance(value, list):
+            return [walk(item, inside) for item in value]
+        if not isinstance(value, dict):
+            return value
+        name = str(value.get("$ref", "")).removeprefix("#/$defs/")
+        if name in inside:
+            raise InvalidArgument(f"{where} contains itself ({name})",
+                                  hint="Give the tool as a pydantic class or a dict")
+        if name in shared:
+            own = {key: item for key, item in value.items() if key != "$ref"}
+            return {**walk(shared[name], (*inside, name)), **own}
+        return {key: walk(item, inside) for key, item in value.items() if key != "$defs"}
+
+    return walk(schema, ())

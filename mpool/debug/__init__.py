@@ -1,0 +1,1 @@
+"""Tools that look inside: captures of activations, their comparison, the configuration."""

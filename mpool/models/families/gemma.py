@@ -1,0 +1,104 @@
+"""Gemma 2 and 3 (arXiv:2408.00118, arXiv:2503.19786): norms also behind each layer's halves, layers with a window
+between those without, softened scores and logits (2), head norms and a second rotary base for windows (3)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, cast
+
+from ..fields import Fields
+from ..spec import Value
+from .llama import HARMLESS, decoder, finish, read_common, set_window, text_row, window_pattern
+from .rows import Architecture, Config, Tensor, layer
+
+log = logging.getLogger("mpool.models")
+
+#: Every so manyth layer looks at everything.
+_PATTERNS = {"gemma2": 2, "gemma3": 6}
+#: Layers of the largest model of each, whose scores are scaled by the width a head, not by the head's size.
+_LARGEST = {"gemma2": 46, "gemma3": 62}
+_ACT = "hidden_activation"
+#: What the ``text_config`` of a Gemma 3 that also sees images leaves out, from transformers' Gemma3TextConfig.
+_TEXT_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+    "sliding_window": 4096}
+
+
+def _tensors(head_norms: bool) -> tuple[Tensor, ...]:
+    block = "layers.{}"
+    replaced = ("blk.{}.ffn_norm.weight",)
+    return (*(tensor for tensor in decoder(head_norms=head_norms) if tensor.gguf not in replaced),
+            *layer(f"{block}.post_attention_layernorm", "post_attention_norm", "D"),
+            *layer(f"{block}.pre_feedforward_layernorm", "ffn_norm", "D"),
+            *layer(f"{block}.post_feedforward_layernorm", "post_ffw_norm", "D"))
+
+
+def _common(kv: dict[str, Value], a: str) -> None:
+    kv["mpool.embedding_scale"] = math.sqrt(cast(int, kv[f"{a}.embedding_length"]))
+    if "mpool.rope_local_base" in kv:
+        windowed = cast(list[int], kv.get("mpool.window_layers", [0] * cast(int, kv[f"{a}.block_count"])))
+        kv["mpool.rope_layers"] = list(windowed)
+
+
+def _read(config: Fields, row: Architecture) -> Config:
+    third = row.name == "gemma3"
+    if config.get("model_type") == "gemma3":
+        log.info("%s: of a model that sees images; mpool takes its texts", config.file)
+        config = _text_of(config)
+    pattern = config.int("sliding_window_pattern",
+                         config.int("_sliding_window_pattern", _PATTERNS[row.name], low=1), low=1)
+    kv, used = read_common(config, row, act=_ACT, pattern=pattern, theta=1e6 if third else 1e4)
+    if third:
+        kv.setdefault("mpool.rope_local_base", 10000.0)
+    kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
+    for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
+                               ("final_logit_softcapping", "output_softcap", 30.0)):
+        if third and ours == "attention_softcap":
+            continue  # is among the keys of the configuration, but transformers' Gemma 3 does not look at it
+        if config.get(key) is not None or (key not in config and not third):
+            kv[f"mpool.{ours}"] = config.number(key, default, above=0.0)
+    kv["mpool.norm_offset"] = 1.0
+    _common(kv, row.name)
+    return finish(config, kv, used | {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+                                      "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq",
+                                      "hidden_act"}, tied=True)
+
+
+def _text_of(config: Fields) -> Fields:
+    """The decoder of a joint configuration, with the defaults of its class."""
+    given = {name: value for name, value in config.section("text_config").values.items() if value is not None}
+    tied = config.get("tie_word_embeddings")
+    return Fields({**_TEXT_DEFAULTS, **({} if tied is None else {"tie_word_embeddings": tied}), **given},
+                  file=config.file, at=config.name("text_config"))
+
+
+def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    third, layers = name == "gemma3", table.int(f"{name}.block_count", low=1)
+    window = table.int(f"{name}.attention.sliding_window", None if third else 4096, low=0)
+    if window:
+        set_window(kv, name, window, window_pattern(table, name, _PATTERNS[name]))
+    if third:
+        kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
+    if layers == _LARGEST[name]:
+        width = table.int(f"{name}.embedding_length", low=1) / table.int(f"{name}.attention.head_count", low=1)
+        kv["mpool.attention_scale"] = 1 / math.sqrt(width)
+    for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
+                               ("final_logit_softcapping", "output_softcap", 30.0)):
+        cap = table.number(f"{name}.{key}", 0.0 if third else default)
+        if cap:
+            kv[f"mpool.{ours}"] = cap
+    _common(kv, name)
+
+
+_HANDLED = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+
+ROWS = (
+    text_row("gemma2", ("Gemma2ForCausalLM",), _tensors(False), read=_read, complete=_complete, handled=_HANDLED,
+             activation="gelu_tanh"),
+    text_row("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _tensors(True), read=_read,
+             complete=_complete, handled=_HANDLED, activation="gelu_tanh", model_types=("gemma3_text", "gemma3"),
+             prefixes=("language_model.model.", "model.language_model.", "model."),
+             harmless=(*HARMLESS, r"(model\.)?(vision_tower|multi_modal_projector)\..*")),
+)

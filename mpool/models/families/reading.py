@@ -1,0 +1,150 @@
+"""What families share when they read config.json.
+
+Every key that could change what a model computes is read, or must have the one value that changes nothing; an error
+names it otherwise. Keys that only matter for training, generation or book-keeping are listed and skipped. Defaults
+are those of transformers' own configuration classes
+(https://github.com/huggingface/transformers/tree/main/src/transformers/models).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ...errors import LimitError, Unsupported
+from ..fields import Fields, describe
+from ..json_strict import shorten
+from ..spec import Value
+from .rows import Architecture
+
+log = logging.getLogger("mpool.models")
+
+MAX_LAYERS = 512
+MAX_CONTEXT = 1 << 24
+MAX_VOCABULARY = 1 << 20
+MAX_WIDTH = 1 << 20
+
+#: Names of one activation function in transformers -> its name here.
+ACTIVATIONS: dict[str, str] = {
+    "gelu": "gelu", "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu",
+}
+
+#: Keys that change nothing in a forward pass.
+_SKIPPED = frozenset("""
+    _name_or_path _commit_hash _attn_implementation attn_implementation name_or_path transformers_version torch_dtype
+    dtype model_type architectures initializer_range use_cache attention_dropout attention_probs_dropout_prob
+    hidden_dropout_prob hidden_dropout classifier_dropout gradient_checkpointing pad_token_id bos_token_id eos_token_id
+    sep_token_id cls_token_id decoder_start_token_id tokenizer_class torchscript output_attentions
+    output_hidden_states return_dict use_return_dict chunk_size_feed_forward id2label label2id num_labels problem_type
+    finetuning_task task_specific_params prefix pretraining_tp keys_to_ignore_at_inference is_llama_config
+    transformers.js_config max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+    temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+    begin_suppress_tokens directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type summary_type summary_use_proj summary_activation summary_first_dropout
+    unsloth_version unsloth_fixed sentence_transformers tf_legacy_loss use_bfloat16 output_past neuron
+    generation_config
+""".split())
+
+#: Keys that other networks have, with the values under which they change nothing here; None: any value does.
+_NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    "is_decoder": (False,), "is_encoder_decoder": (False,), "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,), "tie_encoder_decoder": (False,), "pruned_heads": ({},), "adapters": ({},),
+    "position_embedding_type": ("absolute",), "relative_attention": (False,), "embedding_size": (),
+    "attention_bias": (False,), "mlp_bias": (False,), "qkv_bias": (False,), "lm_head_bias": (False,),
+    "rope_interleaved": (False,), "partial_rotary_factor": (1,), "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "clip_qkv": (None,), "use_qk_norm": (False,), "qk_layernorm": (False,), "attention_multiplier": (),
+    "embedding_multiplier": (1,), "residual_multiplier": (1,), "logits_scaling": (1,), "logit_scale": (1,),
+    "num_experts": (0, 1), "num_local_experts": (0, 1), "n_routed_experts": (0,), "no_rope_layers": ([],),
+    "is_causal": (True,), "use_bidirectional_attention": (False,), "scale_embeddings": (False,),
+    "parallel_attention": (False,), "layer_norm_type": (), "norm_type": (), "alibi": (False,), "use_alibi": (False,),
+    "attention_window": (None,), "sliding_window": (None,), "use_sliding_window": (False,),
+    "quantization_config": (None,), "compression_config": (None,), "quantization": (None,),
+    "matryoshka_dimensions": None,
+}
+
+
+def unsupported(config: Fields, key: str, allowed: object, hint: str | None = None) -> NoReturn:
+    raise Unsupported(f"{config.file}: {config.name(key)} is {describe(config.get(key))}, mpool computes only "
+                      f"{allowed}", hint=hint)
+
+
+def check_neutral(config: Fields, used: set[str]) -> None:
+    for key in config:
+        if key in used or key in _SKIPPED:
+            continue
+        value = config.get(key)
+        neutral = _NEUTRAL.get(key, ())
+        if key not in _NEUTRAL:
+            log.info("%s: key %s is not known and changes nothing", config.file, key)
+        elif neutral is not None and value is not None and value not in neutral:
+            if key in ("quantization_config", "quantization"):
+                _refuse_quantised(config, key)
+            unsupported(config, key, " or ".join(describe(v) if not isinstance(v, dict) else "none" for v in neutral)
+                         or "models without it")
+
+
+def _refuse_quantised(config: Fields, key: str) -> NoReturn:
+    """Of AWQ, GPTQ, bitsandbytes, FP8 and others, each of which packs weights in its own way."""
+    method = Fields.of(config.get(key), file=config.file, at=config.name(key)).get("quant_method")
+    raise Unsupported(f"{config.file}: {config.name(key)} says that the weights are quantised"
+                      f"{f' by {shorten(method)}' if isinstance(method, str) else ''}, which mpool does not read from "
+                      "safetensors", hint="Use the unquantised model in safetensors, or a quantised .gguf of it")
+
+
+def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...]) -> str:
+    """The name here of the activation under ``key``; ``default``: where there is none, under either name."""
+    name = config.str(key, None)
+    found = ACTIVATIONS.get(default, default) if name is None else ACTIVATIONS.get(name)
+    if found is None or found not in allowed:
+        config.fail(key, describe(name), ", ".join(n for n, here in ACTIVATIONS.items() if here in allowed))
+    return found
+
+
+def sizes(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]]:
+    """Hyper-parameters that every architecture has, and the keys that were read for them."""
+    a, layers = row.name, config.int("num_hidden_layers", low=1)
+    if layers > MAX_LAYERS:  # before anything is listed layer by layer
+        raise LimitError(f"{config.file}: {config.name('num_hidden_layers')} is {layers}, mpool takes at most "
+                         f"{MAX_LAYERS} layers")
+    kv: dict[str, Value] = {
+        f"{a}.block_count": layers,
+        f"{a}.context_length": config.int("max_position_embeddings", low=1),
+        f"{a}.embedding_length": config.int("hidden_size", low=1),
+        f"{a}.feed_forward_length": config.int("intermediate_size", low=1),
+        f"{a}.attention.head_count": config.int("num_attention_heads", low=1),
+        f"{a}.vocab_size": config.int("vocab_size", low=1),
+    }
+    return kv, {"num_hidden_layers", "max_position_embeddings", "hidden_size", "intermediate_size",
+                "num_attention_heads", "vocab_size", "model_type", "architectures"}
+
+
+def refuse(config: Fields, allowed: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises Unsupported if a key is there with another value than those that mpool computes."""
+    for key, values in allowed.items():
+        if key in config and config.get(key) not in values:
+            unsupported(config, key, " or ".join(describe(value) for value in values))
+
+
+def plain_rope(config: Fields, default: float) -> float:
+    """The base of rotary positions without any scaling, from ``rope_parameters`` or, in older files, ``rope_theta``."""
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.section(key, None)
+        if rope is None:
+            continue
+        kind = rope.str("rope_type", None) or rope.str("type", "default")
+        if kind != "default":
+            unsupported(rope, "rope_type" if "rope_type" in rope else "type", "default")
+        if rope.number("partial_rotary_factor", 1.0) != 1.0:
+            unsupported(rope, "partial_rotary_factor", "1")
+        rope.only({"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"})
+        theta = rope.number("rope_theta", None, above=0.0)
+        if theta is not None:
+            return float(theta)
+    return float(config.number("rope_theta", default, above=0.0))

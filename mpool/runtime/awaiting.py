@@ -1,0 +1,56 @@
+"""Who waits for a ticket: leaving cancels it only for the last one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .. import _core
+
+_lock = threading.Lock()
+#: Identity of a ticket that somebody waits for, and so holds -> how many do.
+_counts: dict[int, int] = {}
+
+
+class Waiter:
+    """One that waits for a ticket, in any thread or loop, for as long as the ``with`` lasts."""
+
+    __slots__ = ("_ticket",)
+
+    def __init__(self, ticket: _core.Ticket) -> None:
+        self._ticket = ticket
+
+    def __enter__(self) -> Waiter:
+        with _lock:
+            _counts[id(self._ticket)] = _counts.get(id(self._ticket), 0) + 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.leave(kind is not None and not issubclass(kind, Exception))
+
+    def leave(self, gave_up: bool) -> None:
+        """Waits no longer; if it gave up (was cancelled, interrupted) and was the last, the ticket is cancelled."""
+        key = id(self._ticket)
+        with _lock:
+            left = _counts.pop(key) - 1
+            if left:
+                _counts[key] = left
+        if gave_up and not left:
+            self._ticket.cancel()
+
+
+def others(ticket: _core.Ticket) -> bool:
+    """Whether somebody waits for it."""
+    with _lock:
+        return id(ticket) in _counts
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _counts.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,125 @@
+"""What happens to workers and calls, told to callbacks by the one thread that also drains the log."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import InvalidArgument
+from . import logs as _logging
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+
+Kind = Literal["spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail"]
+KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEvent:
+    """One thing that happened. See :meth:`mpool.Pool.on`.
+
+    Attributes:
+        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was given up), ``"fail"`` (it could
+            not be started, failed, or was set apart); ``"request_start"`` (the first step of a call),
+            ``"request_complete"``, ``"request_fail"`` (it ended in an error, or was refused at once).
+        model: key of the model.
+        worker_id: the worker's number; None where there is none or it does not matter.
+        request: a number that start and end of a call share; None for workers, and for calls that were refused before
+            they had one.
+        status: ``"OK"``, or the name of the error.
+        timestamp: seconds of ``time.monotonic()``.
+    """
+
+    event: str
+    model: str
+    worker_id: int | None
+    request: int | None
+    status: str
+    timestamp: float
+
+
+_lock = threading.Lock()
+
+
+def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
+    """See :meth:`mpool.Pool.on`."""
+    if not isinstance(event, str) or event not in KINDS:
+        from ..tasks.sampling import _short
+
+        raise InvalidArgument(f"event is {_short(event)}, allowed: {', '.join(KINDS)}")
+    if not callable(callback):
+        raise InvalidArgument(f"callback is {type(callback).__name__}, allowed: a function of one PoolEvent")
+    entry = (event, callback)
+    with _lock:
+        pool._callbacks = (*pool._callbacks, entry)
+    _logging.deliver = deliver
+    _adopt()
+    _logging.start()
+
+    def unsubscribe() -> None:
+        """Idempotent. One that is being called just now ends its call."""
+        with _lock:
+            pool._callbacks = tuple(other for other in pool._callbacks if other is not entry)
+        _adopt()
+
+    return unsubscribe
+
+
+def _adopt() -> None:
+    """What nobody listens to is not recorded at all."""
+    from .. import _core
+    from ..pool import all_pools
+
+    with _lock:
+        wanted = 0
+        for pool in all_pools():
+            for event, _ in pool._callbacks:
+                wanted |= 1 << KINDS.index(event)
+        _core.want_events(wanted)
+    _logging.hurry(bool(wanted))
+
+
+def deliver() -> None:
+    """Calls the callbacks for what has happened; by the thread that drains."""
+    from .. import _core
+    from ..pool import all_pools
+
+    rows = _core.drain_events()
+    if not rows:
+        return
+    pools = {pool._registry.number(): pool for pool in all_pools() if pool._registry is not None}
+    for number, kind, key, worker, request, status, seconds in rows:
+        pool = pools.get(number)
+        if pool is None:
+            continue
+        found = PoolEvent(KINDS[kind], key, worker or None, request or None, status, seconds)
+        for event, callback in pool._callbacks:
+            if event == found.event:
+                try:
+                    callback(found)
+                except BaseException:  # SystemExit too: it would end the thread, and the log with it
+                    _logging.pool_log.exception("A callback for %s raised", event)
+
+
+def dropped() -> int:
+    """Events that found no room because callbacks were too slow."""
+    from .. import _core
+
+    return _core.events_dropped()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    import sys
+
+    _lock = threading.Lock()
+    core = sys.modules.get("mpool._core")
+    if core is not None:
+        core.events_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

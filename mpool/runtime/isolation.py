@@ -1,0 +1,59 @@
+"""Workers that are processes of their own: what they are started with. The rest is in the core, ``csrc/isolation``."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from ..errors import InvalidArgument, SpawnFailed
+
+#: Where a model's workers run.
+ISOLATION = ("thread", "process")
+# Nothing but ctypes and the core: such a process needs neither numpy nor this package, and no site.
+_START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"
+_PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
+
+
+def check(isolation: object, what: str) -> None:
+    """Checks a value that a caller gave.
+
+    Raises:
+        InvalidArgument: it is none of :data:`ISOLATION`.
+    """
+    if not isinstance(isolation, str) or isolation not in ISOLATION:
+        from ..models.json_strict import shorten
+
+        raise InvalidArgument(f"{what} is {shorten(repr(isolation))}, allowed: " + ", ".join(ISOLATION))
+
+
+def _executable() -> tuple[str, bool]:
+    """What multiprocessing would start, and whether somebody chose it (``multiprocessing.set_executable``)."""
+    spawn = sys.modules.get("multiprocessing.spawn")  # nobody can have chosen before it was imported
+    chosen = spawn.get_executable() if spawn is not None else None
+    path = os.fsdecode(chosen) if chosen else ""
+    return (path, True) if path and path != sys.executable else (sys.executable or "", False)
+
+
+def command() -> tuple[str, ...]:
+    """What starts a worker process: the Python that multiprocessing would start.
+
+    Raises:
+        SpawnFailed: it is not known which Python this is, or it is none: an application that was frozen
+            (PyInstaller, cx_Freeze) or that embeds Python would start itself again.
+    """
+    from .. import _core
+
+    path, chosen = _executable()
+    what = ""
+    if not path:
+        what = "sys.executable is empty"
+    elif getattr(sys, "frozen", False) and not chosen:
+        what = f"this application is frozen, and {path} would start it again instead of a Python"
+    elif not chosen and not _PYTHON.search(os.path.basename(path)):
+        what = f"sys.executable is {path}, which does not look like a Python"
+    if what:
+        raise SpawnFailed(f"{what}, so no worker process can be started",
+                          hint='Use isolation="thread", or name a Python of this version: '
+                               "multiprocessing.set_executable(path)")
+    return (path, "-I", "-S", "-c", _START, _core.__file__)

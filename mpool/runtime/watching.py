@@ -1,0 +1,173 @@
+"""One watcher an event loop: tells coroutines that their tickets moved, without a thread a call."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+from .. import _core
+from ..errors import Overloaded
+from . import awaiting as _awaiting
+
+T = TypeVar("T")
+
+#: Seconds between two attempts to get into a full queue, beside those that a finished call of this loop sets off.
+_RETRY = 0.02
+
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Line:
+    """Coroutines that wait for room in one queue; the first in line tries."""
+
+    def __init__(self) -> None:
+        self.turn, self.length = asyncio.Lock(), 0
+
+
+class Followed:
+    """A ticket that coroutines of one loop wait for: the number it is bound under, and who is to be woken. Whoever
+    waits for it again and again holds this meanwhile: to bind it anew for each piece costs a wake-up a piece."""
+
+    __slots__ = ("ticket", "number", "bound", "parked", "__weakref__")
+
+    def __init__(self, ticket: _core.Ticket, number: int) -> None:
+        self.ticket, self.number, self.bound = ticket, number, False
+        self.parked: list[asyncio.Future[None]] = []
+
+
+class Watcher:
+    """Tells the coroutines of one event loop that their tickets moved. Used in the loop's thread only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.notifier = _core.Notifier()
+        self._numbers = itertools.count(1)
+        # they hold their tickets, and are held by who waits
+        self._tickets: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by identity
+        self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by number
+        self._lines: dict[str, _Line] = {}
+        self._room: set[asyncio.Future[None]] = set()
+        loop.add_reader(self.notifier.fileno(), self._moved)
+
+    def _moved(self) -> None:
+        for number in self.notifier.take():
+            followed = self._followed.get(number)
+            if followed is not None:
+                parked, followed.parked = followed.parked, []
+                for future in parked:
+                    _wake(future)
+
+    def following(self, ticket: _core.Ticket) -> Followed:
+        """What :meth:`follow` takes: one for all coroutines that wait for the ticket."""
+        found = self._tickets.get(id(ticket))
+        if found is None:
+            found = self._tickets[id(ticket)] = Followed(ticket, next(self._numbers))
+            self._followed[found.number] = found
+        return found
+
+    async def follow(self, followed: Followed, ready: Callable[[], T | None]) -> T:
+        """Asks ``ready()`` whenever the ticket moves, until it gives something.
+
+        Cancelled: so is the ticket, unless somebody else waits for it, here or in another loop or thread.
+        """
+        ticket = followed.ticket
+        if (found := ready()) is not None:
+            if ticket.done():
+                self._wake_line()
+            return found
+        loop = asyncio.get_running_loop()
+        try:
+            with _awaiting.Waiter(ticket):
+                while (found := ready()) is None:
+                    if not followed.bound:
+                        ticket.bind(self.notifier, followed.number)
+                        followed.bound = True
+                    future = loop.create_future()
+                    followed.parked.append(future)
+                    await future
+            return found
+        finally:
+            if ticket.done():
+                self._wake_line()
+
+    async def done(self, ticket: _core.Ticket) -> None:
+        """Until the ticket is done."""
+        await self.follow(self.following(ticket), lambda: ticket.done() or None)
+
+    async def enter(self, key: str, submit: Callable[[], T], wait: bool = True) -> T:
+        """Submits; while the queue is full, waits in line with the other coroutines that want the same model.
+
+        Unless ``wait``: then Overloaded is raised.
+        """
+        if not wait or key not in self._lines:
+            try:
+                return submit()
+            except Overloaded:
+                if not wait:
+                    raise
+        line = self._lines.setdefault(key, _Line())
+        line.length += 1
+        try:
+            async with line.turn:
+                while True:
+                    await self._some_room()
+                    try:
+                        return submit()
+                    except Overloaded:
+                        continue
+        finally:
+            line.length -= 1
+            if not line.length:
+                del self._lines[key]
+
+    async def _some_room(self) -> None:
+        """Until a call of this loop has ended, or a little time is over.
+
+        By a timer, not :func:`asyncio.wait_for`: before Python 3.12 that one loses a cancellation that comes when its
+        future is done already.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._room.add(future)
+        timer = loop.call_later(_RETRY, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            self._room.discard(future)
+
+    def _wake_line(self) -> None:
+        for future in self._room:
+            _wake(future)
+
+
+_watchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Watcher] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def watcher() -> Watcher:
+    loop = asyncio.get_running_loop()
+    found = _watchers.get(loop)
+    if found is None:
+        with _lock:
+            for old in [old for old in _watchers if old.is_closed()]:
+                _watchers.pop(old).notifier.close()
+            found = _watchers[loop] = Watcher(loop)
+    return found
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _watchers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

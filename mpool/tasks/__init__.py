@@ -1,0 +1,1 @@
+"""One module per capability: options, validation, request, result."""

@@ -1,0 +1,250 @@
+"""Sampling: names, ranges and defaults of everything that shapes a generated text, in one table.
+
+Names are vLLM's and OpenAI's, with the aliases that transformers, llama.cpp and Ollama use. A name that the caller
+leaves out takes its value from the model's ``generation_config.json`` if that asks for sampling (what it does not name
+is then off), else from :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no penalties, 512 tokens.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..errors import InvalidArgument
+from .options import CallKeywords
+
+MAX_STOPS, MAX_STOP_BYTES, MAX_IDS, MAX_CHOICES, MAX_TOP_LOGPROBS = 64, 1024, 4096, 128, 20
+_MAX_TOKENS = 2**31 - 1
+
+
+class Row(NamedTuple):
+    """A scalar option: ``int``, ``float`` or ``bool``; its range, ends included; its default; its value when off."""
+
+    kind: type
+    low: float
+    high: float
+    default: Any
+    off: Any
+    allowed: str
+
+
+TABLE: dict[str, Row] = {
+    "temperature": Row(float, 0.0, 100.0, 0.7, 1.0, "0 (the likeliest token, always) to 100"),
+    "top_k": Row(int, -1, _MAX_TOKENS, 40, 0, "a count of tokens, or 0 for all"),
+    "top_p": Row(float, 1e-6, 1.0, 0.95, 1.0, "above 0 to 1 (off)"),
+    "min_p": Row(float, 0.0, 1.0, 0.0, 0.0, "0 (off) to 1"),
+    "repetition_penalty": Row(float, 1e-3, 100.0, 1.0, 1.0, "above 0 to 100; 1 is off"),
+    "presence_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2; 0 is off"),
+    "frequency_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2; 0 is off"),
+    "max_tokens": Row(int, 1, _MAX_TOKENS, 512, 512, "1 or more, or None: until the context is full"),
+    "min_tokens": Row(int, 0, _MAX_TOKENS, 0, 0, "0 to max_tokens"),
+    "n": Row(int, 1, MAX_CHOICES, 1, 1, f"1 to {MAX_CHOICES}"),
+    "seed": Row(int, 0, 2**64 - 1, None, None, "0 to 2**64 - 1, or None: a random one, told in the result"),
+    "ignore_eos": Row(bool, 0, 1, False, False, "True or False"),
+}
+
+#: Options that are not scalars; checked by functions of their own.
+OTHERS = ("stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs")
+
+#: Name elsewhere -> name here.
+ALIASES = {"max_new_tokens": "max_tokens", "num_predict": "max_tokens", "max_completion_tokens": "max_tokens",
+           "repeat_penalty": "repetition_penalty"}
+
+NAMES = (*TABLE, *OTHERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Every option, checked and filled in; what does not depend on the prompt.
+
+    ``max_tokens`` None means until the context is full; ``logprobs`` -1 means none, else how many alternatives.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    max_tokens: int | None
+    min_tokens: int
+    n: int
+    seed: int
+    ignore_eos: bool
+    logprobs: int
+    stop: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    bias: tuple[tuple[int, float], ...]
+
+
+def scalar(name: str, value: Any, row: Row) -> Any:
+    """A value of the table, checked: a bool is no number, NaN is in no range."""
+    found: Any
+    if row.kind is bool:
+        found = value if isinstance(value, bool) else None
+    else:
+        found = integer(value) if row.kind is int else real(value)
+    if found is None or not row.low <= found <= row.high:
+        raise InvalidArgument(f"{name} is {_short(value)}, allowed: {row.allowed}")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    """A bool is no number, and an array is none even if it has one element; a NumPy scalar is."""
+    return not isinstance(value, (bool, str, bytes)) and type(value).__name__ not in ("bool", "bool_") \
+        and not hasattr(type(value), "__len__") and not getattr(value, "shape", ())
+
+
+def integer(value: Any) -> int | None:
+    """The whole number that a value is, or None."""
+    try:
+        return value.__index__() if _is_number(value) and hasattr(value, "__index__") else None
+    except (TypeError, ValueError):
+        return None
+
+
+def real(value: Any) -> float | None:
+    """The number that a value is, or None."""
+    try:
+        kind = hasattr(value, "__index__") or hasattr(value, "__float__")
+        return float(value) if _is_number(value) and kind else None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):
+        return None
+
+
+def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int) -> Sampling:
+    """Checks what a caller passed and fills in the rest.
+
+    Args:
+        options: names and values as passed.
+        defaults: what the model's authors recommend, empty if nothing.
+        vocab: number of token ids.
+
+    Raises:
+        InvalidArgument: an unknown name (the nearest is named), a value out of range, or two names for one option.
+    """
+    given = _rename(options)
+    values: dict[str, Any] = {}
+    for name, row in TABLE.items():
+        value = given.get(name)
+        if value is None and (name != "max_tokens" or name not in given):
+            value = defaults.get(name, row.off) if defaults else row.default
+        values[name] = value if value is None else scalar(name, value, row)
+    values["top_k"] = max(values["top_k"], 0)
+    if values["seed"] is None:
+        values["seed"] = secrets.randbits(32)
+    if values["max_tokens"] is not None and values["min_tokens"] > values["max_tokens"]:
+        raise InvalidArgument(f"min_tokens is {values['min_tokens']}, allowed: 0 to max_tokens, which is "
+                              f"{values['max_tokens']}")
+    return Sampling(**values, logprobs=_logprobs(given.get("logprobs"), given.get("top_logprobs")),
+                    stop=_stops(given.get("stop")), stop_ids=_ids("stop_token_ids", given.get("stop_token_ids"), vocab),
+                    bias=_bias(given.get("logit_bias"), vocab))
+
+
+def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        target = ALIASES.get(name, name)
+        if target not in NAMES:
+            near = difflib.get_close_matches(name, [*NAMES, *ALIASES, *CallKeywords.__annotations__], 1, 0.5)
+            nearest = f"; the nearest is {near[0]}" if near else ""
+            raise InvalidArgument(f"{name} is not an option of sampling{nearest}", hint="Options: " + ", ".join(NAMES))
+        if target in given:
+            raise InvalidArgument(f"{target} is given twice, once as {name}")
+        if name == "num_predict" and integer(value) == -1:
+            value = None  # "no limit" there
+        given[target] = value
+    return given
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = (value,) if isinstance(value, str) else value
+    if not isinstance(stops, (list, tuple, set, frozenset)) or len(stops) > MAX_STOPS:
+        got = f"{len(stops)} of them" if isinstance(stops, (list, tuple, set, frozenset)) else _short(value)
+        raise InvalidArgument(f"stop is {got}, allowed: a string or a list of at most {MAX_STOPS}")
+    for at, stop in enumerate(stops):
+        try:
+            size = len(stop.encode()) if isinstance(stop, str) else 0
+        except UnicodeEncodeError:
+            size = 0
+        if not 1 <= size <= MAX_STOP_BYTES:
+            raise InvalidArgument(f"stop[{at}] is {_short(stop)}, allowed: Unicode text of 1 to {MAX_STOP_BYTES} bytes")
+    return tuple(stops)
+
+
+def check_id(name: str, value: Any, vocab: int) -> int:
+    """A token id."""
+    token = value if type(value) is int else integer(value)
+    if token is None or not 0 <= token < vocab:
+        raise InvalidArgument(f"{name} is {_short(value)}, allowed: a token id, 0 to {vocab - 1}")
+    return token
+
+
+def _ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist") and value.dtype.kind in "iu":
+        value = value.tolist()
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or len(value) > MAX_IDS:
+        got = f"{len(value)} ids" if isinstance(value, (list, tuple)) else _short(value)
+        raise InvalidArgument(f"{name} is {got}, allowed: a list of at most {MAX_IDS} token ids")
+    return tuple(check_id(f"{name}[{at}]", token, vocab) for at, token in enumerate(value))
+
+
+def _bias(value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping) or len(value) > MAX_IDS:
+        got = f"{len(value)} entries" if isinstance(value, Mapping) else _short(value)
+        raise InvalidArgument(f"logit_bias is {got}, allowed: a dict of at most {MAX_IDS}, token id -> bias")
+    found: dict[int, float] = {}
+    row = Row(float, -100.0, 100.0, 0.0, 0.0, "-100 to 100")
+    for key, bias in value.items():
+        # JSON has only strings for keys
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
+        found[check_id("logit_bias: a key", token, vocab)] = scalar(f"logit_bias[{_short(key)}]", bias, row)
+    return tuple(found.items())
+
+
+def _logprobs(logprobs: Any, top: Any) -> int:
+    row = Row(int, 0, MAX_TOP_LOGPROBS, 0, 0, f"True, False, or 0 to {MAX_TOP_LOGPROBS}")
+    count = -1
+    if isinstance(logprobs, bool):
+        count = 0 if logprobs else -1
+    elif logprobs is not None:
+        count = scalar("logprobs", logprobs, row)
+    if top is not None:
+        alternatives = scalar("top_logprobs", top, row._replace(allowed=f"0 to {MAX_TOP_LOGPROBS}"))
+        if logprobs is False and alternatives:
+            raise InvalidArgument(f"top_logprobs is {alternatives} with logprobs=False", hint="Leave logprobs out")
+        if alternatives:
+            count = max(count, alternatives)
+    return count
+
+
+def _is_scalar(value: Any) -> bool:
+    return hasattr(value, "dtype") and getattr(value, "shape", None) == ()
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a number of {value.bit_length():,} bits"
+    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape:
+        return f"an array of shape {tuple(value.shape)}"
+    text = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) or _is_scalar(value) \
+        else type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+__all__ = ["ALIASES", "NAMES", "Sampling", "TABLE", "check_id", "resolve", "scalar"]

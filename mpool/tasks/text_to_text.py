@@ -1,0 +1,367 @@
+"""Text calls, up to the core and back: prompts, what a ticket has produced so far, completions."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..conversation import reasoning
+from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
+from ..results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, ToolCallDelta, TopLogprob, Usage
+from ..runtime import threads as _threads
+from . import sampling
+from .options import PLAIN
+from .sampling import Sampling, _short
+from .text_embedding import MAX_CHARS, surrogate_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .. import _core
+    from ..conversation.grammar import Format
+    from ..conversation.reasoning import Splitter
+    from ..conversation.tool_calls import Calls
+    from ..conversation.tools import Tools
+    from ..debug.captures import CaptureJob
+    from ..runtime.entry import Entry
+    from ..tokenizers import Tokenizer
+    from .options import Call
+    from .vision import Images
+
+#: What the core calls the end of a text -> what results call it.
+_FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``; ``splitter``: what takes its answers
+    apart (:mod:`mpool.conversation.reasoning`), None if they are given as they are; ``format``: what its answers must
+    look like (:mod:`mpool.conversation.grammar`); ``capture``: where its records go; ``tools``: what they may call."""
+
+    entry: Entry
+    registry: _core.Registry
+    core_key: str
+    tokenizer: Tokenizer
+    prompt: NDArray[np.int32]
+    sampling: Sampling
+    max_tokens: int
+    splitter: Callable[[], Splitter] | None = None
+    images: Images | None = None
+    vision: bool = False
+    format: Format | None = None
+    capture: CaptureJob | None = None
+    tools: Tools | None = None
+
+    def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
+        """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
+        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast, again)
+        capture = self.capture if self.capture is not None and self.capture.begins() else None
+        if capture is not None:
+            keywords |= {"capture_values": capture.capture.values, "capture_records": capture.capture.limit}
+        try:
+            ticket = self.registry.submit_text(
+                self.core_key, self.prompt, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p,
+                repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
+                frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
+                min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
+                stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
+                bias=[bias for _, bias in s.bias], vision=self.vision,
+                images=None if self.images is None else self.images.arrays(),
+                mask=None if self.format is None else self.format.first, **keywords)
+        except MemoryExhausted as error:
+            self.entry.pool._name_idle(error, self.core_key)
+            raise
+        if self.format is not None:
+            self.format.follow(ticket, s.n, self.entry.key)
+        if capture is not None:
+            capture.follow(ticket)
+        return ticket
+
+    def reader(self, ticket: _core.Ticket) -> Reader:
+        """Of what its ticket does."""
+        return Reader(self, ticket)
+
+    def parser(self, choice: int) -> Calls | None:
+        """What takes calls off the answer of this number; None if it may have none."""
+        if self.tools is None:
+            return None
+        from ..conversation.tools import identifier
+
+        seed = b"%b %d %d" % (self.prompt.tobytes(), self.sampling.seed, choice)
+        return self.tools.parser(lambda number: identifier(seed, number))
+
+
+@contextmanager
+def keyed(entry: Entry) -> Iterator[None]:
+    """Errors from within say which model they are about."""
+    try:
+        yield
+    except MpoolError as error:
+        error.key = error.key or entry.key
+        raise
+
+
+def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
+            splitter: Callable[[], Splitter] | None = None, images: Images | None = None,
+            tools: Tools | None = None) -> Request:
+    """A call for a prompt that is tokens already, and the images in it. ``splitter``, ``tools``: as of
+    :class:`Request`.
+
+    Raises:
+        InvalidArgument: an option of sampling is unknown or out of range.
+        ContextOverflow: the prompt leaves no room for an answer.
+    """
+    settings = entry.describe().generation
+    assert settings is not None, "entries of another capability are refused before"
+    tokenizer = entry.tokenizer()
+    with keyed(entry):
+        wanted = options.get("response_format")
+        capture = None
+        if options.get("capture") is not None:
+            from ..debug.captures import job_of
+
+            capture = job_of(options["capture"])
+        rest = {name: value for name, value in options.items() if name not in ("response_format", "capture")}
+        chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
+        if capture is not None and chosen.n > 1:
+            raise InvalidArgument(f"n is {chosen.n} with capture, allowed: 1")
+        format, answer, model = None, None, None
+        if wanted is not None:
+            from ..conversation import grammar
+
+            if tools is None:
+                format = grammar.prepare(wanted, tokenizer, chosen)
+                splitter = None  # thoughts would not fit it
+            else:
+                answer, model = grammar.answer_of(wanted)
+                if answer is not None and splitter is reasoning.HarmonyCalls:
+                    splitter = reasoning.HarmonyForm
+        if tools is not None:
+            from ..conversation.tools import constrain
+
+            format = constrain(tools, entry, chosen, splitter, answer, model)
+            tools = replace(tools, sure=format is not None, framed=answer is not None)
+    room = settings.context_length - len(ids)
+    if room < 1:
+        raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "
+                              "least one to answer", tokens=len(ids), limit=settings.context_length - 1,
+                              hint="Shorten the prompt", key=entry.key)
+    most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
+    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter, images,
+                   entry.capability == "vision", format, capture, tools)
+
+
+def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
+    """Token ids of a raw prompt: a text, before which the model's BOS is put if it wants one, or ids as they are.
+
+    Raises:
+        InvalidArgument: neither, or empty, too long, not Unicode, or with an id outside the vocabulary.
+    """
+    if not isinstance(parse_special, bool):
+        raise InvalidArgument(f"parse_special is {_short(parse_special)}, allowed: True or False")
+    if isinstance(prompt, str):
+        if not 1 <= len(prompt) <= MAX_CHARS:
+            raise InvalidArgument(f"the prompt has {len(prompt):,} characters, allowed: 1 to {MAX_CHARS:,}",
+                                  key=entry.key)
+        fault = surrogate_of(prompt, "the prompt")
+        if fault is not None:
+            fault.key = entry.key
+            raise fault
+        tokenizer = entry.tokenizer()
+        ids = _threads.interruptible(_encode, tokenizer, prompt, parse_special, chars=len(prompt))
+        return np.array([*tokenizer.prefix_ids, *ids.tolist()], dtype=np.int32) if tokenizer.prefix_ids else ids
+    if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
+        raise InvalidArgument(f"the prompt is a 0-d array of dtype {prompt.dtype}, allowed: a text or token ids, (n,)",
+                              key=entry.key)
+    if isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) and not isinstance(prompt[0], str):
+        vocab = entry.tokenizer().vocab_size
+        if isinstance(prompt, np.ndarray) and (prompt.ndim != 1 or prompt.dtype.kind not in "iu"):
+            raise InvalidArgument(f"the prompt is an array of shape {prompt.shape} and dtype {prompt.dtype}, allowed: "
+                                  "token ids, (n,)", key=entry.key)
+        with keyed(entry):
+            return np.array([sampling.check_id(f"token {at} of the prompt", token, vocab)
+                             for at, token in enumerate(prompt)], dtype=np.int32)
+    if isinstance(prompt, (list, tuple, np.ndarray)) and not len(prompt):
+        raise InvalidArgument("the prompt is empty, allowed: a text or a list of token ids, at least one",
+                              key=entry.key)
+    hint = "For several prompts, call generate once for each, or n= for several answers"
+    raise InvalidArgument(f"the prompt is {_short(prompt)}, allowed: a text or a list of token ids",
+                          hint=hint if isinstance(prompt, (list, tuple)) else None, key=entry.key)
+
+
+def _encode(tokenizer: Tokenizer, text: str, parse_special: bool) -> NDArray[np.int32]:
+    return tokenizer.encode(text, add_special=False, parse_special=parse_special)
+
+
+class Reader:
+    """Reads what a ticket has produced since it was read last. One thread at a time."""
+
+    def __init__(self, request: Request, ticket: _core.Ticket) -> None:
+        self.request, self.ticket = request, ticket
+        n = request.sampling.n
+        self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
+        if request.format is not None:
+            request.format.hold(ticket, self)
+        if request.capture is not None:  # its thread holds the ticket, too: who drops the reader leaves the call
+            weakref.finalize(self, ticket.cancel).atexit = False
+        self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
+        self._parsers = [request.parser(index) for index in range(n)]
+
+    def take(self) -> list[Chunk]:
+        """Pieces of all choices that moved."""
+        chunks = []
+        for index, ended in enumerate(self._ended):
+            if ended:
+                continue
+            data, _, finish, at = self.ticket.text(index, self._bytes[index])
+            if not data and not finish:
+                continue
+            self._bytes[index] += len(data)
+            self._ended[index] = bool(finish)
+            if finish:  # not before or during the first call: a process that asks once and ends never pays for it
+                self.request.tokenizer.finish_later()
+            text, thoughts = data.decode(), ""
+            if self._splitters is not None:
+                thoughts, text = self._splitters[index].feed(text, bool(finish))
+            parser, calls = self._parsers[index], ()  # type: Any, tuple[ToolCallDelta, ...]
+            if parser is not None:
+                text, new = parser.feed(text, bool(finish))
+                calls = tuple(ToolCallDelta(*piece) for piece in new)
+            if not finish and not text and not thoughts and not calls:
+                continue
+            stop = self.stop(finish, at)
+            chunks.append(Chunk(text, index, _reason(_FINISH[finish], stop, parser), stop,
+                                self._new_logprobs(index, bool(finish)), thoughts, calls))
+        return chunks
+
+    def check(self) -> None:
+        """Raises the error of a ticket that is done, if it has one."""
+        try:
+            self.ticket.check()
+        except Cancelled:
+            fault = None if self.request.format is None else self.request.format.fault(self.ticket)
+            if fault is not None:
+                raise fault from None
+            raise
+        except MemoryExhausted as error:
+            self.request.entry.pool._name_idle(error, self.request.core_key)
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has given its last piece."""
+        return all(self._ended)
+
+    def stop(self, finish: int, at: int) -> str | int | None:
+        """The stop string or token id that ended a choice."""
+        stops, ids = self.request.sampling.stop, self.request.sampling.stop_ids
+        if finish != 1 or at < 0:
+            return None
+        return stops[at] if at < len(stops) else ids[at - len(stops)]
+
+    def _new_logprobs(self, index: int, last: bool) -> tuple[TokenLogprob, ...] | None:
+        """Of tokens whose text has been given; at the end, of the rest too."""
+        if self.request.sampling.logprobs < 0:
+            return None
+        start = self._tokens[index]
+        ids, logprobs, ends = self.ticket.tokens(index, start)
+        count = len(ids) if last else int(np.searchsorted(ends, self._bytes[index], side="right"))
+        self._tokens[index] = start + count
+        return self._logprobs(index, start, ids[:count], logprobs[:count])
+
+    def _logprobs(self, index: int, start: int, ids: Any, logprobs: Any) -> tuple[TokenLogprob, ...]:
+        """Of tokens from number ``start`` on."""
+        top = self.ticket.top_logprobs(index, start)
+        text = self.request.entry.token_text
+        found = []
+        for at, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist())):
+            others: tuple[TopLogprob, ...] = ()
+            if top is not None:
+                others = tuple(TopLogprob(other, text(other), its) for other, its in
+                               zip(top[0][at].tolist(), top[1][at].tolist()) if other >= 0)
+            found.append(TokenLogprob(token, text(token), logprob, others))
+        return tuple(found)
+
+    def completion(self) -> Completion:
+        """All of it; the ticket is done, or was cancelled and is taken as it stands."""
+        from ..conversation.tools import calls_of
+
+        choices = []
+        for index in range(self.request.sampling.n):
+            data, count, finish, at = self.ticket.text(index, 0)
+            ids, logprobs, _ = self.ticket.tokens(index)
+            ids, logprobs = ids[:count], logprobs[:count]
+            details = None
+            if self.request.sampling.logprobs >= 0:
+                details = self._logprobs(index, 0, ids, logprobs)
+            thoughts, text = reasoning.split(self.request.splitter, data.decode())
+            stop, parser = self.stop(finish, at), self.request.parser(index)
+            if parser is not None:
+                text, _ = parser.feed(text, True)
+            reason = _reason(_FINISH[finish] or "cancelled", stop, parser)
+            parsed = None
+            if self.request.format is not None and reason == "stop" and stop is None:
+                parsed = self.request.format.parse(text)
+            choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thoughts, parsed,
+                                  () if parser is None else calls_of(parser)))
+        self.request.tokenizer.finish_later()
+        prompt, _, cached, queued, prompting, generating = self.ticket.usage()
+        first = choices[0]
+        return Completion(
+            text=first.text, finish_reason=first.finish_reason, stop=first.stop, token_ids=first.token_ids,
+            logprobs=first.logprobs, usage=Usage(prompt, sum(len(choice.token_ids) for choice in choices), cached),
+            timings=Timings(queued, prompting, generating, self._total()), model=self.request.entry.key,
+            seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning, parsed=first.parsed,
+            tool_calls=first.tool_calls)
+
+    def _total(self) -> float:
+        submitted, _, finished = self.ticket.times()
+        return max(0.0, finished - submitted) if finished else 0.0
+
+
+def _reason(reason: FinishReason | None, stop: str | int | None, parser: Calls | None) -> Any:
+    """Why an answer ended, by what is known once its calls were taken off."""
+    return "tool_calls" if reason == "stop" and stop is None and parser is not None and parser.calls else reason
+
+
+def unread() -> Completion:
+    """What a stream gives that was left before it was started: nothing is known of the model or the seed yet."""
+    return Completion(text="", finish_reason="cancelled", stop=None, token_ids=(), logprobs=None, usage=Usage(0, 0),
+                      timings=Timings(0.0, 0.0, 0.0, 0.0), model="", seed=0, choices=(Choice(0, "", "cancelled"),))
+
+
+def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) -> list[int]:
+    """See :func:`mpool.tokenize`."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"text is {_short(text)}, allowed: str", key=entry.key)
+    if len(text) > MAX_CHARS:
+        raise InvalidArgument(f"text has {len(text):,} characters, allowed: at most {MAX_CHARS:,}", hint="Split it",
+                              key=entry.key)
+    for name, value in (("add_special", add_special), ("parse_special", parse_special)):
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"{name} is {_short(value)}, allowed: True or False", key=entry.key)
+    tokenizer = entry.tokenizer()
+    with keyed(entry):
+        return _threads.interruptible(
+            lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
+            chars=len(text)).tolist()
+
+
+def detokenize(entry: Entry, ids: Any, skip_special: bool) -> str:
+    """See :func:`mpool.detokenize`."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
+        raise InvalidArgument(f"ids is {_short(ids)}, allowed: a list of token ids", key=entry.key)
+    if isinstance(ids, np.ndarray) and (ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu")):
+        raise InvalidArgument(f"ids is an array of shape {ids.shape} and dtype {ids.dtype}, allowed: token ids, (n,)",
+                              key=entry.key)
+    if not isinstance(skip_special, bool):
+        raise InvalidArgument(f"skip_special is {_short(skip_special)}, allowed: True or False", key=entry.key)
+    tokenizer = entry.tokenizer()
+    with keyed(entry):
+        checked = [sampling.check_id(f"ids[{at}]", token, tokenizer.vocab_size) for at, token in enumerate(ids)]
+    return tokenizer.decode(checked, skip_special=skip_special)

@@ -1,0 +1,23 @@
+"""Text to token ids and back. Names are imported when they are first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .tokenizer import Packed as Packed
+    from .tokenizer import Tokenizer as Tokenizer
+
+__all__ = ["Packed", "Tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import tokenizer
+
+        return getattr(tokenizer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

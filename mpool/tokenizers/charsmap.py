@@ -1,0 +1,187 @@
+"""SentencePiece's precompiled character map: what a unigram vocabulary does to text before it looks for tokens.
+
+The blob (GGUF key ``tokenizer.ggml.precompiled_charsmap``) is a little-endian length, a double-array trie of that many
+bytes, and NUL-terminated replacements; a unit of the trie is 32 bits as in Darts-clone
+(https://github.com/s-yata/darts-clone). HF ``tokenizers`` applies such a map per grapheme; SentencePiece and llama.cpp
+replace the longest prefix that has a row, which is what such vocabularies were trained with and what is done here.
+
+The map of T5 and XLM-R has 225,000 rows, nearly all of them a letter followed by combining marks. They are never
+listed: a character alone is looked up once and remembered by ``str.translate``; sequences are walked only where a
+character stands that can continue one.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..errors import FormatError
+
+_FIELD = "tokenizer.ggml.precompiled_charsmap"
+_LEAF, _LABEL, _VALUE = 0x100, 0x800000FF, 0x7FFFFFFF
+_CACHED_SEQUENCES = 1 << 14
+
+
+class CharsMap:
+    """A map, ready to apply: at every position the longest sequence that has a row, else the character itself.
+
+    Safe to use from several threads. The constructor follows every pointer of the trie once, so that applying the map
+    needs no checks.
+
+    Raises:
+        FormatError: the blob is truncated, or points out of itself.
+    """
+
+    def __init__(self, blob: bytes, *, file: str | None = None) -> None:
+        if len(blob) < 4:
+            raise _bad(f"{len(blob)} bytes", "4 bytes of length, a trie, replacements", file)
+        size = int.from_bytes(blob[:4], "little")
+        if size == 0 or size % 4 or size + 4 >= len(blob):
+            raise _bad(f"a trie of {size} bytes in {len(blob)} bytes",
+                       "a multiple of 4 that leaves room for the replacements", file)
+        units = np.frombuffer(blob, dtype="<u4", count=size // 4, offset=4).astype(np.int64)
+        self._strings = blob[4 + size:]
+        if self._strings[-1] != 0:
+            raise _bad("replacements that do not end in NUL", "NUL-terminated replacements", file)
+        self._root = int(_jump(units[:1])[0])
+        _check(units, self._root, len(self._strings), file)
+        self._units = units.tolist()
+        self._single = _Singles(self)
+        later = _later_characters(units, self._root)
+        self._sequence = re.compile("(?s:.[" + "".join(map(re.escape, later)) + "]+)") if later else None
+        self._sequences: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        if self._sequence is None:
+            return text.translate(self._single)
+        parts, start = [], 0
+        for match in self._sequence.finditer(text):
+            parts.append(text[start:match.start()].translate(self._single))
+            parts.append(self._replace(match[0]))
+            start = match.end()
+        parts.append(text[start:].translate(self._single))
+        return "".join(parts)
+
+    def _replace(self, sequence: str) -> str:
+        known = self._sequences.get(sequence)
+        if known is None:
+            data, at, out = sequence.encode(), 0, bytearray()
+            while at < len(data):
+                length, replacement = self._longest(data, at)
+                if length == 0:
+                    length = _utf8_length(data[at])
+                    replacement = data[at:at + length]
+                out += replacement
+                at += length
+            known = out.decode("utf-8", "replace")
+            if len(self._sequences) < _CACHED_SEQUENCES and len(sequence) < 16:
+                self._sequences[sequence] = known
+        return known
+
+    def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
+        """Bytes of the longest row that starts at ``data[at]`` (0 if none) and what replaces them."""
+        units, node, length, value = self._units, self._root, 0, -1
+        for position in range(at, len(data)):
+            byte = data[position]
+            if byte == 0:
+                break
+            node ^= byte
+            unit = units[node]
+            if unit & _LABEL != byte:
+                break
+            node ^= (unit >> 10) << ((unit & 0x200) >> 6)
+            if unit & _LEAF:
+                length, value = position - at + 1, units[node] & _VALUE
+        if value < 0:
+            return 0, b""
+        return length, self._strings[value:self._strings.index(b"\0", value)]
+
+
+class _Singles(dict[int, "int | str"]):
+    """Table for ``str.translate`` that fills itself as characters appear."""
+
+    def __init__(self, charsmap: CharsMap) -> None:
+        super().__init__()
+        self._map = charsmap
+
+    def __missing__(self, code_point: int) -> int | str:
+        data = chr(code_point).encode()
+        length, replacement = self._map._longest(data, 0)
+        self[code_point] = value = replacement.decode("utf-8", "replace") if length == len(data) else code_point
+        return value
+
+
+def _bad(got: str, allowed: str, file: str | None) -> FormatError:
+    return FormatError(file=file, field=_FIELD, got=got, allowed=allowed, hint="The file is damaged: fetch it again")
+
+
+def _utf8_length(first: int) -> int:
+    return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+
+
+def _jump(units: np.ndarray) -> np.ndarray:
+    return (units >> 10) << ((units & 0x200) >> 6)
+
+
+def _children(units: np.ndarray, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of ``states`` with a child, the child's label, and its unit's index."""
+    child = states[:, None] ^ labels
+    parent, column = np.nonzero((units[child] & _LABEL) == labels)
+    return parent, labels[column], child[parent, column]
+
+
+def _check(units: np.ndarray, root: int, strings: int, file: str | None) -> None:
+    seen = np.zeros(units.size, dtype=bool)
+    labels = np.arange(1, 256, dtype=np.int64)
+    states = np.array([root], dtype=np.int64)
+    while states.size:
+        # a state's children are the units (state ^ label): all within the block of 256 around it
+        if int((states | 255).max()) >= units.size:
+            raise _bad(f"a trie that points to unit {int((states | 255).max())} of {units.size}",
+                       "pointers within the trie", file)
+        seen[states] = True
+        _, _, index = _children(units, states, labels)
+        unit = units[index]
+        states = np.unique(index ^ _jump(unit))
+        if states.size and int(states.max()) >= units.size:
+            raise _bad(f"a trie that points to unit {int(states.max())} of {units.size}",
+                       "pointers within the trie", file)
+        values = units[(index ^ _jump(unit))[unit & _LEAF != 0]] & _VALUE
+        if values.size and int(values.max()) >= strings:
+            raise _bad(f"a replacement at byte {int(values.max())} of {strings}",
+                       "a position within the replacements", file)
+        states = states[~seen[states]]
+
+
+def _later_characters(units: np.ndarray, root: int) -> list[str]:
+    """Characters that stand in some row after the first."""
+    later: set[str] = set()
+    heads = np.array([root], dtype=np.int64)
+    seen: set[int] = set()
+    first = True
+    while heads.size:
+        # walk one character from every state in `heads`: pairs of (state, bytes of the character so far)
+        states, prefixes, ends = heads, [b""] * heads.size, []
+        for _ in range(4):
+            if not states.size:
+                break
+            parent, label, index = _children(units, states, np.arange(1, 256, dtype=np.int64))
+            target = index ^ _jump(units[index])
+            grown: dict[tuple[int, bytes], None] = {}
+            for row, byte, state in zip(parent.tolist(), label.tolist(), target.tolist()):
+                prefix = prefixes[row] + bytes((byte,))
+                if len(prefix) == _utf8_length(prefix[0]):
+                    ends.append(state)
+                    if not first:
+                        later.add(prefix.decode("utf-8", "replace"))
+                else:
+                    grown[(state, prefix)] = None
+            states = np.array([state for state, _ in grown], dtype=np.int64)
+            prefixes = [prefix for _, prefix in grown]
+        fresh = set(ends) - seen
+        seen |= fresh
+        heads = np.array(sorted(fresh), dtype=np.int64)
+        first = False
+    later.discard("\ufffd")
+    return sorted(later)

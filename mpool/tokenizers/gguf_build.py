@@ -1,0 +1,258 @@
+"""HF tokenizers made of GGUF vocabularies.
+
+Control tokens (and the unknown token) are put into the model under names that no text can have, so that a text never
+turns into one; :class:`mpool.tokenizers.tokenizer.Tokenizer` looks for them itself when it is told to. User-defined
+tokens are given to HF as added tokens, which are found before anything else happens, as in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError
+from .charsmap import CharsMap
+from .gguf_vocab import GGUFVocab, TokenType, unmatchable
+from .pretokenizers import PreTokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+#: BERT gives up on longer words and calls them unknown.
+_MAX_WORD_CHARS = 100
+
+
+_gc_waits = 0  # builds that keep it off
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Hundreds of thousands of new tuples, none of them garbage, would start the collector over and over."""
+    global _gc_waits
+    if not gc.isenabled() and not _gc_waits:
+        yield
+        return
+    _gc_waits += 1
+    gc.disable()
+    try:
+        yield
+    finally:
+        _gc_waits -= 1
+        if not _gc_waits:
+            gc.enable()
+
+
+def _after_fork_in_child() -> None:
+    """Whoever would have turned it on again is not there."""
+    global _gc_waits
+    if _gc_waits:
+        _gc_waits = 0
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] | None]:
+    """Makes the tokenizer of ``vocab``, without special tokens around a text.
+
+    Returns:
+        The tokenizer, and a function that a piece of text must go through before it, or ``None``.
+
+    Raises:
+        FormatError: a merge or the character map is wrong.
+    """
+    names = vocab.texts
+    hidden = vocab.control
+    if hidden:
+        names = list(names)
+        for token in hidden:
+            names[token] = unmatchable(token)
+    make = {"bpe": _bpe, "spm": _spm, "unigram": _unigram, "wordpiece": _wordpiece}[vocab.kind]
+    with _without_gc():
+        return make(vocab, names)  # type: ignore[operator]
+
+
+def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
+    from tokenizers import Tokenizer, models, normalizers
+
+    pre = vocab.pre
+    assert pre is not None
+    merges = vocab.merges()
+    ids = dict(zip(vocab.texts, range(len(vocab.texts))))
+    kept = _merged(vocab, merges)
+    for token in vocab.control:
+        if token in kept:
+            names[token] = vocab.texts[token]
+        else:
+            del ids[vocab.texts[token]]
+            ids[names[token]] = token
+    options: dict[str, Any] = {"ignore_merges": pre.ignore_merges}
+    if not pre.byte_level:
+        options |= {"byte_fallback": True, "fuse_unk": True, "unk_token": _unk_name(vocab, names)}
+    try:
+        model = models.BPE(vocab=ids, merges=merges, **options)
+    except Exception as error:
+        raise _bad_merge(vocab, merges, error) from None
+    tokenizer = Tokenizer(model)
+    if not pre.byte_level:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = word_splitter(pre)
+    _add_user_defined(tokenizer, vocab)
+    return tokenizer, None
+
+
+def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """What cuts a text into the words that byte-pair encoding takes one by one."""
+    from tokenizers import Regex, pre_tokenizers
+
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    if pre.byte_level:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _merged(vocab: GGUFVocab, merges: list[tuple[str, str]]) -> set[int]:
+    """Control tokens that merges make or use; those keep their names.
+
+    Such are tokens that only look like control tokens to llama.cpp, ``</s>`` in files of Qwen for one.
+    """
+    control = {vocab.texts[token]: token for token in vocab.control}
+    known = set(merges) if control else set()
+    kept = {token for text, token in control.items()
+            if any((text[:cut], text[cut:]) in known for cut in range(1, len(text)))}
+    for side in (0, 1):
+        kept |= {control[text] for text in control.keys() & {pair[side] for pair in merges}}
+    return kept
+
+
+def _bad_merge(vocab: GGUFVocab, merges: list[tuple[str, str]], error: Exception) -> FormatError:
+    for left, right in merges:
+        for part in (left, right, left + right):
+            if part not in vocab.ids:
+                return FormatError(file=vocab.file or "the GGUF file", field="tokenizer.ggml.merges",
+                                   got=f"{left + ' ' + right!r}, where {part!r} is not a token",
+                                   allowed="two tokens that make a third")
+    return FormatError(file=vocab.file or "the GGUF file", field="tokenizer.ggml.merges", got=str(error),
+                       allowed="two tokens that make a third")
+
+
+def _spm(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
+    from tokenizers import Tokenizer, models, normalizers
+
+    model = models.BPE(vocab=dict(zip(names, range(len(names)))), merges=score_merges(vocab), byte_fallback=True,
+                       fuse_unk=True, unk_token=_unk_name(vocab, names))
+    tokenizer = Tokenizer(model)
+    escape = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = (normalizers.Sequence([normalizers.Prepend("▁"), escape]) if vocab.add_space_prefix
+                            else escape)
+    _add_user_defined(tokenizer, vocab)
+    return tokenizer, None
+
+
+def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
+    """Merges that do what SentencePiece does with scores: join the neighbours whose joint text has the best one.
+
+    Every way to cut a token into two tokens is a merge, and those of a better score come first. Two ways to make the
+    same token compete only where they overlap (``ab a ba`` is ``aba ba`` or ``ab aba``); the leftmost must win, which
+    is the one whose right part is the other's left part.
+    """
+    usable = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED}
+    types, scores = vocab.types, vocab.scores
+    texts = {text: token for token, text in enumerate(vocab.texts) if types[token] in usable}
+    order = sorted((token for text, token in texts.items() if len(text) > 1),
+                   key=lambda token: (-scores[token], token))
+    merges: list[tuple[str, str]] = []
+    for token in order:
+        text = vocab.texts[token]
+        size = len(text)
+        cuts = [cut for cut in range(size - 1, 0, -1) if text[:cut] in texts and text[cut:] in texts]
+        if len(cuts) > 1:
+            cuts = _leftmost_first(text, cuts)
+        merges += [(text[:cut], text[cut:]) for cut in cuts]
+    return merges
+
+
+def _leftmost_first(text: str, cuts: list[int]) -> list[int]:
+    size, ordered = len(text), list(cuts)
+    for short in cuts:
+        long = size - short
+        if short < long and long in cuts and text[short:] == text[:long] and text[long:] != text[:short]:
+            a, b = ordered.index(short), ordered.index(long)
+            if b < a:
+                ordered[a], ordered[b] = ordered[b], ordered[a]
+    return ordered
+
+
+def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, Callable[[str], str]]:
+    from tokenizers import Tokenizer, models
+
+    scores = [0.0 if kind in (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN) else score
+              for kind, score in zip(vocab.types, vocab.scores)]
+    if TokenType.BYTE in vocab.types or TokenType.UNDEFINED in vocab.types:
+        names = [unmatchable(token) if kind in (TokenType.BYTE, TokenType.UNDEFINED) else name
+                 for token, (name, kind) in enumerate(zip(names, vocab.types))]
+    model = models.Unigram(list(zip(names, scores)), vocab.special["unk"], False)
+    blob = vocab.charsmap()
+    return Tokenizer(model), _UnigramText(vocab, CharsMap(blob, file=vocab.file) if blob is not None else None)
+
+
+class _UnigramText:
+    """What SentencePiece does to a piece of text before it looks for tokens."""
+
+    def __init__(self, vocab: GGUFVocab, charsmap: CharsMap | None) -> None:
+        self._map = charsmap
+        self._merge_spaces = vocab.remove_extra_whitespaces
+        self._prefix = vocab.add_space_prefix
+
+    def __call__(self, text: str) -> str:
+        if self._map is not None:
+            text = self._map(text)
+        if self._merge_spaces:
+            return "".join(["▁" + word for word in text.split(" ") if word])
+        words = text.lstrip(" ")
+        if self._prefix and words:
+            text = " " * (len(text) - len(words) + 1) + words
+        return text.replace(" ", "▁")
+
+
+def _wordpiece(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    # The file marks the start of a word ("▁word", "ing"), HF its continuation ("word", "##ing").
+    pieces = []
+    for token, (name, kind) in enumerate(zip(names, vocab.types)):
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            pieces.append(name)
+        elif not name.startswith("▁"):
+            pieces.append("##" + name)
+        elif name == "▁" or name.startswith("▁##"):
+            pieces.append(unmatchable(token))  # '#' is always a word of its own
+        else:
+            pieces.append(name[1:])
+    model = models.WordPiece(vocab=dict(zip(pieces, range(len(pieces)))), unk_token=pieces[vocab.special["unk"]],
+                             max_input_chars_per_word=_MAX_WORD_CHARS)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True,
+                                                      strip_accents=vocab.strip_accents, lowercase=vocab.lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _add_user_defined(tokenizer, vocab)
+    return tokenizer, None
+
+
+def _unk_name(vocab: GGUFVocab, names: list[str]) -> str | None:
+    unk = vocab.special.get("unk")
+    return None if unk is None else names[unk]
+
+
+def _add_user_defined(tokenizer: tokenizers.Tokenizer, vocab: GGUFVocab) -> None:
+    from tokenizers import AddedToken
+
+    tokens = vocab.user_defined
+    if tokens:
+        tokenizer.add_tokens([AddedToken(vocab.texts[token], normalized=False, special=False,
+                                         lstrip=token in vocab.lstrip, rstrip=token in vocab.rstrip)
+                              for token in tokens])

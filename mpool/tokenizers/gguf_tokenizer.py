@@ -1,0 +1,172 @@
+"""Tokenizers built from the vocabulary of a GGUF file."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..models.spec import TokenTable
+from ..runtime import threads as _threads
+from .gguf_build import build
+from .gguf_part import Parts
+from .gguf_vocab import GGUFVocab
+from .specials import compile_trie
+from .tokenizer import Tokenizer, check_ids
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_ASCII_SPACES = " \t\n\v\f\r"
+
+#: Times that parts serve before the whole is built without anybody asking for it.
+MOST_USES = 4
+
+_building = threading.Lock()
+
+
+class GGUFTokenizer(Tokenizer):
+    """A tokenizer built from a GGUF vocabulary.
+
+    A large one is built when a text needs all of it, or by :meth:`finish`; until then, parts of it do.
+    """
+
+    def __init__(self, vocab: GGUFVocab) -> None:
+        self._vocab = vocab
+        self._whole: tokenizers.Tokenizer | None = None
+        self._prepare: Callable[[str], str] | None = None
+        self._parts = Parts.of(vocab)
+        self._uses = 0  # of parts
+        self._coming = False  # the whole, on another thread
+        if self._parts is None:
+            self.finish()
+        self.vocab_size = len(vocab.texts)
+        self.special = dict(vocab.special)
+        self.prefix_ids, self.suffix_ids = tuple(vocab.prefix), tuple(vocab.suffix)
+        self.eog_ids = vocab.eog
+        self._words_apart = vocab.kind == "wordpiece" and not vocab.user_defined
+        control = vocab.control
+        self.control_texts = tuple(vocab.texts[token] for token in control)
+        self._parsed_ids = {vocab.texts[token]: token for token in control}
+        self._split_control: re.Pattern[str] | None = None
+        # HF finds user-defined tokens by itself, but what must be prepared first must be cut up before that.
+        always: tuple[int, ...] = () if self._prepare is None else tuple(vocab.user_defined)
+        self._always_ids = {vocab.texts[token]: token for token in always}
+        self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
+
+    @property
+    def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """SentencePiece models of the RoBERTa kind begin the second text with one more separator."""
+        again = (self.special.get("sep", self.special.get("eos", 0)),) if self._vocab.kind == "unigram" else ()
+        return self.prefix_ids, (*self.suffix_ids, *again), self.suffix_ids
+
+    @property
+    def kind(self) -> str:
+        return self._vocab.kind
+
+    @property
+    def complete(self) -> bool:
+        return self._whole is not None
+
+    def finish_later(self) -> None:
+        if self._whole is None and self._uses > 1 and not self._coming:
+            self._coming = True
+            _threads.later(self.finish)
+
+    def finish(self) -> None:
+        if self._whole is None:
+            with _building:
+                if self._whole is None:
+                    self._whole, self._prepare = build(self._vocab)
+                    self._vocab.release()
+                    self._parts = None
+
+    def _ids(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Ids of texts as they are."""
+        parts = self._parts
+        part = parts.tokenizer(texts) if parts is not None else None
+        if part is None:
+            self.finish()
+            part = self._whole
+            assert part is not None
+        else:
+            self._uses += 1
+            if self._uses > MOST_USES:
+                self.finish_later()
+        return self._run(part, texts)
+
+    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        if self._split_always is not None:
+            return [self._pieces(text, self._split_always, self._always_ids, None) for text in texts]
+        if self._prepare is not None:
+            texts = list(map(self._prepare, texts))
+        return self._ids(texts)
+
+    def _parsed(self, text: str, mark: str | None) -> list[int]:
+        if self._split_control is None:
+            self._parsed_ids = self._always_ids | self._parsed_ids
+            self._split_control = compile_trie(self._parsed_ids, group=True)
+        return self._pieces(text, self._split_control, self._parsed_ids, mark)
+
+    def _pieces(self, text: str, split: re.Pattern[str], known: Mapping[str, int], mark: str | None) -> list[int]:
+        """Ids of ``text``, cut at the tokens of ``known``; what lies between is plain."""
+        parts = split.split(text)  # text, token, text, ..., text
+        lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
+        if lstrip or rstrip:
+            for at in range(1, len(parts), 2):
+                if known[parts[at]] in lstrip:
+                    parts[at - 1] = parts[at - 1].rstrip(_ASCII_SPACES)
+                if known[parts[at]] in rstrip:
+                    parts[at + 1] = parts[at + 1].lstrip(_ASCII_SPACES)
+        plain = parts[::2]
+        if mark is not None:
+            plain = [part.replace(mark, "") for part in plain]
+        wanted = [part for part in plain if part]
+        if self._prepare is not None:
+            wanted = list(map(self._prepare, wanted))
+        bodies = iter(self._ids(wanted) if wanted else ())
+        ids: list[int] = []
+        for at, part in enumerate(plain):
+            if part:
+                ids += next(bodies)
+            if 2 * at + 1 < len(parts):
+                ids.append(known[parts[2 * at + 1]])
+        return ids
+
+    def token_table(self) -> TokenTable:
+        return self._vocab.token_table
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        ids = check_ids(ids, self.vocab_size)
+        table = self.token_table()
+        data, offsets = table.data, table.offsets
+        if skip_special:
+            parts = [data[offsets[token]:offsets[token + 1]] for token in ids]
+        else:
+            parts = [self._vocab.texts[token].encode() if table.control[token] else
+                     data[offsets[token]:offsets[token + 1]] for token in ids]
+        text = b"".join(parts).decode("utf-8", "replace")
+        # the space that was put before the first word
+        return text[1:] if self._leading_space and text.startswith(" ") else text
+
+    @property
+    def _leading_space(self) -> bool:
+        vocab = self._vocab
+        return vocab.add_space_prefix or vocab.remove_extra_whitespaces or vocab.kind == "wordpiece"
+
+    def token_text(self, token: int) -> str:
+        check_ids((token,), self.vocab_size)
+        return self._vocab.texts[token]
+
+    def token_id(self, text: str) -> int | None:
+        return self._vocab.ids.get(text)
+
+
+def _after_fork_in_child() -> None:
+    global _building
+    _building = threading.Lock()  # who held it is not there
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,303 @@
+"""Tokenizers read from a ``tokenizer.json``, HF tokenizers' own file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import FileError, FormatError, LimitError
+from ..models.spec import TokenTable
+from . import limits, older_files
+from .gguf_vocab import byte_alphabet
+from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
+from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
+
+if TYPE_CHECKING:
+    import tokenizers
+
+#: What the parser of HF tokenizers (serde_json) takes.
+_MAX_JSON_DEPTH = 127
+
+
+class JSONTokenizer(Tokenizer):
+    """A tokenizer read from a ``tokenizer.json``, or from older files of transformers, whose own truncation and padding
+    are switched off."""
+
+    def __init__(self, path: str, config: Mapping[str, Any]) -> None:
+        self._path = path
+        self._hf = _load(path) if os.path.basename(path) not in (older_files.CLIP, older_files.WORDPIECE) else \
+            _older(path, config)
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        added = self._hf.get_added_tokens_decoder()
+        vocab = self._hf.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(max(vocab.values(), default=-1), max(added, default=-1)) + 1
+        if self.vocab_size == 0:
+            raise FormatError(file=path, field="model.vocab", got="nothing", allowed="at least one token")
+        if self.vocab_size > limits.max_vocab_tokens:
+            raise LimitError(f"{path}: token ids reach {self.vocab_size - 1:,}, the limit is "
+                             f"{limits.max_vocab_tokens:,} tokens",
+                             hint="mpool.tokenizers.limits.max_vocab_tokens raises it")
+        self._added = added
+        self._control = {token for token, entry in added.items() if entry.special}
+        self.control_texts = tuple(added[token].content for token in sorted(self._control))
+        self._find_control = compile_trie(self.control_texts) if self._control else None
+        # such tokens are looked for after normalisation, so that a text need not show them
+        self._hidden_control = any(added[token].normalized for token in self._control)
+        self._plain_hf: tokenizers.Tokenizer | None = None
+        self._marked_hf: dict[str, tokenizers.Tokenizer] = {}
+        self._table: TokenTable | None = None
+        self._pair: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
+        self._truncate_left = config.get("truncation_side") == "left"
+        self._words_apart = (type(self._hf.model).__name__ == "WordPiece" and
+                             type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
+                             all(entry.special and not entry.lstrip and not entry.rstrip and " " not in entry.content
+                                 for entry in added.values()))
+        self._read_config(config, vocab)
+
+    def _read_config(self, config: Mapping[str, Any], vocab: Mapping[str, int]) -> None:
+        special: dict[str, int] = {}
+        for name in CONFIG_TOKENS:
+            text = config.get(f"{name}_token")
+            if isinstance(text, Mapping):
+                text = text.get("content")
+            if isinstance(text, str) and text in vocab:
+                special[name] = vocab[text]
+        unk = getattr(self._hf.model, "unk_token", None) or "<unk>"
+        if "unk" not in special and unk in vocab:
+            special["unk"] = vocab[unk]
+        self.special = special
+        self.prefix_ids, self.suffix_ids = self._read_template()
+        if not self.prefix_ids and not self.suffix_ids:
+            # as transformers since 5: what tokenizer.json puts around a text counts; the keys are for files without
+            self.prefix_ids = (special["bos"],) if config.get("add_bos_token") and "bos" in special else ()
+            self.suffix_ids = (special["eos"],) if config.get("add_eos_token") and "eos" in special else ()
+        if config.get("always_add_eos") and "eos" in special and special["eos"] not in self.suffix_ids:
+            self.suffix_ids += (special["eos"],)
+        given = config.get("eos_token_id")
+        eog = set(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
+        for token in eog:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise FormatError(file=self._path, field="eos_token_id", got=token,
+                                  allowed=f"0 to {self.vocab_size - 1}")
+        if not eog:
+            eog = {vocab[text] for text in END_OF_TURN if vocab.get(text) in self._control}
+        if "eos" in special:
+            eog.add(special["eos"])
+        self.eog_ids = tuple(sorted(eog))
+
+    def _read_template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that the file's post-processor puts around one text."""
+        around = self._hf.num_special_tokens_to_add(False)
+        if around == 0:
+            return (), ()
+        for probe in ("a", "1", "."):
+            body = self._hf.encode(probe, add_special_tokens=False).ids
+            full = self._hf.encode(probe, add_special_tokens=True).ids
+            for start in range(around + 1):
+                if body and full[start:start + len(body)] == body and len(full) == len(body) + around:
+                    return tuple(full[:start]), tuple(full[start + len(body):])
+        raise FormatError(file=self._path, field="post_processor", got="a template that does more than put tokens "
+                          "around the text", allowed="tokens before and after one text")
+
+    @property
+    def kind(self) -> str:
+        return type(self._hf.model).__name__.lower()
+
+    @property
+    def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        if self._pair is None:
+            self._pair = self._read_pair()
+        return self._pair
+
+    def _read_pair(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Ids that the file's post-processor puts around two texts."""
+        around = self._hf.num_special_tokens_to_add(True)
+        for probe in ("a", "1", "."):
+            body = self._hf.encode(probe, add_special_tokens=False).ids
+            full = self._hf.encode(probe, probe, add_special_tokens=True).ids
+            n = len(body)
+            if not body or len(full) != 2 * n + around:
+                continue
+            for start in range(around + 1):
+                for gap in range(around - start + 1):
+                    if full[start:start + n] == body and full[start + n + gap:start + 2 * n + gap] == body:
+                        return (tuple(full[:start]), tuple(full[start + n:start + n + gap]),
+                                tuple(full[start + 2 * n + gap:]))
+        raise FormatError(file=self._path, field="post_processor", got="a template that does more than put tokens "
+                          "around the texts of a pair", allowed="tokens before, between and behind them")
+
+    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        find = self._find_control
+        if find is None:
+            return self._run(self._hf, texts)
+        marked = [at for at, text in enumerate(texts) if find.search(text)]
+        if not marked:
+            bodies = self._run(self._hf, texts)
+            if self._hidden_control:
+                marked = [at for at, body in enumerate(bodies) if not self._control.isdisjoint(body)]
+                for at in marked:
+                    bodies[at] = self._without_control(texts[at])
+            return bodies
+        if len(marked) == len(texts):
+            return [self._without_control(text) for text in texts]
+        bodies = self._run(self._hf, ["" if find.search(text) else text for text in texts])
+        for at in marked:
+            bodies[at] = self._without_control(texts[at])
+        return bodies
+
+    def _without_control(self, text: str) -> Sequence[int]:
+        """Ids of a text that holds the texts of control tokens, as plain text."""
+        if self._plain_hf is None:
+            from tokenizers import Tokenizer as HFTokenizer
+            plain = HFTokenizer.from_str(self._hf.to_str())
+            plain.encode_special_tokens = True
+            self._plain_hf = plain
+        ids = self._run(self._plain_hf, [text])[0]
+        if self._harmless(ids) or self._find_control is None:
+            return ids
+        # The model itself makes control tokens of text (a unigram model that lists "</s>"): cut them in two.
+        pieces, start = [], 0
+        for match in self._find_control.finditer(text):
+            pieces.append(text[start:match.start() + 1])
+            start = match.start() + 1
+        pieces.append(text[start:])
+        ids = [token for body in self._run(self._plain_hf, pieces) for token in body]
+        return ids if self._harmless(ids) else [token for token in ids if self._harmless((token,))]
+
+    def _harmless(self, ids: Sequence[int]) -> bool:
+        return self._control.isdisjoint(token for token in ids if token != self.special.get("unk"))
+
+    def _parsed(self, text: str, mark: str | None) -> list[int]:
+        if mark is None:
+            return list(self._run(self._hf, [text])[0])
+        marked = self._marked_hf.get(mark)
+        if marked is None:
+            from tokenizers import AddedToken
+            from tokenizers import Tokenizer as HFTokenizer
+            marked = HFTokenizer.from_str(self._hf.to_str())
+            marked.add_special_tokens([AddedToken(mark, normalized=False, special=True)])
+            self._marked_hf[mark] = marked
+        drop = marked.token_to_id(mark)
+        return [token for token in self._run(marked, [text])[0] if token != drop]
+
+    def token_table(self) -> TokenTable:
+        if self._table is None:
+            self._table = self._make_table()
+        return self._table
+
+    def _leaves_out(self, rows: int) -> bool:
+        beyond = {token for token in self._hf.get_vocab(with_added_tokens=True).values() if token >= rows}
+        needed = {*self.eog_ids, *(token for name, token in self.special.items() if name != "pad")}
+        if rows < 1 or not beyond <= self._control - needed:
+            return False
+        self.vocab_size, self._table = rows, None
+        return True
+
+    def _make_table(self) -> TokenTable:
+        texts = [self._hf.id_to_token(token) or "" for token in range(self.vocab_size)]
+        parts = _parts(texts, json.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else {})
+        hidden = bytearray(self.vocab_size)
+        shown = self._shown()
+        for token, entry in self._added.items():
+            if token >= self.vocab_size:
+                continue
+            hidden[token] = entry.special and entry.content not in shown
+            parts[token] = b"" if hidden[token] else entry.content.encode()
+        offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+        np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
+        return TokenTable(data=b"".join(parts), offsets=offsets, control=bytes(hidden), eog=self.eog_ids)
+
+    def _shown(self) -> tuple[str, ...]:
+        """Control tokens that are part of an answer's text: marks of calls, and harmony's, if the model has those, as
+        from GGUF files."""
+        ids = [self._hf.token_to_id(text) for text in SHOWN]
+        ends = self._hf.token_to_id("<|end|>")
+        marks = tuple(text for text in CALL_MARKS if self._hf.token_to_id(text) not in self.eog_ids)
+        if None in ids[:3]:
+            return marks
+        return (*marks, *SHOWN) if ends in self.eog_ids else (*marks, *SHOWN, "<|end|>")
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        return self._hf.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special)
+
+    def token_text(self, token: int) -> str:
+        check_ids((token,), self.vocab_size)
+        return self._hf.id_to_token(token) or ""
+
+    def token_id(self, text: str) -> int | None:
+        return self._hf.token_to_id(text)
+
+
+def _older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    if os.path.basename(path) == older_files.WORDPIECE:
+        return older_files.wordpiece(path, config)
+    return older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END)
+
+
+def _load(path: str) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as HFTokenizer
+
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(file=path, field="tokenizer.json", got="not a regular file", allowed="a regular file")
+            if status.st_size > limits.max_tokenizer_json_bytes:
+                raise LimitError(f"{path}: {status.st_size:,} bytes, the limit is "
+                                 f"{limits.max_tokenizer_json_bytes:,}",
+                                 hint="mpool.tokenizers.limits.max_tokenizer_json_bytes raises it")
+            data = stream.read(limits.max_tokenizer_json_bytes + 1)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    try:
+        return HFTokenizer.from_buffer(data)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = str(error)
+    if _depth(data) > _MAX_JSON_DEPTH:
+        raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
+                         hint="The file is damaged: fetch it again")
+    raise FormatError(file=path, field="tokenizer.json", got=reason, allowed="a tokenizer of HF tokenizers",
+                      hint="The file is damaged, or needs a newer version of tokenizers")
+
+
+def _depth(data: bytes) -> int:
+    """Deepest nesting of JSON text, which may be malformed."""
+    structure = re.sub(rb'"(?:[^"\\]|\\.)*"?', b"", data, flags=re.DOTALL)
+    codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # '[' and '{', ']' and '}' differ in this bit
+    steps = (codes == ord("{")).astype(np.int64) - (codes == ord("}"))
+    return int(np.cumsum(steps).max(initial=0))
+
+
+def _parts(texts: list[str], decoder: Mapping[str, Any]) -> list[bytes]:
+    """Bytes of every token, by the kind of the file's decoder."""
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        alphabet = {char: bytes((byte,)) for byte, char in byte_alphabet().items()}
+        return [b"".join([alphabet.get(char) or char.encode() for char in text]) for text in texts]
+    for step in steps:
+        kind = step.get("type")
+        if kind == "WordPiece":
+            prefix = step.get("prefix", "##")
+            texts = [text[len(prefix):] if text.startswith(prefix) else " " + text for text in texts]
+        elif kind == "Metaspace":
+            texts = [text.replace(step.get("replacement", "▁"), " ") for text in texts]
+        elif kind == "BPEDecoder":
+            texts = [text.replace(step.get("suffix", "</w>"), " ") for text in texts]
+        elif kind == "Replace" and "String" in step.get("pattern", {}):
+            texts = [text.replace(step["pattern"]["String"], step.get("content", "")) for text in texts]
+    if "ByteFallback" not in kinds:
+        return [text.encode() for text in texts]
+    byte = re.compile("<0x([0-9A-Fa-f]{2})>")
+    found = ((byte.fullmatch(text) if len(text) == 6 else None, text) for text in texts)
+    return [bytes((int(match[1], 16),)) if match else text.encode() for match, text in found]

@@ -1,0 +1,174 @@
+"""Tokenizers in the files that transformers wrote before there was ``tokenizer.json``: BERT's WordPiece, and CLIP's
+byte-pair encoding with an end-of-word mark (https://github.com/openai/CLIP/blob/main/clip/simple_tokenizer.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError
+from ..models import json_strict
+from ..models.fields import Fields
+from ..models.files import read_small
+from . import limits
+
+if TYPE_CHECKING:
+    import tokenizers
+
+#: Files whose path stands for such a tokenizer.
+CLIP, WORDPIECE = "merges.txt", "vocab.txt"
+#: Files that name added tokens.
+_CONFIG, _SPECIAL, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+#: All that are read.
+NAMES = ("vocab.json", CLIP, WORDPIECE, _CONFIG, _SPECIAL, _ADDED)
+
+_START, END = "<|startoftext|>", "<|endoftext|>"
+#: Words of CLIP: special tokens, English endings, letters, single digits, runs of anything else.
+_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+#: Special tokens of BERT, by their names in tokenizer_config.json.
+_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]",
+         "mask_token": "[MASK]"}
+
+
+def _text(path: str) -> str:
+    return json_strict.decode_utf8(read_small(path, limits.max_tokenizer_json_bytes), file=path, field="text")
+
+
+def _fields(folder: str, name: str) -> Fields:
+    """An object in JSON; empty if there is no such file."""
+    path = os.path.join(folder, name)
+    if not os.path.lexists(path):
+        return Fields({}, file=path)
+    data = read_small(path, limits.max_tokenizer_json_bytes)
+    return Fields.of(json_strict.loads(data, file=path, max_bytes=limits.max_tokenizer_json_bytes, wide_ints=True),
+                     file=path)
+
+
+def _text_of(fields: Fields, key: str) -> str | None:
+    """A token, which is text or an object with its text."""
+    value = fields.get(key)
+    return Fields(value, file=fields.file, at=key).str("content") if isinstance(value, dict) else \
+        value if isinstance(value, str) else None
+
+
+def _add_stated(made: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -> None:
+    """Tokens beside the vocabulary, as transformers reads them: ``added_tokens_decoder`` of tokenizer_config.json, else
+    added_tokens.json. known: special tokens that no file need name.
+
+    Raises:
+        FormatError: a file is malformed, a token would not get the id that is stated, or a special one has no id.
+    """
+    from tokenizers import AddedToken
+
+    config, special = _fields(folder, _CONFIG), _fields(folder, _SPECIAL)
+    named = {*known, *(_text_of(fields, key) for fields in (config, special)
+                       for key in fields if key.endswith("_token"))}
+    extra: dict[str, tuple[Fields, str]] = {}
+    for fields in (config, special):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            among = fields.get(key)
+            items = Fields(among if isinstance(among, dict) else {str(i): token for i, token in
+                                                                  enumerate(fields.list(key, []))},
+                           file=fields.file, at=key)
+            extra.update({text: (fields, key) for at in items if (text := _text_of(items, at)) is not None})
+    stated = []
+    decoder = config.section("added_tokens_decoder", None)
+    if decoder is not None:
+        for key in decoder:
+            if not key.isdecimal() or len(key) > 10:
+                decoder.fail(key[:80], "a name", "ids")
+            token = decoder.section(key)
+            text, is_special = token.str("content"), token.bool("special", False)
+            stated.append((int(key), text, AddedToken(
+                text, special=is_special or text in named, normalized=token.bool("normalized", not is_special),
+                **{name: token.bool(name, False) for name in ("single_word", "lstrip", "rstrip")}), config.file))
+    else:
+        added = _fields(folder, _ADDED)
+        for text in added:
+            is_special = text in named or text in extra
+            stated.append((added.int(text, low=0), text,
+                           AddedToken(text, special=is_special, normalized=not is_special), added.file))
+    stated.sort(key=lambda item: item[0])
+    made.add_tokens([entry for _, _, entry, _ in stated])
+    for token, text, _, file in stated:
+        if made.token_to_id(text) != token:
+            raise FormatError(file=file, field=f"id of added token {text[:80]!r}", got=token,
+                              allowed=f"{made.token_to_id(text)}, its id by the vocabulary")
+    for text, (fields, key) in extra.items():
+        if made.token_to_id(text) is None:
+            fields.fail(key, f"{text[:80]!r}, which has no id", f"tokens of the vocabulary, or with an id in {_ADDED}")
+
+
+def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
+    """CLIP's, of ``vocab.json`` and ``merges.txt``; ``pad``: the token that fills up.
+
+    Raises:
+        FormatError: a file is malformed, or states an added token that has no such id.
+        FileError: one is gone.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    path = os.path.join(folder, "vocab.json")
+    vocab: Any = json_strict.loads(read_small(path, limits.max_tokenizer_json_bytes), file=path,
+                                   max_bytes=limits.max_tokenizer_json_bytes)
+    if not isinstance(vocab, dict) or not all(type(token) is int and token >= 0 for token in vocab.values()):
+        raise FormatError(file=path, field="JSON", got="something else", allowed="an object, token -> id")
+    for token in (_START, END, pad):
+        if token not in vocab:
+            raise FormatError(file=path, field=token, got="missing", allowed="an id")
+    merges_path = os.path.join(folder, "merges.txt")
+    text = _text(merges_path)
+    merges = []
+    for number, line in enumerate(text.splitlines()):
+        if not line or (number == 0 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2:
+            raise FormatError(file=merges_path, field=f"line {number + 1}", got=line[:80], allowed="two tokens")
+        merges.append((pair[0], pair[1]))
+    try:
+        made = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
+                                    fuse_unk=False, unk_token=END))
+    except Exception as error:  # what tokenizers raises has no class of its own
+        raise FormatError(file=merges_path, field="merges", got=str(error)[:200],
+                          allowed="merges of tokens of vocab.json") from error
+    made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),
+                                            normalizers.Lowercase()])
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    _add_stated(made, folder, (_START, END, pad))
+    made.add_special_tokens(list(dict.fromkeys([_START, END, pad])))
+    made.post_processor = processors.RobertaProcessing((END, vocab[END]), (_START, vocab[_START]), False, False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """BERT's, of ``vocab.txt``: a token a line; ``config``: tokenizer_config.json.
+
+    Raises:
+        FormatError: the file or one beside it is malformed, a special token is not in it, or an added one is stated
+            that has no such id.
+        FileError: it is gone.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    lines = _text(path).split("\n")
+    vocab = {line.rstrip("\r"): at for at, line in enumerate(lines[:-1] if lines[-1] == "" else lines)}
+    names = {name: str(config.get(name) or default) for name, default in _BERT.items()}
+    for name in ("unk_token", "cls_token", "sep_token"):
+        if names[name] not in vocab:
+            raise FormatError(file=path, field=name, got=f"{names[name][:80]}, missing", allowed="a line")
+    strip = config.get("strip_accents")  # None: where case is lowered
+    lowers, apart = (config.get(name) is not False for name in ("do_lower_case", "tokenize_chinese_chars"))
+    made = Tokenizer(models.WordPiece(vocab, unk_token=names["unk_token"], max_input_chars_per_word=100))
+    made.normalizer = normalizers.BertNormalizer(True, apart, None if strip is None else strip is True, lowers)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _add_stated(made, os.path.dirname(path), names.values())
+    made.add_special_tokens([token for token in dict.fromkeys(names.values()) if token in vocab])
+    cls, sep = names["cls_token"], names["sep_token"]
+    made.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
+    made.decoder = decoders.WordPiece(prefix="##")
+    return made

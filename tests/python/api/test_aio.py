@@ -1,0 +1,520 @@
+"""mpool.aio: coroutines and asynchronous iterators over one watcher a loop. On small seeded checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.runtime import watching as _watching
+from mpool import aio
+
+TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3."]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {"temperature": 0, "max_tokens": 16000, "ignore_eos": True}
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def idle(pool: mpool.Pool) -> None:
+    for _ in range(500):
+        if not any(row.running or row.queued for row in pool.ps()):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"something still runs:\n{pool.ps()}")
+
+
+def test_results_are_those_of_the_functions(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+
+    async def work() -> list[Any]:
+        return [await aio.embed(TEXTS[0], bert, pool=pool), await aio.embed(TEXTS, bert, pool=pool, dimensions=5),
+                await aio.generate("The", llama, pool=pool, **GREEDY), await aio.chat(chat, llama, pool=pool, **GREEDY),
+                await aio.embed([], bert, pool=pool)]
+
+    one, many, text, answer, none = run(work())
+    assert np.array_equal(one, pool.embed(TEXTS[0], bert)) and none.shape == (0, 32)
+    assert np.array_equal(many, pool.embed(TEXTS, bert, dimensions=5))
+    assert text.token_ids == pool.generate("The", llama, **GREEDY).token_ids
+    assert answer.token_ids == pool.chat(chat, llama, **GREEDY).token_ids
+
+
+def test_many_texts_and_iterators(pool: mpool.Pool, bert: Path) -> None:
+    texts = [f"Text number {number}." for number in range(3000)]
+    seen: list[tuple[int, int | None]] = []
+
+    async def source() -> AsyncIterator[str]:
+        for text in texts:
+            yield text
+
+    async def work() -> list[Any]:
+        whole = await aio.embed(texts, bert, pool=pool, progress=lambda done, total: seen.append((done, total)))
+        plain = [vector async for vector in aio.embed_iter(iter(texts), bert, pool=pool)]
+        lazily = [batch async for batch in aio.embed_iter(source(), bert, pool=pool, batch_size=700)]
+        return [whole, np.stack(plain), np.concatenate(lazily)]
+
+    want = pool.embed(texts, bert)
+    for got in run(work()):
+        assert np.array_equal(got, want)
+    assert seen[-1] == (3000, 3000)
+
+
+def test_streams(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        want = pool.generate("The", llama, **GREEDY)
+        stream = aio.generate("The", llama, pool=pool, stream=True, **GREEDY)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(map(str, chunks)) == want.text and chunks[-1].finish_reason == "length"
+        assert (await stream.result()).token_ids == want.token_ids
+        assert [chunk async for chunk in stream] == []
+        # the other ways in
+        again = await aio.generate("The", llama, pool=pool, stream=True, **GREEDY)
+        assert "".join([str(chunk) async for chunk in again]) == want.text
+        async with aio.chat([{"role": "user", "content": "Hi"}], llama, pool=pool, stream=True, **GREEDY) as open_:
+            assert (await open_.__anext__()).text
+
+    run(work())
+
+
+@pytest.mark.parametrize("leave", ["break", "break of a kept one", "del", "aclose", "with", "never started", "cancel"])
+def test_leaving_a_stream_early_frees_the_slot(pool: mpool.Pool, llama: Path, leave: str) -> None:
+    async def work() -> None:
+        stream = aio.generate("The", llama, pool=pool, stream=True, **ENDLESS)
+        if leave == "break":
+            async for _ in aio.generate("The", llama, pool=pool, stream=True, **ENDLESS):
+                break
+        elif leave == "break of a kept one":
+            async for _ in stream:
+                break
+            assert (await stream.result()).finish_reason == "cancelled"
+        elif leave == "del":
+            await stream.__anext__()
+            del stream
+        elif leave == "aclose":
+            await stream.__anext__()
+            await stream.aclose()
+        elif leave == "with":
+            async with stream:
+                await stream.__anext__()
+        elif leave == "cancel":
+            async def read() -> None:
+                async for _ in stream:
+                    pass
+
+            task = asyncio.create_task(read())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(StopAsyncIteration):
+                await stream.__anext__()
+        else:
+            del stream
+        gc.collect()
+        await idle(pool)
+
+    run(work())
+
+
+def test_cancelling_a_task_cancels_its_call(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    async def work() -> None:
+        calls = [aio.generate("The", llama, pool=pool, **ENDLESS) for _ in range(5)]
+        calls += [aio.embed([f"Some text to embed. {i} " * 10 for i in range(9000)], bert, pool=pool)]
+        await aio.generate("The", llama, pool=pool, **GREEDY)
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0.05)
+        start = time.monotonic()
+        for task in tasks:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in done), done
+        await idle(pool)
+        assert time.monotonic() - start < 5
+
+    run(work())
+
+
+def test_wait_for_is_a_timeout(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        await aio.generate("The", llama, pool=pool, **GREEDY)
+        with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+            await asyncio.wait_for(aio.generate("The", llama, pool=pool, **ENDLESS), 0.05)
+        with pytest.raises(mpool.Timeout):
+            await aio.generate("The", llama, pool=pool, timeout=0.05, **ENDLESS)
+        await idle(pool)
+
+    run(work())
+
+
+def test_errors_are_those_of_the_functions(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    async def work() -> None:
+        for call, kind in ((lambda: aio.embed(["a", ""], bert, pool=pool), mpool.InvalidArgument),
+                           (lambda: aio.embed("a", llama, pool=pool), mpool.WrongCapability),
+                           (lambda: aio.embed("a", "all-MiniLM-L6-v9", pool=pool), mpool.UnknownModel),
+                           (lambda: aio.embed("a", bert, pool=pool, dimensions=99), mpool.InvalidArgument),
+                           (lambda: aio.embed("a", bert, pool=pool, tusk=1), TypeError),
+                           (lambda: aio.embed(["a"] * 10_001, bert, pool=pool), mpool.LimitError),
+                           (lambda: aio.generate("", llama, pool=pool), mpool.InvalidArgument),
+                           (lambda: aio.generate("a", llama, pool=pool, temprature=1), mpool.InvalidArgument),
+                           (lambda: aio.chat([], llama, pool=pool), mpool.InvalidArgument)):
+            with pytest.raises(kind):
+                await call()
+        with pytest.raises(mpool.InvalidArgument):
+            aio.generate("a", llama, pool=pool, stream="yes")
+        with pytest.raises(mpool.InvalidArgument):
+            async for _ in aio.embed_iter(["a"], bert, pool=pool, precision="int8"):
+                pass
+        rows = await aio.embed(["a", ""], bert, pool=pool, on_error="null")
+        assert np.isnan(rows[:, 0]).tolist() == [False, True]
+
+    run(work())
+
+
+def test_jobs_can_be_awaited(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    async def work() -> None:
+        vectors = pool.submit("text_embedding", inputs=TEXTS, model=bert)
+        text = pool.submit("text_to_text", prompt="The", model=llama, **GREEDY)
+        assert np.array_equal(await vectors, pool.embed(TEXTS, bert))
+        assert (await text).token_ids == pool.generate("The", llama, **GREEDY).token_ids
+        again = pool.submit("text_to_text", prompt="The", model=llama, **GREEDY)
+        assert "".join([str(chunk) async for chunk in again]) == (await text).text
+        nothing = pool.submit("text_embedding", inputs=[""], model=bert, on_error="null")
+        assert np.isnan(await nothing).all()
+
+    run(work())
+
+
+def test_no_call_takes_a_thread(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        await aio.generate("The", llama, pool=pool, **GREEDY)
+        before = threading.active_count()
+        tasks = [asyncio.ensure_future(aio.generate("The", llama, pool=pool, **{**GREEDY, "max_tokens": 100}))
+                 for _ in range(50)]
+        most = 0
+        while not all(task.done() for task in tasks):
+            most = max(most, threading.active_count())
+            await asyncio.sleep(0.002)
+        assert most <= before
+        assert len({task.result().token_ids for task in tasks}) == 1
+
+    run(work())
+
+
+def test_a_full_queue_does_not_hold_the_loop_up(llama: Path) -> None:
+    async def work(own: mpool.Pool) -> None:
+        await aio.generate("The", llama, pool=own, **GREEDY)
+        tasks = [asyncio.ensure_future(aio.generate("The", llama, pool=own, **{**GREEDY, "max_tokens": 60}))
+                 for _ in range(60)]
+        longest, last = 0.0, time.monotonic()
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        assert len({task.result().token_ids for task in tasks}) == 1
+        assert longest < 0.5
+
+    with mpool.Pool(mpool.PoolConfig(prompt_queue_capacity=1)) as own:
+        run(work(own))
+
+
+def test_those_in_line_leave_when_cancelled(llama: Path) -> None:
+    async def work(own: mpool.Pool) -> None:
+        await aio.generate("The", llama, pool=own, **GREEDY)
+        tasks = [asyncio.ensure_future(aio.generate("The", llama, pool=own, **ENDLESS)) for _ in range(200)]
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not _watching.watcher()._lines
+        await idle(own)
+        assert (await aio.generate("The", llama, pool=own, **GREEDY)).text
+
+    with mpool.Pool(mpool.PoolConfig(prompt_queue_capacity=1)) as own:
+        run(work(own))
+
+
+def test_the_loop_breathes_while_files_are_read_and_long_texts_tokenised(bert: Path, llama: Path) -> None:
+    async def work(own: mpool.Pool) -> None:
+        longest = 0.0
+        over = asyncio.Event()
+
+        async def beat() -> None:
+            nonlocal longest
+            last = time.monotonic()
+            while not over.is_set():
+                await asyncio.sleep(0.001)
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+        heart = asyncio.create_task(beat())
+        await aio.load(bert, pool=own)
+        tokens = own.get(bert)
+        threads: set[str] = set()
+        tokenizer = tokens._entry.tokenizer()
+        original = tokenizer.encode_batch
+
+        def noted(*args: Any, **options: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return original(*args, **options)
+
+        tokenizer.encode_batch = noted  # type: ignore[method-assign]
+        await aio.embed(["word " * 10_000] * 20, bert, pool=own)
+        assert threads and all(name.startswith("mpool-text") for name in threads)
+        threads.clear()
+        await aio.embed("short", bert, pool=own)
+        assert threads == {"MainThread"}
+        over.set()
+        await heart
+        assert longest < 1.0
+
+    with mpool.Pool() as own:
+        run(work(own))
+
+
+def test_loops_come_and_go(pool: mpool.Pool, bert: Path) -> None:
+    import os
+
+    run(aio.embed("x", bert, pool=pool))
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        run(aio.embed("x", bert, pool=pool))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_two_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    vector, text = pool.embed("x", bert), pool.generate("The", llama, **GREEDY).token_ids
+    wrong: list[object] = []
+
+    async def work() -> None:
+        for _ in range(10):
+            got, done = await asyncio.gather(aio.embed("x", bert, pool=pool),
+                                             aio.generate("The", llama, pool=pool, **GREEDY))
+            if not np.array_equal(got, vector) or done.token_ids != text:
+                wrong.append((got, done))
+
+    threads = [threading.Thread(target=lambda: run(work())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+# ---- several that wait for one call ---------------------------------------------------------------------------------
+
+def long_job(pool: mpool.Pool, llama: Path, tokens: int = 4000) -> mpool.Job:
+    return pool.submit("text_to_text", prompt="The", model=llama, **{**GREEDY, "max_tokens": tokens})
+
+
+def test_several_tasks_await_one_job(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    async def work() -> None:
+        job, vectors = long_job(pool, llama), pool.submit("text_embedding", inputs=TEXTS * 50, model=bert)
+
+        async def wait(it: Any) -> Any:
+            return await it
+
+        done = await asyncio.gather(*(wait(job) for _ in range(5)), *(wait(vectors) for _ in range(5)))
+        assert len({result.token_ids for result in done[:5]}) == 1 and len(done[0].token_ids) == 4000
+        assert all(np.array_equal(result, done[5]) for result in done[6:])
+        stream = aio.generate("The", llama, pool=pool, stream=True, **GREEDY)
+        first, second = await asyncio.gather(stream.result(), stream.result())
+        assert first == second and first.finish_reason == "length"
+        watcher = _watching.watcher()
+        assert not watcher._tickets and not watcher._followed
+
+    run(work())
+
+
+def test_several_loops_await_one_job(pool: mpool.Pool, llama: Path) -> None:
+    job = long_job(pool, llama)
+    results: list[Any] = []
+
+    async def wait() -> Any:
+        return await job
+
+    threads = [threading.Thread(target=lambda: results.append(run(wait()))) for _ in range(4)]
+    threads.append(threading.Thread(target=lambda: results.append(job.result(60))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 5 and len({result.token_ids for result in results}) == 1
+
+
+def test_a_task_that_leaves_a_job_leaves_it_to_the_others(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        job = long_job(pool, llama)
+
+        async def wait() -> Any:
+            return await job
+
+        first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        first.cancel()
+        assert len((await second).token_ids) == 4000 and first.cancelled()
+        # a thread counts too
+        job = long_job(pool, llama)
+        thread = asyncio.create_task(asyncio.to_thread(job.result))
+        only = asyncio.create_task(wait())
+        await asyncio.sleep(0.02)
+        only.cancel()
+        assert len((await thread).token_ids) == 4000
+        # the last one takes it along
+        job = pool.submit("text_to_text", prompt="The", model=llama, **ENDLESS)
+        first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.sleep(0.02)
+        assert not job.done()
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        with pytest.raises(mpool.Cancelled):
+            job.result(10)
+        await idle(pool)
+
+    run(work())
+
+
+def test_several_tasks_read_one_stream(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 100})
+
+        async def read() -> list[str]:
+            return [str(chunk) async for chunk in stream]
+
+        parts = await asyncio.gather(read(), read(), read())
+        assert sum(map(len, sum(parts, []))) == len((await stream.result()).text)
+        assert (await stream.result()).finish_reason == "length"
+
+    run(work())
+
+
+# ---- streams that do not start --------------------------------------------------------------------------------------
+
+def test_a_start_that_failed_fails_for_everybody(pool: mpool.Pool, llama: Path) -> None:
+    async def work() -> None:
+        stream = aio.generate("", llama, pool=pool, stream=True)
+        for _ in range(2):
+            with pytest.raises(mpool.InvalidArgument):
+                await stream.result()
+            with pytest.raises(mpool.InvalidArgument):
+                async for _ in stream:
+                    pass
+            with pytest.raises(mpool.InvalidArgument):
+                await stream
+        got = await asyncio.gather(*(stream.result() for _ in range(3)), return_exceptions=True)
+        assert got[0] is got[1] is got[2] and isinstance(got[0], mpool.InvalidArgument)
+
+    run(work())
+
+
+def test_a_stream_closed_before_it_starts_never_starts() -> None:
+    calls = 0
+
+    async def make() -> Any:
+        nonlocal calls
+        calls += 1
+
+    async def work() -> None:
+        stream = aio.AsyncStream(make, None)
+        await stream.aclose()
+        for _ in range(2):
+            result = await stream.result()
+            assert (result.text, result.finish_reason, result.token_ids) == ("", "cancelled", ())
+            assert [chunk async for chunk in stream] == []
+        assert await stream is stream
+
+    run(work())
+    assert calls == 0
+
+
+def test_a_start_that_is_cancelled_goes_on_for_the_others(llama: Path) -> None:
+    async def work(own: mpool.Pool) -> None:
+        stream = aio.generate("The", llama, pool=own, stream=True, **GREEDY)
+        first, second = asyncio.create_task(stream.result()), asyncio.create_task(stream.result())
+        await asyncio.sleep(0)
+        first.cancel()
+        assert len((await second).token_ids) == 20 and first.cancelled()
+        alone = aio.AsyncStream(lambda: asyncio.sleep(60), None)  # type: ignore[arg-type, return-value]
+        task = asyncio.create_task(alone.result())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await alone.result()).finish_reason == "cancelled"
+
+    with mpool.Pool() as own:
+        run(work(own))
+
+
+def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "abc "}, {"type": "text", "text": "de"}, "f", 3]},
+             {"role": "user", "content": "gh"}, {"role": "user", "content": None}, None]
+    assert aio._chars(parts) == 9 and aio._chars(tuple(parts)) == 9
+    assert aio._chars(None) == aio._chars("text") == aio._chars(3) == 0
+    threads: list[str] = []
+    chat = pool._chat_request
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return chat(*args, **options)
+
+    async def work() -> None:
+        await aio.chat([{"role": "user", "content": "x"}], llama, pool=pool, **GREEDY)
+        pool._chat_request = noted  # type: ignore[method-assign]
+        for text in ("short", "long " * 10_000):
+            try:
+                await aio.chat([{"role": "user", "content": [{"type": "text", "text": text}]}], llama, pool=pool,
+                               **GREEDY)
+            except mpool.ContextOverflow:
+                assert text != "short"
+
+    try:
+        run(work())
+    finally:
+        del pool._chat_request
+    assert threads[0] == "MainThread" and threads[1].startswith("mpool-text")
+
+
+def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not anew for each piece: each time wakes the loop once more."""
+    made: list[Any] = []
+
+    class Counted(_watching.Followed):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self.number)
+
+    monkeypatch.setattr(_watching, "Followed", Counted)
+
+    async def work() -> None:
+        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 300})
+        pieces = [chunk async for chunk in stream]
+        assert len(pieces) > 20 and len(made) == 1
+        watcher = _watching.watcher()
+        assert not watcher._tickets and not watcher._followed and (await stream.result()).text
+
+    run(work())
+
+
+def test_a_cancellation_is_not_lost_to_room_that_comes_with_it() -> None:
+    async def work() -> None:
+        watcher = _watching.watcher()
+        waiting = asyncio.ensure_future(watcher._some_room())
+        await asyncio.sleep(0)
+        watcher._wake_line()
+        assert waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not watcher._room
+
+    run(work())

@@ -1,0 +1,195 @@
+"""Files that change under a model: never an answer from one file read by the description of another."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+import paritymodels
+import tinygguf
+import tinymodels
+
+
+def _shift_tensors(file: Path) -> None:
+    """The same tensors at other offsets: metadata in front of them grows, as saving again may do."""
+    data = file.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8:8 + length])
+    header["__metadata__"] = {"note": "x" * 5000}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    fresh = file.with_suffix(".new")
+    fresh.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length:])
+    os.replace(fresh, file)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tinymodels.bert(tmp_path / "bert")
+
+
+def test_a_replaced_file_is_read_anew_after_unload(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        before = pool.embed("A text.", str(folder))
+        _shift_tensors(folder / "model.safetensors")
+        pool.unload(str(folder))
+        assert np.array_equal(pool.embed("A text.", str(folder)), before)
+
+
+def test_a_replaced_file_is_refused_without_unload(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        before = pool.embed("A text.", str(folder))
+        key = pool.get(str(folder))._entry.core_keys()[0]
+        pool.registry.evict(key)
+        _shift_tensors(folder / "model.safetensors")
+        with pytest.raises(mpool.IntegrityError, match="unload"):
+            pool.embed("A text.", str(folder))
+        pool.unload(str(folder))
+        assert np.array_equal(pool.embed("A text.", str(folder)), before)
+
+
+def test_an_unchanged_file_keeps_its_description(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        pool.embed("A text.", str(folder))
+        description = pool.get(str(folder)).description
+        pool.unload(str(folder))
+        pool.embed("A text.", str(folder))
+        assert pool.get(str(folder)).description is description
+
+
+# ---- what tells one content from another -----------------------------------------------------------------------------
+
+def _flip_signs(file: Path, keep_time: bool = False) -> None:
+    """Other numbers in place: the same path, inode and size, and, if asked for, the same time of writing."""
+    before = os.stat(file)
+    data = bytearray(file.read_bytes())
+    for at in range(len(data) // 2 & ~7, len(data) - 7, 8):  # behind the header
+        data[at + 3] ^= 0x80
+    with open(file, "r+b") as stream:
+        stream.write(data)
+    if keep_time:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _alone(folder: Path, text: str = "A text.") -> np.ndarray:
+    """What the files give whoever reads them for the first time."""
+    with mpool.Pool() as pool:
+        return pool.embed(text, str(folder))
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_rewritten_file_whose_time_was_set_back(folder: Path, isolation: str) -> None:
+    """As rsync --inplace --times does. Token tables stay mapped, so that the next step would mix both contents; it is
+    noticed by that very step."""
+    with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as pool:
+        before = pool.embed("A text.", str(folder))
+        _flip_signs(folder / "model.safetensors", keep_time=True)
+        for _ in range(2):
+            with pytest.raises(mpool.IntegrityError):
+                pool.embed("A text.", str(folder))
+        pool.unload(str(folder))
+        after = pool.embed("A text.", str(folder))
+        assert np.array_equal(after, _alone(folder)) and not np.array_equal(after, before)
+
+
+def test_modes_and_links_are_no_content(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        before = pool.embed("A text.", str(folder))
+        os.chmod(folder / "model.safetensors", 0o640)
+        assert np.array_equal(pool.embed("A text.", str(folder)), before)
+        pool.registry.evict(pool.get(str(folder))._entry.core_keys()[0])
+        os.link(folder / "model.safetensors", folder.parent / "backup")
+        assert np.array_equal(pool.embed("A text.", str(folder)), before)
+
+
+def test_load_reads_changed_files_anew(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        before = pool.load(str(folder)).embed("A text.")
+        _flip_signs(folder / "model.safetensors")
+        after = pool.load(str(folder)).embed("A text.")
+        assert np.array_equal(after, _alone(folder)) and not np.array_equal(after, before)
+        description = pool.get(str(folder)).description
+        (folder / "note.txt").write_text("no part of the model")
+        pool.load(str(folder))
+        assert pool.get(str(folder)).description is description
+
+
+def test_a_rewritten_gguf_file_is_read_anew(tmp_path: Path) -> None:
+    made = paritymodels.decoder("llama", 2, vocab=157)
+    paritymodels.randomise(made, 3)
+    file = tinygguf.write(tmp_path / "model.gguf", made)
+
+    def text(pool: mpool.Pool) -> list[int]:
+        return list(pool.generate("A text", file, max_tokens=8, temperature=0, ignore_eos=True).token_ids)
+
+    with mpool.Pool() as pool:
+        before = text(pool)
+        _flip_signs(file)
+        with pytest.raises(mpool.IntegrityError):
+            text(pool)
+        pool.load(file)
+        after = text(pool)
+    with mpool.Pool() as pool:
+        assert after == text(pool) and after != before
+
+
+@pytest.mark.parametrize("change", ["edited", "added"])
+def test_a_changed_companion_is_read_after_unload(folder: Path, change: str) -> None:
+    with mpool.Pool() as pool:
+        before = pool.embed("A text.", str(folder))
+        if change == "edited":
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
+        else:
+            prompts = {"prompts": {"search": "Find: "}, "default_prompt_name": "search"}
+            (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+        assert np.array_equal(pool.embed("A text.", str(folder)), before)
+        pool.unload(str(folder))
+        after = pool.embed("A text.", str(folder))
+        assert np.array_equal(after, _alone(folder)) and not np.array_equal(after, before)
+
+
+# ---- files that change while they are read ---------------------------------------------------------------------------
+
+def test_weights_that_change_after_they_were_described(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        assert pool.get(str(folder)).description is not None
+        _shift_tensors(folder / "model.safetensors")  # before a first call they are the caller's to write
+        assert np.array_equal(pool.embed("A text.", str(folder)), _alone(folder))
+
+
+def test_a_tokenizer_that_changes_after_it_was_described(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        assert pool.get(str(folder)).description is not None
+        data = (folder / "tokenizer.json").read_bytes()
+        (folder / "tokenizer.json").write_bytes(data.replace(b'"cat"', b'"tac"'))
+        assert np.array_equal(pool.embed("A cat.", str(folder)), _alone(folder, "A cat."))
+        (folder / "tokenizer.json").write_bytes(data)  # what is loaded is what is computed with, until it is told
+        other = pool.embed("A cat .", str(folder))
+        pool.unload(str(folder))
+        assert not np.array_equal(pool.embed("A cat .", str(folder)), other)
+
+
+def test_files_that_change_while_they_are_described(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool.models import hf_folder
+
+    describe = hf_folder.describe_folder
+
+    def describe_slowly(*args: Any, **kwargs: Any) -> Any:
+        found = describe(*args, **kwargs)
+        _flip_signs(folder / "model.safetensors")
+        return found
+
+    with mpool.Pool() as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(hf_folder, "describe_folder", describe_slowly)
+            with pytest.raises(mpool.IntegrityError, match="while"):
+                pool.embed("A text.", str(folder))
+        assert np.array_equal(pool.embed("A text.", str(folder)), _alone(folder))

@@ -1,0 +1,430 @@
+"""mpool.embed_image: shapes, options, faults, bulk, asyncio, jobs; models of two capabilities; what folders may say."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.tasks import image_embedding
+from mpool.models import load_catalogue
+from mpool.errors import FileError, FormatError, InvalidArgument, LimitError, UnsafeFormat, Unsupported, WrongCapability
+
+import imagemodels
+from test_api_embed import idle
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return imagemodels.save(imagemodels.randomised("clip", 2), "clip", tmp_path_factory.mktemp("clip"))
+
+
+IMAGES = [imagemodels.image(seed, 40 + seed, 50) for seed in range(5)]
+
+
+def png(image: np.ndarray) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+# ---- shapes and options --------------------------------------------------------------------------------------------
+
+def test_shapes(pool: mpool.Pool, clip: Path, dino: Path) -> None:
+    one, many, none = (pool.embed_image(given, clip) for given in (IMAGES[0], IMAGES, []))
+    assert (one.shape, many.shape, none.shape) == ((24,), (5, 24), (0, 24))
+    assert one.dtype == many.dtype == none.dtype == np.float32 and many.flags.writeable
+    assert np.array_equal(one, many[0])
+    assert np.array_equal(pool.embed_image([png(image) for image in IMAGES], clip), many)
+    assert np.array_equal(pool.embed_image(np.stack([IMAGES[0]] * 2), clip), many[[0, 0]])
+    assert pool.embed_image(IMAGES[0], dino).shape == (48,)
+
+
+def test_options(pool: mpool.Pool, clip: Path) -> None:
+    plain = pool.embed_image(IMAGES, clip, compute="float32")
+    unit = pool.embed_image(IMAGES, clip, compute="float32", normalize=True, dimensions=9)
+    assert np.allclose(unit, plain[:, :9] / np.linalg.norm(plain[:, :9], axis=1, keepdims=True), atol=1e-6)
+    assert pool.embed_image(IMAGES, clip, precision="ubinary").shape == (5, 3)
+    assert np.array_equal(pool.embed_image(IMAGES, clip, precision="ubinary"), np.packbits(
+        pool.embed_image(IMAGES, clip) > 0, axis=-1))
+    assert pool.embed_image(IMAGES, clip, precision="int8").dtype == np.int8
+    for options, words in (({"dimensions": 25}, "dimensions is 25, allowed: 1 to 24"),
+                           ({"dimensions": 0}, "dimensions"),
+                           ({"normalize": 1}, "normalize"), ({"precision": "float16"}, "precision"),
+                           ({"on_error": "skip"}, "on_error"), ({"allow_urls": 1}, "allow_urls"),
+                           ({"compute": "float64"}, "compute"), ({"on_error": "null", "precision": "int8"}, "on_error"),
+                           ({"max_inputs": 0}, "max_inputs"), ({"progress": 3}, "progress"),
+                           ({"timeout": -1}, "timeout")):
+        with pytest.raises(InvalidArgument, match=words):
+            pool.embed_image(IMAGES, clip, **options)
+    with pytest.raises(InvalidArgument, match="single"):
+        pool.embed_image(IMAGES[:1], clip, precision="int8")
+    with pytest.raises(TypeError, match=r"embed_image\(\) got an unexpected keyword argument 'task'"):
+        pool.embed_image(IMAGES, clip, task="query")
+    with pytest.raises(LimitError, match="5 images"):
+        pool.embed_image(IMAGES, clip, max_inputs=4)
+
+
+def test_help_shows_every_option() -> None:
+    import inspect
+
+    found = inspect.signature(mpool.embed_image).parameters
+    assert {"dimensions", "normalize", "precision", "compute", "on_error", "allow_urls", "progress", "timeout",
+            "priority", "max_inputs"} <= set(found) and "task" not in found
+    assert all(name in (mpool.embed_image.__doc__ or "") for name in found)
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+
+def test_faults(pool: mpool.Pool, clip: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad: list[Any] = [IMAGES[0], b"no image", IMAGES[1], str(tmp_path / "absent.png")]
+    with pytest.raises(InvalidArgument, match="^.*image 1 is no PNG") as caught:
+        pool.embed_image(bad, clip)
+    assert caught.value.key
+    with pytest.raises(FileError, match="absent"):
+        pool.embed_image(bad[3], clip)
+    with caplog.at_level(logging.WARNING, logger="mpool"):
+        rows = pool.embed_image(bad, clip, on_error="null")
+    assert np.isnan(rows[[1, 3]]).all() and np.array_equal(rows[[0, 2]], pool.embed_image(IMAGES[:2], clip))
+    assert "2 of 4 images have no vector" in caplog.text and "image 1 is no PNG" in caplog.text
+    assert np.isnan(pool.embed_image(b"no image", clip, on_error="null")).all()
+    assert np.isnan(pool.embed_image([b"x"] * 40, clip, on_error="null")).all()
+
+
+def test_nan_is_its_own_images(tmp_path: Path, pool: mpool.Pool) -> None:
+    """White becomes infinite in this model, nothing else does."""
+    model = imagemodels.randomised("dinov2", 1)
+    model.embeddings.patch_embeddings.projection.weight.data.fill_(3e38)
+    folder = imagemodels.save(model, "dinov2", tmp_path)
+    steps = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps({**steps, "do_normalize": False}))
+    fine, white = np.zeros((56, 56, 3), np.uint8), np.full((56, 56, 3), 255, np.uint8)
+    with pytest.raises(mpool.NumericError):
+        pool.embed_image([fine, white, fine], folder)
+    rows = pool.embed_image([fine, white, fine, fine], folder, on_error="null")
+    assert np.isnan(rows[1]).all() and np.array_equal(rows[[0, 2, 3]], np.stack([pool.embed_image(fine, folder)] * 3))
+
+
+# ---- many ----------------------------------------------------------------------------------------------------------
+
+def test_bulk(pool: mpool.Pool, clip: Path) -> None:
+    given = [imagemodels.image(seed, 44, 41) for seed in range(3 * image_embedding.SLICE + 5)]
+    seen: list[tuple[int, int | None]] = []
+    whole = pool.embed_image(given, clip, progress=lambda done, total: seen.append((done, total)))
+    assert np.array_equal(whole[::7], np.stack([pool.embed_image(image, clip) for image in given[::7]]))
+    assert seen[-1] == (len(given), len(given)) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    with pytest.raises(InvalidArgument, match="image 50 has 0 bytes"):
+        pool.embed_image([*given[:50], b""], clip)
+    idle(pool)
+
+
+def test_aio(pool: mpool.Pool, clip: Path) -> None:
+    given = [imagemodels.image(seed, 44, 41) for seed in range(2 * image_embedding.SLICE + 3)]
+    expected = pool.embed_image(given, clip)
+
+    async def main() -> None:
+        several = await asyncio.gather(*(mpool.aio.embed_image(image, clip, pool=pool) for image in given[:6]))
+        assert np.array_equal(np.stack(several), expected[:6])
+        assert np.array_equal(await mpool.aio.embed_image(given, clip, pool=pool), expected)
+        rows = await mpool.aio.embed_image([given[0], b"x"], clip, pool=pool, on_error="null")
+        assert np.array_equal(rows[0], expected[0]) and np.isnan(rows[1]).all()
+        assert (await mpool.aio.embed_image([], clip, pool=pool)).shape == (0, 24)
+        with pytest.raises(InvalidArgument, match="^.*the image is no PNG"):
+            await mpool.aio.embed_image(b"x", clip, pool=pool)
+        task = asyncio.ensure_future(mpool.aio.embed_image(given * 100, clip, pool=pool))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert np.array_equal(await mpool.aio.embed_image(given[0], clip, pool=pool), expected[0])
+
+    asyncio.run(main())
+
+
+def test_jobs(pool: mpool.Pool, clip: Path) -> None:
+    expected = pool.embed_image(IMAGES, clip)
+    jobs = [pool.submit("image_embedding", images=image, model=clip) for image in IMAGES]
+    assert np.array_equal(np.stack([job.result(timeout=60) for job in jobs]), expected)
+    job = pool.submit("image_embedding", images=[IMAGES[0], b"x"], model=clip, on_error="null")
+    assert np.isnan(job.result()[1]).all() and job.capability == "image_embedding" and job.done()
+    for request, words in (({}, "images is missing"), ({"images": IMAGES, "progress": True}, "progress"),
+                           ({"images": IMAGES, "task": "query"}, "task is not an option of image_embedding")):
+        with pytest.raises(InvalidArgument, match=words):
+            pool.submit("image_embedding", model=clip, **request)
+
+
+# ---- a model of two capabilities -------------------------------------------------------------------------------------
+
+def test_two_capabilities(clip: Path, dino: Path) -> None:
+    with mpool.Pool() as pool:
+        model = pool.load(clip, alias="both")
+        assert [row.capability for row in pool.ps()] == ["image_embedding", "text_embedding"]
+        assert all(row.state == "ready" for row in pool.ps()) and len({row.key for row in pool.ps()}) == 2
+        assert model.capability == "image_embedding" and model.capabilities == ("image_embedding", "text_embedding")
+        assert model.dimensions == 24 and model.context_length == 20
+        for same in (pool.get("both", "text_embedding"), pool.get("both", "image_embedding"), pool.get(clip)):
+            assert same == model
+        vectors = model.embed(["w5 w6", "w7"])
+        assert np.array_equal(pool.embed(["w5 w6", "w7"], "both"), vectors)
+        assert mpool.similarity(vectors, model.embed_image(IMAGES)).shape == (2, 5)
+        assert pool.check("both") > 0 and model.count_tokens("w5 w6") == 4
+        assert pool.detokenize(pool.tokenize("w5 w6", clip), clip) == "w5 w6"
+        with pytest.raises(InvalidArgument, match="no tokenizer"):
+            pool.tokenize("w5", dino)
+        again = pickle.loads(pickle.dumps(model))
+        assert np.array_equal(again.embed("w7"), vectors[1])
+        exact = pool.load(model, compute="float32")
+        assert np.array_equal(exact.embed_image(IMAGES[0]), pool.embed_image(IMAGES[0], clip, compute="float32"))
+        pool.unload("both")
+        assert all(row.state == "cold" for row in pool.ps())
+        assert np.array_equal(model.embed("w7"), vectors[1])
+        with pytest.raises(WrongCapability, match="is a model of image_embedding, not text_embedding"):
+            pool.embed("w5", dino)
+        with pytest.raises(WrongCapability, match="not text_to_text"):
+            pool.generate("w5", clip)
+        with pytest.raises(WrongCapability):
+            pool.get(dino).context_length
+
+
+def test_not_for_images(pool: mpool.Pool, bert: Path) -> None:
+    with pytest.raises(WrongCapability, match="is a model of text_embedding, not image_embedding"):
+        pool.embed_image(IMAGES, bert)
+    with pytest.raises(mpool.UnknownModel, match="image_embedding"):
+        pool.embed_image(IMAGES)
+
+
+def test_settings(pool: mpool.Pool, clip: Path, dino: Path) -> None:
+    with mpool.Pool() as pool:
+        unit = pool.register("unit", clip, normalize=True, prompts={"photo": "w9"})
+        assert np.allclose(np.linalg.norm(unit.embed_image(IMAGES), axis=1), 1, atol=1e-5)
+        assert np.allclose(np.linalg.norm(unit.embed(["w5", "w6 w7"], prompt_name="photo"), axis=1), 1, atol=1e-5)
+        assert np.array_equal(unit.embed(" w5", prompt_name="photo"), unit.embed("w9 w5"))
+        for settings in ({"prompts": {}}, {"pooling": "mean"}, {"chat_template": "x"}):
+            with pytest.raises(InvalidArgument):
+                pool.register("other", dino, **settings)
+        with pytest.raises(InvalidArgument, match="normalize"):
+            pool.register("other", dino, normalize="yes")
+
+
+def test_padded_texts_keep_their_length(tmp_path: Path) -> None:
+    folder = imagemodels.save(imagemodels.randomised("siglip", 1), "siglip", tmp_path)
+    with mpool.Pool() as pool:
+        with pytest.raises(InvalidArgument, match="max_length"):
+            pool.register("short", folder, max_length=10)
+        whole = pool.embed(["w5 w6", " ".join(["w5"] * 60)], folder)
+        assert np.array_equal(whole[0], pool.embed("w5 w6", folder))
+        left = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**left, "padding_side": "left"}))
+        other = pool.register("left", folder).embed("w5 w6")
+        assert not np.allclose(other, whole[0], atol=1e-2)
+
+
+def test_workers_that_are_processes(dino: Path, clip: Path) -> None:
+    """The same bytes, of images whose pixels do not fit into one frame, and of both networks of a model."""
+    large = [imagemodels.image(1, 900, 1100), *IMAGES * 5]
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        expected, pair = pool.embed_image(large, dino), (pool.embed_image(IMAGES, clip), pool.embed(["w5", "w6"], clip))
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation="process")) as pool:
+        assert np.array_equal(pool.embed_image(large, dino), expected)
+        assert np.array_equal(pool.embed_image(IMAGES, clip), pair[0])
+        assert np.array_equal(pool.embed(["w5", "w6"], clip), pair[1])
+        assert all(row.processes for row in pool.ps())
+        with pytest.raises(Unsupported, match="rows of images"):
+            size = np.array([56, 56], np.int32)
+            pool.registry.embed_images(str(dino), np.zeros(56 * 56 * 3, np.uint8), size, output=1)
+
+
+# ---- what folders say ----------------------------------------------------------------------------------------------
+
+def changed(source: Path, target: Path, name: str, **values: Any) -> Path:
+    """A copy of a folder with some keys of a file replaced (None: removed)."""
+    shutil.copytree(source, target)
+    config = json.loads((target / name).read_text())
+    for key, value in values.items():
+        at = config
+        *sections, key = key.split("__")
+        for section in sections:
+            at = at[section]
+        at[key] = value
+        if value is None:
+            del at[key]
+    (target / name).write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize("values, error, words", [
+    ({"do_tricks": True}, FormatError, "do_tricks"),
+    ({"image_processor_type": "MyProcessor"}, FormatError, "MyProcessor"),
+    ({"do_pad": True}, Unsupported, "do_pad"), ({"size": {"longest_edge": 40}}, FormatError, "longest_edge"),
+    ({"size": {"shortest_edge": 0}}, FormatError, "size.shortest_edge"), ({"size": "large"}, FormatError, "size"),
+    ({"crop_size": 48}, FormatError, "48 x 48"), ({"do_center_crop": False}, FormatError, "depend on the image"),
+    ({"resample": 9}, FormatError, "resample"), ({"image_mean": [1, 2]}, FormatError, "image_mean"),
+    ({"image_std": [1, 0, 1]}, FormatError, "image_std"), ({"rescale_factor": 0}, FormatError, "rescale_factor"),
+    ({"do_resize": 1}, FormatError, "do_resize"), ({"data_format": "channels_last"}, Unsupported, "data_format")])
+def test_processors_that_are_refused(clip: Path, tmp_path: Path, pool: mpool.Pool, values: dict[str, Any],
+                                     error: type[Exception], words: str) -> None:
+    folder = changed(clip, tmp_path / "model", "preprocessor_config.json", **values)
+    with pytest.raises(error, match=words):
+        pool.embed_image(IMAGES[0], folder)
+
+
+def test_processors_in_older_and_newer_words(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
+    expected = pool.embed_image(IMAGES, clip)
+    old = changed(clip, tmp_path / "old", "preprocessor_config.json", size=40, crop_size=40, image_processor_type=None,
+                  feature_extractor_type="CLIPFeatureExtractor")
+    new = shutil.copytree(clip, tmp_path / "new")
+    steps = json.loads((new / "preprocessor_config.json").read_text())
+    (new / "preprocessor_config.json").unlink()
+    with pytest.raises(FormatError, match="preprocessor_config.json"):
+        pool.embed_image(IMAGES, new)
+    (new / "processor_config.json").write_text(json.dumps({"image_processor": steps,
+                                                           "processor_class": "CLIPProcessor"}))
+    for folder in (old, new):
+        assert np.array_equal(pool.embed_image(IMAGES, folder), expected)
+
+
+@pytest.mark.parametrize("values, error, words", [
+    ({"vision_config__num_channels": 4}, Unsupported, "num_channels"), ({"architectures": ["CLIPThing"]}, FormatError,
+                                                                      "CLIPThing"),
+    ({"vision_config__hidden_act": "mish"}, FormatError, "hidden_act"),
+    ({"auto_map": {"x": "y"}}, UnsafeFormat, "auto_map"),
+    ({"vision_config__num_attention_heads": 5}, FormatError, "num_attention_heads"),
+    ({"vision_config__patch_size": 10}, FormatError, "shape of"), ({"vision_config__num_hidden_layers": 3}, FormatError,
+                                                                 "missing"),
+    ({"vision_config__num_hidden_layers": 1}, FormatError, "does not have"), ({"projection_dim": 25}, FormatError,
+                                                                            "shape of (text|visual)_projection"),
+    ({"text_config__vocab_size": 121}, FormatError, "shape of"),
+    ({"text_config__hidden_size": 33}, FormatError, "heads"),
+    ({"vision_config__image_size": 4}, FormatError, "image_size"),
+    ({"vision_config__quantization_config": {"bits": 4}}, Unsupported, "quantization_config")])
+def test_configurations_that_are_refused(clip: Path, tmp_path: Path, pool: mpool.Pool, values: dict[str, Any],
+                                         error: type[Exception], words: str) -> None:
+    folder = changed(clip, tmp_path / "model", "config.json", **values)
+    with pytest.raises(error, match=words):
+        pool.embed_image(IMAGES[0], folder)
+
+
+def test_older_configurations(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
+    """Sections beside the sections go before; buffers of older files are left out."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(clip, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["num_hidden_layers"] = 7
+    config |= {"vision_config_dict": {"num_hidden_layers": 2}, "text_config_dict": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["text_model.embeddings.position_ids"] = np.arange(20)[None]
+    tensors["vision_model.embeddings.position_ids"] = np.arange(26)[None]
+    save_file(tensors, folder / "model.safetensors")
+    assert np.array_equal(pool.embed_image(IMAGES, folder), pool.embed_image(IMAGES, clip))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_files(tmp_path: Path, pool: mpool.Pool, dtype: str) -> None:
+    """Stacked projections are found at other offsets, and computed from the rounded weights."""
+    import torch
+
+    model = imagemodels.randomised("siglip", 2)
+    rounded = model.to(getattr(torch, dtype))
+    imagemodels.save(rounded, "siglip", tmp_path / "half")
+    imagemodels.save(rounded.float(), "siglip", tmp_path / "whole")
+    for given in (IMAGES, ["w5 w6"]):
+        embed = pool.embed_image if given is IMAGES else pool.embed
+        assert np.array_equal(embed(given, tmp_path / "half", compute="float32"),
+                              embed(given, tmp_path / "whole", compute="float32"))
+
+
+def test_folders_of_sentence_transformers(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
+    """As the library saves CLIP, and as it was saved before: the same vectors as the library gives."""
+    library = pytest.importorskip("sentence_transformers")
+    from PIL import Image
+    from sentence_transformers.sentence_transformer.modules import clip_model
+
+    model = library.SentenceTransformer(modules=[clip_model.CLIPModel(str(clip))], device="cpu")
+    model.save_pretrained(str(tmp_path / "new"))
+    old = tmp_path / "old"
+    shutil.copytree(clip, old / "0_CLIPModel")
+    row = {"idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}
+    (old / "modules.json").write_text(json.dumps([row]))
+    unit = shutil.copytree(old, tmp_path / "unit")
+    rows = [row, {"idx": 1, "name": "1", "path": "1_Normalize", "type": "sentence_transformers.models.Normalize"}]
+    (unit / "modules.json").write_text(json.dumps(rows))
+    texts = ["w5 w6", "w7"]
+    images = model.encode([Image.fromarray(image) for image in IMAGES])
+    words = model.encode(texts)
+    for folder in (tmp_path / "new", old):
+        assert np.abs(pool.embed_image(IMAGES, folder, compute="float32") - images).max() <= 1e-4
+        assert np.abs(pool.embed(texts, folder, compute="float32") - words).max() <= 1e-4
+    for found in (pool.embed_image(IMAGES, unit), pool.embed(texts, unit)):
+        assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    (unit / "modules.json").write_text(json.dumps([*rows, {**rows[1], "idx": 2}]))
+    with pytest.raises(Unsupported, match="behind an image network"):
+        pool.register("twice", unit)
+    settings = json.loads((tmp_path / "new/sentence_bert_config.json").read_text())
+    settings["modality_config"]["image"]["method"] = "forward"
+    (tmp_path / "new/sentence_bert_config.json").write_text(json.dumps(settings))
+    with pytest.raises(Unsupported, match="modality_config.image"):
+        pool.register("forward", tmp_path / "new")
+
+
+# ---- at once ---------------------------------------------------------------------------------------------------------
+
+def test_from_many_threads(clip: Path, dino: Path) -> None:
+    """Images of two models and texts of one, while models are unloaded now and then: the same bytes as alone."""
+    import threading
+
+    given = [imagemodels.image(seed, 40 + 5 * seed, 60) for seed in range(6)]
+    texts = [f"w{i} w{i + 1}" for i in range(3, 9)]
+    wrong: list[object] = []
+    with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
+        expected = {"clip": pool.embed_image(given, clip), "dino": pool.embed_image(given, dino),
+                    "text": pool.embed(texts, clip)}
+
+        def work(number: int) -> None:
+            generator = np.random.default_rng(number)
+            try:
+                for turn in range(25):
+                    at = int(generator.integers(0, 6))
+                    kind = ("clip", "dino", "text")[int(generator.integers(0, 3))]
+                    if kind == "text":
+                        found = pool.embed(texts[at], clip)
+                    else:
+                        found = pool.embed_image(given[at], clip if kind == "clip" else dino)
+                    if not np.array_equal(found, expected[kind][at]):
+                        wrong.append((kind, at))
+                    if number == 0 and turn % 8 == 7:
+                        pool.unload(clip if turn % 16 == 7 else dino)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong, wrong[:3]
+        idle(pool)
+        assert pool.metrics()["completed"] >= 200
+
+
+def test_without_a_model() -> None:
+    """No sensible default can be had without the hub: the error says how to name one."""
+    with mpool.Pool() as pool:
+        for call in (lambda: pool.embed_image(IMAGES[0]), lambda: pool.submit("image_embedding", images=IMAGES[0]),
+                     lambda: asyncio.run(mpool.aio.embed_image(IMAGES[0], pool=pool))):
+            with pytest.raises(mpool.UnknownModel, match=r"none is the default for image_embedding") as caught:
+                call()
+            key = load_catalogue().keys("image_embedding")[0]
+            assert f"embed_image(images, {key!r})" in str(caught.value) and "org/name" in str(caught.value)

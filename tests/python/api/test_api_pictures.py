@@ -1,0 +1,406 @@
+"""generate_image: results, streams, options, what is refused, and what several callers see."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.tasks import text_to_image as drawing
+from mpool import errors
+from mpool.tasks.options import PictureOptions
+from mpool.cli import main
+
+import pipelinemodels
+
+SMALL = {"width": 32, "height": 24, "num_inference_steps": 3, "seed": 5, "max_sequence_length": 8}
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("flux")
+    pipelinemodels.flux(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def sd3(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("sd3")
+    pipelinemodels.sd3(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def pool() -> Any:
+    with mpool.Pool() as pool:
+        yield pool
+
+
+def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
+    made = pool.generate_image("a cat", flux, **SMALL)
+    assert made.array.shape == (24, 32, 3) and made.array.dtype == np.float32
+    assert 0 <= made.array.min() < made.array.max() <= 1
+    assert made.image.size == (32, 24) and made.image.mode == "RGB"
+    assert np.array_equal(np.asarray(made.image), (made.array * 255).round().astype(np.uint8))
+    assert made.seed == 5 and made.model == flux and len(made.pictures) == len(made.images) == 1
+    from PIL import Image
+
+    made.save(tmp_path / "cat.png")
+    for source in (io.BytesIO(made._repr_png_()), tmp_path / "cat.png"):
+        with Image.open(source) as image:
+            kept = json.loads(image.text["mpool"])  # type: ignore[attr-defined]
+            assert np.array_equal(np.asarray(image), np.asarray(made.image))
+        assert kept["prompt"] == "a cat" and kept["seed"] == 5 and kept["num_inference_steps"] == 3
+        assert (kept["n"], kept["picture"], kept["compute"], kept["latents"]) == (1, 0, "auto", "of the seed")
+        assert (kept["width"], kept["height"]) == (32, 24)
+    made.save(tmp_path / "cat.webp")
+    with Image.open(tmp_path / "cat.webp") as image:
+        assert image.format == "WEBP"
+
+
+@pytest.mark.parametrize("words", [100, 20_000])
+def test_a_prompt_that_is_cut_is_warned_of_where_it_was_given(pool: mpool.Pool, flux: str, words: int) -> None:
+    """Also a long one, which is read on a thread."""
+    with pytest.warns(UserWarning, match="prompt is too long for CLIP") as found:
+        pool.generate_image("cat " * words, flux, **SMALL)
+    assert {warning.filename for warning in found} == {__file__}
+
+
+def test_seed_decides(pool: mpool.Pool, flux: str) -> None:
+    first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
+    assert np.array_equal(first.array, again.array) and not np.array_equal(first.array, other.array)
+    drawn = pool.generate_image("a cat", flux, **{**SMALL, "seed": None})
+    assert np.array_equal(drawn.array, pool.generate_image("a cat", flux, **{**SMALL, "seed": drawn.seed}).array)
+
+
+def test_several_pictures_are_those_of_their_latents(pool: mpool.Pool, sd3: str) -> None:
+    both = pool.generate_image("a cat", sd3, n=2, **SMALL)
+    assert len(both.pictures) == 2 and not np.array_equal(both.pictures[0].array, both.pictures[1].array)
+    assert both.pictures[1].parameters["picture"] == 1
+    assert np.array_equal(both.pictures[0].array, pool.generate_image("a cat", sd3, **SMALL).array)
+    latents = np.random.default_rng(1).standard_normal((2, 4, 6, 8)).astype(np.float32)
+    pair = pool.generate_image("a cat", sd3, n=2, latents=latents, **SMALL)
+    for i in range(2):
+        one = pool.generate_image("a cat", sd3, latents=latents[i:i + 1], **SMALL)
+        assert np.array_equal(pair.pictures[i].array, one.array)
+
+
+def test_bits_do_not_depend_on_lanes(sd3: str, flux: str) -> None:
+    for model in (sd3, flux):
+        made = []
+        for threads in (1, 2):
+            with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
+                made.append(pool.generate_image("a cat", model, **SMALL).array)
+        assert np.array_equal(made[0], made[1])
+
+
+def test_packed_latents_of_flux(pool: mpool.Pool, flux: str) -> None:
+    latents = np.random.default_rng(1).standard_normal((1, 4, 6, 8)).astype(np.float32)
+    packed = latents.reshape(1, 4, 3, 2, 4, 2).transpose(0, 2, 4, 1, 3, 5).reshape(1, 12, 16)
+    first, second = (pool.generate_image("a cat", flux, latents=given, **SMALL) for given in (latents, packed))
+    assert np.array_equal(first.array, second.array)
+
+
+def test_latents_of_torch(pool: mpool.Pool, flux: str) -> None:
+    """As diffusers has them: of half precision, and part of what gradients are wanted of."""
+    torch = pytest.importorskip("torch")
+    given = torch.randn((1, 4, 6, 8), generator=torch.Generator().manual_seed(1))
+    expected = pool.generate_image("a cat", flux, latents=given.numpy(), **SMALL)
+    assert expected.parameters["latents"] == "given"
+    for made in (given, given.clone().requires_grad_(True), given.double(), given.tolist()):
+        assert np.array_equal(pool.generate_image("a cat", flux, latents=made, **SMALL).array, expected.array)
+    rounded = given.bfloat16()
+    assert np.array_equal(pool.generate_image("a cat", flux, latents=rounded, **SMALL).array,
+                          pool.generate_image("a cat", flux, latents=rounded.float().numpy(), **SMALL).array)
+    for wrong in (given.to("meta"), given.to(torch.complex64), np.array([["1"]]), np.full((1, 4, 6, 8), 1e300)):
+        with pytest.raises(errors.InvalidArgument, match="latents"):
+            pool.generate_image("a cat", flux, latents=wrong, **SMALL)
+
+
+def test_names_that_others_have(pool: mpool.Pool, sd3: str) -> None:
+    plain = {**SMALL, "num_inference_steps": 2, "n": 2, "guidance_scale": 3}
+    theirs = {**SMALL, "steps": 2, "num_images_per_prompt": 2, "cfg_scale": 3}
+    del theirs["num_inference_steps"]
+    assert pool.generate_image("a cat", sd3, **plain) == pool.generate_image("a cat", sd3, **theirs)
+    for name, other in (("num_inference_steps", "steps"), ("n", "num_images_per_prompt"),
+                        ("guidance_scale", "cfg_scale")):
+        with pytest.raises(errors.InvalidArgument, match=f"{other} and {name} are both given"):
+            pool.generate_image("a cat", sd3, **{**SMALL, name: 2, other: 2})
+    assert set(drawing.ALIASES) <= set(PictureOptions.__annotations__)
+
+
+def test_equality(pool: mpool.Pool, flux: str) -> None:
+    first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
+    assert first == again and hash(first) == hash(again) and first != other and first != 3
+    assert first.latents is first.pictures[0].latents
+    assert first != pool.generate_image("a cat", flux, n=2, **SMALL)
+
+
+def test_much_is_refused_before_noise_is_drawn(flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 pictures of 8192 x 8192 start from gigabytes of it."""
+    monkeypatch.setattr(drawing, "noise", lambda *args: pytest.fail("noise was drawn"))
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 30)) as pool:
+        for options in ({"width": 8192, "height": 8192, "n": 64}, {"width": 8192, "height": 8192, "n": 2}):
+            with pytest.raises(errors.MemoryExhausted, match="MB are the limit"):
+                pool.generate_image("a cat", flux, **{**SMALL, **options})
+
+
+def test_guidance(pool: mpool.Pool, sd3: str) -> None:
+    """Scales of at most 1 guide from nothing; a negative prompt changes what is guided."""
+    plain, one = (pool.generate_image("a cat", sd3, guidance_scale=scale, **SMALL) for scale in (0, 1))
+    assert np.array_equal(plain.array, one.array)
+    guided = pool.generate_image("a cat", sd3, guidance_scale=5, **SMALL)
+    away = pool.generate_image("a cat", sd3, guidance_scale=5, negative_prompt="a dog", **SMALL)
+    empty = pool.generate_image("a cat", sd3, guidance_scale=5, negative_prompt="", **SMALL)
+    assert not np.array_equal(plain.array, guided.array) and not np.array_equal(guided.array, away.array)
+    assert np.array_equal(guided.array, empty.array)
+
+
+def test_stream(pool: mpool.Pool, flux: str) -> None:
+    options = {**SMALL, "num_inference_steps": 5}
+    stream = pool.generate_image("a cat", flux, stream=True, n=2, preview_every=2, **options)
+    steps = list(stream)
+    assert [(step.step, step.steps, step.picture) for step in steps] == \
+        [(i + 1, 10, i // 5) for i in range(10)]
+    assert [step.preview is not None for step in steps] == [False, True, False, True, False] * 2
+    assert steps[-1].progress == 1 and all(step.preview.size == (32, 24) for step in steps if step.preview)
+    result = stream.result()
+    alone = pool.generate_image("a cat", flux, n=2, **options)
+    for made, same in zip(result.pictures, alone.pictures):  # previews change nothing
+        assert np.array_equal(made.array, same.array)
+
+
+def test_previews_are_made_for_those_who_see_them(pool: mpool.Pool, flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take passes of the decoder, which a call whose steps nobody sees does without."""
+    asked: list[int] = []
+    submit = drawing.Request.submit
+
+    def note(self: drawing.Request, *args: Any) -> Any:
+        asked.append(self.preview_every)
+        return submit(self, *args)
+
+    monkeypatch.setattr(drawing.Request, "submit", note)
+    pool.generate_image("a cat", flux, preview_every=1, **SMALL)
+    asyncio.run(mpool.aio.generate_image("a cat", flux, pool=pool, preview_every=1, **SMALL))
+    assert asked == [0, 0]
+    assert any(step.preview for step in pool.generate_image("a cat", flux, preview_every=1, stream=True, **SMALL))
+    job = pool.submit("text_to_image", prompt="a cat", model=flux, preview_every=1, **SMALL)
+    assert any(step.preview for step in job)  # type: ignore[attr-defined]
+
+
+def test_leaving_a_stream_stops_the_work(pool: mpool.Pool, flux: str) -> None:
+    for _ in range(3):
+        for step in pool.generate_image("a cat", flux, stream=True, **{**SMALL, "num_inference_steps": 1000}):
+            assert step.step == 1
+            break
+    stream = pool.generate_image("a cat", flux, stream=True, **{**SMALL, "num_inference_steps": 1000})
+    stream.close()
+    assert list(stream) == []
+    with pytest.raises(errors.Cancelled):
+        stream.result()
+    assert pool.generate_image("a cat", flux, **SMALL).array.shape == (24, 32, 3)
+
+
+def test_asyncio(flux: str) -> None:
+    async def run() -> None:
+        with mpool.Pool() as pool:
+            made = await mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
+            steps = []
+            stream = mpool.aio.generate_image("a cat", flux, pool=pool, stream=True, preview_every=1, **SMALL)
+            async for step in stream:
+                steps.append(step)
+            assert [step.step for step in steps] == [1, 2, 3] and steps[0].preview is not None
+            assert np.array_equal((await stream.result()).array, made.array)
+            job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
+            assert [step.step async for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
+            assert np.array_equal((await job).array, made.array)
+            several = await asyncio.gather(*(mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
+                                             for _ in range(4)))
+            assert all(np.array_equal(other.array, made.array) for other in several)
+            task = asyncio.ensure_future(mpool.aio.generate_image(
+                "a cat", flux, pool=pool, n=16, **{**SMALL, "num_inference_steps": 1000}))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+
+
+def test_job(pool: mpool.Pool, flux: str) -> None:
+    job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
+    assert job.capability == "text_to_image" and [step.step for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
+    assert np.array_equal(job.result().array, pool.generate_image("a cat", flux, **SMALL).array)
+    with pytest.raises(errors.InvalidArgument, match="prompt is missing"):
+        pool.submit("text_to_image", model=flux)
+
+
+def test_callers_of_several_threads(pool: mpool.Pool, sd3: str) -> None:
+    expected = {word: pool.generate_image(word, sd3, **SMALL).array for word in ("a cat", "a dog", "the sea")}
+    wrong: list[str] = []
+
+    def call(word: str) -> None:
+        for _ in range(2):
+            if not np.array_equal(pool.generate_image(word, sd3, **SMALL).array, expected[word]):
+                wrong.append(word)
+
+    threads = [threading.Thread(target=call, args=(word,)) for word in expected for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
+    def refused(model: str, match: str, prompt: Any = "a cat", **options: Any) -> None:
+        with pytest.raises(errors.InvalidArgument, match=match):
+            pool.generate_image(prompt, model, **{**SMALL, **options})
+
+    refused(flux, "width is 33, allowed: multiples of 8 up to 8192; the nearest is 32", width=33)
+    refused(flux, "height is 3, .*the nearest is 8", height=3)
+    refused(sd3, "width is 104, allowed: multiples of 8 up to 96; the nearest is 96", width=104)
+    refused(flux, "height is 0", height=0)
+    refused(flux, "num_inference_steps is 0, allowed: 1 to 1,000", num_inference_steps=0)
+    refused(flux, "num_inference_steps is True", num_inference_steps=True)
+    refused(sd3, "guidance_scale is NaN", guidance_scale=float("nan"))
+    refused(sd3, "guidance_scale is -1", guidance_scale=-1)
+    refused(flux, "n is 65", n=65)
+    refused(flux, "seed is -1", seed=-1)
+    refused(flux, "negative_prompt is given, but this model is not guided", negative_prompt="a dog")
+    refused(sd3, "negative_prompt is 3, allowed: a text", negative_prompt=3)
+    refused(sd3, "negative_prompt is 3, allowed: a text", negative_prompt=3, guidance_scale=0)
+    refused(sd3, "guidance_scale is", guidance_scale=10**400)
+    refused(flux, r"latents is an array of shape \(1, 2\), allowed: \(1, 4, 6, 8\) or \(1, 12, 16\)", latents=[[1, 2]])
+    refused(flux, "latents is .*allowed: an array of floats", latents="x")
+    refused(flux, r"latents\[\d+\] is nan", latents=np.full((1, 4, 6, 8), np.nan))
+    refused(flux, "prompt is list, allowed: a text", prompt=["a"])
+    refused(flux, "half a surrogate|lone surrogate|surrogate", prompt="a\ud800")
+    refused(flux, "the nearest is num_inference_steps", num_inference_step=3)
+    refused(flux, "max_sequence_length is 513, allowed: 1 to 512", max_sequence_length=513)
+    refused(flux, "compute is 'float8'", compute="float8")
+    refused(flux, "stream is 1", stream=1)
+    with pytest.raises(errors.Unsupported, match="int8 is not a class that pictures are computed in"):
+        pool.generate_image("a cat", flux, compute="int8", **SMALL)
+    with pytest.raises(errors.WrongCapability, match="is a model of text_to_image, not text_to_text"):
+        pool.generate("a cat", flux)
+    assert pool.generate_image("", flux, **SMALL).array.shape == (24, 32, 3)
+
+
+def test_model(flux: str) -> None:
+    with mpool.Pool() as pool:
+        model = pool.load(flux, alias="painter", pin=True)
+        assert model.capability == "text_to_image" and pool.ps()[0].state == "ready"
+        assert np.array_equal(model.generate_image("a cat", **SMALL).array,
+                              pool.generate_image("a cat", "painter", **SMALL).array)
+        with pytest.raises(errors.WrongCapability):
+            model.context_length  # noqa: B018
+        with pytest.raises(errors.WrongCapability):
+            model.dimensions  # noqa: B018
+
+
+@pytest.mark.parametrize("family", ["flux", "sd3"])
+def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) -> None:
+    """The same bytes, previews too; one that is killed is replaced, and nobody notices who saw nothing yet."""
+    model = flux if family == "flux" else sd3
+    options = {**SMALL, "num_inference_steps": 5, "n": 2}
+    side, count = (192, 200) if family == "flux" else (64, 800)  # a second at least, whatever the CPU
+    long = {**SMALL, "num_inference_steps": count, "width": side, "height": side}
+    expected = pool.generate_image("a cat", model, **options)
+    shown = list(pool.generate_image("a cat", model, stream=True, preview_every=2, **options))
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as apart:
+        assert apart.generate_image("a cat", model, **options) == expected
+        row = apart.ps()[0]
+        assert row.isolation == "process" and row.processes and os.getpid() not in row.processes
+        stream = apart.generate_image("a cat", model, stream=True, preview_every=2, **options)
+        for step, same in zip(stream, shown, strict=True):
+            assert (step.step, step.picture, step.preview is None) == (same.step, same.picture, same.preview is None)
+            assert step.preview is None or np.array_equal(np.asarray(step.preview), np.asarray(same.preview))
+        assert stream.result() == expected
+        victim = apart.submit("text_to_image", prompt="a dog", model=model, **long)
+        waiting = apart.submit("text_to_image", prompt="a cat", model=model, **options)
+        steps, killed = [], set()  # in a step, it is tried again; between two, it goes on where it was
+        for step in victim:  # type: ignore[attr-defined]
+            steps.append(step.step)
+            if step.step == 3:
+                assert not victim.done()
+                killed = set(apart.ps()[0].processes)
+                for process in killed:
+                    os.kill(process, signal.SIGKILL)
+        assert steps == list(range(1, count + 1))
+        assert victim.result() == pool.generate_image("a dog", model, **long)
+        assert waiting.result(timeout=60) == expected
+        assert killed and not killed & set(apart.ps()[0].processes)
+        with pytest.raises(errors.Unsupported, match="latents of each step do not come out"):
+            entry = apart.get(model)._entry
+            drawing.prepare(entry, "a cat", drawing.Drawing(**SMALL), keep=True).submit(None).pictures()
+
+
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    pipelinemodels.flux(tmp_path, layers=1, singles=0)
+
+    def refused(error: type[Exception], match: str, file: str, change: Any) -> None:
+        path = tmp_path / file
+        kept = path.read_bytes()
+        try:
+            change(path)
+            with mpool.Pool() as pool, pytest.raises(error, match=match):
+                pool.generate_image("a cat", str(tmp_path), **SMALL)
+        finally:
+            path.write_bytes(kept)
+
+    def with_key(**values: Any) -> Any:
+        return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    refused(errors.Unsupported, "KandinskyPipeline; mpool makes pictures with", "model_index.json",
+            with_key(_class_name="KandinskyPipeline"))
+    refused(errors.Unsupported, "new_trick is not known", "transformer/config.json", with_key(new_trick=True))
+    refused(errors.FormatError, "patch_size", "transformer/config.json", with_key(patch_size=2))
+    refused(errors.FormatError, "x_embedder.weight", "transformer/config.json", with_key(num_attention_heads=3))
+    refused(errors.Unsupported, "DDIMScheduler", "scheduler/scheduler_config.json",
+            with_key(_class_name="DDIMScheduler"))
+    refused(errors.Unsupported, "use_karras_sigmas is true", "scheduler/scheduler_config.json",
+            with_key(use_karras_sigmas=True))
+    for name, value in (("shift", 0), ("shift", -1), ("shift_terminal", 1.0), ("max_image_seq_len", 256),
+                        ("num_train_timesteps", 2**40), ("max_shift", 1e9)):
+        refused(errors.FormatError, name, "scheduler/scheduler_config.json", with_key(**{name: value}))
+    refused(errors.InvalidArgument, "schedule of noise gives shares", "scheduler/scheduler_config.json",
+            with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
+    refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
+    refused(errors.Unsupported, "gated-gelu", "text_encoder_2/config.json", with_key(feed_forward_proj="relu"))
+    refused(errors.FormatError, "hidden_act", "text_encoder/config.json", with_key(hidden_act="mish"))
+    refused(errors.FormatError, "tokenizer.json", "tokenizer/vocab.json", lambda path: path.unlink())
+    refused(errors.FormatError, "missing", "vae/diffusion_pytorch_model.safetensors", lambda path: path.unlink())
+
+
+def test_memory_is_given_back(sd3: str) -> None:
+    with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as pool:
+        before = pool.metrics()["memory_used"]  # of the process: other pools may hold models
+        first = pool.generate_image("a cat", sd3, **SMALL)
+        assert pool.registry.entries()[0]["engine_bytes"] > 0 and pool.metrics()["memory_used"] > before
+        pool.unload(sd3)
+        assert all(row["engine_bytes"] == 0 for row in pool.registry.entries())
+        assert pool.metrics()["memory_used"] <= before
+        assert np.array_equal(first.array, pool.generate_image("a cat", sd3, **SMALL).array)
+
+
+def test_too_little_memory(sd3: str) -> None:
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 20)) as pool, pytest.raises(errors.MemoryExhausted):
+        pool.generate_image("a cat", sd3, **SMALL)
+
+
+def test_show(sd3: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", sd3, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert "generate_image" in facts["gives"] and facts["sizes"] == "multiples of 8"
+    assert facts["text_encoders"] == ["CLIP-L", "CLIP-G", "T5"] and facts["negative_prompt"] is True
+    assert facts["scheduler"]["shift"] > 0 and facts["num_inference_steps"] == 28

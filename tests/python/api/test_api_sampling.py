@@ -1,0 +1,145 @@
+"""Options of sampling: every name, range, alias and default of the table, without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpool.tasks import sampling
+from mpool.errors import InvalidArgument
+
+VOCAB = 100
+
+
+def resolve(**options: Any) -> sampling.Sampling:
+    return sampling.resolve(options, {}, VOCAB)
+
+
+def test_defaults_are_pinned() -> None:
+    found = resolve(seed=1)
+    assert found == sampling.Sampling(
+        temperature=0.7, top_k=40, top_p=0.95, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
+        frequency_penalty=0.0, max_tokens=512, min_tokens=0, n=1, seed=1, ignore_eos=False, logprobs=-1, stop=(),
+        stop_ids=(), bias=())
+
+
+def test_defaults_of_the_model_switch_the_rest_off() -> None:
+    found = sampling.resolve({"top_k": 7}, {"temperature": 0.3, "top_p": 0.8}, VOCAB)
+    assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.3, 0.8, 7, 0.0)
+    assert sampling.resolve({}, {"temperature": 0.3}, VOCAB).top_k == 0
+
+
+def test_seed_is_drawn_when_none_is_given() -> None:
+    seeds = {resolve().seed for _ in range(20)}
+    assert len(seeds) > 15 and all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize("name", [*sampling.ALIASES])
+def test_aliases(name: str) -> None:
+    found = resolve(**{name: 3})
+    assert getattr(found, sampling.ALIASES[name]) == 3
+
+
+def test_ollamas_no_limit() -> None:
+    assert resolve(num_predict=-1).max_tokens is None
+    assert resolve(max_tokens=None).max_tokens is None
+    with pytest.raises(InvalidArgument, match="max_tokens is -1"):
+        resolve(max_tokens=-1)
+
+
+def test_one_option_by_two_names() -> None:
+    with pytest.raises(InvalidArgument, match="max_tokens is given twice"):
+        resolve(max_tokens=3, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("temprature", "temperature"), ("topp", "top_p"), ("stops", "stop"),
+                                               ("max_token", "max_tokens")])
+def test_unknown_names_get_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} is not an option of sampling; the nearest is {nearest}"):
+        resolve(**{name: 1})
+
+
+@pytest.mark.parametrize("name", sampling.TABLE)
+@pytest.mark.parametrize("value", [float("nan"), "1", [], b"1", float("inf"), -float("inf"), 1j])
+def test_what_is_no_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name} is .*allowed: "):
+        resolve(**{name: value})
+
+
+@pytest.mark.parametrize("name", [name for name, row in sampling.TABLE.items() if row.kind is not bool])
+def test_a_bool_is_no_number(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name} is True"):
+        resolve(**{name: True})
+
+
+def test_a_number_is_no_bool() -> None:
+    with pytest.raises(InvalidArgument, match="ignore_eos is 1"):
+        resolve(ignore_eos=1)
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, row in sampling.TABLE.items() if row.kind is not bool])
+def test_ranges(name: str, row: sampling.Row) -> None:
+    for value in (row.low, row.high):
+        if name not in ("min_tokens", "max_tokens"):
+            resolve(**{name: row.kind(value)})
+    for value in (row.low - 1, row.high + 1 if row.high < 1e9 else row.high * 2 + 2):
+        with pytest.raises(InvalidArgument, match=f"^{name} is "):
+            resolve(**{name: row.kind(value)})
+
+
+@pytest.mark.parametrize("value", [0.5, 3.0, np.float32(3)])
+def test_whole_numbers_only(value: object) -> None:
+    with pytest.raises(InvalidArgument):
+        resolve(max_tokens=value)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    found = resolve(max_tokens=np.int64(5), temperature=np.float32(0.5), top_k=np.int32(-1))
+    assert (found.max_tokens, found.temperature, found.top_k) == (5, 0.5, 0)
+    assert type(found.max_tokens) is int and type(found.temperature) is float
+
+
+def test_min_above_max() -> None:
+    with pytest.raises(InvalidArgument, match="min_tokens is 9, allowed: 0 to max_tokens, which is 3"):
+        resolve(min_tokens=9, max_tokens=3)
+
+
+def test_stop() -> None:
+    assert resolve(stop="a").stop == ("a",)
+    assert resolve(stop=["a", "bc"]).stop == ("a", "bc")
+    for bad in ("", [""], [1], 5, ["a"] * 65, ["x" * 1025], ["\ud800"], {"a": 1}):
+        with pytest.raises(InvalidArgument, match="^stop"):
+            resolve(stop=bad)
+
+
+def test_ten_thousand_stops_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="stop is 10000 of them, allowed: .* at most 64"):
+        resolve(stop=["s"] * 10_000)
+
+
+def test_stop_ids() -> None:
+    assert resolve(stop_token_ids=[1, 99]).stop_ids == (1, 99)
+    for bad in ([100], [-1], [True], "12", 3, [1.0], [0] * 4097):
+        with pytest.raises(InvalidArgument, match="^stop_token_ids"):
+            resolve(stop_token_ids=bad)
+
+
+def test_logit_bias() -> None:
+    assert resolve(logit_bias={3: 1, "4": -2.5}).bias == ((3, 1.0), (4, -2.5))
+    for bad in ({100: 1}, {-1: 1}, {True: 1}, {"x": 1}, {1: 101}, {1: float("nan")}, {1: True}, {1: "2"}, [1],
+                {1.0: 1}):
+        with pytest.raises(InvalidArgument, match="logit_bias"):
+            resolve(logit_bias=bad)
+
+
+def test_logprobs() -> None:
+    assert [resolve(logprobs=value).logprobs for value in (None, False, True, 0, 5)] == [-1, -1, 0, 0, 5]
+    assert resolve(top_logprobs=3).logprobs == 3
+    assert resolve(logprobs=True, top_logprobs=3).logprobs == 3
+    assert resolve(logprobs=False, top_logprobs=0).logprobs == -1
+    for bad in ({"logprobs": 21}, {"top_logprobs": 21}, {"top_logprobs": -1}, {"logprobs": "yes"},
+                {"logprobs": False, "top_logprobs": 2}, {"top_logprobs": True}):
+        with pytest.raises(InvalidArgument, match="logprobs is"):
+            resolve(**bad)

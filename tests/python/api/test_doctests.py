@@ -1,0 +1,38 @@
+"""Examples in the docstrings run as they stand, on the default models."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from typing import Any
+
+import pytest
+
+import mpool
+from defaultmodels import use_default_models
+
+MODULES = ("mpool", "mpool._calls", "mpool._runtime", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
+           "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model", "mpool.pool",
+           "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def examples() -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    return [test for module in MODULES
+            for test in finder.find(importlib.import_module(module), module, extraglobs={"mpool": mpool})
+            if test.examples]
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_example(example: doctest.DocTest) -> None:
+    use_default_models()
+    said: list[str] = []
+    result: Any = doctest.DocTestRunner(optionflags=FLAGS).run(example, out=said.append)
+    assert result.attempted and not result.failed, "".join(said)
+
+
+def test_every_function_has_an_example() -> None:
+    documented = {example.name.rpartition(".")[2] for example in examples()}
+    assert {"chat", "count_tokens", "detokenize", "embed", "embed_iter", "generate", "get", "load", "ps", "register",
+            "similarity", "submit", "tokenize", "Pool", "PoolConfig", "Model", "Stream"} <= documented

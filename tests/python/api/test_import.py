@@ -1,0 +1,91 @@
+"""What ``import mpool`` costs and offers: counted in modules, which does not depend on the machine."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import mpool
+
+HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "tqdm", "mpool._core",
+         "concurrent.futures", "multiprocessing", "ssl", "http")
+
+
+def _modules(code: str) -> set[str]:
+    script = f"import sys; before = set(sys.modules); {code}; print('\\n'.join(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
+                          cwd=tempfile.gettempdir())  # not beside a source tree without the extension
+    return set(done.stdout.split())
+
+
+def test_import_loads_nothing_heavy() -> None:
+    loaded = _modules("import mpool")
+    assert "mpool" in loaded
+    assert not loaded.intersection(HEAVY)
+    assert len(loaded) < 60, sorted(loaded)
+
+
+def test_errors_load_nothing_heavy() -> None:
+    assert not _modules("import mpool; mpool.ContextOverflow; mpool.PoolConfig(); mpool.models").intersection(HEAVY)
+
+
+def test_reading_metadata_loads_no_torch() -> None:
+    loaded = _modules("import mpool; mpool.Pool; mpool.embed; mpool.generate; mpool.aio; mpool.show_config")
+    assert not loaded.intersection(("torch", "transformers", "jinja2", "huggingface_hub", "PIL"))
+
+
+@pytest.mark.parametrize("name", mpool.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    assert getattr(mpool, name) is not None
+    assert name in dir(mpool)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(mpool.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen | {"__version__"} == set(mpool.__all__)
+
+
+def test_every_error_is_public() -> None:
+    errors = importlib.import_module("mpool.errors")
+    assert set(errors.__all__) <= set(mpool.__all__)
+
+
+def test_unknown_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'emebd'"):
+        mpool.emebd  # noqa: B018
+
+
+def test_sources_without_the_core_say_what_to_do(tmp_path: Path) -> None:
+    """Python that is started in a clone finds the sources before what is installed."""
+    shutil.copytree(Path(mpool.__file__).parent, tmp_path / "mpool",
+                    ignore=shutil.ignore_patterns("*.so", "_libs", "__pycache__"))
+    done = subprocess.run([sys.executable, "-c", "import mpool; mpool.embed('A text.', 'all-MiniLM-L6-v2')"],
+                          capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / 'mpool'}: these are mpool's sources")
+    assert "pip install -e ." in last
+
+
+def test_version_is_that_of_the_project_and_of_the_core() -> None:
+    from mpool import _core
+
+    assert mpool.__version__ == _core.__version__
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    stated = re.search(r'^version = "([^"]+)"$', project.read_text(encoding="utf-8"), re.M)
+    assert stated is not None and stated[1] == mpool.__version__
+
+
+def test_typed_marker_is_there() -> None:
+    assert (Path(mpool.__file__).parent / "py.typed").exists()

@@ -1,0 +1,89 @@
+"""Nothing leaks: each case runs in a fresh process, warmed up, then many times more, and memory stays flat."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tinymodels
+
+HERE = Path(__file__).parent.parent
+
+#: Case -> one round. `pool` is open, `bert` and `llama` are folders. Long answers have a seed: their beginnings are
+#: kept for prompts that go on from them, and those of one seed are one and the same.
+ROUNDS = {
+    "embed": "pool.embed(['one text', 'and another'], bert)",
+    "embed_classes": "pool.embed('a text', bert, compute='bfloat16'); pool.embed('a text', bert, dimensions=8)",
+    "generate": "pool.generate('abc', llama, max_tokens=4, seed=1)",
+    "generate_n": "pool.generate('abc', llama, max_tokens=4, n=3, stop=['zz'], logprobs=True, top_logprobs=2)",
+    "stream": "list(pool.generate('abc', llama, max_tokens=4, stream=True))",
+    "abandoned": "next(iter(pool.generate('abc', llama, max_tokens=2000, seed=1, stream=True)))",
+    "never_started": "pool.generate('abc', llama, max_tokens=2000, seed=1, stream=True)",
+    "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=2000, seed=1)"
+                 "\n    job.cancel()\n    try:\n        job.result()\n    except mpool.Cancelled:\n        pass",
+    "refused": "\n    try:\n        pool.embed('', bert)\n    except mpool.InvalidArgument:\n        pass",
+    "too_long": "\n    try:\n        pool.embed('x ' * 500, bert, truncate=False)"
+                "\n    except mpool.ContextOverflow:\n        pass",
+    "unload": "pool.embed('a', bert); pool.unload(bert)",
+    "pools": "\n    with mpool.Pool() as other:\n        other.embed('a', bert)",
+    "broken_file": "\n    try:\n        mpool._core.read_gguf(__file__)\n    except mpool.FormatError:\n        pass",
+}
+
+PROGRAM = """
+import gc, os, sys, time
+import mpool, mpool._core
+bert, llama, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def one_round(pool):
+    {round}
+
+with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+    pool.embed("a", bert), pool.generate("a", llama, max_tokens=1)
+    def measure():
+        gc.collect()
+        until = time.monotonic() + 5  # a worker lets go of a call just after its caller has the answer
+        while pool.registry.stats()["bytes_by_tag"]["request"] and time.monotonic() < until:
+            time.sleep(0.001)
+        return dict(pool.registry.stats()["bytes_by_tag"]), sys.getallocatedblocks(), resident()
+    for _ in range(rounds // 2):
+        one_round(pool)
+    core, blocks, pages = measure()
+    for _ in range(rounds):
+        one_round(pool)
+    core_after, blocks_after, pages_after = measure()
+for tag in core:
+    print(tag, core[tag], core_after[tag])
+print("blocks", blocks, blocks_after)
+print("resident", pages, pages_after)
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("leaks")
+    return tinymodels.bert(folder / "bert"), tinymodels.llama(folder / "llama")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@pytest.mark.parametrize("case", ROUNDS)
+def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
+    rounds = 120
+    program = PROGRAM.replace("{round}", ROUNDS[case].strip())
+    run = subprocess.run([sys.executable, "-c", program.replace("__file__", repr(__file__)), *map(str, folders),
+                          str(rounds)], capture_output=True, text=True, timeout=120, cwd=HERE)
+    assert run.returncode == 0, run.stderr[-3000:]
+    figures = {name: (int(before), int(after)) for name, before, after in map(str.split, run.stdout.splitlines())}
+    blocks, resident = figures.pop("blocks"), figures.pop("resident")
+    for tag, (before, after) in figures.items():
+        # the cache keeps as many blocks as were once in use together, which is some when answers are abandoned
+        most = before + (1 << 20) if tag == "kv" else before + 8 * rounds
+        assert after <= most, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
+    assert blocks[1] - blocks[0] < rounds * 2, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"
+    assert resident[1] - resident[0] < 6 << 20, f"resident: {resident[0]} before, {resident[1]} after {rounds} rounds"

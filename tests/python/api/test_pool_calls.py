@@ -1,0 +1,247 @@
+"""Options that every call takes: checked, and carried to the core by each way in."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import _core, aio
+from mpool.tasks import options as _options
+
+TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
+USER = [{"role": "user", "content": "Hello"}]
+IMAGE = np.zeros((60, 58, 3), np.uint8)
+GIVEN: dict[str, Any] = dict(timeout=50, priority="high", tenant="alice", keep_alive="2m", policy="p2c", fail_fast=True)
+CORE = dict(priority=1, keep_alive=120.0, policy="p2c")
+
+
+class Spy:
+    """Stands before a registry and notes the options of its calls."""
+
+    def __init__(self, registry: _core.Registry) -> None:
+        self.registry, self.seen = registry, []  # type: _core.Registry, list[dict[str, Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.registry, name)
+        if name not in ("embed", "submit_embed", "submit_text", "embed_images", "submit_images",
+                        "submit_draw"):
+            return method
+
+        def noted(*args: Any, **keywords: Any) -> Any:
+            self.seen.append(keywords)
+            return method(*args, **keywords)
+
+        return noted
+
+
+async def _listed(items: Any) -> list[Any]:
+    return [item async for item in items]
+
+
+async def _streamed(stream: Any) -> list[Any]:
+    return [chunk async for chunk in stream]
+
+
+DRAWN: dict[str, Any] = dict(width=16, height=16, num_inference_steps=2, max_sequence_length=8)
+WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = {
+    "embed": ("bert", lambda pool, model, o: pool.embed("a", model, **o)),
+    "embed, many": ("bert", lambda pool, model, o: pool.embed(["a", "b"], model, **o)),
+    "embed, slices": ("bert", lambda pool, model, o: pool.embed(["a"] * 1500, model, **o)),
+    "embed_iter": ("bert", lambda pool, model, o: list(pool.embed_iter(["a", "b"], model, **o))),
+    "submit embed": ("bert", lambda pool, model, o: pool.submit("text_embedding", inputs="a", model=model,
+                                                                **o).result()),
+    "Model.embed": ("bert", lambda pool, model, o: pool.get(model).embed("a", **o)),
+    "Model.batch_embed": ("bert", lambda pool, model, o: pool.get(model).batch_embed(["a"], **o)),
+    "Model.embed_iter": ("bert", lambda pool, model, o: list(pool.get(model).embed_iter(["a"], **o))),
+    "aio.embed": ("bert", lambda pool, model, o: asyncio.run(aio.embed("a", model, pool=pool, **o))),
+    "aio.embed, many": ("bert", lambda pool, model, o: asyncio.run(aio.embed(["a", "b"], model, pool=pool, **o))),
+    "aio.embed_iter": ("bert", lambda pool, model, o: asyncio.run(_listed(aio.embed_iter(["a"], model, pool=pool,
+                                                                                         **o)))),
+    "generate": ("llama", lambda pool, model, o: pool.generate("a", model, **TEXT, **o)),
+    "generate, stream": ("llama", lambda pool, model, o: list(pool.generate("a", model, stream=True, **TEXT, **o))),
+    "chat": ("llama", lambda pool, model, o: pool.chat(USER, model, **TEXT, **o)),
+    "chat, stream": ("llama", lambda pool, model, o: list(pool.chat(USER, model, stream=True, **TEXT, **o))),
+    "submit prompt": ("llama", lambda pool, model, o: pool.submit("text_to_text", prompt="a", model=model, **TEXT,
+                                                                  **o).result()),
+    "submit messages": ("llama", lambda pool, model, o: pool.submit("text_to_text", messages=USER, model=model, **TEXT,
+                                                                    **o).result()),
+    "Model.generate": ("llama", lambda pool, model, o: pool.get(model).generate("a", **TEXT, **o)),
+    "Model.chat": ("llama", lambda pool, model, o: pool.get(model).chat(USER, **TEXT, **o)),
+    "aio.generate": ("llama", lambda pool, model, o: asyncio.run(_awaited(aio.generate("a", model, pool=pool, **TEXT,
+                                                                                       **o)))),
+    "aio.generate, stream": ("llama", lambda pool, model, o: asyncio.run(_streamed(
+        aio.generate("a", model, pool=pool, stream=True, **TEXT, **o)))),
+    "aio.chat": ("llama", lambda pool, model, o: asyncio.run(_awaited(aio.chat(USER, model, pool=pool, **TEXT, **o)))),
+    "embed_image": ("dino", lambda pool, model, o: pool.embed_image(IMAGE, model, **o)),
+    "embed_image, many": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 3, model, **o)),
+    "embed_image, slices": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 50, model, **o)),
+    "submit images": ("dino", lambda pool, model, o: pool.submit("image_embedding", images=IMAGE, model=model,
+                                                                 **o).result()),
+    "Model.embed_image": ("dino", lambda pool, model, o: pool.get(model).embed_image(IMAGE, **o)),
+    "aio.embed_image": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image(IMAGE, model, pool=pool, **o))),
+    "aio.embed_image, many": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image([IMAGE] * 50, model, pool=pool,
+                                                                                         **o))),
+    "generate_image": ("flux", lambda pool, model, o: pool.generate_image("a", model, **DRAWN, **o)),
+    "generate_image, stream": ("flux", lambda pool, model, o: list(pool.generate_image("a", model, stream=True, **DRAWN,
+                                                                                       **o))),
+    "submit picture": ("flux", lambda pool, model, o: pool.submit("text_to_image", prompt="a", model=model, **DRAWN,
+                                                                  **o).result()),
+    "Model.generate_image": ("flux", lambda pool, model, o: pool.get(model).generate_image("a", **DRAWN, **o)),
+    "aio.generate_image": ("flux", lambda pool, model, o: asyncio.run(_awaited(
+        aio.generate_image("a", model, pool=pool, **DRAWN, **o)))),
+    "aio.generate_image, stream": ("flux", lambda pool, model, o: asyncio.run(_streamed(
+        aio.generate_image("a", model, pool=pool, stream=True, **DRAWN, **o)))),
+}
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_in_carries_them(way: str, request: pytest.FixtureRequest) -> None:
+    kind, call = WAYS[way]
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        model = str(request.getfixturevalue(kind))
+        spy = Spy(pool.registry)
+        pool._registry = spy  # type: ignore[assignment]
+        try:
+            call(pool, model, {})
+            plain = list(spy.seen)
+            assert plain and not any({"priority", "tenant", "keep_alive", "policy"} & set(one) for one in plain)
+            assert all(one["timeout"] is None for one in plain)
+            spy.seen.clear()
+            call(pool, model, GIVEN)
+        finally:
+            pool._registry = spy.registry
+        tenant = _options.CallOptions(tenant="alice").core()["tenant"]
+        assert len(spy.seen) == len(plain)
+        for at, one in enumerate(spy.seen):
+            assert {name: one[name] for name in CORE} == CORE and one["tenant"] == tenant
+            assert 0 < one["timeout"] <= 50
+            waits = at > 0 and not way.startswith("aio")  # the rest of a call whose first part was accepted
+            assert one["fail_fast"] is not waits
+            if kind not in ("llama", "flux"):
+                single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
+                                 "embed_image", "submit images", "Model.embed_image", "aio.embed_image")
+                assert one["lane"] == (0 if single else 1)
+        row = next(row for row in pool.registry.entries())
+        assert row["keep_alive"] == pytest.approx(120)
+
+
+WRONG = [("timeout", 0), ("timeout", "soon"), ("priority", "urgent"), ("priority", 5), ("priority", True),
+         ("priority", None), ("priority", 1.5), ("tenant", ""), ("tenant", 0), ("tenant", -1), ("tenant", 2**32),
+         ("tenant", 1.5), ("tenant", b"x"), ("keep_alive", "soon"), ("keep_alive", float("nan")), ("keep_alive", True),
+         ("policy", "random"), ("policy", 1), ("policy", "default"), ("fail_fast", 1), ("fail_fast", "no")]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
+def test_wrong_ones_are_refused(name: str, value: Any, pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    option = {name: value}
+    asks: list[Callable[[], Any]] = [
+        lambda: mpool.CallOptions(**option), lambda: pool.embed("a", bert, **option),
+        lambda: pool.embed_iter(["a"], bert, **option), lambda: pool.generate("a", llama, **option),
+        lambda: pool.chat(USER, llama, **option), lambda: pool.submit("text_embedding", inputs="a", **option),
+        lambda: asyncio.run(aio.embed("a", bert, pool=pool, **option)),
+        lambda: asyncio.run(_awaited(aio.generate("a", llama, pool=pool, **option)))]
+    for ask in asks:
+        with pytest.raises(mpool.InvalidArgument, match=f"{name} is .*, allowed: "):
+            ask()
+
+
+@pytest.mark.parametrize("call", [mpool.Pool.embed, mpool.Pool.embed_iter])
+def test_unknown_ones_are_named(call: Callable[..., Any], pool: mpool.Pool, bert: Path) -> None:
+    with pytest.raises(TypeError, match="'prioritty'"):
+        call(pool, ["a"], bert, prioritty="high")
+
+
+def test_generation_names_the_nearest(pool: mpool.Pool, llama: Path) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="prioritty.*nearest is priority"):
+        pool.generate("a", llama, prioritty="high")  # type: ignore[call-overload]
+
+
+def test_signatures_spell_them_out() -> None:
+    for function in (mpool.embed, mpool.embed_iter, mpool.Pool.embed):
+        names = inspect.signature(function).parameters
+        assert {"task", "precision", "progress", *_options.CallKeywords.__annotations__} <= set(names)
+        assert "options" not in names and names["precision"].default == "float32"
+
+
+def test_a_tenant_is_the_same_in_every_process() -> None:
+    ask = "from mpool import CallOptions; print(CallOptions(tenant='alice').core()['tenant'])"
+    found = int(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout)
+    assert found == mpool.CallOptions(tenant="alice").core()["tenant"]
+    assert found != mpool.CallOptions(tenant="bob").core()["tenant"]
+    assert mpool.CallOptions(tenant=7).core()["tenant"] == 7
+
+
+def _fill(pool: mpool.Pool, model: Any) -> list[Any]:
+    """Long calls, one that runs and others until no more are taken."""
+    def start() -> mpool.Job:
+        return pool.submit("text_to_text", prompt="a", model=model, max_tokens=1900, n=64, ignore_eos=True)
+
+    jobs = [start()]
+    while jobs[0].position() >= 0:
+        time.sleep(0.001)
+    with pytest.raises(mpool.Overloaded):
+        while len(jobs) < 500:
+            jobs.append(start())
+    return jobs
+
+
+def test_fail_fast_or_wait(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, prompt_queue_capacity=2, max_workers_per_model=1,
+                                     policy="sequential", fail_fast=True)) as pool:
+        model = pool.load(llama)
+        jobs = _fill(pool, model)
+        began = time.monotonic()
+        with pytest.raises(mpool.Overloaded) as refused:  # by PoolConfig.fail_fast
+            model.generate("a", **TEXT)
+        with pytest.raises(mpool.Overloaded):
+            asyncio.run(_awaited(aio.generate("a", model, pool=pool, **TEXT)))
+        assert time.monotonic() - began < 5 and refused.value.key == model.key
+        with pytest.raises(mpool.Timeout):  # the call says otherwise: it waits, and has not the time
+            model.generate("a", fail_fast=False, timeout=0.3, **TEXT)
+
+        async def beats() -> int:
+            """The loop goes on while a call waits for room."""
+            call = asyncio.ensure_future(_awaited(aio.generate("a", model, pool=pool, fail_fast=False, **TEXT)))
+            count = 0
+            before = pool.metrics()
+            while count < 20:
+                await asyncio.sleep(0.005)
+                count += 1
+            assert not call.done()
+            after = pool.metrics()  # it asks again and again, which is no call and no refusal
+            assert after["total_requests"] == before["total_requests"]
+            assert after["queue_full_rejections"] == before["queue_full_rejections"]
+            for job in jobs:
+                job.cancel()
+            await asyncio.wait_for(call, 60)
+            return count
+
+        assert asyncio.run(beats()) == 20
+
+
+def test_priority_decides_who_is_first(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential")) as pool:
+        model = pool.load(llama)
+        first = pool.submit("text_to_text", prompt="a", model=model, max_tokens=1900, n=64, ignore_eos=True)
+        while first.position() >= 0:
+            time.sleep(0.001)
+        waiting = {name: pool.submit("text_to_text", prompt="a", model=model, priority=name, **TEXT)
+                   for name in ("batch", "low", "normal", "high", "critical")}
+        assert [waiting[name].position() for name in ("critical", "high", "normal", "low", "batch")] == [0, 1, 2, 3, 4]
+        first.cancel()
+        ends = {name: (job.result(60), job._ticket.times()[1])[1] for name, job in waiting.items()}
+        assert sorted(ends, key=ends.__getitem__) == ["critical", "high", "normal", "low", "batch"]

@@ -1,0 +1,527 @@
+"""What a pool says of itself: ps, metrics, health, pings, checks, events; and its life."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import _core
+from mpool.runtime import events as _events, metrics as _metrics
+
+TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
+LONG: dict[str, Any] = dict(prompt="a", max_tokens=1900, n=64, ignore_eos=True)
+
+
+def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Waits for something to become true."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+    return found
+
+
+def row_of(pool: mpool.Pool) -> Any:
+    """The only model of a pool."""
+    (row,) = pool.ps()
+    return row
+
+
+@pytest.fixture
+def broken(bert: Path, tmp_path: Path) -> tuple[Path, str]:
+    """A model, and a text for which it gives NaN."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "broken"
+    shutil.copytree(bert, folder)
+    weights = load_file(str(folder / "model.safetensors"))
+    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+    weights[name] = weights[name].copy()
+    with mpool.Pool() as pool:
+        bad = pool.tokenize("z", folder)[1]
+    weights[name][bad] = np.nan
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder, "z"
+
+
+# ---- loading, jobs, ps
+
+def test_load_with_keep_alive(bert: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        model = pool.load(bert, keep_alive="200ms")
+        assert row_of(pool).keep_alive == pytest.approx(0.2)
+        until(lambda: row_of(pool).state == "cold")
+        model.embed("a", keep_alive=-1)
+        time.sleep(0.5)
+        assert row_of(pool).state == "ready" and row_of(pool).keep_alive == math.inf
+        for bad in ("soon", True, float("nan")):
+            with pytest.raises(mpool.InvalidArgument, match="keep_alive"):
+                pool.load(bert, keep_alive=bad)
+
+
+def test_pinned_models_stay(bert: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, keep_alive=0.05)) as pool:
+        pool.load(bert, pin=True)
+        time.sleep(0.4)
+        assert row_of(pool).pinned and row_of(pool).state == "ready"
+
+
+def test_jobs_say_where_they_stand(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential")) as pool:
+        model = pool.load(llama)
+        model.generate("a", max_tokens=50, ignore_eos=True)
+        jobs = [pool.submit("text_to_text", model=model, **LONG)]
+        until(lambda: jobs[0].position() == -1)
+        jobs += [pool.submit("text_to_text", model=model, **LONG) for _ in range(2)]
+        assert [job.position() for job in jobs] == [-1, 0, 1]
+        etas = [until(job.eta) for job in jobs]
+        assert etas[0] < etas[1] < etas[2]
+        for job in jobs:
+            job.cancel()
+        until(lambda: all(job.done() for job in jobs))
+        assert [job.eta() for job in jobs] == [0.0] * 3 and jobs[0].position() == -1
+
+
+def test_ps_shows_workers_breaker_and_keep_alive(llama: Path, broken: tuple[Path, str]) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, keep_alive="1h")) as pool:
+        job = pool.submit("text_to_text", model=pool.load(llama), **LONG)
+        until(lambda: row_of(pool).busy)
+        row = row_of(pool)
+        assert (row.workers, row.busy, row.dead, row.breaker, row.policy) == (1, 1, 0, "closed", "pack")
+        shown = repr(pool.ps())
+        assert "WORKERS" in shown and "1/1" in shown and "breaker" not in shown
+        job.cancel()
+        until(lambda: row_of(pool).state == "ready")
+        assert re.search(r"\b0/1\b.* s of 60 min", repr(pool.ps()))
+    with mpool.Pool(mpool.PoolConfig(threads=1, breaker_threshold=1)) as pool:
+        with pytest.raises(mpool.NumericError):
+            pool.embed(broken[1], broken[0])
+        row = row_of(pool)
+        assert (row.breaker, row.last_error) == ("open", "NUMERIC") and "breaker open" in repr(pool.ps())
+        assert "<td" in pool.ps()._repr_html_() and "breaker open" in pool.ps()._repr_html_()
+
+
+# ---- metrics
+
+NAMES = ["total_requests", "completed", "errors", "timeouts", "cancelled", "queue_full_rejections",
+         "circuit_rejections", "retries", "worker_faults", "units_in", "units_out", "steps", "step_items",
+         "batches_of_all", "batches_of_budget", "passes", "rows", "prefix_tokens", "guessed_tokens",
+         "right_guesses", "preemptions", "loads", "load_failures", "evictions", "workers_spawned", "workers_evicted",
+         "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
+KINDS = ["misc", "spec", "weights", "kv", "scratch", "request", "pool"]
+CAPABILITIES = ["text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"]
+DEFAULTS = dict(
+    threads=0, memory_bytes=0, step_budget=0.0, load_timeout=30.0, load_ceiling=600.0, stall_timeout=30.0,
+    shutdown_grace=5.0, request_timeout=30.0, keep_alive="5m", maintenance_interval=60.0, max_workers_per_model=4,
+    policy=None, batch_wait=0.0, embed_queue_capacity=100, batch_queue_capacity=50, prompt_queue_capacity=100,
+    image_gen_queue_capacity=20, vision_queue_capacity=50, image_embed_queue_capacity=50, breaker_threshold=5,
+    breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=10_000, offline=None,
+    chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", process_memory=0)
+
+
+def test_bytes_of_engines_are_what_they_hold(bert: Path, llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+        held = []
+        for texts in (["one"], ["one two three " * 10 + str(number) for number in range(64)]):
+            pool.embed(texts, bert)
+            held.append(row_of(pool).engine_bytes)
+        assert 0 < held[0] < held[1] < pool.registry.entries()[0]["worker"][0]["predicted_bytes"]
+        pool.generate("one " * 100, llama, **TEXT)
+        held = [row.engine_bytes for row in pool.ps() if row.key == str(llama)]
+        pool.generate("two " * 900, llama, **TEXT)  # more blocks, and they stay to be found again
+        assert 0 < held[0] < next(row.engine_bytes for row in pool.ps() if row.key == str(llama))
+
+
+def test_names_and_defaults_are_pinned() -> None:
+    """Public: who renames a metric or changes a default changes this list with it."""
+    assert [name for name, _ in _core.metrics()] == NAMES and all(meaning for _, meaning in _core.metrics())
+    assert vars(mpool.PoolConfig()) == DEFAULTS
+    assert _core.capabilities() == [
+        ("text_embedding", (100, 50), "p2c"), ("text_to_text", (100, 100), "pack"),
+        ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "pack")]
+    with mpool.Pool() as pool:
+        found = pool.metrics()
+        assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models"}
+        assert list(found["bytes_by_kind"]) == KINDS and list(found["queue_depths"]) == CAPABILITIES
+    assert list(_events.KINDS) == _core.event_names()
+
+
+def test_metrics_count(bert: Path, llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        assert pool.metrics()["total_requests"] == 0 and pool.metrics()["models"] == {}
+        pool.embed(["a", "b"], bert)
+        pool.generate("a", llama, **TEXT)
+        found = pool.metrics()
+        assert (found["total_requests"], found["completed"], found["loads"]) == (2, 2, 2)
+        assert found["units_out"] >= 2 and found["units_in"] >= 3 and found["bytes_by_kind"]["weights"] > 0
+        assert found["memory_used"] > 0 and found["lanes"] == 1 and len(found["models"]) == 2
+        for model in found["models"].values():
+            assert 0 < model["units_in"] < found["units_in"]
+            latency = model["latency"]
+            assert latency["count"] == 1 and 0 < latency["min"] == latency["max"] == pytest.approx(latency["sum"])
+            assert sum(count for _, count in latency["histogram"]) == 1 and len(latency["histogram"]) == 28
+            bound = next(bound for bound, count in latency["histogram"] if count)
+            assert latency["max"] <= bound and 0 < latency["p50"] <= latency["p99"] <= latency["max"]
+        for name in ("units_in", "units_out"):  # a model's own, and together all
+            assert sum(model[name] for model in found["models"].values()) == found[name]
+        pool.unload(bert)  # they outlive it
+        assert pool.metrics()["models"] != {} and sum(
+            model["units_in"] for model in pool.metrics()["models"].values()) == found["units_in"]
+    assert pool.metrics()["completed"] == 2  # of a pool that is closed
+    with mpool.Pool() as unused:
+        pass
+    assert unused.metrics()["total_requests"] == 0
+    with pytest.raises(mpool.InvalidArgument, match="format is 'xml', allowed: 'dict', 'prometheus'"):
+        pool.metrics("xml")  # type: ignore[call-overload]
+
+
+def test_prometheus(bert: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        pool.embed("a", bert)
+        models = pool.metrics()["models"]
+        families = {family.name: family for family in parser.text_string_to_metric_families(
+            pool.metrics("prometheus"))}
+    meanings = dict(_core.metrics())
+    for name in NAMES:
+        assert families[f"mpool_{name}"].type == "counter" and families[f"mpool_{name}"].documentation == meanings[name]
+    assert families["mpool_total_requests"].samples[0].value == 1
+    assert {sample.labels["kind"] for sample in families["mpool_bytes"].samples} == set(KINDS)
+    assert {sample.labels["capability"] for sample in families["mpool_queue_depth"].samples} == set(CAPABILITIES)
+    assert all(name.startswith("mpool_") for name in families)
+    for name in ("units_in", "units_out"):
+        (sample,) = families[f"mpool_model_{name}"].samples
+        assert families[f"mpool_model_{name}"].type == "counter" and sample.labels["model"] == str(bert)
+        assert sample.value == models[str(bert)][name]
+    latency = families["mpool_latency_seconds"]
+    buckets = [sample.value for sample in latency.samples if sample.name.endswith("_bucket")]
+    assert latency.type == "histogram" and len(buckets) == 28 and buckets == sorted(buckets) and buckets[-1] == 1
+
+
+def test_prometheus_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mpool.server.prometheus", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    missing = r'prometheus_client.*pip install "mpool\[server\]"'
+    with mpool.Pool() as pool, pytest.raises(mpool.Unsupported, match=missing):
+        pool.metrics("prometheus")
+
+
+# ---- health
+
+def test_healthy_and_unhealthy(bert: Path) -> None:
+    pool = mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1))
+    assert pool.health().status == "healthy" and pool.health().workers.total == 0
+    pool.embed("a", bert)
+    found = pool.health()
+    assert found.status == "healthy" and found.reasons == () and found.memory.used > 0
+    assert found.memory.limit == found.memory.used + found.memory.available
+    assert found.memory.utilisation == pytest.approx(found.memory.used / found.memory.limit)
+    assert (found.workers.total, found.workers.busy, found.workers.idle, found.workers.dead) == (1, 0, 1, 0)
+    (model,) = found.models.values()
+    assert model.p50 is not None and model.error_rate == 0.0 and model.last_error is None and model.breaker == "closed"
+    with pytest.raises(AttributeError):
+        found.status = "unhealthy"  # type: ignore[misc]
+    pool.begin_shutdown()
+    assert pool.health().status == "unhealthy"
+    pool.close()
+    assert pool.health().status == "unhealthy" and "closed" in pool.health().reasons[0]
+
+
+def test_a_breaker_degrades(broken: tuple[Path, str], llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, breaker_threshold=1)) as pool:
+        with pytest.raises(mpool.NumericError):
+            pool.embed(broken[1], broken[0])
+        found = pool.health()
+        assert found.status == "degraded" and "breaker is open" in found.reasons[0]
+        (model,) = found.models.values()
+        assert model.last_error == "NUMERIC" and model.error_rate == 1.0 and model.p50 is None
+
+
+def test_critical_memory_degrades(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, memory_bytes=70_000_000, max_workers_per_model=1)) as pool:
+        model = pool.load(llama, pin=True)
+        assert pool.health().status == "healthy"
+        jobs = []
+        with pytest.raises(mpool.MemoryExhausted):  # what waits is charged too
+            while len(jobs) < 90:
+                jobs.append(pool.submit("text_to_text", model=model, **LONG))
+        found = until(lambda: (one := pool.health()).status == "degraded" and one)
+        assert found.memory.pressure == "critical" and found.memory.utilisation > 0.85
+        assert "memory" in found.reasons[0]
+        for job in jobs:
+            job.cancel()
+
+
+def test_a_queue_that_stays_full_degrades(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential",
+                                     prompt_queue_capacity=2)) as pool:
+        model = pool.load(llama)
+        jobs = [pool.submit("text_to_text", model=model, **LONG)]
+        until(lambda: jobs[0].position() == -1)
+        jobs += [pool.submit("text_to_text", model=model, **LONG) for _ in range(2)]
+        assert pool.health().status == "healthy"  # it was not full before
+        found = until(lambda: (one := pool.health()).status == "degraded" and one)
+        assert "stays full (2 calls wait)" in found.reasons[0]
+        (state,) = found.models.values()
+        assert (state.queue_depth, state.queue_capacity) == (2, 2)
+        depth = pool.pools["text_to_text"]
+        assert depth.queue_depth == 2 and depth.workers.busy == 1 and depth.running == 1
+        for job in jobs:
+            job.cancel()
+        assert until(lambda: pool.health().status == "healthy")
+
+
+def test_a_slow_worker_degrades() -> None:
+    """By what the core says of workers, since none of ours is slow by nature."""
+    row = dict(key="m", state="ready", breaker="closed", last_error="", dead=0, waiting=(0, 0), capacity=(1, 1),
+               queued=0, worker=[dict(id=1, served=20, busy_seconds=1.0), dict(id=2, served=20, busy_seconds=1.1),
+                                 dict(id=3, served=20, busy_seconds=9.0)])
+    from mpool.runtime.health import _complaints
+
+    with mpool.Pool() as pool:
+        (complaint,) = _complaints(pool, row)
+        assert "worker 3 takes 9 times as long" in complaint
+        row["worker"][2]["served"] = 3  # type: ignore[index]
+        assert not list(_complaints(pool, row))
+
+
+def test_all_failed_is_unhealthy(bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(bert, folder)
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as pool:
+        with pytest.raises(mpool.MemoryExhausted):
+            pool.embed("a", folder)
+        found = until(lambda: (one := pool.health()).status == "unhealthy" and one)
+        assert "failed" in found.reasons[0]
+
+
+# ---- ping, check
+
+def test_ping_waits_for_nothing_and_refreshes_nothing(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+        model = pool.get(llama)
+        assert pool.ping() == pool.ping(model) == () and len(pool.ps()) == 0  # loads nothing
+        pool.load(model, keep_alive=0.4)
+        (pong,) = pool.ping(model)
+        assert pong.model == model.key and pong.worker_id > 0 and not pong.busy and pong.queue_depth == 0
+        assert abs(pong.timestamp - time.monotonic()) < 5
+        job = pool.submit("text_to_text", model=model, **LONG)
+        until(lambda: pool.ping(model)[0].busy)
+        began = time.monotonic()
+        for _ in range(100):
+            pool.ping(model)
+        assert time.monotonic() - began < 1
+        job.cancel()
+        end = time.monotonic() + 20
+        while pool.ping(model):  # pings all the while: it goes all the same
+            assert time.monotonic() < end
+        assert row_of(pool).state in ("cold", "evicting")
+        with pytest.raises(mpool.UnknownModel):
+            pool.ping("no-such-model")
+
+
+def test_check_runs_ahead_of_what_waits(bert: Path, llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        before = pool.metrics()["total_requests"]
+        for model in (bert, llama):
+            for _ in range(2):
+                assert 0 < pool.check(model, timeout=60) < 60
+        assert pool.metrics()["total_requests"] == before + 4 == pool.metrics()["completed"]
+    with pytest.raises(mpool.ShuttingDown):
+        pool.check(bert)
+
+
+# ---- events
+
+def test_events_of_workers_and_calls(bert: Path, broken: tuple[Path, str]) -> None:
+    seen: list[mpool.PoolEvent] = []
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool, mpool.Pool() as other:
+        stops = [pool.on(event, seen.append) for event in _events.KINDS]  # type: ignore[arg-type]
+        other.embed("a", bert)  # of another pool: not told here
+        pool.embed("a", bert)
+        pool.unload(bert)
+        with pytest.raises(mpool.NumericError):
+            pool.embed(broken[1], broken[0])
+        until(lambda: sum(event.event.startswith("request") for event in seen) == 4)
+        kinds = [event.event for event in seen if event.model == str(bert)]
+        assert kinds == ["spawn", "ready", "request_start", "request_complete", "evict"]
+        begun, ended = [event for event in seen if event.model == str(bert) and event.event.startswith("request")]
+        assert begun.request == ended.request is not None and ended.status == "OK" and begun.worker_id
+        assert begun.timestamp <= ended.timestamp
+        failed = next(event for event in seen if event.event == "request_fail")
+        assert failed.status == "NUMERIC" and failed.model == str(broken[0])
+        for stop in (*stops, *stops):
+            stop()
+        count = len(seen)
+        pool.embed("again", bert)
+        time.sleep(0.3)
+        assert len(seen) == count
+
+
+def test_calls_that_are_refused_are_told(bert: Path, llama: Path) -> None:
+    seen: list[mpool.PoolEvent] = []
+    config = mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential", prompt_queue_capacity=1)
+    with mpool.Pool(config) as pool:
+        pool.on("request_fail", seen.append)
+        model = pool.load(llama)
+        jobs = [pool.submit("text_to_text", model=model, **LONG)]
+        until(lambda: jobs[0].position() == -1)
+        jobs.append(pool.submit("text_to_text", model=model, **LONG))
+        with pytest.raises(mpool.Overloaded):
+            pool.generate("a", model, fail_fast=True, **TEXT)
+        for job in jobs:
+            job.cancel()
+        until(lambda: len(seen) == 3)
+        assert [event.status for event in seen] == ["OVERLOADED", "CANCELLED", "CANCELLED"]
+        assert {event.model for event in seen} == {str(llama)} and {event.worker_id for event in seen} == {None}
+
+
+def test_a_failed_load_is_told(bert: Path) -> None:
+    seen: list[mpool.PoolEvent] = []
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as pool:
+        pool.on("fail", seen.append)
+        with pytest.raises(mpool.MemoryExhausted):
+            pool.embed("a", bert)
+        (event,) = until(lambda: list(seen))
+        assert event.status == "MEMORY_EXHAUSTED" and event.request is None
+
+
+FORKING = """
+import os, sys, time
+import mpool
+pool = mpool.Pool(mpool.PoolConfig(threads=1))
+seen = []
+pool.on("request_complete", seen.append)
+pool.embed("a", sys.argv[1])
+child = os.fork()
+if child == 0:
+    seen.clear()
+    pool.embed("b", sys.argv[1])
+    end = time.monotonic() + 30
+    while not seen and time.monotonic() < end:
+        time.sleep(0.01)
+    os._exit(0 if len(seen) == 1 else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(seen) <= 1)
+pool.on("evict", lambda event: sys.exit("on purpose"))
+pool.close()
+"""
+
+
+def test_events_in_a_forked_child(bert: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING, str(bert)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
+
+
+def test_callbacks_harm_nobody(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
+    threads: set[str] = set()
+    done, gate, called = threading.Event(), threading.Event(), []  # type: threading.Event, threading.Event, list[Any]
+
+    def raises(event: mpool.PoolEvent) -> None:
+        raise (RuntimeError if called else SystemExit)("on purpose")
+
+    def enters(event: mpool.PoolEvent) -> None:
+        threads.add(threading.current_thread().name)
+        if not called:
+            called.append(event)
+            assert pool.embed("from a callback", bert).shape == pool.embed("x", bert).shape
+            pool.ps(), pool.metrics(), pool.health()
+            done.set()
+
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        with caplog.at_level(logging.ERROR, logger="mpool.pool"):
+            stop_raising = pool.on("request_complete", raises)
+            stop_entering = pool.on("request_complete", enters)
+            pool.embed("a", bert)
+            assert done.wait(30)
+        assert "A callback for request_complete raised" in caplog.text and "on purpose" in caplog.text
+        assert threads == {"mpool-log"}
+        stop_raising(), stop_entering()
+        # one that blocks: calls go on, the ring fills, what finds no room is counted
+        began = threading.Event()
+
+        def blocks(event: mpool.PoolEvent) -> None:
+            began.set()
+            gate.wait(60)
+
+        stop = pool.on("request_complete", blocks)
+        before = pool.metrics()["events_dropped"]
+        try:
+            pool.embed("first", bert)
+            assert began.wait(30)
+            for number in range(1100):
+                pool.embed(f"{number}", bert)
+            assert pool.metrics()["events_dropped"] > before
+        finally:
+            stop()
+            gate.set()
+
+
+@pytest.mark.parametrize(("event", "callback"), [("born", print), (1, print), ("ready", None), ("ready", "print")])
+def test_wrong_subscriptions(event: Any, callback: Any) -> None:
+    with mpool.Pool() as pool, pytest.raises(mpool.InvalidArgument, match="allowed"):
+        pool.on(event, callback)
+
+
+# ---- life
+
+def test_maintenance_is_started_once(bert: Path) -> None:
+    with mpool.Pool() as pool:
+        before = pool.metrics()["threads_created"]
+        for _ in range(3):
+            pool.init_maintenance()
+        assert pool.metrics()["threads_created"] == before + 1
+        pool.embed("a", bert)
+    assert pool.metrics()["threads_created"] >= before + 1
+    with pytest.raises(mpool.ShuttingDown), mpool.Pool() as closed:
+        closed.close()
+        closed.init_maintenance()
+
+
+ENDING = """
+import sys
+import mpool
+mpool.init_maintenance()
+mpool.init_maintenance()
+job = mpool.submit("text_embedding", inputs="a", model=sys.argv[1])
+mpool.begin_shutdown()
+mpool.begin_shutdown()
+print(job.result(60).shape, mpool.health().status)
+for call in (lambda: mpool.embed("a", sys.argv[1]), lambda: mpool.check(sys.argv[1]),
+             lambda: mpool.submit("text_embedding", inputs="a", model=sys.argv[1])):
+    try:
+        call()
+        print("answered")
+    except mpool.ShuttingDown:
+        print("refused")
+"""
+
+
+def test_begin_shutdown_is_for_good(bert: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, str(bert)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["(32,) unhealthy", "refused", "refused", "refused"], done.stderr
+
+
+def test_pools_by_capability(bert: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, policy={"vision": "p2c"}, embed_queue_capacity=7)) as pool:
+        assert list(pool.pools) == CAPABILITIES and len(pool.pools) == 5 and "speech" not in pool.pools
+        pool.embed("a", bert)
+        found = pool.pools["text_embedding"]
+        assert found.models == (str(bert),) and found.policy == "p2c" and found.queue_capacity == (7, 50)
+        assert found.workers.total >= 1 and found.queue_depth == 0
+        assert pool.pools["vision"].policy == "p2c" and pool.pools["vision"].models == ()
+        with pytest.raises(LookupError, match="text_to_image"):
+            pool.pools["speech"]
+    assert mpool.pools["text_to_image"].queue_capacity == (20, 20) and issubclass(mpool.Timeout, mpool.PoolError)

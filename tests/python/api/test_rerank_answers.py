@@ -1,0 +1,233 @@
+"""Rerankers that are models of text, as Qwen3-Reranker is: asked whether a document answers a query, against
+CrossEncoder of sentence-transformers on a small seeded model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.tasks import text_embedding as embedding
+
+from paritymodels import randomise, torch, transformers
+
+CrossEncoder = pytest.importorskip("sentence_transformers").CrossEncoder
+
+QUERY = "Where did the cat sit?"
+DOCUMENTS = ["A cat sat on the mat.", "Numbers 0 1 2 3", "no", "yes " * 300, "日本語"]
+BEFORE = ('<|im_start|>system\nJudge whether the Document meets the requirements. Note that the answer can only be '
+          '"yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: ')
+BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+DEFAULT = "Find passages that answer"
+
+
+def _of(role: str, default: str = "") -> str:
+    return f'{{{{ messages | selectattr("role", "eq", "{role}") | map(attribute="content") | first{default} }}}}'
+
+
+TEMPLATE = (BEFORE + _of("system", f' | default("{DEFAULT}")') + "\n<Query>: " + _of("query") + "\n<Document>: "
+            + _of("document") + BEHIND + "\n")  # of a template's last line breaks one is not written
+
+
+def _tokens(folder: Path) -> None:
+    """Bytes, three merges, and the tokens of ChatML behind them."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "ye", "yes", "no"]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)},
+                                                      [("y", "e"), ("ye", "s"), ("n", "o")]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+        "model_max_length": 500, "chat_template": TEMPLATE}))
+
+
+def _model(tied: bool) -> Any:
+    config = transformers.Qwen3Config(
+        vocab_size=270, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96,
+        max_position_embeddings=600, num_hidden_layers=2, eos_token_id=261, tie_word_embeddings=tied)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    randomise(model, 3)
+    model.tie_weights()
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As CrossEncoder saves it."""
+    plain = tmp_path_factory.mktemp("plain")
+    _tokens(plain)
+    _model(True).save_pretrained(plain)
+    saved = tmp_path_factory.mktemp("saved") / "model"
+    CrossEncoder(str(plain), device="cpu").save_pretrained(str(saved))
+    return saved
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with mpool.Pool() as made:
+        yield made
+
+
+def _expected(folder: Path, **options: Any) -> np.ndarray:
+    model = CrossEncoder(str(folder), device="cpu")
+    with torch.no_grad():
+        return model.predict([(QUERY, document) for document in DOCUMENTS], convert_to_numpy=True, **options)
+
+
+def _compare(pool: mpool.Pool, folder: Path, **options: Any) -> None:
+    expected = _expected(folder, **options)
+    found = pool.rerank(QUERY, DOCUMENTS, str(folder), compute="float32", **options)
+    assert np.ptp(expected) > 0.1
+    assert np.abs(np.array(found.scores) - expected).max() <= 2e-5 * max(1, np.abs(expected).max())
+
+
+def _changed(folder: Path, to: Path, file: str, **changes: Any) -> Path:
+    """A copy with keys of a JSON file set."""
+    copy = shutil.copytree(folder, to)
+    kept = json.loads((copy / file).read_text()) | changes
+    (copy / file).write_text(json.dumps(kept))
+    return copy
+
+
+def test_scores_are_those_of_cross_encoder(pool: mpool.Pool, folder: Path) -> None:
+    """One document is too long: it loses its end, not what stands behind it."""
+    _compare(pool, folder)
+    near = pool.rerank(QUERY, DOCUMENTS, str(folder), compute="bfloat16")
+    assert np.abs(np.array(near.scores) - _expected(folder)).max() <= 0.1
+    with pytest.raises(mpool.ContextOverflow, match="document 3 with the query has .* the limit is 500"):
+        pool.rerank(QUERY, DOCUMENTS, str(folder), truncate=False)
+
+
+def test_prompts(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
+    copy = _changed(folder, tmp_path / "m", "config_sentence_transformers.json", default_prompt_name="code",
+                    prompts={"code": "Find code", "web": "Search the web"})
+    _compare(pool, copy)
+    _compare(pool, copy, prompt="Something else")
+    _compare(pool, copy, prompt_name="web")
+    scores = [pool.rerank(QUERY, DOCUMENTS, str(at), **options).scores[0] for at, options in (
+        (folder, {}), (copy, {}), (copy, {"prompt_name": "web"}), (copy, {"prompt": "Search the web"}))]
+    assert len(set(scores)) == 3 and scores[2] == scores[3]
+    with pytest.raises(mpool.InvalidArgument, match="prompt_name is 'nought'"):
+        pool.rerank(QUERY, DOCUMENTS, str(copy), prompt_name="nought")
+
+
+def test_one_token_and_no_function(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
+    """The logit of a token as it is, and no sigmoid."""
+    copy = _changed(folder, tmp_path / "m", "1_LogitScore/config.json", false_token_id=None, true_token_id=17)
+    _compare(pool, _changed(copy, tmp_path / "n", "config_sentence_transformers.json",
+                            activation_fn="torch.nn.modules.linear.Identity"))
+
+
+def test_output_layer_of_its_own(pool: mpool.Pool, tmp_path: Path) -> None:
+    _tokens(tmp_path)
+    _model(False).save_pretrained(tmp_path)
+    saved = tmp_path / "saved"
+    CrossEncoder(str(tmp_path), device="cpu").save_pretrained(str(saved))
+    _compare(pool, saved)
+
+
+def test_start_of_an_answer(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
+    """Where the template asks for it and the folder says so."""
+    copy = _changed(folder, tmp_path / "m", "sentence_bert_config.json",
+                    processing_kwargs={"chat_template": {"add_generation_prompt": True}})
+    asked = TEMPLATE.replace(BEHIND, "<|im_end|>\n{% if add_generation_prompt %}" + BEHIND[11:] + "{% endif %}")
+    for at in (copy, shutil.copytree(folder, tmp_path / "n")):
+        (at / "chat_template.jinja").write_text(asked)
+        _compare(pool, at)
+    one, other = (pool.rerank(QUERY, DOCUMENTS, str(at)).scores for at in (copy, tmp_path / "n"))
+    assert one != other
+
+
+def test_texts_of_control_tokens_are_text(pool: mpool.Pool, folder: Path) -> None:
+    text = "<|im_end|> <|im_start|>"
+    plan = pool._plan(str(folder), mpool.tasks.rerank.options({}))
+    ids = embedding.pack(mpool.tasks.rerank.plan_of(plan, text), [text]).ids.tolist()
+    assert ids.count(260) == 3 and ids.count(261) == 2  # the template's own
+
+
+def test_process(pool: mpool.Pool, folder: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
+        assert other.rerank(QUERY, DOCUMENTS, str(folder)).scores == pool.rerank(QUERY, DOCUMENTS, str(folder)).scores
+
+
+@pytest.mark.parametrize("file, changes, error, match", [
+    ("1_LogitScore/config.json", {"true_token_id": 270}, mpool.FormatError, "true_token_id"),
+    ("1_LogitScore/config.json", {"module_input_name": "logits"}, mpool.Unsupported, "module_input_name"),
+    ("sentence_bert_config.json", {"modality_config": {"message": {"format": "structured"}}}, mpool.Unsupported,
+     "structured"),
+    ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, mpool.FormatError, "text"),
+    ("config_sentence_transformers.json", {"default_prompt_name": "nought"}, mpool.FormatError, "default_prompt_name"),
+])
+def test_what_is_not_computed(folder: Path, tmp_path: Path, file: str, changes: dict[str, Any],
+                              error: type[Exception], match: str) -> None:
+    copy = _changed(folder, tmp_path / "m", file, **changes)
+    with mpool.Pool() as pool, pytest.raises(error, match=match):
+        pool.rerank(QUERY, DOCUMENTS, str(copy))
+
+
+def test_a_template_without_the_roles(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "m")
+    (copy / "chat_template.jinja").write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match="leaves out the query.*query and document"):
+        pool.rerank(QUERY, DOCUMENTS, str(copy))
+
+
+def _gguf(path: Path, folder: Path, rerank: str | None) -> Path:
+    """As llama.cpp's converter writes Qwen3-Reranker: both rows of the output layer as a head."""
+    gguf = pytest.importorskip("gguf")
+    model = transformers.Qwen3ForCausalLM.from_pretrained(folder).eval()
+    config, tokens = model.config, json.loads((folder / "tokenizer.json").read_text())
+    writer = gguf.GGUFWriter(str(path), "qwen3")
+    for add, value in ((writer.add_block_count, 2), (writer.add_context_length, 500), (writer.add_embedding_length, 64),
+                       (writer.add_feed_forward_length, 96), (writer.add_head_count, 4), (writer.add_head_count_kv, 2),
+                       (writer.add_key_length, 16), (writer.add_value_length, 16),
+                       (writer.add_layer_norm_rms_eps, config.rms_norm_eps),
+                       (writer.add_rope_freq_base, config.rope_parameters["rope_theta"]),
+                       (writer.add_pooling_type, gguf.PoolingType.RANK), (writer.add_tokenizer_model, "gpt2"),
+                       (writer.add_tokenizer_pre, "gpt-2"), (writer.add_add_bos_token, False),
+                       (writer.add_eos_token_id, 261), (writer.add_classifier_output_labels, ["yes", "no"])):
+        add(value)
+    vocab = list(tokens["model"]["vocab"])
+    writer.add_token_list([*vocab, *(token["content"] for token in tokens["added_tokens"])])
+    writer.add_token_types([1] * len(vocab) + [3] * 3)
+    writer.add_token_merges([" ".join(merge) for merge in tokens["model"]["merges"]])
+    if rerank is not None:
+        writer.add_chat_template([{"name": "rerank", "template": rerank}])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
+    for key, tensor in model.state_dict().items():
+        if key != "lm_head.weight":
+            found = names.get_name(key, try_suffixes=(".weight",))
+            assert found is not None, key
+            writer.add_tensor(found, tensor.numpy())
+    yes, no = (tokens["model"]["vocab"][word] for word in ("yes", "no"))
+    writer.add_tensor("cls.output.weight", model.lm_head.weight.detach().numpy()[[yes, no]])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
+    """The pair stands where the file's own template says, whatever else is in that."""
+    rerank = BEFORE + DEFAULT + "\n<Query>: {query}\n<Document>: {document}" + BEHIND
+    path = _gguf(tmp_path / "m.gguf", folder, rerank)
+    found = pool.rerank(QUERY, DOCUMENTS, str(path), compute="float32")
+    assert np.abs(np.array(found.scores) - _expected(folder)).max() <= 2e-5
+    odd = _gguf(tmp_path / "odd.gguf", folder, '{{ 1 }}"\\n{% if %}' + rerank)
+    plan = pool._plan(str(odd), mpool.tasks.rerank.options({}))
+    assert plan.template.render(embedding._pair("", "Q", "D"), add_generation_prompt=False) \
+        == '{{ 1 }}"\\n{% if %}' + rerank.replace("{query}", "Q").replace("{document}", "D")
+
+
+@pytest.mark.parametrize("rerank", [None, "{query}", "{document} {query}"])
+def test_gguf_without_a_template(pool: mpool.Pool, folder: Path, tmp_path: Path, rerank: str | None) -> None:
+    with pytest.raises(mpool.Unsupported, match="template rerank"):
+        pool.rerank(QUERY, DOCUMENTS, str(_gguf(tmp_path / "m.gguf", folder, rerank)))

@@ -1,0 +1,427 @@
+"""response_format: answers that fit by construction. Small seeded checkpoints write noise, which is what is wanted
+here: whatever is drawn, at any temperature, the form holds."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import defaultmodels
+import pytest
+
+import mpool
+
+llguidance = pytest.importorskip("llguidance")
+
+from mpool.conversation import grammar  # noqa: E402
+
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["Katze", "собака", "鳥", "a \"quoted\" one"]},
+        "count": {"type": "integer", "minimum": -3, "maximum": 40},
+        "weight": {"type": "number", "minimum": 0, "maximum": 10},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+        "owner": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 6},
+                                                   "born": {"type": ["null", "integer"], "minimum": 1900,
+                                                            "maximum": 2020}},
+                  "required": ["name", "born"], "additionalProperties": False},
+    },
+    "required": ["kind", "count", "weight", "flags", "owner"],
+    "additionalProperties": False,
+}
+HOT: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "max_tokens": 400}
+WORD = {"type": "regex", "regex": "[a-z]{3,8}( [a-z]{3,8}){4}"}
+SHORT: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+                         "required": ["a", "b"], "additionalProperties": False}
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def tiny(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds masks back, but for the first of each answer, until it is set."""
+    gate = threading.Event()
+    hold, advance = threading.Lock(), grammar._Followed.advance
+    waiting: list[grammar._Followed] = []
+
+    def held(self: grammar._Followed) -> bool:
+        with hold:
+            if not gate.is_set():
+                waiting.append(self)
+                return not self.ticket.done()
+            return advance(self)
+
+    def deliver() -> None:
+        gate.wait()
+        with hold:  # one thread at a time
+            for call in waiting:
+                advance(call)
+
+    monkeypatch.setattr(grammar._Followed, "advance", held)
+    thread = threading.Thread(target=deliver)
+    thread.start()
+    yield gate
+    gate.set()
+    thread.join()
+
+
+def validate(value: Any, schema: dict[str, Any]) -> None:
+    pytest.importorskip("jsonschema").validate(value, schema)
+
+
+def fits(done: mpool.Completion, schema: dict[str, Any]) -> None:
+    for choice in done.choices:
+        assert choice.finish_reason == "stop", choice.text
+        assert choice.parsed == json.loads(choice.text)
+        validate(choice.parsed, schema)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_schema_at_any_temperature(pool: mpool.Pool, tiny: Path, seed: int) -> None:
+    fits(pool.generate("Once", tiny, response_format=NESTED, seed=seed, n=4, **HOT), NESTED)
+
+
+def test_schema_in_openai_shape_and_greedy(pool: mpool.Pool, llama: Path) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": NESTED}}
+    fits(pool.generate("Once", llama, response_format=wanted, temperature=0, max_tokens=400), NESTED)
+
+
+def test_json_object(pool: mpool.Pool, llama: Path) -> None:
+    options = {**HOT, "max_tokens": 60}
+    done = pool.generate("Once", llama, response_format={"type": "json_object"}, seed=3, n=8, **options)
+    for choice in done.choices:
+        if choice.finish_reason == "stop":
+            assert isinstance(choice.parsed, dict)
+        else:  # cut: a piece of an object, and nothing that was parsed
+            assert choice.finish_reason == "length" and choice.parsed is None
+        assert choice.text.lstrip(" \n").startswith("{")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_regex_and_grammar(pool: mpool.Pool, tiny: Path, seed: int) -> None:
+    done = pool.generate("Once", tiny, response_format=WORD, seed=seed, **HOT)
+    assert re.fullmatch(WORD["regex"], done.text) and done.finish_reason == "stop" and done.parsed is None
+    lark = {"type": "grammar", "grammar": 'start: sum\nsum: num ("+" num)~1..3\nnum: /[1-9][0-9]{0,2}/'}
+    done = pool.generate("1", tiny, response_format=lark, seed=seed, **HOT)
+    assert re.fullmatch(r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}", done.text)
+
+
+def test_pydantic(pool: mpool.Pool, llama: Path) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    Pet = pydantic.create_model("Pet", kind=(str, pydantic.Field(max_length=5)), age=(int, pydantic.Field(ge=0, le=20)))
+    done = pool.generate("Once", llama, response_format=Pet, seed=1, **HOT)
+    assert isinstance(done.parsed, Pet) and 0 <= done.parsed.age <= 20
+    assert done.parsed == Pet.model_validate_json(done.text)
+
+
+def test_same_tokens_alone_and_among_others(pool: mpool.Pool, llama: Path) -> None:
+    """Streamed or not, alone or beside other calls with and without a form, with guesses or without: one result."""
+    def one(seed: int, stream: bool = False) -> tuple[str, str]:
+        options = {**HOT, "response_format": NESTED, "seed": seed, "logprobs": True, "top_logprobs": 2}
+        if not stream:
+            done = pool.generate("Once", llama, **options)
+        else:
+            flow = pool.generate("Once", llama, stream=True, **options)
+            text = "".join(chunk.text for chunk in flow)
+            done = flow.result()
+            assert text == done.text
+        assert len(done.logprobs or ()) == len(done.token_ids)
+        return done.text, repr(done.logprobs)
+
+    alone = [one(seed) for seed in range(8)]
+    with ThreadPoolExecutor(12) as threads:
+        noise = [threads.submit(pool.generate, "Twice", llama, max_tokens=60, ignore_eos=True, seed=at)
+                 for at in range(4)]
+        assert list(threads.map(lambda seed: one(seed, stream=True), range(8))) == alone
+        assert all(len(task.result().token_ids) == 60 for task in noise)
+
+
+def test_late_masks_stop_nobody_else(pool: mpool.Pool, llama: Path, late: threading.Event) -> None:
+    expected: list[str] = []
+    with ThreadPoolExecutor(4) as threads:
+        masked = [threads.submit(pool.generate, "Once", llama, response_format=NESTED, seed=seed, n=2, **HOT)
+                  for seed in range(3)]
+        others = pool.generate("Twice", llama, max_tokens=40, ignore_eos=True, seed=1)
+        assert len(others.token_ids) == 40
+        assert not any(task.done() for task in masked)
+        again = pool.generate("Twice", llama, max_tokens=40, ignore_eos=True, seed=1)  # comes while all others wait
+        assert again.token_ids == others.token_ids
+        late.set()
+        for task in masked:
+            fits(task.result(timeout=60), NESTED)
+            expected.append(task.result().text)
+    assert expected == [pool.generate("Once", llama, response_format=NESTED, seed=seed, n=2, **HOT).text
+                        for seed in range(3)]
+
+
+def test_cancel_and_deadline_while_waiting(pool: mpool.Pool, llama: Path, late: threading.Event) -> None:
+    flow = pool.generate("Once", llama, stream=True, response_format=NESTED, seed=1, **HOT)
+    next(flow)  # of the first token: its mask came with the call
+    flow.close()
+    assert flow.result().finish_reason == "cancelled"
+    with pytest.raises(mpool.Timeout):
+        pool.generate("Once", llama, response_format=NESTED, seed=1, timeout=0.3, **HOT)
+    dropped = pool.generate("Once", llama, stream=True, response_format=NESTED, seed=2, **HOT)
+    del dropped
+    for _ in range(500):
+        if not any(row.running or row.queued for row in pool.ps()):
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError(f"a stream that was dropped still runs: {pool.ps()}")
+
+
+def test_a_fault_while_masks_are_made(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: grammar._Followed, choice: int) -> None:
+        raise mpool.LimitError("too complex")
+
+    monkeypatch.setattr(grammar._Followed, "_advance", broken)
+    with pytest.raises(mpool.LimitError, match="too complex"):
+        pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT)
+    with pytest.raises(mpool.LimitError, match="too complex"):
+        list(pool.generate("Once", llama, stream=True, response_format=NESTED, seed=1, **HOT))
+    monkeypatch.undo()
+    fits(pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT), NESTED)
+
+
+def test_a_format_that_is_slow_holds_up_few(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads, one of which stands still: calls of the other go on, and no third one is started."""
+    from mpool import _core
+
+    monkeypatch.setattr(grammar, "_fillers", [])
+    monkeypatch.setattr(_core, "config", lambda: {"lanes": 2})
+    gate, stands, advance = threading.Event(), threading.Event(), grammar._Followed.advance
+    chosen: list[grammar._Followed] = []
+    follow = grammar._follow
+
+    def noted(call: grammar._Followed) -> None:
+        chosen.append(call)
+        follow(call)
+
+    def slow(self: grammar._Followed) -> bool:
+        if chosen and self is chosen[0]:
+            stands.set()
+            gate.wait()
+        return advance(self)
+
+    monkeypatch.setattr(grammar, "_follow", noted)
+    monkeypatch.setattr(grammar._Followed, "advance", slow)
+    options = {"response_format": SHORT, **HOT}
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            held = thread.submit(pool.generate, "Once", llama, seed=1, **options)
+            assert stands.wait(30) and len(grammar._fillers) == 1
+            for seed in range(4):  # one after the other: each finds the thread that has none
+                fits(pool.generate("Once", llama, seed=seed, timeout=30, **options), SHORT)
+            assert len(grammar._fillers) == 2 and not held.done()
+        finally:
+            gate.set()
+        fits(held.result(60), SHORT)
+
+
+class Words:
+    """A tokenizer of many words, as llguidance wants one."""
+
+    eos_token_id, bos_token_id, special_token_ids = 0, None, [0]
+    tokens = [b"<|0|>", *(bytes(97 + at // 26**place % 26 for place in range(4)) for at in range(20_000))]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return []
+
+
+def test_masks_are_made_without_the_lock_of_python() -> None:
+    """Else no stream of the process would move meanwhile. Threads are never made to take turns here."""
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), slices=[])
+    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex("[a-z]{4000}"), log_level=0)
+    ticket: Any = SimpleNamespace(drawn_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
+    call = grammar._Followed(ticket, None, [matcher], "key")  # type: ignore[arg-type]
+    count, over, before = 0, threading.Event(), sys.getswitchinterval()
+
+    def counts() -> None:
+        nonlocal count
+        while not over.is_set():
+            count += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=counts)
+    thread.start()
+    sys.setswitchinterval(1000.0)
+    moved = 0
+    try:
+        for _ in range(900):
+            seen = count
+            call._advance(0)
+            moved += count != seen
+            if moved > 3:
+                break
+    finally:
+        over.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    assert moved > 3
+
+
+@pytest.mark.parametrize("regex", ["[A-Z][a-z]+ [A-Za-z ,]{20,60}", "[a-z]{1,9}( [a-z]{1,25})*", "([a-z ]|[0-9])+"])
+def test_sets_of_words_change_no_mask(pool: mpool.Pool, llama: Path, regex: str) -> None:
+    tokenizer = pool.get(llama)._entry.tokenizer()
+    made = grammar._made(tokenizer)
+    plain = llguidance.LLMatcher(made._tokenizer.with_slices([]), llguidance.LLMatcher.grammar_from_regex(regex))
+    sets, seed = made.compiled("regex", regex)[1].deep_copy(), 1
+    for _ in range(25):
+        mask = sets.compute_bitmask()
+        assert mask == plain.compute_bitmask() and any(mask)
+        allowed = [at for at in range(tokenizer.vocab_size) if mask[at // 8] >> at % 8 & 1]
+        seed = (seed * 48271) % 2147483647
+        token = allowed[seed % len(allowed)]
+        if not sets.consume_token(token) or not plain.consume_token(token) or sets.is_stopped():
+            break
+    assert not sets.is_error() and not plain.is_error()
+
+
+def test_formats_are_compiled_once(pool: mpool.Pool, llama: Path) -> None:
+    """The last ones are kept, so many a tokenizer; what cannot be used is not."""
+    made = grammar._made(pool.get(llama)._entry.tokenizer())
+    first = made.compiled("regex", "a{1,3}")
+    assert made.compiled("regex", "a{1,3}") is first
+    for at in range(grammar._KEPT):
+        made.compiled("regex", f"b{{1,{at + 2}}}")
+        if at % 8 == 0:
+            assert made.compiled("regex", "a{1,3}") is first
+    for at in range(grammar._KEPT):
+        made.compiled("regex", f"c{{1,{at + 2}}}")
+    assert made.compiled("regex", "a{1,3}") is not first and len(made._formats) == grammar._KEPT
+    with pytest.raises(mpool.InvalidArgument):
+        made.compiled("regex", "(a")
+    assert ("regex", "(a") not in made._formats
+
+
+def test_tokenizers_go_with_their_pools(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made of a tokenizer holds the tokenizer nowhere that the collector cannot see."""
+    made: list[weakref.ref[Any]] = []
+    build = grammar._Tokens.__init__
+
+    def watched(self: Any, tokenizer: Any) -> None:
+        build(self, tokenizer)
+        made.extend((weakref.ref(self), weakref.ref(tokenizer)))
+
+    monkeypatch.setattr(grammar._Tokens, "__init__", watched)
+    kept = len(grammar._tokenizers)
+    for at in range(3):
+        with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+            done = pool.generate("Once", llama, response_format=SHORT, max_tokens=60)
+            fits(done, SHORT)
+        del pool, done
+        for _ in range(100):  # a filler lets go of the last call in its own time
+            gc.collect()
+            if not any(one() for one in made):
+                break
+            time.sleep(0.02)
+        assert len(made) == 2 * (at + 1) and [one() for one in made] == [None] * len(made)
+    assert len(grammar._tokenizers) <= kept
+
+
+def test_length_and_stop_cut(pool: mpool.Pool, llama: Path) -> None:
+    cut = pool.generate("Once", llama, response_format=NESTED, seed=1, **{**HOT, "max_tokens": 5})
+    assert cut.finish_reason == "length" and cut.parsed is None and len(cut.token_ids) == 5
+    stopped = pool.generate("Once", llama, response_format=SHORT, seed=1, stop='"b"', **HOT)
+    assert stopped.finish_reason == "stop" and stopped.stop == '"b"' and stopped.parsed is None
+
+
+def test_aio(pool: mpool.Pool, llama: Path) -> None:
+    import asyncio
+
+    async def several() -> list[mpool.Completion]:
+        return list(await asyncio.gather(*(mpool.aio.generate("Once", llama, pool=pool, response_format=NESTED,
+                                                              seed=seed, **HOT) for seed in range(8))))
+
+    for done in asyncio.run(several()):
+        fits(done, NESTED)
+
+
+@pytest.mark.parametrize(("wanted", "match"), [
+    (3, "response_format is 3, allowed"), ({}, "allowed"), ([], "allowed"), ({"type": "xml"}, "'xml'"),
+    ({"type": "regex"}, "response_format.regex"), ({"type": "regex", "regex": "(a"}, "regular expression"),
+    ({"type": "regex", "regex": "\ud800"}, "Unicode"),
+    ({"type": "grammar", "grammar": "start: nothing"}, "the grammar cannot be used"),
+    ({"type": "json_schema", "json_schema": {"schema": 3}}, "json_schema.schema is 3"),
+    ({"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/x"}}}, "JSON schema cannot"),
+    ({"type": "object", "properties": {"a": {"type": "wat"}}}, "JSON schema cannot"),
+    ({"type": "object", "x": float("nan")}, "no JSON"),
+])
+def test_what_is_no_format(pool: mpool.Pool, llama: Path, wanted: Any, match: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=match):
+        pool.generate("Once", llama, response_format=wanted)
+
+
+def test_bounds(pool: mpool.Pool, llama: Path) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(200):
+        deep = {"type": "array", "items": deep}
+    itself: dict[str, Any] = {"type": "object"}
+    itself["properties"] = itself
+    for wanted in (deep, itself, {"type": "regex", "regex": "a" * 70000}, {"enum": ["x" * 70000]},
+                   {"type": "grammar", "grammar": "start: " + "(" * 100 + '"a"' + ")" * 100}):
+        with pytest.raises(mpool.LimitError):
+            pool.generate("Once", llama, response_format=wanted)
+    for name, value in (("ignore_eos", True), ("min_tokens", 3)):
+        with pytest.raises(mpool.InvalidArgument, match=name):
+            pool.generate("Once", llama, response_format=SHORT, **{name: value})
+
+
+def test_text_is_no_format(pool: mpool.Pool, llama: Path) -> None:
+    wanted = pool.generate("Once", llama, temperature=0, max_tokens=9)
+    got = pool.generate("Once", llama, temperature=0, max_tokens=9, response_format={"type": "text"})
+    assert got.token_ids == wanted.token_ids and got.parsed is None
+
+
+def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(mpool.Unsupported, match=r"mpool\[grammar\]"):
+        pool.generate("Once", llama, response_format=SHORT)
+
+
+def test_in_worker_processes_it_is_the_same(pool: mpool.Pool, tiny: Path) -> None:
+    """Whole, streamed, several answers of one call, and calls beside each other, with and without a form."""
+    calls = [dict(seed=seed, n=1 + seed % 3, response_format=form)
+             for seed, form in enumerate((SHORT, WORD, NESTED, None, SHORT, NESTED))]
+    expected = [pool.generate("Once", tiny, **HOT, **call) for call in calls]
+    with mpool.Pool(mpool.PoolConfig(threads=2, isolation="process")) as there, ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda call: there.generate("Once", tiny, **HOT, **call), calls))
+        for one, other in zip(expected, found):
+            assert [(choice.token_ids, choice.finish_reason) for choice in one.choices] == [
+                (choice.token_ids, choice.finish_reason) for choice in other.choices]
+        stream = there.generate("Once", tiny, seed=1, response_format=WORD, stream=True, **HOT)
+        assert "".join(chunk.text for chunk in stream) == pool.generate("Once", tiny, seed=1, response_format=WORD,
+                                                                        **HOT).text
+        metrics = there.metrics()
+        assert (metrics["errors"], metrics["retries"], metrics["worker_faults"]) == (0, 0, 0)
+
+
+def test_smollm2() -> None:
+    defaultmodels.use_default_models()
+    messages = [{"role": "user", "content": "Describe a pet as JSON."}]
+    for seed in range(6):
+        fits(mpool.chat(messages, response_format=NESTED, seed=seed, **HOT), NESTED)
+    free = mpool.chat(messages, temperature=0, max_tokens=30)
+    any_text = mpool.chat(messages, temperature=0, max_tokens=30, response_format={"type": "regex", "regex": "(?s:.*)"})
+    assert any_text.token_ids == free.token_ids  # a mask that allows what is drawn changes nothing
+    with ThreadPoolExecutor(8) as threads:
+        flows = [mpool.chat(messages, response_format=NESTED, seed=seed, stream=True, **HOT) for seed in range(8)]
+        texts = list(threads.map(lambda flow: "".join(chunk.text for chunk in flow), flows))
+    for text in texts:
+        validate(json.loads(text), NESTED)

@@ -1,0 +1,423 @@
+"""How models write calls of tools: forms known by templates, answers taken apart wherever they are cut, grammars."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import toolmodels as tm
+from mpool.conversation import tool_schemas
+from mpool.conversation.template import ChatTemplate
+from mpool.conversation import reasoning, tool_formats, tool_grammar
+from mpool.conversation.tool_calls import Calls, arguments_of
+from mpool.conversation.tool_formats import Function, ToolFormat
+from mpool.conversation.tool_templates import use_of, with_calls, with_tools
+
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import strategies as some  # noqa: E402
+
+FORMS = {name: tool_formats.of_template(template) for name, template in tm.TEMPLATES.items()}
+TOOLS = tool_schemas.read([tm.WEATHER, tm.CLOCK])
+FUNCTIONS: dict[str, Mapping[str, Any]] = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("get_weather", {"city": 'Zü"r{i]ch\\', "days": 2, "parts": ["wind"]}), ("clock", {})]
+
+
+def form(name: str) -> ToolFormat:
+    found = FORMS[name]
+    assert found is not None
+    return found
+
+
+def taken(shape: ToolFormat, pieces: list[str], sure: bool = False) -> tuple[str, list[tuple[str, str, str, bool]]]:
+    """An answer in pieces: its text, and its calls as the stream gives them, which have to be those of the end."""
+    parser = Calls(shape, FUNCTIONS, sure, lambda number: f"id{number}")
+    text, found = "", []  # type: str, list[list[Any]]
+    for at, piece in enumerate([*pieces, ""]):
+        said, new = parser.feed(piece, at == len(pieces))
+        text += said
+        for part in new:
+            assert part.number == len(found) - (part.id is None) and (part.id is None) == (part.name is None)
+            if part.id is not None:
+                found.append([part.id, part.name, ""])
+            found[-1][2] += part.arguments
+    assert [tuple(call) for call in found] == [call[:3] for call in parser.calls]
+    return text, [tuple(call) for call in parser.calls]
+
+
+def parsed(calls: list[tuple[str, str, str, bool]]) -> list[tuple[str, Any]]:
+    return [(name, arguments_of(raw)) for _, name, raw, complete in calls if complete]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_known_by_the_template(name: str) -> None:
+    assert form(name).name == name
+    assert tool_formats.of_template(tm.PLAIN) is None
+    for other in ("<tool_call>{name}<arg_key>k</arg_key>", '<|python_tag|><function=name>{"parameters"}</function>'):
+        assert tool_formats.of_template(other) is None  # GLM's and Functionary's, which are not read
+
+
+@pytest.mark.parametrize("sure", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_written_and_read_back(name: str, sure: bool) -> None:
+    """What a form writes is read, behind a text and without one; ``sure`` gives arguments as they are written."""
+    shape = form(name)
+    calls = CALLS[:shape.most or None]
+    for before in ("", "Let me see.\n\n", "a < b [c {"):
+        if before and shape.leads:
+            continue
+        text, found = taken(shape, [before + shape.written(calls)], sure)
+        assert (text, parsed(found)) == (before.rstrip(), calls)
+        assert [one[0] for one in found] == [f"functions.{called}:0" if shape.numbered else f"id{at}"
+                                             for at, (called, _) in enumerate(calls)]
+
+
+#: Form, answer, its text, its calls.
+READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    ("hermes", '<tool_call>{"name":"clock","arguments":{}}</tool_call>', "", [("clock", {})]),
+    ("hermes", '<tool_call>\n{"arguments": {"a": [1, {"b": "}"}]}, "name": "clock"}\n</tool_call>\n', "",
+     [("clock", {"a": [1, {"b": "}"}]})]),
+    ("hermes", '<tool_call>\n{"name": "clock", "arguments": "{\\"a\\": 1}"}\n</tool_call>', "", [("clock", {"a": 1})]),
+    ("hermes", '<tool_call>\n{"name": "clock", "parameters": {"a": "x\ny"}}', "", [("clock", {"a": "x\ny"})]),
+    ("hermes", '<tool_call>\n{"name": "clock"}\n</tool_call> and then', "and then", [("clock", {})]),
+    ("hermes", 'A <tool_call>\n{"name": "clock"}\n</tool_call>\n\n B <tool_call>{"name": "clock"}</tool_call> C ',
+     "A\nB\nC ", [("clock", {}), ("clock", {})]),
+    ("hermes", "Write  <tool_call> before it.", "Write  <tool_call> before it.", []),
+    ("hermes", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>',
+     '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', []),
+    ("hermes", '<tool_call>\n{"name": "clock", "arguments": [1]}\n</tool_call>',
+     '<tool_call>\n{"name": "clock", "arguments": [1]}\n</tool_call>', []),
+    ("hermes", '<tool_call>\n{"name": "clock", "arguments": {"a": NaN}}\n</tool_call>',
+     '<tool_call>\n{"name": "clock", "arguments": {"a": NaN}}\n</tool_call>', []),
+    ("hermes", '<tool_call>\n{"name": "clock", "argum', '<tool_call>\n{"name": "clock", "argum', []),
+    ("hermes", "<tool_call", "<tool_call", []),
+    ("hermes", "<tool_call>", "<tool_call>", []),
+    ("hermes", '<tool_call>\n{"name": "clock", oops}\n</tool_call> <tool_call>{"name": "clock"}</tool_call>',
+     '<tool_call>\n{"name": "clock", oops}\n</tool_call>', [("clock", {})]),
+    ("hermes", '{"name": "clock", "arguments": {}}', "", [("clock", {})]),
+    ("hermes", '```json\n{\n  "name": "clock",\n  "arguments": {\n    "a": 1\n  }\n}\n```\nDone.', "Done.",
+     [("clock", {"a": 1})]),
+    ("hermes", '{"name": "clock", "arguments": {}}\n{"name": "clock", "arguments": {"b": 2}}', "",
+     [("clock", {}), ("clock", {"b": 2})]),
+    ("hermes", '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    ("hermes", '```json\n{"name": "Ann"}\n```', '```json\n{"name": "Ann"}\n```', []),
+    ("hermes", "```python\nx = {}\n```", "```python\nx = {}\n```", []),
+    ("hermes", 'So: {"name": "clock", "arguments": {}}', 'So: {"name": "clock", "arguments": {}}', []),
+    ("hermes", '{"name": "clock"} <tool_call>{"name": "clock"}</tool_call>', "", [("clock", {}), ("clock", {})]),
+    ("hermes", "mkdir -p test/{test1,test2", "mkdir -p test/{test1,test2", []),
+    ("llama3", '{"name": "clock", "parameters": {}}', "", [("clock", {})]),
+    ("llama3", '<|python_tag|>{"name": "clock", "parameters": {"a": 1}}', "", [("clock", {"a": 1})]),
+    ("llama3", '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    ("llama3", '{"nam', '{"nam', []),
+    ("llama3", 'It is {"name": "clock", "parameters": {}}', 'It is {"name": "clock", "parameters": {}}', []),
+    ("mistral_spaced", '[TOOL_CALLS][{"name": "clock", "arguments": {}, "id": "123456789"}]', "", [("clock", {})]),
+    ("mistral_spaced", '[TOOL_CALLS] [{"name": "clock"}, {"name": "no"}]', ', {"name": "no"}]', [("clock", {})]),
+    ("mistral_marked", '[TOOL_CALLS]clock[CALL_ID]abc[ARGS]{"a": 1}[TOOL_CALLS]clock[ARGS]{}', "",
+     [("clock", {"a": 1}), ("clock", {})]),
+    ("mistral_marked", "[TOOL_CALLS]" + "x" * 300 + "[ARGS]{}", "[TOOL_CALLS]" + "x" * 300 + "[ARGS]{}", []),
+    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n"
+     "</parameter>\n<parameter=more>\nnull\n</parameter>\n</function>\n</tool_call>", "",
+     [("get_weather", {"city": "12", "days": 3, "more": None})]),
+    ("qwen3_coder", "<tool_call>\n<function=clock>\n</function>", "", [("clock", {})]),
+    ("qwen3_coder", "<tool_call>\n<function=clock>\n<parameter=a>\n</function>\n</parameter>\n</function>", "",
+     [("clock", {"a": "</function>"})]),
+    ("qwen3_coder", "<tool_call>\n<function=clock>\nNo!", "<tool_call>\n<function=clock>\nNo!", []),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```"
+     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [("clock", {})]),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:12<|tool_call_argument_begin|>{}"
+     "<|tool_call_end|><|tool_calls_section_end|>", "", [("clock", {})]),
+    ("granite3", '<|tool_call|>[{"name": "clock", "arguments": {}}]', "", [("clock", {})]),
+    ("phi4", '<|tool_call|>[{"name": "clock", "arguments": {}}]<|/tool_call|>', "", [("clock", {})]),
+    ("phi4", "<|tool_call|>[]", "<|tool_call|>[]", []),
+]
+
+
+@pytest.mark.parametrize("name, answer, text, calls", READ)
+def test_answers_of_every_kind(name: str, answer: str, text: str, calls: list[tuple[str, Any]]) -> None:
+    """At once, letter by letter, and cut in two anywhere."""
+    whole = taken(form(name), [answer])
+    assert (whole[0], parsed(whole[1])) == (text, calls)
+    assert taken(form(name), list(answer)) == whole
+    for at in range(len(answer)):
+        assert taken(form(name), [answer[:at], answer[at:]]) == whole
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_sure_answers_are_cut_anywhere(name: str) -> None:
+    """Under a grammar: every beginning of an answer, cut in two anywhere, gives the same as at once."""
+    shape = form(name)
+    answer = ("" if shape.leads else "So:\n") + shape.written(CALLS[:shape.most or None])
+    for end in range(0, len(answer) + 1, 3):
+        whole = taken(shape, [answer[:end]], True)
+        assert "{" not in whole[0].replace('{"name":', "" if shape.leads else "{") or shape.leads
+        for at in range(0, end, 2):
+            assert taken(shape, [answer[:at], answer[at:end]], True) == whole
+    cut = answer[:answer.index("city") + 6]
+    if shape.body != "xml":  # arguments are given as they come, and said not to be complete
+        (call,) = taken(shape, [cut], True)[1]
+        assert call[1] == "get_weather" and call[2].startswith('{"city') and not call[3]
+
+
+PARTS = ["```json\n", "```", '<tool_call>', "\n", '{"name": "clock", ', '"arguments": {}}', "</tool_call>",
+         "[TOOL_CALLS]", "[", "]", ", ",
+         "<", "x", " ", '{"name": "get_weather", "arguments": {"city": "\\"}"}}', "<function=clock>", "</function>",
+         "[ARGS]", "{}", "clock", "<|tool_call|>", "<|/tool_call|>", '"', "\\", "<parameter=a>\n1\n</parameter>",
+         "<|python_tag|>",
+         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>",
+         "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":0", "<|tool_call_argument_begin|>", "ü"]
+
+
+@hypothesis.given(some.sampled_from(sorted(FORMS)), some.lists(some.sampled_from(PARTS), max_size=14), some.booleans(),
+                  some.randoms(use_true_random=False))
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_any_text_cut_anywhere(name: str, parts: list[str], sure: bool, chance: random.Random) -> None:
+    """Whatever a model writes: no error, and cuts change nothing; without a call, nothing is lost."""
+    answer = "".join(parts)
+    whole = taken(form(name), [answer], sure)
+    cuts = sorted(chance.choices(range(len(answer) + 1), k=4))
+    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)])]
+    assert taken(form(name), pieces, sure) == whole and taken(form(name), list(answer), sure) == whole
+    if not whole[1] and not sure:
+        assert whole[0] == answer
+
+
+def test_work_is_linear() -> None:
+    """A long call that comes letter by letter is not read from its beginning each time."""
+    import time
+
+    def spent(size: int) -> float:
+        answer = form("hermes").written([("clock", {"text": "a {\\\" " * size})])
+        begun = time.process_time()
+        taken(form("hermes"), list(answer))
+        return time.process_time() - begun
+
+    assert spent(8000) < 40 * max(spent(800), 1e-3)
+
+
+def test_halves_of_characters_that_json_names() -> None:
+    """They are no Unicode text, so that no answer could be written down."""
+    ((_, _, raw, _),) = taken(form("hermes"), ['<tool_call>{"name": "clock", "arguments": {"a": "\\ud800"}}'])[1]
+    assert json.loads(raw) == {"a": "?"} == arguments_of('{"a": "\\ud800"}')
+
+
+# ---- templates -------------------------------------------------------------------------------------------------------
+
+HOW = {"phi4": ("message", "content"), "granite3": ("variable", "content"), "deepseek_v3": ("variable", "text"),
+       "deepseek_v31": ("text", "text")}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_earlier_calls_reach_the_prompt(name: str) -> None:
+    """Calls and results of earlier turns stand in the prompt as the model writes them, however the template "
+      "wants them."""
+    template = ChatTemplate(tm.TEMPLATES[name], special={"bos_token": "<s>", "eos_token": "</s>"})
+    use = use_of(template)
+    assert (use.tools, use.calls) == HOW.get(name, ("variable", "dict"))
+    call = {"id": "123456789", "type": "function",
+            "function": {"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"},
+                                      {"role": "assistant", "content": "", "tool_calls": [call]},
+                                      {"role": "tool", "content": "sunny", "tool_call_id": call["id"],
+                                       "name": "get_weather"}]
+    tools = TOOLS
+    shown = with_calls(messages, use, FORMS[name])
+    if use.tools != "variable":
+        described = FORMS[name] if use.tools == "text" else None
+        text = template.render(with_tools(shown, tools, described), add_generation_prompt=True)
+        assert described is None or form(name).prefix + "tool_call_name" in text
+    else:
+        text = template.render(shown, tools=tools, add_generation_prompt=True)
+    assert text.count("Rome") == 1 and "sunny" in text and "The weather of a place." in text or name in (
+        "qwen3_coder", "harmony", "mistral_spaced", "mistral_marked")
+    if name == "harmony":
+        text = reasoning.CALL + text.partition("to=functions.")[2].replace("<|channel|>commentary json", "")
+    at = text.rindex(form(name).mark or '{"name": "get_w')
+    assert parsed(taken(form(name), [text[at:]])[1]) == [("get_weather", {"city": "Rome", "days": 2})]
+
+
+# ---- grammars --------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def letters() -> Any:
+    """A tokenizer of llguidance: bytes, some words and marks, and an end."""
+    llguidance = pytest.importorskip("llguidance")
+    words = ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "', '", "', "[TOOL_CALLS]", "}}", '"}',
+             "},", "get_", "weather", "cl", "ock", "arguments", ': {"', "\n\n", "<|channel|>", "<|message|>",
+             " to=functions.", "é"]
+
+    class Tokens:
+        def __init__(self) -> None:
+            self.tokens = [bytes((byte,)) for byte in range(256)] + [word.encode() for word in words] + [b"<end>"]
+            self.special_token_ids = [len(self.tokens) - 1]
+            self.eos_token_id, self.bos_token_id = len(self.tokens) - 1, None
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    tokens = Tokens()
+    return tokens.tokens, llguidance.LLTokenizer(llguidance.TokenizerWrapper(tokens), n_vocab=len(tokens.tokens),
+                                                 eos_token=[tokens.eos_token_id])
+
+
+SPLITTERS = {"none": None, "thinks": reasoning.Thoughts, "opened": reasoning.OpenThoughts}
+
+
+@pytest.mark.parametrize("splitter", SPLITTERS)
+@pytest.mark.parametrize("name", FORMS)
+def test_walks_through_the_grammar(letters: Any, name: str, splitter: str) -> None:
+    """Tokens drawn at random from what the masks allow, and marks put in now and then: an answer whose parts all fit,
+    and a mask that is not computed is the one that would have been."""
+    import llguidance
+    import numpy as np
+
+    from mpool.conversation.running_text import RunningText
+
+    jsonschema = pytest.importorskip("jsonschema")
+    tokens, tokenizer = letters
+    shape, end, make = form(name), len(tokens) - 1, SPLITTERS[splitter]
+    if name == "harmony" and make is not None:
+        pytest.skip("harmony thinks in messages")
+    functions = [Function(key, value) for key, value in FUNCTIONS.items()]
+    made = tool_grammar.grammar_of(shape, functions, forced=False, single=False, splitter=make)
+    lark = llguidance.LLMatcher.grammar_from_lark(made.lark)
+    start = llguidance.LLMatcher(tokenizer, lark, log_level=0)
+    assert not start.is_error(), start.get_error()
+    chance, called, reused = random.Random(name + splitter), 0, 0
+    for _ in range(25):
+        matcher = start.deep_copy()
+        running = None if made.marks is None else RunningText(
+            tuple(mark.encode() for mark in made.marks), made.leads, tokens.__getitem__)
+        ids: list[int] = []
+        plan = list("".join(chance.choices(["Hm. ", "<", "<t", "é", " \n"], k=6)).encode())
+        if make is reasoning.OpenThoughts or make is reasoning.Thoughts and chance.random() < 0.5:
+            plan = list((b"" if make is reasoning.OpenThoughts else b"<think>") + bytes(plan) + b"</think>\n\nSo ")
+        if shape is tool_formats.HARMONY:
+            plan += list(reasoning.CALL.encode())
+        elif shape.leads:
+            plan = plan[:-3] if bytes(plan).endswith(b"So ") else []
+            plan += list(b'{"name": "')
+        elif shape.bare and chance.random() < 0.4:  # marks left out
+            plan = plan[:-3] if bytes(plan).endswith(b"So ") else []
+            plan += list(chance.choice([b'{"name": "', b'```json\n{\n  "name": "', b'```\n{ "name": "']))
+        else:
+            plan += list(shape.mark.encode())
+        while len(ids) < 900:
+            mask = matcher.compute_bitmask()
+            if running is not None and ids:
+                known = running.known(ids[-1:])
+                assert known is None or known == mask
+                reused += known is not None
+                if known is None:
+                    running.keep(mask)
+            allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:len(tokens)])
+            token = plan.pop(0) if plan else end if end in allowed else int(chance.choice(allowed))
+            assert token in allowed, (bytes(b"".join(tokens[i] for i in ids)), tokens[token])
+            if token == end:
+                break
+            ids.append(token)
+            assert matcher.consume_tokens([token])
+        else:
+            continue  # numbers and lists that went on
+        text = b"".join(tokens[token] for token in ids).decode(errors="replace")
+        split = reasoning.HarmonyCalls if shape is tool_formats.HARMONY else make
+        _, answer = reasoning.split(split, text)
+        said, calls = taken(shape, [answer], True)
+        assert calls and (shape.leads or shape.mark not in said), text
+        for _, function, raw, complete in calls:
+            assert complete
+            jsonschema.validate(json.loads(raw), FUNCTIONS[function])
+            called += 1
+    assert called >= 15
+    assert reused > 50 or made.marks is None or shape.leads
+
+
+def test_schemas_that_cannot_be_kept() -> None:
+    """Strict tools say so; of others what can be kept is."""
+    llguidance = pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"},
+                                                     "uniqueItems": True},
+                                               "b": {"type": "string", "format": "unheard-of"}}}
+    for strict in (False, True):
+        made = tool_grammar.grammar_of(form("hermes"), [Function("f", schema, strict)], forced=True, single=True,
+                                       splitter=None)
+        assert ('"lenient": false' in made.lark) == strict
+    assert llguidance.LLMatcher.grammar_from_lark(made.lark)
+    closed = tool_grammar._arguments(Function("f", schema))
+    assert closed["additionalProperties"] is False
+    for opener in ({"additionalProperties": True}, {"patternProperties": {}}, {"allOf": []}):
+        assert "additionalProperties" not in {**tool_grammar._arguments(Function("f", {**schema, **opener}))} or \
+            opener == {"additionalProperties": True}
+
+
+#: Schema of a text, texts that fit, texts that do not.
+TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"pattern": r"^\d+/\d+$"}, ["1/2"], ["1", "1/2/", r"1\/2"]), ({"pattern": r"^\d+\/\d+$"}, ["1/2"], ["1", r"1\/2"]),
+    ({"pattern": "^[/|)]$"}, ["/", "|", ")"], ["", "//"]), ({"pattern": r"^US\$"}, ["US$", "US$5"], ["US", "USA"]),
+    ({"pattern": r"^a\\$"}, ["a\\"], ["a", "a$", "a\\b"]), ({"pattern": r"\^a"}, ["^a", "b^a"], ["a"]),
+    ({"pattern": "^a|b$"}, ["a", "ax", "b", "xb"], ["xa", "bx", ""]),
+    ({"pattern": "^(a|b)$"}, ["a", "b"], ["ab", "ax"]),
+    ({"pattern": "a|b"}, ["xay", "b"], ["", "c"]), ({"pattern": "a\nb"}, ["a\nb", "xa\nb"], ["ab"]),
+    ({"pattern": ""}, ["", "x"], []), ({"pattern": "^$"}, [""], ["x"]), ({"pattern": "^|x"}, ["", "a"], []),
+    ({"minLength": 1.0, "maxLength": 2.0}, ["a", "é "], ["", "abc"]), ({"maxLength": 0}, [""], ["a"]),
+    ({"enum": ["a", "b/c", ""], "maxLength": 1}, ["a", ""], ["b/c", "c"]), ({"const": "a"}, ["a"], ["b"]),
+    ({"type": ["string", "null"], "pattern": "^a$"}, ["a", "null"], ["b", "nul"]),
+    ({"type": None, "anyOf": [{"type": "string", "enum": ["a", "b"]}, {"enum": ["c"]}]}, ["a", "b", "c"], ["d", '"c"']),
+    ({"type": None, "oneOf": [{"type": "string", "pattern": "^a|b$", "maxLength": 2}, {"const": "long"}, {
+        "type": "null", "description": "none"}]}, ["a", "ac", "long", "null"], ["c", "aaa", "lon"]),
+]
+
+
+@pytest.mark.parametrize("schema, fit, others", TEXTS, ids=lambda value: str(value)[:40])
+def test_texts_between_tags(letters: Any, schema: dict[str, Any], fit: list[str], others: list[str]) -> None:
+    """The grammar takes what the schema takes, and it is read as that."""
+    import llguidance
+
+    jsonschema = pytest.importorskip("jsonschema")
+    _, tokenizer = letters
+    schema = {key: value for key, value in {"type": "string", **schema}.items() if value is not None}
+    whole = {"type": "object", "properties": {"d": schema}, "required": ["d"]}
+    shape = form("qwen3_coder")
+    made = tool_grammar.grammar_of(shape, [Function("f", whole)], forced=True, single=True, splitter=None)
+    start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
+    assert not start.is_error(), start.get_error()
+    for text in fit + others:
+        answer = shape.written([("f", {"d": text})])
+        matcher = start.deep_copy()
+        taken_whole = all(matcher.try_consume_tokens([byte]) for byte in answer.encode()) and matcher.is_accepting()
+        assert taken_whole == (text in fit), text
+        parser = Calls(shape, {"f": whole}, False, lambda number: "id")
+        parser.feed(answer, True)
+        ((_, _, raw, _),) = parser.calls
+        value = arguments_of(raw)["d"]
+        assert value == (None if text == "null" else text)
+        assert jsonschema.Draft202012Validator(schema).is_valid(value) == (text in fit), text
+
+
+@pytest.mark.parametrize("pattern", ["(^a|b)c", "a$b", "(a", r"a(?=b)"])
+def test_patterns_that_cannot_be_kept(pattern: str) -> None:
+    llguidance = pytest.importorskip("llguidance")
+    whole = {"type": "object", "properties": {"d": {"type": "string", "pattern": pattern}}}
+    made = tool_grammar.grammar_of(form("qwen3_coder"), [Function("f", whole)], forced=True, single=True, splitter=None)
+    says = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(made.lark))
+    assert "regex" in says
+
+
+@pytest.mark.parametrize("schema, value", [
+    ({"type": "string"}, "null"), ({"type": "string", "description": "null if none"}, "null"),
+    ({"enum": ["null", "a"]}, "null"), ({"const": "null"}, "null"), ({"type": "string", "nullable": False}, "null"),
+    ({"anyOf": [{"type": "string", "description": "null"}, {"enum": ["null"]}]}, "null"),
+    ({"type": ["string"], "default": None}, "null"), ({"type": ["string", "null"]}, None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, None), ({"oneOf": [{"type": ["string", "null"]}]}, None),
+    ({"type": "integer"}, None), ({}, None),
+], ids=str)
+def test_null_between_tags(schema: dict[str, Any], value: Any) -> None:
+    """The word null is a text unless the schema's types say that there may be none."""
+    shape = form("qwen3_coder")
+    parser = Calls(shape, {"f": {"type": "object", "properties": {"d": schema}}}, False, lambda number: "id")
+    parser.feed(shape.written([("f", {"d": "null"})]), True)
+    ((_, _, raw, _),) = parser.calls
+    assert arguments_of(raw) == {"d": value}

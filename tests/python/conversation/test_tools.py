@@ -1,0 +1,609 @@
+"""Tools in chats: what callers may give, calls that are valid by construction, answers and conversations with them.
+
+Small seeded checkpoints write noise: what they call fits because nothing else can be drawn. Models whose answers are
+known token by token show what is made of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import json
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, TypedDict
+
+import chainmodels
+import pytest
+import toolmodels as tm
+
+import mpool
+from mpool.conversation import grammar, tool_schemas
+from mpool.conversation.tools import identifier
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
+HOT: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "max_tokens": 700}
+TOOLS = [tm.WEATHER, tm.CLOCK]
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tool_schemas.read(TOOLS)}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def named(pool: mpool.Pool, folder: Path, template: str, key: str) -> str:
+    """A model with another template."""
+    try:
+        pool.get(key)
+    except mpool.UnknownModel:
+        pool.register(key, str(folder), chat_template=template)
+    return key
+
+
+def check_stream(stream: Any, done: mpool.Completion) -> None:
+    """Pieces are what the result is."""
+    texts, calls = [""] * len(done.choices), [[] for _ in done.choices]  # type: list[str], list[list[list[str]]]
+    for chunk in stream:
+        texts[chunk.index] += chunk.text
+        for delta in chunk.tool_calls:
+            if delta.id is not None:
+                assert delta.index == len(calls[chunk.index])
+                calls[chunk.index].append([delta.id, str(delta.name), ""])
+            calls[chunk.index][delta.index][2] += delta.arguments
+    assert texts == [choice.text for choice in done.choices]
+    assert calls == [[[call.id, call.name, call.raw] for call in choice.tool_calls] for choice in done.choices]
+
+
+def check_calls(choice: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    assert choice.finish_reason == "tool_calls" and choice.tool_calls and choice.stop is None
+    for call in choice.tool_calls:
+        assert json.loads(call.raw) == call.arguments and len(call.id) == 9 or call.id.startswith("functions.")
+        jsonschema.validate(call.arguments, SCHEMAS[call.name])
+
+
+# ---- by construction -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", tm.TEMPLATES)
+def test_calls_that_have_to_be_are_valid(pool: mpool.Pool, llama: Path, name: str) -> None:
+    """Random weights, hot: every answer is a call that fits, streamed or not, in every form."""
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
+    for choice in ("required", NAMED):
+        options = {**HOT, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "seed": 5, "n": 6}
+        done = pool.chat(CHAT, model, **options)
+        for one in done.choices:
+            check_calls(one)
+            assert one.text == "" and len(one.tool_calls) == 1
+            assert choice == "required" or one.tool_calls[0].name == "get_weather"
+        stream = pool.chat(CHAT, model, stream=True, logprobs=True, **options)
+        check_stream(stream, done)
+        again = stream.result()
+        assert [one.tool_calls for one in again.choices] == [one.tool_calls for one in done.choices]
+        assert len({call.id for one in done.choices for call in one.tool_calls}) == 6 or name == "kimi_k2"
+
+
+def test_several_calls(pool: mpool.Pool, llama: Path) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.MISTRAL_MARKED, "tools-mistral_marked")
+    done = pool.chat(CHAT, model, tools=TOOLS, tool_choice="required", n=12, seed=1, **HOT)
+    assert max(len(one.tool_calls) for one in done.choices) > 1
+    for one in done.choices:
+        check_calls(one)
+
+
+def test_arguments_that_are_cut(pool: mpool.Pool, llama: Path) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    options = {**HOT, "tools": [tm.WEATHER], "tool_choice": "required", "seed": 3}
+    whole = pool.chat(CHAT, model, **options)
+    seen = set()
+    for tokens in range(1, len(whole.token_ids), 2):
+        done = pool.chat(CHAT, model, **{**options, "max_tokens": tokens})
+        assert done.finish_reason == "length" and "{" not in done.text and "</tool_call>" not in done.text
+        assert whole.tool_calls[0].raw.startswith("".join(call.raw for call in done.tool_calls).rstrip("\ufffd"))
+        for call in done.tool_calls:
+            seen.add(call.arguments is None)
+            assert call.arguments in (None, whole.tool_calls[0].arguments)
+            assert ("tool_calls" in done.message) == (call.arguments is not None)
+    assert True in seen
+
+
+def test_strict_tools_and_schemas_that_cannot_be_used(pool: mpool.Pool, llama: Path) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "string", "format": "odd"}}}}
+    assert pool.chat(CHAT, model, tools=[odd], max_tokens=2).finish_reason
+    with pytest.raises(mpool.InvalidArgument, match="the schema of odd cannot be used: .*Unknown format: odd") as no:
+        pool.chat(CHAT, model, tools=[tm.CLOCK, {**odd, "strict": True}], max_tokens=2)
+    assert "llguidance" not in no.value.message
+    broken = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}
+    with pytest.raises(mpool.InvalidArgument, match="tools: the schema of odd cannot be used"):
+        pool.chat(CHAT, model, tools=[broken], max_tokens=2)
+    for name, value in (("ignore_eos", True), ("min_tokens", 3)):
+        with pytest.raises(mpool.InvalidArgument, match=f"{name} is .* with tools"):
+            pool.chat(CHAT, model, tools=TOOLS, **{name: value})
+
+
+# ---- beside answers of a form of their own ---------------------------------------------------------------------------
+
+BOOK: dict[str, Any] = {
+    "type": "object", "required": ["title", "name", "next"], "additionalProperties": False,
+    "properties": {"title": {"type": "string", "maxLength": 12}, "name": {"enum": ["<tool_call>", "[TOOL_CALLS]"]},
+                   "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/page"}]}},
+    "$defs": {"page": {"type": "integer", "minimum": 0, "maximum": 9}}}
+
+
+@pytest.mark.parametrize("name", tm.TEMPLATES)
+def test_calls_or_answers_of_a_form(pool: mpool.Pool, llama: Path, name: str) -> None:
+    """Random weights, hot: every answer is calls that fit, or JSON that fits, whatever words stand in it."""
+    pytest.importorskip("llguidance")
+    jsonschema = pytest.importorskip("jsonschema")
+    model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
+    tools = [tm.WEATHER, tm.CLOCK]
+    kinds: set[bool] = set()
+    for seed in range(8):
+        chat = [{"role": "user", "content": f"{seed} or {seed * seed}?"}]
+        options = {**HOT, "tools": tools, "response_format": BOOK, "parallel_tool_calls": False, "seed": seed, "n": 4}
+        done = pool.chat(chat, model, **options)
+        for one in done.choices:
+            kinds.add(bool(one.tool_calls))
+            if one.tool_calls:
+                check_calls(one)
+                assert one.text == "" and one.parsed is None
+            else:
+                assert one.finish_reason == "stop" and one.parsed == json.loads(one.text)
+                jsonschema.validate(one.parsed, BOOK)
+        check_stream(pool.chat(chat, model, stream=True, **options), done)
+    assert kinds == {True, False}, kinds
+    forced = pool.chat(CHAT, model, tool_choice="required", **options)
+    assert all(one.tool_calls for one in forced.choices)
+
+
+@pytest.mark.parametrize("name", tm.TEMPLATES)
+def test_calls_or_answers_of_an_expression(pool: mpool.Pool, llama: Path, name: str) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
+    options = {**HOT, "tools": [tm.CLOCK], "response_format": {"type": "regex", "regex": "[a-z/<]{1,9}"}, "n": 8}
+    if name == "llama3":
+        with pytest.raises(mpool.InvalidArgument, match="begins with {\"name\""):
+            pool.chat(CHAT, model, **options)
+        return
+    done = pool.chat(CHAT, model, seed=1, **options)
+    for one in done.choices:
+        assert one.tool_calls or re.fullmatch("[a-z/<]{1,9}", one.text), one
+    assert not all(one.tool_calls for one in done.choices)
+
+
+@pytest.mark.parametrize("schema, may", [
+    ({"type": "object"}, True), ({"type": "array"}, False), ({"type": "string"}, False), (True, True), ({}, True),
+    ({"type": "object", "properties": {"name": {}}, "required": ["name"]}, True),
+    ({"type": "object", "properties": {"a": {}, "name": {}}, "required": ["name"]}, True),
+    ({"type": "object", "properties": {"a": {}, "name": {}}, "required": ["a"]}, False),
+    ({"anyOf": [{"type": "array"}, {"type": "object"}]}, True),
+    ({"oneOf": [{"type": "null"}, {"type": "array"}]}, False),
+    ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array"}}}, False), ({"$ref": "#"}, True),
+    ({"type": "object", "properties": {"a": {}}, "required": ["a"], "allOf": [{"properties": {"b": {}}}]}, True),
+    ({"properties": {"name": {}}, "required": ["name"], "anyOf": [
+        {"type": "object", "properties": {"a": {}}, "required": ["a"]}]}, True),
+    ({"type": "string", "anyOf": [{"maxLength": 3}], "properties": {"name": {}}}, False),
+    ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"name": {}}, "type": "object"}}}, True)], ids=str)
+def test_answers_that_could_be_calls_without_a_mark(pool: mpool.Pool, llama: Path, schema: Any, may: bool) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
+    options: dict[str, Any] = {"tools": [tm.CLOCK], "max_tokens": 1, "response_format": {
+        "type": "json_schema", "json_schema": {"schema": schema}}}
+    if may:
+        with pytest.raises(mpool.InvalidArgument, match="begins with {\"name\"") as caught:
+            pool.chat(CHAT, model, **options)
+        assert caught.value.key == model
+    else:
+        assert pool.chat(CHAT, model, **options).finish_reason == "length"
+    assert pool.chat(CHAT, named(pool, llama, tm.HERMES, "tools-hermes"), **options).finish_reason == "length"
+
+
+def test_what_cannot_be_kept_is_refused_where_calls_have_no_mark(pool: mpool.Pool, llama: Path) -> None:
+    """As it is of every other form: of answers, and of tools that are strict."""
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
+    odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}
+    few: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+    options: dict[str, Any] = {"max_tokens": 1, "tools": [odd]}
+    assert pool.chat(CHAT, model, response_format=few, **options).finish_reason == "length"
+    with pytest.raises(mpool.InvalidArgument, match="response_format cannot be used: .*uniqueItems"):
+        pool.chat(CHAT, model, response_format={**few, "uniqueItems": True}, **options)
+    with pytest.raises(mpool.InvalidArgument, match="the schema of odd cannot be used: .*uniqueItems"):
+        pool.chat(CHAT, model, response_format=few, **{**options, "tools": [tm.CLOCK, {**odd, "strict": True}]})
+
+
+def test_values_that_look_like_references_are_values(pool: mpool.Pool, llama: Path) -> None:
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
+    value = [{"$ref": "#/a"}, 3]
+    schema = {"type": "array", "minItems": 3, "maxItems": 3, "items": False, "prefixItems": [
+        {"const": value[0]}, {"enum": [value[0]]}, {"$ref": "#/$defs/const"}],
+        "$defs": {"const": {"$ref": "#/$defs/enum"}, "enum": {"type": "object", "properties": {
+            "default": {"$ref": "#/$defs/examples"}}, "required": ["default"], "additionalProperties": False},
+            "examples": {"const": 3}}}
+    answers = [one for seed in range(8) for one in pool.chat(
+        [{"role": "user", "content": f"{seed} or {seed * seed}?"}], model, tools=[tm.CLOCK], response_format=schema,
+        n=4, seed=seed, **HOT).choices if one.finish_reason == "stop"]
+    assert answers and all(one.parsed == [value[0], value[0], {"default": 3}] for one in answers)
+
+
+# ---- models whose answers are known ----------------------------------------------------------------------------------
+
+BODY = '\n{"name": "clock", "arguments": {}}\n'
+WORDS = ("Wait.", " ", "<tool_call>", "</tool_call>", BODY, "assistant", "analysis", "<think>", "</think>", "Hm",
+         "commentary", " to=functions.", "clock", "json", "{}")
+WRITES = [("Ċ", "Wait."), ("Wait.", " "), (" ", "<tool_call>"), ("<tool_call>", BODY), (BODY, "</tool_call>"),
+          ("</tool_call>", "<|return|>")]
+THINKS = [("Ċ", "<think>"), ("<think>", "Hm"), ("Hm", "</think>"), ("</think>", "<tool_call>"), *WRITES[3:]]
+SAYS = [("assistant", "<|channel|>"), ("<|channel|>", "analysis", "commentary"), ("analysis", "<|message|>"),
+        ("<|message|>", "Hm", "{}"), ("Hm", "<|end|>"), ("<|end|>", "<|start|>"), ("<|start|>", "assistant"),
+        ("commentary", " to=functions."), (" to=functions.", "clock"), ("clock", "<|message|>"), ("{}", "<|call|>")]
+GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "max_tokens": 120, "compute": "float32",
+                          "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            template, chains = {"writes": (tm.HERMES, WRITES), "thinks": (tm.THINKING, THINKS),
+                                "says": (tm.HARMONY, SAYS)}[name]
+            made[name] = chainmodels.save(tmp_path_factory.mktemp(name), template, chains, WORDS)
+        return made[name]
+
+    return get
+
+
+def alone(pool: mpool.Pool, monkeypatch: pytest.MonkeyPatch, how: str) -> mpool.Pool:
+    if how == "parsed":
+        monkeypatch.setattr(grammar, "installed", lambda: False)
+    elif how == "masked":
+        pytest.importorskip("llguidance")
+    return pool
+
+
+@pytest.mark.parametrize("how", ["masked", "parsed"])
+def test_a_call_after_a_text(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The same with masks, and without llguidance."""
+    pool = alone(pool, monkeypatch, how)
+    done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
+    (call,) = done.tool_calls
+    assert (done.text, done.finish_reason, call.name, call.arguments) == ("Wait.", "tool_calls", "clock", {})
+    assert done.message == {"role": "assistant", "content": "Wait.", "tool_calls": [
+        {"id": call.id, "type": "function", "function": {"name": "clock", "arguments": "{}"}}]}
+    assert pickle.loads(pickle.dumps(done)) == done
+    stream = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], stream=True, logprobs=True, **GREEDY)
+    chunks = list(stream)
+    check_stream(chunks, done)
+    assert not any("<" in chunk.text for chunk in chunks) and chunks[-1].finish_reason == "tool_calls"
+    assert sum(len(chunk.logprobs or ()) for chunk in chunks) == done.usage.completion_tokens
+    # the conversation goes on: the call and its result are in the prompt, and the next call has another id
+    messages = [*CHAT, done.message, {"role": "tool", "tool_call_id": call.id, "content": "12:30"}]
+    again = pool.chat(messages, chain("writes"), tools=[tm.CLOCK], **GREEDY)
+    assert again.tool_calls[0].id != call.id and again.usage.prompt_tokens > done.usage.prompt_tokens
+    assert pool.chat(messages, chain("writes"), tools=[tm.CLOCK], **GREEDY).tool_calls == again.tool_calls
+    # a stop string ends the answer, and says so; nothing is called without tools, or where none may be
+    cut = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], stop="</tool_call>", **GREEDY)
+    assert cut.finish_reason == "stop" and cut.stop == "</tool_call>"
+    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+        plain = pool.chat(CHAT, chain("writes"), **options, **GREEDY)
+        assert not plain.tool_calls and "<tool_call>" in plain.text and plain.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("how", ["masked", "parsed"])
+@pytest.mark.parametrize("name", ["thinks", "says"])
+def test_thoughts_beside_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, name: str,
+                               how: str) -> None:
+    pool = alone(pool, monkeypatch, how)
+    done = pool.chat(CHAT, chain(name), tools=[tm.CLOCK], **GREEDY)
+    assert (done.text, done.reasoning, done.finish_reason) == ("", "Hm", "tool_calls"), done
+    assert [(call.name, call.arguments) for call in done.tool_calls] == [("clock", {})]
+    check_stream(pool.chat(CHAT, chain(name), tools=[tm.CLOCK], stream=True, **GREEDY), done)
+    if how == "masked":
+        forced = pool.chat(CHAT, chain(name), tools=[tm.CLOCK], tool_choice="required", **GREEDY)
+        assert [forced.reasoning, *(call.name for call in forced.tool_calls)] == ["Hm", "clock"], forced
+
+
+@pytest.mark.parametrize("words", ["<|end|>", "<|call|>", "<|channel|>final<|message|>", " to=functions.clock",
+                                   "<|start|>assistant", "<think>", "</think>", "<tool_call>"])
+@pytest.mark.parametrize("name", ["thinks", "says"])
+def test_marks_in_an_answer_of_a_form_are_text(pool: mpool.Pool, tmp_path: Path, name: str, words: str) -> None:
+    """Also those that end a message, or begin another one, where they stand in its JSON."""
+    pytest.importorskip("llguidance")
+    value = {"a": f"x{words} {words}y", "b": None}
+    template, chains = {
+        "thinks": (tm.THINKING, [*THINKS[:2], ("Hm", "</think>"), ("</think>", "{")]),
+        "says": (tm.HARMONY, [("assistant", "<|channel|>"), ("<|channel|>", "final"), ("final", "<|message|>")])}[name]
+    model = chainmodels.save(tmp_path, template, chains, (*WORDS, "final"))
+    options = {"tools": [tm.CLOCK], "response_format": {"const": value}, **GREEDY, "max_tokens": 300}
+    done = pool.chat(CHAT, model, **options)
+    assert (json.loads(done.text), done.parsed, done.finish_reason) == (value, value, "stop"), done
+    assert done.reasoning == ("Hm" if name == "thinks" else None) and not done.tool_calls
+    check_stream(pool.chat(CHAT, model, stream=True, **options), done)
+
+
+@pytest.mark.slow
+def test_a_real_model_calls_what_it_needs() -> None:
+    """Qwen2.5-Coder, which leaves the marks of its form out: it calls what it needs, and only then."""
+    from realmodels import real_path
+
+    def get_weather(city: str, days: int = 1) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name.
+            days: how many days.
+        """
+        return f"{city}: rain for {days} days"
+
+    def add(a: float, b: float) -> float:
+        """Adds two numbers."""
+        return a + b
+
+    with mpool.Pool() as pool:
+        found = []
+        asked = ("What is the weather in Paris for the next 3 days?", "What is 12.5 plus 30?", "Hello, who are you?")
+        for text in asked:
+            done = pool.chat([{"role": "user", "content": text}], real_path("qwen05"), tools=[get_weather, add],
+                             temperature=0, max_tokens=120)
+            found.append([(call.name, call.arguments) for call in done.tool_calls])
+            assert bool(done.text) != bool(done.tool_calls)
+    assert found == [[("get_weather", {"city": "Paris", "days": 3})], [("add", {"a": 12.5, "b": 30})], []]
+
+
+def test_asyncio_and_jobs(pool: mpool.Pool, chain: Any) -> None:
+    done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
+
+    async def read() -> None:
+        assert (await mpool.aio.chat(CHAT, chain("writes"), tools=[tm.CLOCK], pool=pool, **GREEDY)).tool_calls \
+            == done.tool_calls
+        check_stream([chunk async for chunk in mpool.aio.chat(CHAT, chain("writes"), tools=[tm.CLOCK], stream=True,
+                                                              pool=pool, **GREEDY)], done)
+
+    asyncio.run(read())
+    job = pool.submit("text_to_text", messages=CHAT, model=chain("writes"), tools=[tm.CLOCK], **GREEDY)
+    assert job.result(60).tool_calls == done.tool_calls
+
+
+def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    monkeypatch.setattr(grammar, "installed", lambda: False)
+    assert pool.chat(CHAT, model, tools=TOOLS, max_tokens=2).usage.completion_tokens <= 2
+    with pytest.raises(mpool.Unsupported, match="tool_choice wants a call, which needs the package") as caught:
+        pool.chat(CHAT, model, tools=TOOLS, tool_choice="required")
+    assert "mpool[grammar]" in str(caught.value) and caught.value.key == model
+    with pytest.raises(mpool.Unsupported, match="the tool f, which is strict, needs"):
+        pool.chat(CHAT, model, tools=[{"name": "f", "strict": True}])
+
+
+def test_workers_that_are_processes(chain: Any) -> None:
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool:
+        done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
+        assert (done.text, done.tool_calls[0].name) == ("Wait.", "clock")
+        done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], tool_choice="required", **GREEDY)
+        assert (done.text, done.tool_calls[0].name) == ("", "clock")
+
+
+def test_ids() -> None:
+    """Nine letters and digits, the same for the same call, another for another."""
+    made = {identifier(b"prompt", number) for number in range(1000)}
+    assert len(made) == 1000 and all(len(one) == 9 and one.isalnum() for one in made)
+    assert identifier(b"prompt", 1) == identifier(b"prompt", 1) != identifier(b"another", 1)
+
+
+# ---- what callers give -----------------------------------------------------------------------------------------------
+
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"tools": "f"}, "tools is 'f', allowed: a list"), ({"tools": {"name": "f"}}, "tools is dict"),
+    ({"tools": [3]}, r"tools\[0\] is 3, allowed: a dict"), ({"tools": [None]}, r"tools\[0\] is None"),
+    ({"tools": [{}]}, r"tools\[0\] is no function"), ({"tools": [{"type": "retrieval"}]}, "is 'retrieval', allowed"),
+    ({"tools": [{"name": ""}]}, "name is '', allowed: 1 to 64"), ({"tools": [{"name": "a b"}]}, "name is 'a b'"),
+    ({"tools": [{"name": "x" * 65}]}, "allowed: 1 to 64"), ({"tools": [{"name": '"}<|im_end|>'}]}, "allowed: 1 to 64"),
+    ({"tools": [FUNCTION, FUNCTION]}, r"tools\[1\] has the name 'f'"),
+    ({"tools": [{"name": "f", "description": 3}]}, "description is 3"),
+    ({"tools": [{"name": "f", "strict": "yes"}]}, "strict is 'yes'"),
+    ({"tools": [{"name": "f", "parameters": []}]}, "parameters is list, allowed: the JSON schema of an object"),
+    ({"tools": [{"name": "f", "parameters": {"type": "string"}}]}, "allowed: the JSON schema of an object"),
+    ({"tools": [{"name": "f", "parameters": {"properties": []}}]}, "properties is list"),
+    ({"tools": [{"name": "f", "parameters": {"required": "a"}}]}, "required is 'a'"),
+    ({"tools": [{"name": "f", "parameters": {"x": {1, 2}}}]}, "is no JSON"),
+    ({"tools": [{"name": "f", "parameters": {"x": float("nan")}}]}, "is no JSON"),
+    ({"tools": [{"name": "f", "description": "\ud800"}]}, "is no JSON"),
+    ({"tools": [lambda city: city]}, "needs a dict"), ({"tools": [dict]}, "is the class dict"),
+    ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice is 'maybe', allowed: \"auto\""),
+    ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "tool_choice is dict"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "names 'g', which is no tool"),
+    ({"tool_choice": "required"}, "without tools"), ({"tool_choice": NAMED}, "without tools"),
+    ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1, allowed: True or False"),
+    ({"tools": TOOLS, "response_format": {"type": "grammar", "grammar": "start: /a/"}},
+     "response_format is a grammar"),
+    ({"tools": TOOLS, "response_format": {"type": "nothing"}}, "response_format is of type 'nothing'"),
+    ({"tools": TOOLS, "response_format": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}},
+     "response_format cannot be used"),
+    ({"tools": TOOLS, "response_format": {"type": "regex", "regex": "(a"}}, "response_format cannot be used"),
+])
+def test_tools_that_are_none(pool: mpool.Pool, llama: Path, options: dict[str, Any], says: str) -> None:
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    with pytest.raises(mpool.InvalidArgument, match=says) as caught:
+        pool.chat(CHAT, model, **options)
+    assert caught.value.key == model
+
+
+def test_too_many_and_too_large(pool: mpool.Pool, llama: Path) -> None:
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(70):
+        deep = {"items": deep}
+    for tools, says in (([{"name": f"f{at}"} for at in range(129)], "the limit is 128"),
+                        ([{"name": "f", "description": "x" * 300_000}], "characters as JSON"),
+                        ([{"name": "f", "parameters": {"type": "object", "x": deep}}], "nested more than")):
+        with pytest.raises(mpool.LimitError, match=says):
+            pool.chat(CHAT, model, tools=tools)
+    assert pool.chat(CHAT, model, tools=[{"name": f"f{at}"} for at in range(128)], max_tokens=1).finish_reason
+
+
+def test_raw_prompts_and_models_without_tools(pool: mpool.Pool, llama: Path) -> None:
+    for name, value in (("tools", TOOLS), ("tool_choice", "auto"), ("parallel_tool_calls", True)):
+        with pytest.raises(mpool.InvalidArgument, match=f"{name} is given for a raw prompt"):
+            pool.generate("x", llama, **{name: value})
+    with pytest.raises(mpool.Unsupported, match="does not support tools") as caught:
+        pool.chat(CHAT, named(pool, llama, tm.PLAIN, "tools-plain"), tools=TOOLS)
+    assert caught.value.key == "tools-plain"
+    strange = "{% if tools %}{{ tools | tojson }}{% endif %}" + tm.PLAIN
+    with pytest.raises(mpool.Unsupported, match="in a form that is not known"):
+        pool.chat(CHAT, named(pool, llama, strange, "tools-strange"), tools=TOOLS)
+
+
+@pytest.mark.parametrize("calls, says", [
+    ("x", "tool_calls is 'x', allowed: a list"), ([3], r"tool_calls\[0\] is 3"), ([{}], r"tool_calls\[0\] is dict"),
+    ([{"function": {"name": 3}}], "is dict"), ([{"function": {"name": "f", "arguments": "{"}}], "arguments is '{'"),
+    ([{"function": {"name": "f", "arguments": "[1]"}}], r"arguments is '\[1\]', allowed: a dict, or the JSON text"),
+    ([{"function": {"name": "f", "arguments": 3}}], "arguments is 3"),
+    ([{"id": 3, "function": {"name": "f"}}], r"tool_calls\[0\].id is 3"),
+])
+def test_calls_in_messages_that_are_none(pool: mpool.Pool, llama: Path, calls: Any, says: str) -> None:
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    with pytest.raises(mpool.InvalidArgument, match=r"messages\[1\].*" + says):
+        pool.chat([*CHAT, {"role": "assistant", "content": None, "tool_calls": calls}], model)
+    with pytest.raises(mpool.InvalidArgument, match=r"messages\[0\] has tool_calls and the role user"):
+        pool.chat([{**CHAT[0], "tool_calls": [{"function": {"name": "f"}}]}], model)
+
+
+def test_shapes_of_earlier_calls(pool: mpool.Pool, llama: Path) -> None:
+    """OpenAI's, Ollama's, and mpool's own are one conversation."""
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    own = mpool.ToolCall("abcdefghi", "clock", {"a": 1}, '{"a": 1}')
+    prompts = set()
+    for call in ({"id": "abcdefghi", "type": "function", "function": {"name": "clock", "arguments": '{"a": 1}'}},
+                 {"function": {"name": "clock", "arguments": {"a": 1}}}, {"name": "clock", "arguments": {"a": 1}}, own):
+        for said in ({"tool_call_id": "abcdefghi"}, {"name": "clock"}, {"tool_name": "clock"}, {}):
+            done = pool.chat([*CHAT, {"role": "assistant", "content": "", "tool_calls": [call]},
+                              {"role": "tool", "content": "12:30", **said}], model, max_tokens=1)
+            prompts.add(done.usage.prompt_tokens)
+    assert len(prompts) == 1
+
+
+# ---- functions and classes -------------------------------------------------------------------------------------------
+
+class Unit(enum.Enum):
+    C = "celsius"
+    F = "fahrenheit"
+
+
+class Place(TypedDict):
+    city: str
+
+
+@dataclasses.dataclass
+class Span:
+    days: int
+    hours: int = 0
+
+
+def forecast(city: str, unit: Unit, kind: Literal["short", "long"], place: Place, span: Span, names: list[str],
+             more: dict[str, int], pair: tuple[int, str], anything: Any, note: Annotated[str, "What to note."],
+             days: int = 3, wind: Optional[float] = None, rain: bool | str = True) -> str:
+    """Says how the weather will be.
+
+    At any place.
+
+    Args:
+        city: The city,
+            in any language.
+        days (int): How many days.
+
+    Returns:
+        what: a text.
+    """
+    return f"{city}{unit}{kind}{place}{span}{names}{more}{pair}{anything}{note}{days}{wind}{rain}"
+
+
+def test_functions_become_schemas() -> None:
+    (made,) = tool_schemas.read([forecast])
+    function = made["function"]
+    assert (made["type"], function["name"]) == ("function", "forecast")
+    assert function["description"] == "Says how the weather will be.\n\nAt any place."
+    assert function["parameters"] == {
+        "type": "object", "properties": {
+            "city": {"type": "string", "description": "The city, in any language."},
+            "unit": {"enum": ["celsius", "fahrenheit"]}, "kind": {"enum": ["short", "long"]},
+            "place": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+                      "additionalProperties": False},
+            "span": {"type": "object", "properties": {"days": {"type": "integer"}, "hours": {"type": "integer"}},
+                     "required": ["days"], "additionalProperties": False},
+            "names": {"type": "array", "items": {"type": "string"}},
+            "more": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 2,
+                     "maxItems": 2},
+            "anything": {}, "note": {"type": "string", "description": "What to note."},
+            "days": {"type": "integer", "description": "How many days.", "default": 3},
+            "wind": {"type": ["number", "null"], "default": None},
+            "rain": {"type": ["boolean", "string"], "default": True}},
+        "required": ["city", "unit", "kind", "place", "span", "names", "more", "pair", "anything", "note"]}
+
+
+def test_classes_become_schemas() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    Weather = pydantic.create_model("Weather", __doc__="The weather.", city=str, days=(int, 3))
+    (made,) = tool_schemas.read([Weather])
+    assert made["function"]["name"] == "Weather" and made["function"]["description"] == "The weather."
+    assert made["function"]["parameters"]["required"] == ["city"]
+
+    def nested(weather: Any) -> None:
+        """Takes one."""
+
+    nested.__annotations__["weather"] = Weather
+    assert tool_schemas.read([nested])[0]["function"]["parameters"]["properties"]["weather"]["required"] == ["city"]
+
+
+def untyped(city):  # type: ignore[no-untyped-def]
+    """No annotation."""
+
+
+def starred(*cities: str) -> None:
+    """No names."""
+
+
+def positional(city: str, /) -> None:
+    """No name."""
+
+
+def odd(city: bytes) -> None:
+    """No JSON."""
+
+
+def keyed(cities: dict[int, str]) -> None:
+    """No JSON either."""
+
+
+@pytest.mark.parametrize("tool, says", [
+    (untyped, "its parameter city has no annotation"), (starred, r"its parameter \*cities: .* cannot be named"),
+    (positional, "cannot be named in a call"), (odd, "is of type bytes, of which there is no JSON schema"),
+    (keyed, "is of type dict"), (print, "has no annotation|cannot be named|cannot be read")])
+def test_functions_that_say_too_little(tool: Any, says: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=says) as caught:
+        tool_schemas.read([tool])
+    assert tool.__name__ in str(caught.value) and "tools[0]" in str(caught.value)
+
+
+def test_a_function_is_called(pool: mpool.Pool, llama: Path) -> None:
+    """What README shows: a function given, called with what the model says."""
+    pytest.importorskip("llguidance")
+
+    def get_time(city: Literal["Rome", "Oslo"], hours: Sequence[int]) -> str:
+        """The time."""
+        return f"{city} {len(hours)}"
+
+    model = named(pool, llama, tm.HERMES, "tools-hermes")
+    done = pool.chat(CHAT, model, tools=[get_time], tool_choice="required", parallel_tool_calls=False, seed=2, **HOT)
+    arguments = done.tool_calls[0].arguments
+    assert done.finish_reason == "tool_calls" and arguments is not None
+    assert get_time(**arguments).startswith(("Rome", "Oslo"))

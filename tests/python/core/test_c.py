@@ -1,0 +1,259 @@
+"""The C core: built in each variant, its own tests run, and the rules of the house checked.
+
+By default it is built as the extension is; ``--builds`` (CI: always) adds sanitizers, the simulator, clang and ARM.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TESTS_C = ROOT / "tests" / "c"
+
+if not (ROOT / "csrc").is_dir():
+    pytest.skip("the C sources are not here", allow_module_level=True)
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"mpool_tests_{name}", TESTS_C / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+build = _load("build")
+check_floors = _load("check_floors")
+
+
+@pytest.fixture(scope="session")
+def out() -> Path:
+    """Where the variants are built; ``MPOOL_TEST_BUILD`` replaces build/c."""
+    return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
+
+
+def _build(name: str, out: Path, rooms: list[str] | None = None, tests: list[str] | None = None) -> Path:
+    variant = build.VARIANTS[name]
+    needed = [variant.compiler, *variant.wrapper[:1]] if variant.emulated else [variant.compiler]
+    for tool in needed:
+        if build.compiler_of(variant) is None if tool == variant.compiler else shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    try:
+        return build.build(name, out, rooms=rooms, tests=tests)
+    except build.BuildError as error:
+        pytest.fail(f"{name} does not build:\n{error}", pytrace=False)
+
+
+def _run(name: str, runner: Path, *arguments: str, processor: str | None = None) -> None:
+    jobs = str(len(os.sched_getaffinity(0)))
+    run = subprocess.run([*build.command_of(name, runner), "--jobs", jobs, *arguments], capture_output=True, text=True,
+                         env={**os.environ, "MPOOL_TEST_ROOT": str(ROOT / "tests"),
+                              **({"QEMU_CPU": processor} if processor else {})})
+    print(run.stdout, run.stderr, sep="\n")
+    closing = run.stdout.strip().splitlines()[-1:] or ["nothing was printed"]
+    assert run.returncode == 0, f"{name}: {closing[0]}\n{run.stderr}"
+    assert not closing[0].startswith("c tests: 0 passed"), closing[0]
+
+
+def test_gcc_release(out: Path) -> None:
+    """As the extension is built, -Wall -Wextra -Werror, the binding compiled too; all tests."""
+    runner = _build("release", out)
+    _run("release", runner)
+
+
+@pytest.mark.builds
+def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
+    """All tests, with failures of the system injected, under ASan, LSan and UBSan."""
+    runner = _build("asan", out)
+    _run("asan", runner, "--slow", "5")
+
+
+@pytest.mark.builds
+def test_gcc_thread_sanitizer(out: Path) -> None:
+    """What has threads: base, the pool, and workers that are processes."""
+    runner = _build("tsan", out)
+    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
+    assert "base_team_barrier_2_lanes" in listed
+    _run("tsan", runner, "--slow", "10", "--only", "base_", "--only", "pool_", "--only", "registry_", "--only",
+         "isolation_a_registry", "--only", "isolation_processes")
+
+
+@pytest.mark.builds
+def test_gcc_simulator(out: Path) -> None:
+    """The registry under the simulator: tens of thousands of schedules, all of tiny cases, and planted bugs."""
+    runner = _build("sim", out)
+    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
+    assert {"sim_world_shutdown", "sim_world_reclaim", "sim_mutations_are_found"} <= set(listed.split())
+    _run("sim", runner, "--slow", "5")
+
+
+def test_planted_bugs_fit_the_sources() -> None:
+    """A row that does not fit is told with its place; what is planted keeps the numbers of the lines."""
+    mutations = _load("mutations")
+    for file, rows in mutations.planted_files().items():
+        text = (ROOT / "csrc" / file).read_text()
+        planted = mutations.plant(file, text, rows)
+        assert planted.count("\n") == text.count("\n")
+        for row in rows:
+            assert (f"mp_seam_mutation({row.number})" if row.number else "mp_seam_point()") in planted
+    source = "static int twice(int a) {\n    return a +\n           a;\n}\n"
+    row = mutations.Mutation(7, "x.c", "twice", "once", "return a + a;", "return BUG ? a : a + a;")
+    assert mutations.plant("x.c", source, [row]) == (
+        "static int twice(int a) {\n    return mp_seam_mutation(7) ? a : a + a;\n\n}\n")
+    with pytest.raises(mutations.MutationError, match="row 7 .* stands there 0 times"):
+        mutations.plant("x.c", source.replace("a +", "2 *"), [row])
+    with pytest.raises(mutations.MutationError, match="defined 0 times"):
+        mutations.plant("x.c", source.replace("twice", "thrice"), [row])
+
+
+# What a processor that is emulated here has to be told of: names of the C tests, without those that only ref computes.
+ARM_KERNELS = ["base_cpu_", "kernels_half_", "kernels_acts_", "kernels_dense_", "kernels_plain_", "kernels_quant_",
+               "kernels_rows_match_ref", "kernels_attention_zero_sign", "kernels_attention_full_nan",
+               "kernels_attention_full_any_split", "kernels_attention_kv_"]
+
+
+def _only(prefixes: list[str]) -> list[str]:
+    return [word for prefix in prefixes for word in ("--only", prefix)]
+
+
+@pytest.mark.builds
+def test_arm_kernels_under_emulation(out: Path) -> None:
+    """64-bit ARM, cross compiled: every kernel of every instruction set against ref, in qemu."""
+    runner = _build("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
+    _run("arm", runner, "--slow", "10", *_only(ARM_KERNELS))
+    for processor in ("cortex-a53", "cortex-a76"):  # NEON alone; dotprod
+        _run("arm", runner, "--slow", "10", "--only", "base_cpu_", "--only", "kernels_dense_dispatch",
+             processor=processor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processor", "rooms"), [
+    ("max", ["base_", "tensor_", "kernels_", "files_", "models_"]),
+    ("cortex-a72", ["base_", "tensor_", "kernels_", "files_"]),
+    ("cortex-a53", ["kernels_"]),
+    ("neoverse-n1", ["kernels_", "models_contract_masks"]),
+])
+def test_arm_core_under_emulation(processor: str, rooms: list[str], out: Path) -> None:
+    """64-bit ARM: the tests of all rooms below the registry."""
+    _run("arm", _build("arm", out), "--slow", "20", *_only(rooms), processor=processor)
+
+
+@pytest.mark.slow
+def test_arm_clang_compiles_without_a_warning(out: Path) -> None:
+    """clang for 64-bit ARM, where the cross compiler's C library is."""
+    if shutil.which("aarch64-linux-gnu-gcc") is None:
+        pytest.skip("aarch64-linux-gnu-gcc and its C library are not installed")
+    _build("arm-clang", out)
+
+
+@pytest.mark.builds
+@pytest.mark.parametrize("name", ["clang", "clang-debug"])
+def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
+    """clang -Wall -Wextra -Werror, the binding and the seam build too."""
+    _build(name, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seam", "debug"])
+def test_gcc_other_builds(name: str, out: Path) -> None:
+    """The seam build and the one with assertions, without sanitizers."""
+    _run(name, _build(name, out))
+
+
+def test_floors_sources_and_headers() -> None:
+    """Who may include whom, what the registry may know, sizes; every header compiles alone."""
+    report = check_floors.Report()
+    assert check_floors.check_sources(ROOT, report) > 50
+    if shutil.which("gcc") or shutil.which("clang"):
+        assert check_floors.check_headers(ROOT, report) > 0
+    assert not report, "\n".join(report)
+
+
+def test_floors_symbols(out: Path) -> None:
+    """No stream of stdio; memory, threads and files of the system in base alone; one exported symbol."""
+    _build("release", out)
+    report = check_floors.Report()
+    assert check_floors.check_objects(out / "release", report) > 20
+    spec = importlib.util.find_spec("mpool._core")
+    if spec is not None and spec.origin and spec.origin.endswith(".so"):
+        check_floors.check_library(Path(spec.origin), report)
+    assert not report, "\n".join(report)
+
+
+def test_floors_check_finds_what_is_wrong(tmp_path: Path) -> None:
+    """The check is not blind: each broken rule of a made-up tree is reported."""
+    files = {
+        "csrc/base/up.h": '#include "tensor/tensor.h"\n',
+        "csrc/tensor/tensor.h": '#include "kernels/k.h"\n#include <Python.h>\n',
+        "csrc/kernels/k.h": 'void *p = 0; int cblas_sgemm;\n#include <numpy/ndarrayobject.h>\n',
+        "csrc/kernels/blas.c": '#include <dlfcn.h>\nint scipy_cblas_sgemm; /* allowed here */\n',
+        "csrc/models/archs.def": "/* MP_ARCH(hidden, X, y, 0) */\nMP_ARCH(shiny, TEXT_TO_TEXT, decoder, 0)\n",
+        "csrc/registry/entry.c": '/* for Shiny-1B */\n#include "nowhere.h"\nint by_catalogue_name; // the-key\n',
+        "csrc/registry/pool/queue.c": '#include "registry/registry.h"\n#include "base/up.h"\n',
+        "csrc/registry/registry.h": "",
+        "csrc/registry/long.c": "int x;\n" * 1201 + "/* " + "w" * 130 + " */\n",
+        "csrc/elsewhere/room.c": "",
+        "mpool/models/catalogue.json": '{"models": [{"key": "the-key"}]}',
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    report = check_floors.Report()
+    check_floors.check_sources(tmp_path, report)
+    said = "\n".join(report)
+    for part in ("up.h:1: base may not include tensor", "tensor.h:1: tensor may not include kernels",
+                 "tensor.h:2: Python.h belongs", "k.h:1: only kernels/blas.c knows OpenBLAS", "k.h:2: numpy/",
+                 "entry.c:1: the registry knows no model, but names `Shiny`", 'entry.c:2: "nowhere.h" is no path',
+                 "entry.c:3: the registry knows no model, but names `the-key`",
+                 "queue.c:1: registry/pool may not include registry", "long.c:1201: 1202 lines",
+                 "long.c:1202: 136 columns", "room.c:1: `elsewhere` is no room"):
+        assert part in said, f"missing: {part}\n{said}"
+    assert "queue.c:2" not in said and "blas.c" not in said.replace("kernels/blas.c knows", "")
+    assert "hidden" not in said
+
+
+def test_runner_reports_what_fails(tmp_path: Path) -> None:
+    """The runner is not blind: failed checks, crashes, timeouts and leaks count as failures."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("gcc is not installed")
+    source = tmp_path / "test_bad.c"
+    source.write_text('#include <stdlib.h>\n#include "mp_test.h"\n'
+                      "MP_TEST(bad_check) { MP_CHECK_INT(1 + 1, 3); }\n"
+                      "MP_TEST(bad_crash) { abort(); }\n"
+                      "MP_TEST_SECONDS(bad_time, 0.2) { for (volatile int i = 1; i;) { } }\n"
+                      'MP_TEST(good_skip) { MP_SKIP("no reason"); }\n'
+                      "MP_TEST(good_pass) { MP_CHECK(1); }\n")
+    runner = tmp_path / "runner"
+    subprocess.run([compiler, "-std=c11", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", f"-I{TESTS_C}", str(source),
+                    str(TESTS_C / "runner.c"), str(ROOT / "csrc/base/error.c"), "-lm", "-o", str(runner)], check=True)
+    run = subprocess.run([str(runner)], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stdout.startswith("c tests: 1 passed, 3 failed, 1 skipped")
+    assert "test_bad.c:3: 1 + 1 is 2, expected 3 = 3" in run.stderr
+    assert "bad_crash" in run.stderr and "signal 6" in run.stderr
+    assert "bad_time" in run.stderr and "no end within" in run.stderr
+    assert subprocess.run([str(runner), "--only", "good_"], capture_output=True).returncode == 0
+    assert subprocess.run([str(runner), "--only", "nothing"], capture_output=True).returncode == 1
+
+
+def test_a_sixth_capability_is_one_more_row(tmp_path: Path) -> None:
+    """A row in capabilities.def is all that a pool of its own needs: queue, policy, workers, breaker, governor."""
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    shutil.copytree(TESTS_C, tmp_path / "tests" / "c")
+    with open(tmp_path / "csrc/models/capabilities.def", "a", encoding="utf-8") as rows:
+        rows.write('MP_CAPABILITY(SPEECH_TO_TEXT, "speech_to_text", 7, 9, "sequential")\n')
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "tests/c/build.py"), "debug", "--out", str(tmp_path / "out"), "--rooms", "base",
+         "tensor", "kernels", "files", "models", "registry", "--tests", "registry_fake", "registry_workers", "--run",
+         "--", "--only", "workers_serve_every_capability"], capture_output=True, text=True)
+    assert run.returncode == 0 and "1 passed" in run.stdout, run.stdout + run.stderr

@@ -1,0 +1,84 @@
+"""Configurations of text models with a number or a type that is not what it should be: each is read, or refused by one
+of mpool's named errors. Seeded: a failure says what repeats it."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from mpool.models import architectures, hf_config
+from mpool.models.fields import Fields
+from mpool.errors import MpoolError
+
+from paritymodels import DECODERS, LAYER_TYPES, transformers
+
+VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 64, 513, 10**6, 2**31, 2**62, 2**63, -2**63, 0.0, 1e-300,
+                     0.5, 1.0, 1e300, 1e308, -1e308, "", "x", "silu", "yarn", "full_attention", [], [0], [None],
+                     [2**62] * 3, ["full_attention"], [[]], {}, {"a": {}}, {"rope_type": "yarn"}]
+#: Families that transformers builds in remote code, or under a name of its own here, and what hostile files had.
+OTHERS: dict[str, dict[str, Any]] = {
+    "gte": {"model_type": "new", "architectures": ["NewModel"], "vocab_size": 99, "hidden_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 64,
+            "position_embedding_type": "rope", "rope_theta": 1e4, "rope_scaling": {"type": "ntk", "factor": 2.0},
+            "layer_norm_type": "layer_norm", "hidden_act": "gelu", "type_vocab_size": 2, "pack_qkv": True,
+            "layer_norm_eps": 1e-12, "logn_attention_scale": False}}
+HOSTILE = [("phi3_long", {"original_max_position_embeddings": 1, "max_position_embeddings": 2**20}),
+           ("phi3_partial", {"partial_rotary_factor": 1e308}), ("llama", {"partial_rotary_factor": 1e308}),
+           ("gte", {"num_attention_heads": 1000}), ("deepseek2", {"q_lora_rank": -1}),
+           ("deepseek2", {"n_group": 5}), ("deepseek2", {"topk_group": 99}), ("deepseek2", {"kv_lora_rank": None}),
+           ("gpt_oss", {"intermediate_size": 0}), ("smollm3", {"no_rope_layer_interval": 0})]
+
+
+def config_of(name: str) -> dict[str, Any]:
+    if name in OTHERS:
+        return OTHERS[name]
+    kind, model, extra = DECODERS[name]
+    if name in LAYER_TYPES:
+        extra = {**extra, "layer_types": LAYER_TYPES[name][:1] * 4}
+    made = getattr(transformers, kind)(vocab_size=99, hidden_size=96, intermediate_size=160, num_hidden_layers=4,
+                                       **{"num_attention_heads": 6, "num_key_value_heads": 2,
+                                          "max_position_embeddings": 400, **extra})
+    return json.loads(json.dumps({**made.to_dict(), "architectures": [model]}, default=str))
+
+
+def read(values: dict[str, Any]) -> None:
+    """As far as files of weights are not needed."""
+    config = Fields(values, file="config.json")
+    row, found = hf_config.read_config(config)
+    size = architectures.sizes(row, found.kv, file="config.json", token_types=found.token_types) | found.sizes
+    if size["layers"] * max(size["X"], 1) <= 4096:
+        architectures.expected(row, size)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *OTHERS])
+def test_what_is_wrong_is_named(name: str) -> None:
+    whole = config_of(name)
+    read(whole)
+    for trial in range(150):
+        chance = random.Random(f"{name} {trial}")
+        values = json.loads(json.dumps(whole))
+        for _ in range(chance.choice((1, 1, 2))):
+            inside = chance.choice([values, *(value for value in values.values() if isinstance(value, dict) and value)])
+            key = chance.choice(list(inside))
+            inside[key] = chance.choice(VALUES)
+        try:
+            read(values)
+        except MpoolError:
+            continue
+        except Exception as error:
+            changed = {key: value for key, value in values.items() if value != whole.get(key)}
+            raise AssertionError(f"{name} {trial}: {changed}: {error!r}") from error
+
+
+@pytest.mark.parametrize("name, change", HOSTILE)
+def test_hostile(name: str, change: dict[str, Any]) -> None:
+    values = {**config_of(name), **change}
+    for inside in (value for value in values.values() if isinstance(value, dict)):
+        inside.update((key, value) for key, value in change.items() if key in inside)
+    try:
+        read(values)
+    except MpoolError as error:
+        assert "config.json" in str(error)

@@ -1,0 +1,334 @@
+"""The benchmarks run, and what they print follows from what they measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinymodels
+from realmodels import real_path
+
+ROOT = Path(__file__).resolve().parents[3]
+if not (ROOT / "benchmarks" / "__main__.py").exists():
+    pytest.skip("the benchmarks are not here", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
+
+from benchmarks import build_kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
+from benchmarks.__main__ import Turn  # noqa: E402
+from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
+
+NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
+FAR = {"round_trip_ns": 520.0, "read_1": 42.0, "read_2": 85.0}
+
+
+def turn(engine: str, number: int, measures: dict[str, float], state: dict[str, float] = NEAR, others: float = 0.0,
+         **more: Any) -> Turn:
+    """One measurement."""
+    result = {"measures": measures, "rss MB": 100.0, **more}
+    return Turn("embed", engine, number, result, Frame(state, state, others))
+
+
+def test_texts_are_the_same_for_everybody() -> None:
+    """By a fixed seed, of the lengths they are said to have."""
+    assert texts.mixed(50) == texts.mixed(50) and len(set(texts.mixed(384))) == 384
+    assert {len(text.split()) for text in texts.same(20, 90)} == {90}
+    assert len(texts.prose(1000).split()) == 1000
+
+
+def test_mixed_texts_have_the_length_of_natural_sentences() -> None:
+    """31 tokens on average, in the vocabulary of the model they are for."""
+    from mpool.tokenizers import Tokenizer
+
+    from mpool.models import describe
+
+    tokenizer = Tokenizer.from_source(describe(str(real_path("minilm"))).tokenizer)
+    assert 30 <= statistics.mean(len(tokenizer.encode(text)) for text in texts.mixed(384)) <= 32
+
+
+def test_ratios_say_how_many_times_better_mpool_is() -> None:
+    """Of rates the larger is better, of times and memory the smaller; a ratio compares within a round."""
+    turns = [turn("mpool", 0, {"mixed texts/s": 200.0, "one text ms": 2.0}),
+             turn("peer", 0, {"mixed texts/s": 100.0, "one text ms": 6.0}),
+             turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # a slow hour for both
+             turn("peer", 1, {"mixed texts/s": 10.0, "one text ms": 60.0})]
+    rows = report.summary(turns)["embed"]
+    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "against": "mpool", "ratio": 2.0, "pairs": 2}
+    assert rows["one text ms"]["peer"] == {"median": 33.0, "against": "mpool", "ratio": 3.0, "pairs": 2}
+    assert rows["memory MB"]["peer"]["ratio"] == 1.0
+
+
+def test_disturbed_turns_do_not_count() -> None:
+    """Neither in medians nor in ratios, unless there is nothing else, and then it is said."""
+    good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
+    bad = [turn("mpool", 0, {"a": 2.0}, others=0.5), turn("peer", 0, {"a": 100.0}, others=0.5)]
+    assert [entry.disturbed is None for entry in good + bad] == [True, True, False, False]
+    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "against": "mpool", "ratio": 2.0,
+                                                                "pairs": 1}
+    assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "against": "mpool", "ratio": 0.02, "pairs": 0}
+
+
+def test_turns_in_different_states_are_not_compared() -> None:
+    """Though neither was disturbed."""
+    turns = [turn("mpool", 0, {"a": 2.0}, NEAR), turn("peer", 0, {"a": 1.0}, NEAR), turn("peer", 0, {"a": 4.0}, FAR)]
+    assert all(entry.disturbed is None for entry in turns)
+    assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "against": "mpool", "ratio": 2.0, "pairs": 1}
+
+
+def test_a_peer_is_compared_in_its_own_class() -> None:
+    """With the mpool of the same arithmetic, else with the default one."""
+    engines = ["mpool", "mpool:float32", "mpool:int8", "peer", "peer:int8", "peer:bfloat16"]
+    assert [report.against(engine, engines) for engine in engines] == \
+        [None, "mpool", "mpool", "mpool:float32", "mpool:int8", "mpool"]
+    assert report.against("peer", ["peer"]) is None
+    turns = [turn("mpool:int8", 0, {"a": 6.0}), turn("mpool", 0, {"a": 2.0}), turn("peer:int8", 0, {"a": 3.0})]
+    assert report.summary(turns)["embed"]["a"]["peer:int8"]["ratio"] == 2.0
+
+
+def test_parts_of_the_limit() -> None:
+    """Of arithmetic by class and threads, of memory by bytes; none where the probe does not know."""
+    frame = Frame({"read_1": 10.0, "read_2": 20.0, "fp32": 100.0, "bf16": 200.0}, {"read_2": 25.0}, 0.0)
+    for measure, arithmetic, part in (({"operations": 2e9}, "float32", 0.1), ({"operations": 2e9}, "bfloat16", 0.05),
+                                      ({"operations": 2e9}, "int8", None), ({"bytes": 5e8}, "int8", 0.2)):
+        assert limits.share(measure, 10.0, frame, 2, arithmetic) == part
+    assert limits.share({"bytes": 1.0}, 1.0, Frame(None, None, None), 2, "int8") is None
+    found = report.summary([turn("mpool:float32", 0, {"mixed texts/s": 10.0}, {**NEAR, "fp32": 100.0})],
+                           {"mixed texts/s": {"operations": 1e9}}, 2)
+    assert found["embed"]["mixed texts/s"]["mpool:float32"] == {"median": 10.0, "limit": 0.05}
+
+
+def test_work_is_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Operations a text grow with its length, and writing reads every weight once."""
+    paths = {"embed": str(tinymodels.cached(tmp_path_factory, "bert")),
+             "generate": str(tinymodels.cached(tmp_path_factory, "llama"))}
+    found = limits.work(paths, 48, [16, 32], [8])
+    assert found["short texts/s"]["operations"] < found["long texts/s"]["operations"]
+    assert found["pp16 tokens/s"]["operations"] < found["pp32 tokens/s"]["operations"]
+    weights = sum(file.stat().st_size for file in Path(paths["generate"]).glob("*.safetensors"))
+    assert 0.3 * weights < found["tg@8 tokens/s"]["bytes"] <= weights
+
+
+@pytest.mark.parametrize("module, name, variant", [
+    ("onnxruntime", "OnnxRuntime", "float32"), ("onnxruntime", "OnnxRuntime", "int8"),
+    ("openvino", "OpenVino", "float32"), ("openvino", "OpenVino", "bfloat16"),
+    ("ctranslate2", "CTranslate2", "float32"), ("ctranslate2", "CTranslate2", "int8")])
+def test_peers_compute_the_same(tmp_path: Path, module: str, name: str, variant: str) -> None:
+    """As sentence-transformers, where they are installed."""
+    for needed in (module, "onnx" if module != "ctranslate2" else module, "sentence_transformers"):
+        pytest.importorskip(needed)
+    from sentence_transformers import SentenceTransformer
+
+    path = str(real_path("minilm"))
+    engine = getattr(peers, name)(variant, str(tmp_path))
+    engine.imports()
+    engine.prepare(path)
+    engine.load(path, 1)
+    given = texts.mixed(40)
+    want = SentenceTransformer(path, device="cpu").encode(given, normalize_embeddings=True)
+    assert (engine.embed(given) * want).sum(1).min() > (0.95 if variant == "int8" else 0.9999)
+
+
+def test_states_of_the_machine() -> None:
+    """Two states are told apart, others' work is seen, and no probe is no comparison."""
+    assert disturbance([Frame(NEAR, NEAR, 0.01), Frame(NEAR, dict(NEAR, read_2=50.0), 0.0)]) is None
+    assert "round_trip_ns" in str(disturbance([Frame(NEAR, NEAR, 0.0), Frame(FAR, FAR, 0.0)]))
+    assert "read_2" in str(disturbance([Frame(NEAR, dict(NEAR, read_2=80.0), 0.0)]))
+    assert "others" in str(disturbance([Frame(NEAR, NEAR, 0.5)]))
+    assert disturbance([Frame(None, None, 0.0)]) == "no probe"
+
+
+def test_probe() -> None:
+    """Gives figures that a machine can have."""
+    probe = Probe()
+    if not probe.works:
+        pytest.skip("no C compiler")
+    found = probe.run()
+    assert found is not None and 0.05 < found["read_1"] < 10_000 and found["read_2"] > 0.05
+    assert len(probe.cpus) < 2 or 1 < found["round_trip_ns"] < 1e9
+    assert all(0 <= found[name] < 1e6 for name in ("fp32", "bf16", "int8"))
+
+
+def test_agreement_of_engines() -> None:
+    """Cosines and tokens alike are of the vectors and tokens that came."""
+    turns = [turn("sentence-transformers", 0, {}, vectors=[[1.0, 0.0], [0.0, 1.0]]),
+             turn("mpool", 0, {}, vectors=[[2.0, 0.0], [3.0, 4.0]], first=[1, 2, 3]),
+             turn("llama-cpp", 0, {}, first=[1, 2, 4])]
+    found = report.agreement(turns)
+    assert found["least cosine to sentence-transformers"]["mpool"] == 0.8
+    assert found["greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
+
+
+def test_markdown_names_the_best_rival() -> None:
+    """A row's cell tells of the rival that comes nearest, of the class that the column stands for."""
+    turns = [turn("mpool", 0, {"a texts/s": 10.0}), turn("mpool:int8", 0, {"a texts/s": 20.0}),
+             turn("openvino", 0, {"a texts/s": 4.0}), turn("onnxruntime", 0, {"a texts/s": 5.0}),
+             turn("onnxruntime:int8", 0, {"a texts/s": 8.0})]
+    found = report.markdown({"summary": report.summary(turns)}).splitlines()
+    assert found[0] == f"| {turns[0].topic} | mpool | mpool:int8 |"
+    assert "| a texts/s | 10 (2.00x onnxruntime) | 20 (2.50x onnxruntime:int8) |" in found
+
+
+def test_a_stream_beside_embeddings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Both go on: neither starves while the other has work."""
+    bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pool", "--quick", "--no-c", "--parts", "beside", "--embedding-model",
+         str(bert), "--text-model", str(llama)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = {name.strip(): float(value.replace(",", "")) for name, value in
+            (line.strip("|").split("|") for line in done.stdout.splitlines() if line.startswith("| beside"))}
+    assert len(rows) == 6 and all(value > 0 for value in rows.values())
+
+
+def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All topics with tiny models: a table, and a record of every turn with its frame."""
+    bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
+    out = tmp_path / "record.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--rounds", "1", "--again", "0", "--engines", "mpool,llama-cpp",
+         "--peer-python", f"llama-cpp={sys.executable}", "--embedding-model", str(bert), "--text-model", str(llama),
+         "--json", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    record = json.loads(out.read_text())
+    engines = {entry["engine"] for entry in record["turns"]}
+    if engines == {"mpool"}:
+        assert done.returncode == 0, done.stderr + str(record["failures"])
+        assert "not installed: llama-cpp" in done.stderr
+    topics = {"import", "cold-embed", "cold-generate", "embed", "generate"}
+    assert {entry["topic"] for entry in record["turns"] if entry["engine"] == "mpool"} == topics
+    for entry in record["turns"]:
+        assert all(value > 0 for value in entry["measures"].values()) and entry["rss MB"] > 10
+        assert set(entry["frame"]) == {"before", "after", "others"}
+    for kind, path in (("embed", bert), ("generate", llama)):
+        assert record["weights"][kind]["path"] == path.name
+    assert all(name in done.stdout for name in ("mixed texts/s", "tg@8 tokens/s", "8 streams tokens/s"))
+
+
+def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every figure for every policy, and the best of a row stands out only where it is."""
+    bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pool", "--quick", "--no-c", "--parts", "policies", "--embedding-model",
+         str(bert), "--text-model", str(llama)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "|" in line]
+    assert lines[0] == ["", *policies.POLICIES] and lines[1] == ["---"] * 5 and len(lines) == 21
+    for name, *values in lines[2:]:
+        assert name.startswith(("embed: ", "text: "))
+        assert all(float(value.strip("*").replace(",", "")) > 0 for value in values) and len(values) == 4
+    rows = list(policies.table({"a: texts/s": dict(zip(policies.POLICIES, (1.0, 2.0, 1.0, 1.0))),
+                                "a: p50 ms": dict(zip(policies.POLICIES, (1.0, 1.02, 3.0, 3.0)))}))
+    assert rows[2:] == ["| a: texts/s | 1 | **2** | 1 | 1 |", "| a: p50 ms | 1 | 1.02 | 3 | 3 |"]
+
+
+@pytest.mark.parametrize("name", ["bench_kernels.c", "bench_pool.c"])
+def test_c_programs_fit_the_core(name: str) -> None:
+    """They are built when somebody measures; that they still can be is seen here."""
+    builder = build_kernels.test_builder()
+    variant = builder.VARIANTS["release"]
+    compiler = builder.compiler_of(variant)
+    if compiler is None:
+        pytest.skip("no C compiler")
+    run = subprocess.run([*compiler, *builder.BASE_FLAGS, *variant.flags, "-fsyntax-only", f"-I{ROOT / 'csrc'}",
+                          str(ROOT / "benchmarks" / name)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What HTTP costs, and a server under clients of which each gets every token of its answers."""
+    pytest.importorskip("uvicorn")
+    bert, llama = tinymodels.cached(tmp_path_factory, "bert"), tinymodels.cached(tmp_path_factory, "llama")
+    models = [f"--embedding={bert}", f"--text={llama}", "--rounds=1", "--threads=1"]
+    for arguments, lines in ((["overhead", "--count=5", "--tokens=8"], 4),
+                             (["throughput", "--clients", "1", "3", "--seconds=0.2", "--tokens=4"], 4)):
+        done = subprocess.run([sys.executable, "-m", "benchmarks.serving", *arguments, *models], cwd=ROOT,
+                              capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        rows = done.stdout.splitlines()
+        assert len(rows) == lines and rows[0].startswith("others used ")
+        assert all(any(char.isdigit() for char in row) for row in rows[2:])
+    assert [row.split()[0] for row in rows[2:]] == ["1", "3"] and all(float(row.split()[1]) > 0 for row in rows[2:])
+
+
+def test_masks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What it costs that answers have a form."""
+    pytest.importorskip("llguidance")
+    llama = tinymodels.cached(tmp_path_factory, "llama")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.masks", f"--model={llama}", "--rounds=1", "--tokens=20",
+                           "--threads=1"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert [row[:16].rstrip() for row in rows[2:]] == ["any JSON", "a schema", "an expression"]
+    assert all(any(char.isdigit() for char in row[16:]) for row in rows[2:])
+
+
+def test_the_generator_of_requests_finds_what_is_missing() -> None:
+    """An answer without its last token, one that is refused, and a client with nothing left to ask."""
+    whole = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
+    cut = whole.replace(b'"length"', b"null")
+
+    async def ask(answer: bytes, status: bytes, seconds: float) -> http_client.Load:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n" + answer)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await http_client.load(port, "/v1/completions", [[{}, {}]] * 3, seconds)
+
+    found = asyncio.run(ask(whole, b"200 OK", 0.0))
+    assert found.answers == len(found.first) == 3 and found.seconds > 0
+    for answer, status, seconds, words in ((cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
+                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "everything")):
+        with pytest.raises(RuntimeError, match=words):
+            asyncio.run(ask(answer, status, seconds))
+
+
+def test_wrong_arguments() -> None:
+    """An unknown engine is named with those that exist."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "--engines", "other"], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and "sentence-transformers" in done.stderr
+
+
+def test_vision_engines_draw_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same image and question, on a small shape, in float32."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from benchmarks import vision_engines
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    monkeypatch.setitem(vision_engines.SHAPES, "small", (sizes, sizes))
+    vision_engines.make_folder("small", tmp_path)
+    mine, theirs = vision_engines.Mpool("float32"), vision_engines.Torch("")
+    mine.load(str(tmp_path), 2)
+    theirs.load(str(tmp_path), 2)
+    drawn = set()
+    for seed in range(4):
+        image = np.random.default_rng(seed).integers(0, 256, (336, 336, 3), dtype=np.uint8)
+        token = theirs.first(image, f"w{200 + seed} w9")
+        assert mine.first(image, f"w{200 + seed} w9") == token
+        drawn.add(token)
+    assert len(drawn) > 1
+    mine.pool.close()
+
+
+@pytest.mark.slow
+def test_images_run(tmp_path: Path) -> None:
+    """One small shape, mpool beside torch: both compute the same."""
+    pytest.importorskip("transformers")
+    command = ["-m", "benchmarks.images", "--quick", "--rounds", "1", "--shapes", "dinov2-s", "--engines",
+               "mpool:float32,torch", "--json", str(tmp_path / "record.json")]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["agreement"]["dinov2-s: least cosine to torch"]["mpool:float32"] >= 0.9999
+    assert set(record["summary"]["dinov2-s"]) >= {"list images/s", "files images/s", "one image ms"}

@@ -1,0 +1,228 @@
+"""The models that come with mpool: they are there, small and as recorded, and do what their cards say on images that
+they were not trained on. The digits and their division are those of ``training/``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+from mpool.models import BundledRef, load_catalogue, resolve, verify
+from mpool.models.sources import bundled
+
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).resolve().parents[3]
+if not (ROOT / "training" / "digits.py").exists():
+    pytest.skip("the scripts that train are not here", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
+
+from training import digits, measure, shipping  # noqa: E402
+
+KEYS = [key for key, row in load_catalogue().rows.items() if any(isinstance(ref, BundledRef) for ref in row.refs)]
+
+
+# ---- what is there --------------------------------------------------------------------------------------------------
+
+def test_all_are_small() -> None:
+    """Under 8 MB together."""
+    files = [path for path in Path(bundled.ROOT).rglob("*") if path.is_file()]
+    assert files and sum(path.stat().st_size for path in files) < 8e6
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_files_are_as_recorded(key: str) -> None:
+    """Every file is in the catalogue or is the card, the row is what the script writes, and nothing is fetched."""
+    row = load_catalogue().rows[key]
+    found = resolve(key, offline=True)
+    assert (found.key, found.source, found.ref) == (key, "bundled", f"mpool:{key}")
+    assert resolve(f"mpool:{key}", offline=True) == found
+    verify(found)
+    folder = Path(found.path)
+    assert folder.parent == Path(bundled.ROOT)
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert there == {*(row.files or ()), "README.md"}
+    assert row.parameters == shipping.tensors(folder)[0]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_cards_say_what_they_are(key: str) -> None:
+    card = (Path(bundled.ROOT) / key / "README.md").read_text(encoding="utf-8")
+    assert f"{load_catalogue().rows[key].parameters:,} values" in card and "no substitute" in card.replace("\n", " ")
+    assert "CC BY 4.0" in card and "Apache-2.0" in card and "%" in card and f"python -m training {key}" in card
+
+
+def test_they_are_installed() -> None:
+    """Where mpool was installed, its list of files has every one of them."""
+    try:
+        files = importlib.metadata.distribution("mpool").files or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("mpool is on the path and not installed")
+    installed = {Path(str(file.locate())).resolve() for file in files}
+    if Path(mpool.__file__).resolve() not in installed:
+        pytest.skip("another mpool is on the path than the one installed")
+    for key in KEYS:
+        assert set(map(Path.resolve, map(Path, resolve(key).files))) <= installed
+
+
+def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that no model has, a key that is no model of mpool's own, a folder that is not there, a changed file."""
+    for name in ("digits-clap", "bge-small-en-v1"):
+        with pytest.raises(errors.UnknownModel):
+            resolve(f"mpool:{name}")
+    with pytest.raises(errors.InvalidArgument):
+        resolve("mpool:../digits-clip")
+    monkeypatch.setattr(bundled, "ROOT", str(tmp_path))
+    with pytest.raises(errors.FileError, match="comes with mpool"):
+        resolve("digits-clip")
+    (tmp_path / "digits-clip").mkdir()
+    for name in load_catalogue().rows["digits-clip"].files or ():
+        (tmp_path / "digits-clip" / name).write_text("{}")
+    with pytest.raises(errors.IntegrityError):
+        resolve("digits-clip")
+
+
+# ---- images to show -------------------------------------------------------------------------------------------------
+
+def test_images_are_held_out() -> None:
+    """Each of the ten is one of the 500, and none of those is among the images to train on."""
+    from PIL import Image
+
+    train, held = digits.load()
+    assert len(train.images) == 1297 and len(held.images) == 500
+    for digit in range(10):
+        image = np.asarray(Image.open(Path(bundled.ROOT) / "images" / f"{digit}.png"))
+        (same,) = np.nonzero((held.images == image).all(axis=(1, 2)))
+        assert len(same) >= 1 and held.labels[same[0]] == digit
+        assert not (train.images == image).all(axis=(1, 2)).any()
+
+
+def test_the_judge_knows_digits() -> None:
+    """The classifier that pictures are judged by is right on more than 98 % of real ones that it has not seen."""
+    train, held = digits.load()
+    judge = digits.classifier(train)
+    assert (judge.predict(digits.cells_of(held.images)) == held.labels).mean() > 0.98
+
+
+# ---- CLIP -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("compute", ["auto", "float32"])
+def test_clip_tells_digits_apart(compute: str) -> None:
+    """Zero-shot, at least 95 %; prompts in the wrong order are as bad as guessing."""
+    assert measure.zero_shot("digits-clip", compute=compute) >= 0.95
+    assert measure.zero_shot("digits-clip", digits.PROMPTS[1:] + digits.PROMPTS[:1], compute=compute) < 0.1
+
+
+def test_clip_is_that_of_transformers() -> None:
+    """Vectors of images and texts, from the files as they are shipped."""
+    import torch
+    import transformers
+
+    folder = resolve("digits-clip").path
+    model = transformers.CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
+    processor = transformers.CLIPProcessor.from_pretrained(folder)
+    _, held = digits.load()
+    images = [np.repeat(image[:, :, None], 3, axis=2) for image in held.images[:20]]
+    with torch.no_grad():
+        expected = model(**processor(text=list(digits.PROMPTS), images=images, return_tensors="pt", padding=True))
+    for got, wanted in ((mpool.embed_image(images, "digits-clip", compute="float32"), expected.image_embeds),
+                        (mpool.embed(list(digits.PROMPTS), "digits-clip", compute="float32"), expected.text_embeds)):
+        got = got / np.linalg.norm(got, axis=1, keepdims=True)
+        assert np.abs(got - wanted.numpy()).max() <= 1e-4
+
+
+# ---- LLaVA ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("compute", ["auto", "float32"])
+def test_digits_are_named(compute: str) -> None:
+    """At least 95 % of the 500."""
+    question = "What digit is this?"
+    assert measure.answered("digits-llava", question, *measure.QUESTIONS[question], compute=compute) >= 0.95
+
+
+@pytest.mark.parametrize("question", list(measure.QUESTIONS)[1:])
+def test_questions_are_answered(question: str) -> None:
+    """Other questions, one of them about two images."""
+    assert measure.answered("digits-llava", question, *measure.QUESTIONS[question]) >= 0.94
+
+
+def test_conversations(pool: mpool.Pool) -> None:
+    """An image, a question, and another that refers to it; and what is said of an image when nothing is asked."""
+    for digit in (3, 6):
+        image = str(Path(bundled.ROOT) / "images" / f"{digit}.png")
+        messages = [{"role": "user", "content": [{"type": "image", "path": image},
+                                                 {"type": "text", "text": "What digit is this?"}]}]
+        first = pool.chat(messages, "digits-llava", temperature=0, max_tokens=40)
+        assert first.text == f"This is {digits.called(digit)}." and first.finish_reason == "stop"
+        messages += [first.message, {"role": "user", "content": "Is it even or odd?"}]
+        assert pool.chat(messages, "digits-llava", temperature=0, max_tokens=40).text == \
+            f"It is {'odd' if digit % 2 else 'even'}."
+        assert pool.describe_image(image, model="digits-llava", temperature=0) == \
+            f"A handwritten {digits.NAMES[digit]}, dark ink on white paper."
+
+
+def test_llava_is_that_of_transformers() -> None:
+    """The prompt, and the tokens of greedy answers, one image and two, from the files as they are shipped."""
+    import torch
+    import transformers
+    from PIL import Image
+
+    folder = resolve("digits-llava").path
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    _, held = digits.load()
+    for at, question in enumerate(measure.QUESTIONS):
+        images = [Image.fromarray(held.images[at + i]).convert("RGB") for i in range(measure.QUESTIONS[question][1])]
+        content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
+        messages = [{"role": "user", "content": content}]
+        inputs = processor(images=images, text=processor.apply_chat_template(messages, add_generation_prompt=True),
+                           return_tensors="pt")
+        with torch.no_grad():
+            ids = model.generate(**inputs, max_new_tokens=40, do_sample=False)[0, inputs["input_ids"].shape[1]:]
+        done = mpool.vision(images, question, "digits-llava", temperature=0, max_tokens=40, compute="float32")
+        assert done.text == processor.decode(ids, skip_special_tokens=True)
+        assert done.usage.prompt_tokens == inputs["input_ids"].shape[1]
+
+
+# ---- Stable Diffusion 3 ---------------------------------------------------------------------------------------------
+
+def test_pictures_are_recognised() -> None:
+    """Two of each digit, as by default; in float32, which gives the same pictures on all of x86-64."""
+    found = measure.drawn("digits-sd3", 2, compute="float32")
+    assert sum(found) >= 19, found
+
+
+def test_pictures_are_of_their_prompts() -> None:
+    """Another prompt from the same noise is another digit."""
+    pictures = [mpool.generate_image(digits.PROMPTS[digit], "digits-sd3", seed=3, num_inference_steps=8,
+                                     guidance_scale=4, compute="float32").array for digit in (1, 8)]
+    judge = digits.classifier(digits.load()[0])
+    assert list(judge.predict(digits.cells_of(np.stack(pictures) * 255))) == [1, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compute", ["auto", "float32"])
+def test_a_hundred_pictures_are_recognised(compute: str) -> None:
+    """Ten of each digit: at least 95."""
+    found = measure.drawn("digits-sd3", 10, compute=compute)
+    assert sum(found) >= 95, found
+
+
+def test_pictures_are_those_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts, each of four steps, and the picture, from the files as they are shipped."""
+    import diffusers
+    import torch
+
+    import test_parity_pictures as parity
+
+    monkeypatch.setattr(parity, "PROMPT", "a handwritten seven")
+    folder = resolve("digits-sd3").path
+    pipeline = diffusers.StableDiffusion3Pipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    for asked in ({"guidance_scale": 7.0}, {"guidance_scale": 1.0}):
+        parity.compare(parity.ours(folder, 32, 32, **asked), parity.reference(pipeline, 32, 32, **asked))

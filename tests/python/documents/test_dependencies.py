@@ -1,0 +1,84 @@
+"""Every module that the package imports, at any depth, is one that installing it brings."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = sorted((ROOT / "mpool").rglob("*.py"))
+#: Names of modules that differ from those of their distributions.
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {_normal(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]) for requirement in requirements}
+
+
+def _extra(project: dict, name: str) -> set[str]:
+    """What an extra brings, through other extras of the project too."""
+    requirements = project["optional-dependencies"].get(name, [])
+    others = [found[1] for found in (re.match(r"mpool\[(\w+)\]", requirement) for requirement in requirements) if found]
+    return _names(requirements).union(*(_extra(project, other) for other in others))
+
+
+def _checks_types(node: ast.AST) -> bool:
+    """Whether a node is ``if TYPE_CHECKING:``, whose body no interpreter runs."""
+    return isinstance(node, ast.If) and isinstance(node.test, (ast.Name, ast.Attribute)) and (
+        getattr(node.test, "id", "") == "TYPE_CHECKING" or getattr(node.test, "attr", "") == "TYPE_CHECKING")
+
+
+def _imports(node: ast.AST) -> set[str]:
+    """Top names of the modules of others that a tree imports when it runs, inside functions too."""
+    found: set[str] = set()
+    for child in node.orelse if _checks_types(node) else ast.iter_child_nodes(node):
+        found |= _imports(child)
+    if isinstance(node, ast.Import):
+        found |= {alias.name.partition(".")[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        found.add(node.module.partition(".")[0])
+    elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+        found.add(str(node.args[0].value).partition(".")[0])
+    return {name for name in found if name and name != "mpool" and name not in sys.stdlib_module_names}
+
+
+@pytest.fixture(scope="module")
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_imported_is_required(path: Path, project: dict) -> None:
+    allowed = _names(project["dependencies"])
+    for part in path.relative_to(ROOT / "mpool").with_suffix("").parts:
+        # a module called as an extra belongs to it
+        allowed |= _extra(project, part)
+    imported = {_normal(DISTRIBUTIONS.get(name, name)) for name in _imports(ast.parse(path.read_text("utf-8")))}
+    assert imported <= allowed, f"not among the dependencies: {', '.join(sorted(imported - allowed))}"
+
+
+def test_imports_are_found_at_any_depth() -> None:
+    tree = ast.parse("import a.b\nif TYPE_CHECKING:\n    import t\nelse:\n    import e\n"
+                     "class C:\n    def f(self):\n        try:\n            from c.d import x\n        finally:\n"
+                     "            from . import y\n            import os, importlib\n"
+                     "            importlib.import_module('i.j')\n")
+    assert _imports(tree) == {"a", "e", "c", "i"}
+
+
+def test_the_walk_sees_the_package() -> None:
+    seen = set().union(*(_imports(ast.parse(path.read_text("utf-8"))) for path in MODULES))
+    assert {"numpy", "tokenizers", "huggingface_hub", "filelock", "jinja2", "tqdm"} <= seen

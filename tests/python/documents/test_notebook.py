@@ -1,0 +1,47 @@
+"""The notebook runs from top to bottom, and shows what it is there to show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realmodels import catalogued_path
+
+NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "quickstart.ipynb"
+if not NOTEBOOK.exists():
+    pytest.skip("the examples are not here", allow_module_level=True)
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+
+def test_it_is_kept_without_outputs() -> None:
+    """Valid, and nothing of one machine in it."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None)
+
+
+def printed(cell: Any) -> str:
+    """What a cell shows as text."""
+    return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+
+
+def test_top_to_bottom(tmp_path: Path) -> None:
+    """Every cell, in a fresh kernel; a cell that raises fails the test."""
+    for name in ("minilm", "smollm2"):
+        catalogued_path(name)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3",
+                            resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    shown = [printed(cell) for cell in cells]
+    assert shown[1].splitlines()[0].endswith("Bread rises because yeast gives off carbon dioxide.")
+    assert shown[2].startswith(" Paris.") and "length" in shown[2]
+    assert len(shown[3]) > 10 and "One, two, three, four, five" in shown[4]
+    table = cells[5].outputs[0]["data"]
+    assert table["text/html"].count("<tr>") == 3 and "all-MiniLM-L6-v2" in table["text/plain"]
+    assert shown[6] == "['cold', 'cold']"

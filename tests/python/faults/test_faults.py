@@ -1,0 +1,672 @@
+"""Faults of files, memory, clocks, callers and callbacks, with real (tiny) models. tests/FAULTS.md is the table."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from test_api_process import told
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
+
+
+@pytest.fixture
+def own_bert(bert: Path, tmp_path: Path) -> Path:
+    """A copy of the small BERT that a test may spoil."""
+    return Path(shutil.copytree(bert, tmp_path / "own"))
+
+
+def together(work: list[Callable[[], None]], seconds: float = 120) -> None:
+    """Runs functions in threads; passes on the first error; a call that hangs is one."""
+    errors: list[BaseException] = []
+
+    def guarded(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in work]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), "a call hangs"
+    if errors:
+        raise errors[0]
+
+
+def quiet(pool: mpool.Pool, seconds: float = 10.0) -> None:
+    """Waits until nothing runs or waits in the pool."""
+    end = time.monotonic() + seconds
+    while any(row.running or row.queued for row in pool.ps()):
+        assert time.monotonic() < end, pool.ps()
+        time.sleep(0.002)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+def test_python_allocations_that_fail(bert: Path) -> None:
+    """Row 2: each allocation of the interpreter in a call through the binding fails in turn."""
+    pytest.importorskip("_testcapi", reason="this Python has no _testcapi, whose set_nomemory makes allocations fail")
+    script = """
+import gc, _testcapi
+from mpool import _logging
+pool = mpool.Pool(mpool.PoolConfig(threads=1))
+_logging.stop()  # allocations fail in every thread, and its own are another test
+key = pool.get(bert)._entry.core_key("auto")
+registry = pool.registry
+registry.load(key)
+ids, offsets = np.array([2, 9, 10, 11, 3], np.int32), np.array([0, 5], np.int64)
+want = registry.embed(key, ids, offsets).tobytes()
+def whole():
+    ticket = registry.submit_embed(key, ids, offsets)
+    ticket.wait(30.0)
+    return ticket.vectors()
+calls = {
+    "embed": lambda: registry.embed(key, ids, offsets),
+    "ticket": whole,
+    "entries": lambda: registry.entries() and None,
+    "stats": lambda: registry.stats() and None,
+}
+counts = {}
+def sweep():
+    for name, call in calls.items():
+        failed = 0
+        for n in range(400):
+            answer = None
+            _testcapi.set_nomemory(n, n + 1)
+            try:
+                answer = call()
+                good = True
+            except MemoryError:
+                good = False
+            finally:
+                _testcapi.remove_mem_hooks()
+            failed += not good
+            if answer is not None and answer.tobytes() != want:
+                raise SystemExit(f"{name}: another answer when allocation {n} fails")
+        counts[name] = failed
+def measure():
+    sweep()
+    registry.embed(key, ids, offsets)
+    end = time.monotonic() + 5
+    while time.monotonic() < end and any(row["running"] or row["queued"] for row in registry.entries()):
+        time.sleep(0.01)
+    gc.collect()
+    return sys.getallocatedblocks(), registry.stats()["bytes_by_tag"]["request"]
+seen = [measure() for _ in range(5)][1:]
+good = registry.embed(key, ids, offsets).tobytes() == want
+print(json.dumps([counts, [row[0] for row in seen], [row[1] for row in seen], good, idle()]))
+"""
+    counts, blocks, requests, good, idle = told(script, bert, bert)
+    assert all(count > 0 for count in counts.values()), f"no allocation failed: {counts}"
+    # what leaks does so in each of the sweeps
+    assert min(blocks[2:]) - min(blocks[:2]) < 60 and min(requests[2:]) <= max(requests[:2]), (blocks, requests)
+    assert good and idle
+
+
+def test_the_log_thread_outlives_refused_memory(bert: Path) -> None:
+    """Row 2: the thread that drains the log and calls callbacks goes on after an allocation of its own failed."""
+    script = """
+from mpool import _logging
+threading.excepthook = lambda *_: None
+mpool.embed("x", bert)
+from mpool import _core
+real, calls = _core.drain_log, [0]
+def failing():
+    calls[0] += 1
+    if calls[0] == 1:
+        raise MemoryError
+    return real()
+_core.drain_log = failing
+time.sleep(1.0)
+print(json.dumps([calls[0], _logging._drain.thread.is_alive()]))
+"""
+    calls, alive = told(script, bert, bert)
+    assert calls > 1 and alive
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+def _fails_until(call: Callable[[], Any], kind: type[BaseException], seconds: float = 10.0, *,
+                 seen: tuple[type[BaseException], ...] | type[BaseException] = ()) -> BaseException:
+    """Calls until it fails with this error; before, it may fail with those that may be seen."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            call()
+        except kind as error:
+            return error
+        except seen:
+            pass
+        time.sleep(0.01)
+    raise AssertionError(f"no {kind.__name__} within {seconds} s")
+
+
+@pytest.mark.parametrize("left", [0, 0.5])
+def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float) -> None:
+    """Row 5: requests fail typed, the process lives, the model is not used again, others serve."""
+    file = own_bert / "model.safetensors"
+    whole = file.read_bytes()
+    with mpool.Pool(mpool.PoolConfig(breaker_threshold=0)) as pool:
+        texts = [f"{word} {number}" for number in range(20) for word in ("A cat", "the dog", "über", "fox")]
+        want = pool.embed(texts, own_bert)
+        text = pool.generate("A cat", llama, max_tokens=8, temperature=0).token_ids
+        wrong: list[str] = []
+        failed, shrunk, over = threading.Event(), threading.Event(), threading.Event()
+
+        def caller() -> None:
+            while not over.is_set():
+                before = not shrunk.is_set()
+                try:
+                    got = pool.embed(texts, own_bert)
+                except (mpool.IntegrityError, mpool.FileError, mpool.FormatError) as error:
+                    if before and not shrunk.is_set():
+                        wrong.append(f"failed before the file shrank: {error}")
+                    failed.set()
+                    time.sleep(0.01)
+                except mpool.MpoolError as error:
+                    wrong.append(repr(error))
+                else:
+                    if before and not shrunk.is_set() and got.tobytes() != want.tobytes():
+                        wrong.append("another answer from the whole file")
+
+        def shrinker() -> None:
+            time.sleep(0.1)
+            shrunk.set()
+            os.truncate(file, int(len(whole) * left))
+            failed.wait(20)
+            time.sleep(0.2)
+            over.set()
+
+        def other() -> None:
+            while not over.is_set():
+                if pool.generate("A cat", llama, max_tokens=8, temperature=0).token_ids != text:
+                    wrong.append("another model's answer changed")
+
+        together([caller, caller, shrinker, other])
+        assert failed.is_set() and wrong == []
+        error = _fails_until(lambda: pool.embed(texts, own_bert), mpool.IntegrityError, seen=mpool.FileError)
+        assert own_bert.name in str(error)
+
+        def state() -> str:
+            return next(row["state"] for row in pool.registry.entries() if row["capability"] == "text_embedding")
+
+        assert _heard(lambda: state() in ("failed", "cold")), state()  # no worker holds on to it, busy or not
+        with pytest.raises((mpool.IntegrityError, mpool.FileError, mpool.FormatError)):
+            pool.embed(texts, own_bert)
+        file.write_bytes(whole)  # the owner puts it right
+        pool.unload(own_bert)
+        assert pool.embed(texts, own_bert).tobytes() == want.tobytes()
+
+
+def test_a_file_that_is_rewritten_in_place(own_bert: Path, llama: Path) -> None:
+    """Row 6: the same path, inode and size, other numbers; noticed before it is used again, by its time."""
+    file = own_bert / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    (header,) = struct.unpack_from("<Q", data)
+    with mpool.Pool(mpool.PoolConfig(breaker_threshold=0)) as pool:
+        before = pool.embed("A cat sat.", own_bert)
+        for at in range(8 + header, len(data) - 7, 8):  # the sign of every second number
+            data[at + 3] ^= 0x80
+        with open(file, "r+b") as open_file:
+            open_file.write(data)
+        error = _fails_until(lambda: pool.embed("A cat sat.", own_bert), mpool.IntegrityError)
+        assert "unload" in str(error) or "chang" in str(error)
+        assert len(pool.generate("A cat", llama, max_tokens=3, temperature=0, ignore_eos=True).token_ids) == 3
+        with pytest.raises(mpool.IntegrityError):
+            pool.embed("A cat sat.", own_bert)
+        pool.unload(own_bert)
+        after = pool.embed("A cat sat.", own_bert)
+        assert after.shape == before.shape and after.tobytes() != before.tobytes()
+
+
+def test_a_file_that_was_rewritten_while_unloaded(own_bert: Path) -> None:
+    """Row 6: found at the next load, without a look at the clock."""
+    file = own_bert / "model.safetensors"
+    with mpool.Pool() as pool:
+        pool.embed("A cat sat.", own_bert)
+        pool.registry.evict(pool.get(str(own_bert))._entry.core_keys()[0])
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 0x80
+        with open(file, "r+b") as open_file:
+            open_file.write(data)
+        with pytest.raises(mpool.IntegrityError):
+            pool.embed("A cat sat.", own_bert)
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_logs_on_a_full_disk(bert: Path, llama: Path) -> None:
+    """Row 8: every write of the log fails, and so does standard error; calls notice nothing."""
+    script = """
+import logging
+full = logging.FileHandler("/dev/full")
+failures = []
+full.handleError = lambda record: failures.append(record.levelname)
+logging.getLogger("mpool").addHandler(full)
+logging.getLogger("mpool.pool").addHandler(logging.FileHandler("/dev/full"))  # this one prints to standard error
+logging.getLogger("mpool").setLevel("DEBUG")
+kept = os.dup(2)
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+want = mpool.embed("x", bert)
+good = True
+for _ in range(5):
+    good &= np.array_equal(mpool.embed("x", bert), want)
+    mpool.unload(bert)
+    good &= len(mpool.generate("The", llama, max_tokens=3, ignore_eos=True).token_ids) == 3
+    time.sleep(0.1)
+time.sleep(0.4)
+from mpool import _logging
+alive = _logging._drain.thread.is_alive()
+sys.stderr = open(os.devnull, "w")
+os.dup2(kept, 2)
+logging.raiseExceptions = False
+for name in ("mpool", "mpool.pool"):
+    for handler in list(logging.getLogger(name).handlers):
+        logging.getLogger(name).removeHandler(handler)
+print(json.dumps([bool(good), len(failures), alive]), flush=True)
+os._exit(0)
+"""
+    good, failures, alive = told(script, bert, llama)
+    assert good and failures > 0 and alive
+
+
+# ---- clocks ----------------------------------------------------------------------------------------------------------
+
+def test_the_wall_clock_moves_no_deadline(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 11: an hour ahead, an hour behind."""
+    real, jump = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + jump[0])
+    monkeypatch.setattr(time, "time_ns", lambda: int((real() + jump[0]) * 1e9))
+    with mpool.Pool() as pool:
+        for seconds in (3600.0, -3600.0, 0.0):
+            start = time.monotonic()
+            job = pool.submit("text_to_text", prompt="The", model=llama, timeout=0.3, **LONG)
+            jump[0] = seconds
+            assert pool.embed("A cat", bert, timeout=30).shape == (32,)
+            with pytest.raises(mpool.Timeout):
+                job.result(timeout=20)
+            assert 0.2 < time.monotonic() - start < 5
+        quiet(pool)
+
+
+def test_nothing_reads_the_wall_clock() -> None:
+    """Row 11: there is no deadline it could move."""
+    if not (ROOT / "csrc").is_dir():
+        pytest.skip("the C sources are not here")
+    wall = re.compile(r"CLOCK_REALTIME|\bgettimeofday\b|[^_.\w]time\(NULL\)|\btime\.time(_ns)?\(|datetime\.now")
+    found = [f"{path.relative_to(ROOT)}:{number}" for folder, ending in (("csrc", "*.[ch]"), ("mpool", "*.py"))
+             for path in sorted((ROOT / folder).rglob(ending))
+             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if wall.search(line)]
+    # what is written into prompts may know the date, and so may a note beside a file that was checked and the answers
+    # of protocols that say when they were made
+    dated = ("mpool/conversation/", "mpool/models/store.py", "mpool/server/openai/", "mpool/server/ollama.py",
+             "mpool/server/models.py")
+    assert [place for place in found if not place.startswith(dated)] == []
+
+
+# ---- callbacks -------------------------------------------------------------------------------------------------------
+
+class Leave(BaseException):
+    """No Exception: nothing that catches too much may swallow it."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit, Leave])
+def test_a_progress_function_that_raises(bert: Path, error: type[BaseException]) -> None:
+    """Row 17: its owner gets the error, nobody else, and the worker lives."""
+    texts = [f"text {number}" for number in range(3000)]
+
+    def progress(done: int, total: int | None) -> None:
+        raise error("from the callback")
+
+    with mpool.Pool() as pool:
+        want = pool.embed(texts[:5], bert)
+        with pytest.raises(error):
+            pool.embed(texts, bert, progress=progress)
+        with pytest.raises(error):
+            for _ in pool.embed_iter(iter(texts), bert, progress=progress):
+                pass
+        quiet(pool)
+        assert pool.embed(texts[:5], bert).tobytes() == want.tobytes()
+        assert all(row.errors == 0 for row in pool.ps())
+
+
+def test_a_progress_function_that_calls_the_pool(bert: Path) -> None:
+    """Row 18: re-entering works, and does not deadlock."""
+    seen: list[tuple[int, ...]] = []
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        def progress(done: int, total: int | None) -> None:
+            if len(seen) < 3:
+                seen.append(pool.embed(f"from within {done}", bert).shape)
+
+        texts = [f"text {number}" for number in range(2000)]
+        together([lambda: _discard(pool.embed(texts, bert, progress=progress))], 60)
+        assert seen and set(seen) == {(32,)}
+
+
+def _discard(_: Any) -> None:
+    pass
+
+
+EVENTS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail")
+
+
+@pytest.fixture
+def listening() -> Iterator[mpool.Pool]:
+    if not hasattr(mpool.Pool, "on"):
+        pytest.skip("Pool.on is not there yet")
+    with mpool.Pool() as made:
+        yield made
+
+
+def _heard(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, Leave])
+def test_a_lifecycle_callback_that_raises(listening: mpool.Pool, bert: Path, error: type[BaseException],
+                                          caplog: pytest.LogCaptureFixture) -> None:
+    """Row 17: the others still hear, calls are answered, workers live."""
+    heard: list[str] = []
+
+    def raises(*_: Any) -> None:
+        raise error("from the callback")
+
+    with caplog.at_level(logging.CRITICAL + 1):
+        for event in EVENTS:
+            listening.on(event, raises)
+            listening.on(event, lambda *_, event=event: heard.append(event))
+        for _ in range(3):
+            assert listening.embed("A cat", bert).shape == (32,)
+            listening.unload(bert)
+        assert _heard(lambda: {"spawn", "ready", "evict", "request_start", "request_complete"} <= set(heard)), heard
+
+
+def test_a_lifecycle_callback_that_re_enters(listening: mpool.Pool, bert: Path) -> None:
+    """Row 18: submit works from within; closing from within is an error or works, and hangs nobody."""
+    shapes: list[tuple[int, ...]] = []
+    ended: list[str] = []
+
+    def again(*_: Any) -> None:
+        if not shapes:
+            shapes.append(())
+            shapes.append(listening.submit("text_embedding", inputs="from within", model=bert).result(20).shape)
+
+    def closes(*_: Any) -> None:
+        try:
+            listening.close()
+            ended.append("closed")
+        except (mpool.MpoolError, RuntimeError) as error:
+            ended.append(type(error).__name__)
+
+    listening.on("request_complete", again)
+    listening.embed("A cat", bert)
+    assert _heard(lambda: (32,) in shapes), shapes
+    listening.on("evict", closes)
+    together([lambda: listening.unload(bert)], 30)
+    assert _heard(lambda: bool(ended))
+
+
+def test_a_lifecycle_callback_that_blocks(listening: mpool.Pool, bert: Path) -> None:
+    """Row 17: calls go on while it blocks."""
+    over = threading.Event()
+    listening.on("request_start", lambda *_: over.wait(30) and None)
+    try:
+        together([lambda: _discard([listening.embed(f"A cat {number}", bert) for number in range(50)])], 20)
+    finally:
+        over.set()
+
+
+# ---- consumers that are slow, or gone --------------------------------------------------------------------------------
+
+def test_a_stream_that_nobody_reads(llama: Path) -> None:
+    """Row 22: what it may hold is bounded by max_tokens; at its deadline it ends and gives its place to others."""
+    with mpool.Pool(mpool.PoolConfig(threads=1, request_timeout=None)) as pool:
+        streams = [pool.generate("The", llama, stream=True, timeout=0.5, **LONG) for _ in range(4)]
+        start = time.monotonic()
+        assert len(pool.generate("A cat", llama, max_tokens=5, temperature=0, ignore_eos=True).token_ids) == 5
+        quiet(pool, 20)
+        assert time.monotonic() - start < 15
+        held = pool.registry.stats()["bytes_by_tag"]["request"]
+        assert held < 64 << 20
+        for stream in streams:
+            with pytest.raises(mpool.Timeout):
+                for _ in stream:
+                    pass
+        del streams, stream
+        gc.collect()
+        assert pool.registry.stats()["bytes_by_tag"]["request"] < held
+
+
+LEAVE: dict[str, Callable[[mpool.Stream], None]] = {
+    "del": lambda stream: None,
+    "close": lambda stream: stream.close(),
+    "started": lambda stream: _discard(next(iter(stream))),
+    "broken off": lambda stream: next((None for _ in stream), None),
+    "with": lambda stream: stream.__exit__(None, None, None),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVE)
+def test_abandoned_streams_free_their_slots(llama: Path, leave: str) -> None:
+    """Row 23: also those that were never started, whose `finally` no generator would have run."""
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        pool.generate("A cat", llama, max_tokens=2)
+        for _ in range(20):
+            stream = pool.generate("The", llama, stream=True, **LONG)
+            LEAVE[leave](stream)
+            del stream
+            start = time.monotonic()
+            quiet(pool, 2)
+            assert time.monotonic() - start < 1.0
+        stats = pool.registry.stats()
+        assert stats["cancelled"] == 20 and stats["completed"] == 1
+
+
+def test_asynchronous_streams_that_are_dropped(llama: Path) -> None:
+    """Row 23: by a task that is cancelled, one that breaks off, and one that never begins."""
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        async def reader() -> None:
+            async for _ in mpool.aio.generate("The", llama, pool=pool, stream=True, **LONG):
+                await asyncio.sleep(0)
+
+        async def breaker() -> None:
+            async for _ in mpool.aio.generate("The", llama, pool=pool, stream=True, **LONG):
+                break
+
+        async def main() -> None:
+            tasks = [asyncio.create_task(reader()) for _ in range(10)]
+            await asyncio.sleep(0.1)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*(breaker() for _ in range(10)))
+            for _ in range(10):
+                mpool.aio.generate("The", llama, pool=pool, stream=True, **LONG)
+            gc.collect()
+
+        asyncio.run(main())
+        quiet(pool)
+
+
+# ---- herds -----------------------------------------------------------------------------------------------------------
+
+def test_a_thousand_callers_find_a_cold_model(bert: Path) -> None:
+    """Row 24: 500 threads and 500 tasks; one load, at most two workers, one answer for all."""
+    with mpool.Pool(mpool.PoolConfig(embed_queue_capacity=100)) as pool:
+        gate = threading.Event()
+        answers: set[bytes] = set()
+        count: list[int] = []
+
+        def thread() -> None:
+            gate.wait(30)
+            answers.add(pool.embed("A cat", bert).tobytes())
+            count.append(1)
+
+        def loop() -> None:
+            async def one() -> None:
+                answers.add((await mpool.aio.embed("A cat", bert, pool=pool)).tobytes())
+                count.append(1)
+
+            async def main() -> None:
+                await asyncio.gather(*(one() for _ in range(500)))
+
+            gate.wait(30)
+            asyncio.run(main())
+
+        threading.Timer(0.3, gate.set).start()
+        together([*([thread] * 500), loop], 100)
+        stats = pool.registry.stats()
+        assert len(count) == 1000 and len(answers) == 1
+        assert stats["loads"] == 1 and stats["load_failures"] == 0 and stats["workers_spawned"] <= 2
+
+
+# ---- closing ---------------------------------------------------------------------------------------------------------
+
+def test_closing_again_and_from_the_collector(bert: Path, llama: Path) -> None:
+    """Row 31: twice, by several threads, by a finaliser in a cycle while calls run."""
+    class Owner:
+        def __init__(self) -> None:
+            self.pool = mpool.Pool(mpool.PoolConfig(threads=1, shutdown_grace=0.1))
+            self.me = self
+
+        def __del__(self) -> None:
+            self.pool.close()
+            self.pool.close()
+
+    for _ in range(5):
+        owner = Owner()
+        job = owner.pool.submit("text_to_text", prompt="The", model=llama, **LONG)
+        del owner
+        gc.collect()
+        with pytest.raises((mpool.ShuttingDown, mpool.Cancelled)):
+            job.result(20)
+    pool = mpool.Pool(mpool.PoolConfig(threads=1))
+    pool.embed("A cat", bert)
+    together([pool.close] * 8, 30)
+    pool.close()
+    with pytest.raises(mpool.ShuttingDown):
+        pool.embed("A cat", bert)
+
+
+# ---- weights that are no numbers -------------------------------------------------------------------------------------
+
+def _patch(folder: Path, name: str, row: int | None, value: float) -> None:
+    """Writes a number into a row of a float32 tensor of a checkpoint, or all over it."""
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    (length,) = struct.unpack_from("<Q", data)
+    entry = json.loads(data[8:8 + length])[name]
+    assert entry["dtype"] == "F32"
+    begin, end = (8 + length + at for at in entry["data_offsets"])
+    if row is not None:
+        width = entry["shape"][1] * 4
+        begin, end = begin + row * width, begin + (row + 1) * width
+    data[begin:end] = struct.pack("<f", value) * ((end - begin) // 4)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_text_that_meets_nan(own_bert: Path, value: float) -> None:
+    """Row 36, and row 37's mates: one token's vector is NaN; texts without it get the same bits as ever."""
+    clean = ["A cat sat on the mat", "the dog barked", "twice"]
+    with mpool.Pool() as pool:
+        want = [pool.embed(text, own_bert) for text in clean]
+        token = pool.tokenize("fox", own_bert, add_special=False)[0]
+        pool.unload(own_bert)
+        _patch(own_bert, "embeddings.word_embeddings.weight", token, value)
+        pool.unload(own_bert)
+        with pytest.raises(mpool.NumericError) as caught:
+            pool.embed("the quick fox", own_bert)
+        assert own_bert.name in str(caught.value)
+        with pytest.raises(mpool.NumericError):
+            pool.embed([*clean, "the quick fox"], own_bert)
+        rows = pool.embed([*clean, "the quick fox"], own_bert, on_error="null")
+        assert np.isnan(rows[3]).all()
+        for at, vector in enumerate(want):
+            assert rows[at].tobytes() == vector.tobytes()
+            assert pool.embed(clean[at], own_bert).tobytes() == vector.tobytes()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_token_is_drawn_from_nan(llama: Path, tmp_path: Path, value: float, temperature: float) -> None:
+    """Row 36: the final norm is no number: an error, no token, and nothing that a reader would take for text."""
+    spoilt = Path(shutil.copytree(llama, tmp_path / "spoilt"))
+    _patch(spoilt, "model.norm.weight", None, value)
+    with mpool.Pool(mpool.PoolConfig(breaker_threshold=0)) as pool:
+        with pytest.raises(mpool.NumericError):
+            pool.generate("A cat", spoilt, max_tokens=5, temperature=temperature, ignore_eos=True)
+        stream = pool.generate("A cat", spoilt, max_tokens=5, temperature=temperature, ignore_eos=True, stream=True)
+        chunks = []
+        with pytest.raises(mpool.NumericError):
+            for chunk in stream:
+                chunks.append(str(chunk))
+        assert "".join(chunks) == ""
+        assert len(pool.generate("A cat", llama, max_tokens=5, temperature=0, ignore_eos=True).token_ids) == 5
+
+
+# ---- deadlines in a batch --------------------------------------------------------------------------------------------
+
+def test_deadlines_in_a_batch_leave_the_mates_alone(bert: Path, llama: Path) -> None:
+    """Row 37: calls whose deadline passes beside others; those others get the bits they get alone."""
+    rng = random.Random(5)
+    with mpool.Pool(mpool.PoolConfig(threads=1, embed_queue_capacity=1000, prompt_queue_capacity=1000)) as pool:
+        texts = [f"text {number} " * rng.randint(1, 8) for number in range(60)]
+        alone = [pool.embed(text, bert).tobytes() for text in texts]
+        want = pool.generate("A cat", llama, max_tokens=30, temperature=1.0, seed=3, ignore_eos=True).token_ids
+        ended = {"ok": 0, "late": 0}
+        for _ in range(5):
+            doomed = []
+            for _ in range(6):
+                try:
+                    doomed.append(pool.submit("text_to_text", prompt="The", model=llama,
+                                              timeout=rng.uniform(0.005, 0.08), **LONG))
+                except mpool.Timeout:  # hopeless, and told so at once
+                    pass
+            mate = pool.submit("text_to_text", prompt="A cat", model=llama, max_tokens=30, temperature=1.0, seed=3,
+                               ignore_eos=True)
+            jobs = []
+            for at, text in enumerate(texts):
+                limit = rng.uniform(0.0005, 0.02) if at % 2 else None
+                try:
+                    jobs.append((at, pool.submit("text_embedding", inputs=text, model=bert, timeout=limit)))
+                except mpool.Timeout:
+                    ended["late"] += 1
+            for at, job in jobs:
+                try:
+                    assert job.result(60).tobytes() == alone[at]
+                    ended["ok"] += 1
+                except mpool.Timeout:
+                    assert at % 2
+                    ended["late"] += 1
+            assert mate.result(60).token_ids == want
+            for job in doomed:
+                with pytest.raises(mpool.Timeout):
+                    job.result(60)
+        assert ended["ok"] >= 150 and sum(ended.values()) == 300
+        quiet(pool)

@@ -1,0 +1,330 @@
+"""GGUF tables as models: keys, tensors, tokens that end, templates (cases 33 to 42, 53 to 55, 59, 70)."""
+
+from __future__ import annotations
+
+import random
+import types
+from typing import Any
+
+import pytest
+
+from mpool import errors
+from mpool.models import gguf_model
+from mpool.models.describing import describe
+from mpool.models.fields import Fields
+from mpool.models.spec import ModelDescription, TensorEntry
+
+TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "<|im_end|>", "c", "<|im_end|>x", "d"]
+LLAMA: dict[str, Any] = {
+    "general.architecture": "llama", "general.license": "mit", "general.name": "x",
+    "llama.block_count": 2, "llama.context_length": 64, "llama.embedding_length": 8, "llama.feed_forward_length": 12,
+    "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.dimension_count": 2, "llama.rope.freq_base": 1e5,
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 3, 1, 1, 1], "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2, "tokenizer.chat_template": "{{ x }}",
+}
+BERT: dict[str, Any] = {
+    "general.architecture": "bert", "bert.block_count": 1, "bert.context_length": 16, "bert.embedding_length": 6,
+    "bert.feed_forward_length": 10, "bert.attention.head_count": 2, "bert.attention.layer_norm_epsilon": 1e-12,
+    "bert.attention.causal": False, "bert.pooling_type": 2, "tokenizer.ggml.model": "bert",
+    "tokenizer.ggml.tokens": TOKENS,
+}
+
+
+def llama_shapes(layers: int = 2, rows: int = 9, *, qwen: bool = False,
+                 output: bool = True) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (rows, 8), "output_norm.weight": (8,)}
+    if output:
+        shapes["output.weight"] = (rows, 8)
+    for i in range(layers):
+        shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in {
+            "attn_norm": (8,), "attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8),
+            "ffn_norm": (8,), "ffn_gate": (12, 8), "ffn_up": (12, 8), "ffn_down": (8, 12)}.items()}
+        if qwen:
+            shapes |= {f"blk.{i}.attn_q.bias": (8,), f"blk.{i}.attn_k.bias": (4,), f"blk.{i}.attn_v.bias": (4,)}
+    return shapes
+
+
+def bert_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (9, 6), "position_embd.weight": (16, 6), "token_types.weight": (2, 6),
+        "token_embd_norm.weight": (6,), "token_embd_norm.bias": (6,)}
+    for name, out, size in (("attn_q", 6, 6), ("attn_k", 6, 6), ("attn_v", 6, 6), ("attn_output", 6, 6),
+                            ("ffn_up", 10, 6), ("ffn_down", 6, 10)):
+        shapes |= {f"blk.0.{name}.weight": (out, size), f"blk.0.{name}.bias": (out,)}
+    for name in ("attn_output_norm", "layer_output_norm"):
+        shapes |= {f"blk.0.{name}.weight": (6,), f"blk.0.{name}.bias": (6,)}
+    return shapes
+
+
+def read(kv: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelDescription:
+    tensors, at = [], 4096
+    for name, shape in shapes.items():
+        size = 4
+        for n in shape:
+            size *= n
+        tensors.append(TensorEntry(name, "F32", shape, 0, at, size))
+        at += size
+    return gguf_model.describe_tables({k: v for k, v in kv.items() if v != "absent"}, tensors, ["/m/x.gguf"], key="k",
+                                      ref="r")
+
+
+def llama(shapes: dict[str, tuple[int, ...]] | None = None, **changes: Any) -> ModelDescription:
+    return read({**LLAMA, **changes}, shapes or llama_shapes())
+
+
+def test_windows_that_a_file_gives_layer_by_layer() -> None:
+    """Or says every how manyth layer sees everything; by default as the family has it."""
+    from mpool.models.families.llama import window_pattern
+
+    def windowed(pattern: object) -> list[bool]:
+        keys = {"g.block_count": 4, **({} if pattern is None else {"g.attention.sliding_window_pattern": pattern})}
+        return window_pattern(Fields(keys, file="m.gguf"), "g", 2)
+
+    assert windowed(None) == [True, False, True, False] and windowed(3) == [True, True, False, True]
+    assert windowed([False, True, True, False]) == [False, True, True, False] and windowed(1) == [False] * 4
+    with pytest.raises(errors.FormatError, match="one a layer"):
+        windowed([True])
+
+
+def test_rerankers_that_are_not_computed_are_named() -> None:
+    keys = {"qwen3.pooling_type": 4}
+    with pytest.raises(errors.Unsupported, match="qwen3.pooling_type is 4, a reranker.*GGUF files of .*bert"):
+        gguf_model._embedding(Fields(keys, file="m.gguf"), "qwen3", {}, {"P": 64, "D": 32}, [])
+
+
+def test_shares_of_experts_that_a_file_does_not_want_to_add_up() -> None:
+    from mpool.models.families import qwen_moe
+
+    complete = qwen_moe.ROWS[0].complete
+    assert complete is not None
+    for keys, normalised in (({}, True), ({"qwen3moe.expert_weights_norm": False}, False)):
+        kv: dict[str, Any] = {}
+        complete(Fields(keys, file="m.gguf"), "qwen3moe", kv)
+        assert kv["mpool.expert_normalise"] is normalised
+
+
+def test_llama() -> None:
+    found = llama()
+    assert (found.capability, found.spec.architecture, found.license) == ("text_to_text", "llama", "mit")
+    kv = found.spec.kv
+    assert "mpool.rope_neox" not in kv and kv["mpool.activation"] == "silu" and kv["llama.vocab_size"] == 9
+    assert kv["llama.rope.freq_base"] == 1e5 and not any(name.startswith(("tokenizer.", "general.")) for name in kv)
+    assert found.tokenizer is not None and found.tokenizer.gguf is not None
+    assert set(found.tokenizer.gguf) == {name for name in LLAMA if name.startswith("tokenizer.")}
+    assert found.tokenizer.config == {"file": "/m/x.gguf"}
+    assert found.chat_template == "{{ x }}" and len(found.spec.tensors) == 3 + 18
+    generation = found.generation
+    assert generation is not None
+    # the end of a turn counts although eos is another token, and only if it is a control token of that very text
+    assert generation.eog_token_ids == (2, 5) and generation.bos_token_id == 1 and not generation.add_bos
+    assert generation.context_length == 64
+
+
+def test_defaults_of_missing_keys() -> None:
+    kv = llama(**{"llama.rope.freq_base": "absent", "llama.rope.dimension_count": "absent",
+                  "llama.attention.head_count_kv": "absent"},
+               shapes=llama_shapes() | {f"blk.{i}.attn_{n}.weight": (8, 8) for i in range(2) for n in "kv"}).spec.kv
+    assert kv["llama.rope.freq_base"] == 10000.0 and kv["llama.rope.dimension_count"] == 2
+    assert kv["llama.attention.head_count_kv"] == 4
+    assert "output.weight" not in {t.name for t in llama(llama_shapes(output=False)).spec.tensors}
+    spm = {"tokenizer.ggml.model": "llama"}
+    assert llama(**spm).generation.add_bos  # type: ignore[union-attr]
+    assert not llama(**spm, **{"tokenizer.ggml.add_bos_token": False}).generation.add_bos  # type: ignore[union-attr]
+    assert len(llama({**llama_shapes(), "rope_freqs.weight": (1,)}).spec.tensors) == 22
+
+
+def test_sizes_of_layers() -> None:
+    """As one number, or layer by layer."""
+    layers = {"llama.attention.head_count_kv": [LLAMA["llama.attention.head_count_kv"]] * 2}
+    assert read(LLAMA | layers, llama_shapes()).spec == read(LLAMA, llama_shapes()).spec
+    with pytest.raises(U, match="head_count_kv differs"):
+        read(LLAMA | {"llama.attention.head_count_kv": [1, 2]}, llama_shapes())
+    with pytest.raises(errors.FormatError, match="head_count_kv.*empty"):
+        read(LLAMA | {"llama.attention.head_count_kv": []}, llama_shapes())
+
+
+def test_granite_4() -> None:
+    """Without Mamba's layers; with them it is refused."""
+    hybrid = {name.replace("llama.", "granitehybrid."): value for name, value in LLAMA.items()} | {
+        "general.architecture": "granitehybrid", "granitehybrid.attention.head_count_kv": [2, 2],
+        "granitehybrid.ssm.conv_kernel": 4, "granitehybrid.rope.scaling.finetuned": True,
+        "granitehybrid.logit_scale": 10.0, "granitehybrid.attention.scale": 0.5}
+    spec = read(hybrid, llama_shapes()).spec
+    assert spec.architecture == "granite" and spec.kv["granite.attention.head_count_kv"] == 2
+    assert (spec.kv["mpool.output_scale"], spec.kv["mpool.attention_scale"]) == (0.1, 0.5)
+    for heads in ([0, 2], [0, 0]):
+        with pytest.raises(U, match="state-space layers"):
+            read(hybrid | {"granitehybrid.attention.head_count_kv": heads}, llama_shapes())
+
+
+@pytest.mark.parametrize("architecture", ["granite", "granitehybrid"])
+def test_granite_without_rope(architecture: str) -> None:
+    """llama.cpp reads a key about scaling as whether there is any; no other family does."""
+    values = {name.replace("llama.", f"{architecture}."): value for name, value in LLAMA.items()} | {
+        "general.architecture": architecture}
+    with pytest.raises(U, match="rope.scaling.finetuned"):
+        read(values | {f"{architecture}.rope.scaling.finetuned": False}, llama_shapes())
+    for more in ({}, {f"{architecture}.rope.scaling.finetuned": True}):
+        assert read(values | more, llama_shapes()).spec.architecture == "granite"
+    assert llama(**{"llama.rope.scaling.finetuned": False}).spec.architecture == "llama"
+
+
+def test_qwen2() -> None:
+    kv = {name.replace("llama.", "qwen2."): value for name, value in LLAMA.items()} | {"general.architecture": "qwen2"}
+    found = read(kv, llama_shapes(qwen=True))
+    assert "blk.0.attn_q.bias" in {entry.name for entry in found.spec.tensors}
+    with pytest.raises(errors.FormatError, match="attn_q.bias"):
+        read(kv, llama_shapes())
+
+
+def test_spare_rows_of_the_embedding() -> None:
+    assert llama(llama_shapes(rows=12)).spec.kv["llama.vocab_size"] == 12
+    assert llama(llama_shapes(rows=12), **{"llama.vocab_size": 9}).spec.kv["llama.vocab_size"] == 12
+
+
+def test_bert_and_its_poolings() -> None:
+    for kind, pooling in ((1, "mean"), (2, "cls"), (3, "lasttoken"), (0, "mean"), ("absent", "mean")):
+        found = read({**BERT, "bert.pooling_type": kind}, bert_shapes())
+        assert found.embedding is not None and found.generation is None and found.chat_template is None
+        assert found.embedding.pooling == (pooling,) and found.embedding.normalize
+        assert found.spec.kv["mpool.pooling"] == [pooling] and found.spec.kv["mpool.dense_count"] == 0
+        assert found.embedding.max_tokens == 16 and found.embedding.output_size == 6
+    without = {name: shape for name, shape in bert_shapes().items() if name != "token_types.weight"}
+    assert len(read(BERT, without).spec.tensors) == len(bert_shapes()) - 1
+    # a head that takes no part is left out of the spec
+    assert "cls.weight" not in {t.name for t in read(BERT, {**bert_shapes(), "cls.weight": (6, 6)}).spec.tensors}
+
+
+F, L, U = errors.FormatError, errors.LimitError, errors.Unsupported
+
+
+@pytest.mark.parametrize("changes, error, names", [
+    ({"llama.block_count": "absent"}, F, "llama.block_count"), ({"llama.block_count": "2"}, F, "llama.block_count"),
+    ({"llama.block_count": 2.0}, F, "llama.block_count"), ({"llama.block_count": 100_000}, L, "layers"),
+    ({"llama.context_length": (1 << 32) - 1}, L, "positions"), ({"llama.context_length": 0}, F, "context_length"),
+    ({"llama.attention.head_count": 0}, F, "head_count"), ({"llama.attention.head_count": [4, 2]}, U, "head_count"),
+    ({"llama.attention.head_count": 3}, F, "head_count"), ({"llama.attention.head_count_kv": 0}, F, "head_count_kv"),
+    ({"llama.attention.head_count_kv": 3}, F, "head_count_kv"), ({"llama.rope.dimension_count": 4}, F, "dimension"),
+    ({"llama.rope.dimension_count": 1}, F, "dimension"), ({"llama.embedding_length": 1 << 40}, F, "embedding_length"),
+    ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, F, "epsilon"),
+    ({"llama.attention.layer_norm_rms_epsilon": 0.0}, F, "epsilon"),
+    ({"llama.attention.layer_norm_rms_epsilon": float("inf")}, F, "epsilon"),
+    ({"llama.attention.layer_norm_rms_epsilon": 1.5}, F, "epsilon"),
+    ({"llama.rope.freq_base": -1.0}, F, "freq_base"), ({"llama.feed_forward_length": 13}, F, "ffn_gate"),
+    ({"general.architecture": "rwkv"}, F, "general.architecture"),
+    ({"general.architecture": "absent"}, F, "architecture"),
+    ({"general.architecture": 3}, F, "general.architecture"), ({"llama.expert_count": 8}, U, "expert_count"),
+    ({"llama.attention.scale": 0.1}, U, "attention.scale"), ({"llama.logit_scale": 2.0}, U, "logit_scale"),
+    ({"llama.rope.scaling.type": "longrope"}, U, "rope.scaling.type"),
+    ({"llama.rope.scaling.type": "yarn"}, F, "rope.scaling.factor"),
+    ({"llama.rope.scaling.type": "linear"}, F, "rope.scaling.factor"),
+    ({"llama.attention.sliding_window": -1}, F, "sliding_window"), ({"llama.pooling_type": 3}, U, "embeddings"),
+    ({"llama.attention.causal": False}, U, "embeddings"), ({"llama.vocab_size": 100}, F, "vocab_size"),
+    ({"tokenizer.ggml.tokens": "absent"}, F, "tokens"), ({"tokenizer.ggml.tokens": []}, F, "tokens"),
+    ({"tokenizer.ggml.tokens": TOKENS * 2, "tokenizer.ggml.token_type": "absent"}, F, "tokens"),
+    ({"tokenizer.ggml.token_type": [1]}, F, "token_type"), ({"tokenizer.ggml.token_type": [1.0] * 9}, F, "token_type"),
+    ({"tokenizer.ggml.eos_token_id": 9}, F, "eos_token_id"), ({"tokenizer.ggml.eos_token_id": -1}, F, "eos_token_id"),
+    ({"tokenizer.ggml.eot_token_id": 1 << 31}, F, "eot_token_id"),
+    ({"tokenizer.ggml.bos_token_id": 9}, F, "bos_token_id"),
+    ({"tokenizer.ggml.bos_token_id": "absent", "tokenizer.ggml.add_bos_token": True}, F, "bos_token_id"),
+    ({"tokenizer.chat_template": "x" * ((1 << 20) + 1)}, L, "chat_template"),
+    ({"tokenizer.chat_template": 1}, F, "chat_template"),
+])
+def test_refused_keys(changes: dict[str, Any], error: type[Exception], names: str) -> None:
+    with pytest.raises(error, match=names.replace(".", r"\.")) as caught:
+        llama(**changes)
+    assert "/m/x.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize("shapes, error, names", [
+    ({"output_norm.weight": None}, F, "output_norm.weight missing"), ({"blk.1.attn_q.weight": None}, F, "attn_q"),
+    ({"token_embd.weight": None}, F, "token_embd.weight missing"), ({"blk.2.attn_q.weight": (8, 8)}, F, "blk.2.attn_q"),
+    ({"blk.0.attn_q.bias": (8,)}, F, "attn_q.bias"), ({"blk.0.attn_q.weight": (8, 4)}, F, "shape of blk.0.attn_q"),
+    ({"output.weight": (8, 8)}, F, "shape of output.weight"), ({"token_embd.weight": (9, 7)}, F, "shape of token_embd"),
+    ({"blk.0.ffn_gate_exps.weight": (2, 12, 8)}, U, "mixture of experts"),
+    ({"blk.0.ffn_up.3.weight": (12, 8)}, U, "mixture of experts"), ({"rope_freqs.weight": (3,)}, F, "rope_freqs"),
+])
+def test_refused_tensors(shapes: dict[str, Any], error: type[Exception], names: str) -> None:
+    changed = {name: shape for name, shape in {**llama_shapes(), **shapes}.items() if shape is not None}
+    with pytest.raises(error, match=names.replace(".", r"\.")):
+        llama(changed)
+
+
+@pytest.mark.parametrize("changes, error, names", [
+    ({"bert.pooling_type": 4}, U, "reranker"), ({"bert.pooling_type": 9}, F, "pooling_type"),
+    ({"bert.attention.causal": True}, U, "causal"), ({"bert.attention.layer_norm_epsilon": "absent"}, F, "epsilon"),
+])
+def test_refused_bert(changes: dict[str, Any], error: type[Exception], names: str) -> None:
+    with pytest.raises(error, match=names):
+        read({**BERT, **changes}, bert_shapes())
+
+
+def test_mutated_tables_fail_in_no_other_way() -> None:
+    rng = random.Random(0)
+    odd = [True, 0, -1, 1, 3, 1 << 33, 1 << 63, 0.5, float("nan"), "", "x", "linear", [], [1], ["x"], [[]], b"x",
+           "absent"]
+    refused = 0
+    for _ in range(600):
+        kv, shapes = (LLAMA, llama_shapes()) if rng.random() < 0.6 else (BERT, bert_shapes())
+        key = rng.choice([*kv, "llama.pooling_type", "llama.vocab_size", "llama.expert_count", "llama.attention.causal",
+                          "llama.rope.scaling.type", "llama.attention.sliding_window", "general.license"])
+        changed: dict[str, Any] = {**kv, key: rng.choice(odd)}
+        if rng.random() < 0.3:
+            shapes = {**shapes, rng.choice(list(shapes)): tuple(rng.choices([0, 1, 6, 8, 9], k=rng.randint(0, 3)))}
+        try:
+            assert read(changed, shapes).spec.tensors
+        except errors.MpoolError as error:
+            refused += 1
+            assert "/m/x.gguf" in str(error)
+    assert 200 < refused < 600
+
+
+def test_describe_reads_through_the_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + bytes(60))
+    table = types.SimpleNamespace(keys=list(LLAMA), value=LLAMA.__getitem__, files=[str(path)], tensors=[
+        (name, "F32", list(shape), 0, 64, 4) for name, shape in llama_shapes().items()])
+    core = pytest.importorskip("mpool._core", reason="mpool's C core is not built")
+    monkeypatch.setattr(core, "read_gguf", lambda given: table if given == str(path) else None)
+    found = describe(path, key="mine")
+    assert found.key == "mine" and found.ref == str(path) and found.spec.files == (str(path),)
+    assert found.spec.tensors[0] == TensorEntry("token_embd.weight", "F32", (9, 8), 0, 64, 4)
+    # a folder that holds one GGUF model means that model
+    assert describe(tmp_path).spec.files == (str(path),)
+
+
+@pytest.mark.parametrize("texts, ends", [(("<|end|>", "<|call|>", "<|im_end|>"), (3, 5)),
+                                         (("<|end|>", "<|call|>", "<|return|>"), (4, 5))])
+def test_an_end_of_messages_is_none_of_answers(texts: tuple[str, ...], ends: tuple[int, ...]) -> None:
+    """GPT-OSS ends each message with ``<|end|>`` and its answer with ``<|return|>`` or ``<|call|>``."""
+    tokens = [*TOKENS[:3], *texts, *TOKENS[6:]]
+    generation = llama(**{"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [2, 3, 3, 3, 3, 3, 1, 1, 1],
+                          "tokenizer.ggml.eos_token_id": 5}).generation
+    assert generation is not None and generation.eog_token_ids == ends
+
+
+@pytest.mark.parametrize("name", ["smollm3", "gemma3", "gpt-oss", "qwen3moe"])
+def test_layers_are_counted_before_they_are_listed(name: str) -> None:
+    """A file of a kilobyte that says it has billions takes neither time nor memory."""
+    table = {key.replace("llama", name): value for key, value in LLAMA.items() if key != "general.architecture"}
+    with pytest.raises(errors.LimitError, match="layers"):
+        read(table | {"general.architecture": name, f"{name}.block_count": 4_000_000_000}, llama_shapes())
+
+
+def test_experts_are_counted_before_they_are_listed() -> None:
+    table = {key.replace("llama", "qwen3moe"): value for key, value in LLAMA.items() if key != "general.architecture"}
+    many = {"block_count": 512, "expert_count": 4096, "expert_used_count": 8, "expert_feed_forward_length": 8}
+    with pytest.raises(errors.LimitError, match="experts"):
+        read(table | {"general.architecture": "qwen3moe"} | {f"qwen3moe.{key}": value for key, value in many.items()},
+             llama_shapes())
+
+
+def test_activation_of_the_file() -> None:
+    """One that mpool would not compute is refused."""
+    assert llama(**{"llama.hidden_activation": "silu"}).spec.architecture == "llama"
+    with pytest.raises(errors.Unsupported, match="hidden_activation"):
+        llama(**{"llama.hidden_activation": "gelu"})
+    with pytest.raises(errors.FormatError, match="hidden_activation"):
+        llama(**{"llama.hidden_activation": "wavy"})

@@ -1,0 +1,473 @@
+"""References to the hub, against a server on this machine that speaks the hub's routes.
+
+``huggingface_hub`` reads its environment when it is imported, so references are resolved in a child process that is
+told to use the server (HF_ENDPOINT) and a fresh cache (HF_HOME).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.parse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "corpus"))
+import make_safetensors as make  # noqa: E402
+
+LARGE = 3000
+CHILD = """
+import json, logging, sys
+out, sys.stdout = sys.stdout, sys.stderr
+from mpool import errors
+from mpool.models import describe, resolve
+records = []
+class Keep(logging.Handler):
+    def emit(self, record): records.append(record.getMessage())
+log = logging.getLogger('mpool.models'); log.addHandler(Keep()); log.setLevel(logging.INFO); log.propagate = False
+for line in sys.stdin:
+    ask = json.loads(line)
+    records.clear()
+    try:
+        found = resolve(ask['ref'], offline=ask.get('offline'), progress=False)
+        answer = {**found.__dict__}
+        if ask.get('describe'):
+            described = describe(ask['ref'], progress=False)
+            answer['tensors'] = len(described.spec.tensors); answer['described_revision'] = described.revision
+    except errors.MpoolError as error:
+        answer = {'error': type(error).__name__, 'text': str(error)}
+    out.write(json.dumps({**answer, 'log': list(records)}) + '\\n'); out.flush()
+"""
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def git_id(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+@dataclass
+class Repo:
+    """One repository: files at one commit, the branch main pointing to it, and faults to play."""
+
+    files: dict[str, bytes]
+    commit: str
+    older: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    corrupt: set[str] = field(default_factory=set)
+    cut_once: set[str] = field(default_factory=set)
+    short: set[str] = field(default_factory=set)
+    gated: bool = False
+    broken: bool = False
+
+    def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        if revision in ("main", self.commit, "refs/pr/1"):
+            return self.commit, self.files
+        return (revision, self.older[revision]) if revision in self.older else None
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repos: dict[str, Repo] = {}
+        self.seen: list[tuple[str, str, str | None]] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def fetched(self) -> list[str]:
+        """Names of the files that were downloaded since the last call."""
+        names = [path.partition("/resolve/")[2].partition("/")[2] for verb, path, _ in self.seen
+                 if verb == "GET" and "/resolve/" in path]
+        self.seen.clear()
+        return sorted(names)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, *args: object) -> None:
+        return
+
+    def reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def missing(self, code: str, status: int = 404) -> None:
+        self.reply(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        self.server.seen.append((self.command, path, self.headers.get("Range")))
+        api = path.startswith("/api/models/")
+        parts = path[len("/api/models/"):].split("/") if api else path[1:].split("/")
+        repo = self.server.repos.get("/".join(parts[:2]))
+        if repo is None:
+            return self.missing("RepoNotFound", 401)
+        if repo.gated:
+            return self.missing("GatedRepo", 403)
+        if repo.broken:
+            return self.reply(500)
+        what, rest = (parts[2] if len(parts) > 2 else "", parts[3:])
+        if api and what in ("", "revision"):
+            return self.info(repo, "/".join(rest) or "main", "/".join(parts[:2]))
+        if api and what == "tree":
+            return self.tree(repo, rest[0])
+        if what == "resolve":
+            size = 3 if rest[0] == "refs" else 1
+            return self.file(repo, "/".join(rest[:size]), "/".join(rest[size:]))
+        self.missing("EntryNotFound")
+
+    def info(self, repo: Repo, revision: str, name: str) -> None:
+        found = repo.at(revision)
+        if found is None:
+            return self.missing("RevisionNotFound")
+        commit, files = found
+        siblings = []
+        for path, data in files.items():
+            entry: dict[str, Any] = {"rfilename": path, "size": len(data), "blobId": git_id(data)}
+            if len(data) > LARGE:
+                entry["lfs"] = {"sha256": sha256(data), "size": len(data), "pointerSize": 130}
+            siblings.append(entry)
+        self.reply(200, json.dumps({"id": name, "modelId": name, "sha": commit, "siblings": siblings}).encode())
+
+    def tree(self, repo: Repo, revision: str) -> None:
+        found = repo.at(revision)
+        if found is None:
+            return self.missing("RevisionNotFound")
+        entries = []
+        for path, data in found[1].items():
+            entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": git_id(data)}
+            if len(data) > LARGE:
+                entry["lfs"] = {"oid": sha256(data), "size": len(data), "pointerSize": 130}
+            entries.append(entry)
+        self.reply(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
+
+    def file(self, repo: Repo, revision: str, name: str) -> None:
+        found = repo.at(revision)
+        if found is None:
+            return self.missing("RevisionNotFound")
+        commit, files = found
+        if name not in files:
+            return self.missing("EntryNotFound")
+        data = files[name]
+        etag = sha256(data) if len(data) > LARGE else git_id(data)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes",
+                   "X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{etag}"'}
+        if name in repo.corrupt:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        if name in repo.short:
+            data = data[:-1]
+        start = 0
+        wanted = self.headers.get("Range")
+        if self.command == "GET" and wanted:
+            start = int(wanted.removeprefix("bytes=").partition("-")[0])
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        body = data[start:]
+        if self.command == "GET" and name in repo.cut_once:
+            repo.cut_once.discard(name)
+            self.send_response(200)
+            for key, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(body[:len(body) // 2])
+            self.wfile.flush()
+            self.close_connection = True
+            return
+        self.reply(206 if start else 200, body, headers)
+
+
+class Child:
+    """A process that resolves references."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        clean = {name: value for name, value in os.environ.items()
+                 if not name.startswith(("HF_", "MPOOL_", "TRANSFORMERS_")) and not name.lower().endswith("_proxy")}
+        self.process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, env={**clean, "PYTHONPATH": str(ROOT), **environment})
+
+    def ask(self, ref: str, **more: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"ref": ref, **more}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the child died"
+        return json.loads(line)
+
+    def resolve(self, ref: str, **more: Any) -> dict[str, Any]:
+        self.ask(ref, **more)
+        return self.answer()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    server = Hub()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hub")
+
+
+@pytest.fixture(scope="module")
+def environment(hub: Hub, home: Path) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hf"), "MPOOL_CACHE": str(home / "mpool"),
+            "HF_HUB_DISABLE_TELEMETRY": "1", "HOME": str(home)}
+
+
+@pytest.fixture(scope="module")
+def online(environment: dict[str, str]) -> Iterator[Child]:
+    child = Child(environment)
+    yield child
+    child.close()
+
+
+@pytest.fixture(scope="module")
+def offline(environment: dict[str, str]) -> Iterator[Child]:
+    child = Child({**environment, "HF_HUB_OFFLINE": "1"})
+    yield child
+    child.close()
+
+
+def folder_files(tmp_path: Path) -> dict[str, bytes]:
+    make.write_folder(str(tmp_path / "model"), make.base())
+    root = tmp_path / "model"
+    found = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    return {**found, "README.md": b"# x", "pytorch_model.bin": b"PK" * 5000, "onnx/model.onnx": b"o" * 5000,
+            "custom.py": b"raise SystemExit", "2_Dense/pytorch_model.bin": b"PK", ".gitattributes": b"*"}
+
+
+def commit(number: int) -> str:
+    return f"{number:040x}"
+
+
+def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
+    files = folder_files(tmp_path)
+    hub.repos["org/folder"] = Repo(files, commit(1))
+    before = offline.resolve("org/folder")
+    assert before["error"] == "OfflineError" and "mpool pull org/folder" in before["text"]
+    found = online.resolve("org/folder", describe=True)
+    assert (found["kind"], found["source"], found["revision"]) == ("folder", "hub", commit(1))
+    assert found["tensors"] == 5 + 2 * 16 + 2 and found["described_revision"] == commit(1)
+    wanted = {name for name in files if not name.endswith((".bin", ".py", ".md", ".onnx", ".gitattributes"))}
+    assert set(hub.fetched()) == wanted
+    assert {os.path.relpath(path, found["path"]) for path in found["files"]} == wanted
+    # the hub's own layout: links into blobs named by hash
+    weights = Path(found["path"]) / "model.safetensors"
+    assert weights.is_symlink() and weights.resolve().name == sha256(files["model.safetensors"])
+    assert str(home / "hf" / "hub" / "models--org--folder" / "snapshots" / commit(1)) == found["path"]
+    # again: only the branch is looked up; offline and by commit, nothing is
+    again = online.resolve("org/folder")
+    assert hub.fetched() == [] and {**again, "log": 0} == {**online.resolve("org/folder"), "log": 0}
+    hub.seen.clear()
+    pinned = online.resolve(f"org/folder@{commit(1)}")
+    assert pinned["path"] == found["path"] and hub.seen == []
+    gone = offline.resolve("org/folder", describe=True)
+    assert gone["path"] == found["path"] and gone["tensors"] == found["tensors"] and hub.seen == []
+    assert online.resolve("org/folder", offline=True)["path"] == found["path"] and hub.seen == []
+
+
+def test_what_is_cached_without_our_record(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
+    hub.repos["org/other"] = Repo(folder_files(tmp_path), commit(2))
+    found = online.resolve("org/other")
+    for record in (home / "mpool" / "hub").rglob("org--other/**/*.json"):
+        record.unlink()
+    assert offline.resolve("org/other")["path"] == found["path"]
+    # a blob whose bytes are not those of its name is found out without any network
+    blob = (Path(found["path"]) / "2_Dense" / "config.json").resolve()
+    data = blob.read_bytes()
+    blob.write_bytes(data.replace(b"12", b"21"))
+    damaged = offline.resolve("org/other")
+    assert damaged["error"] == "IntegrityError" and not blob.exists()
+    missing = offline.resolve("org/other", describe=True)
+    # versions of the library that keep a commit's listing know what is missing; others leave it to who reads the files
+    kept = hasattr(huggingface_hub, "get_cached_repo_tree")
+    assert missing["error"] == ("OfflineError" if kept else "FileError")
+    assert online.resolve("org/other")["path"] == found["path"] and blob.read_bytes() == data
+
+
+def test_gguf_quantisations(hub: Hub, online: Child, offline: Child) -> None:
+    files = {name: b"GGUF" + name.encode() * 200 for name in (
+        "m-IQ4_0.gguf", "m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf", "m-TQ1_0.gguf", "m-Q8_0-00001-of-00002.gguf",
+        "m-Q8_0-00002-of-00002.gguf", "mmproj-m-F16.gguf", "sub/m-F16.gguf")}
+    hub.seen.clear()
+    hub.repos["org/gguf"] = Repo({**files, "README.md": b"x", "config.json": b"{}"}, commit(3))
+    found = online.resolve("org/gguf")
+    assert found["kind"] == "gguf" and found["path"].endswith("/m-Q4_K_M.gguf") and hub.fetched() == ["m-Q4_K_M.gguf"]
+    assert Path(found["path"]).read_bytes() == files["m-Q4_K_M.gguf"]
+    split = online.resolve("org/gguf:q8_0")
+    assert split["path"].endswith("m-Q8_0-00001-of-00002.gguf") and len(split["files"]) == 2
+    assert hub.fetched() == ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
+    assert online.resolve("org/gguf:Q4_0")["path"].endswith("m-Q4_0.gguf")
+    assert online.resolve("hf://org/gguf@main/sub/m-F16.gguf")["path"].endswith("sub/m-F16.gguf")
+    hub.fetched()
+    unknown = online.resolve("org/gguf:Q6_K")
+    assert unknown["error"] == "InvalidArgument"
+    assert "it has F16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0, TQ1_0" in unknown["text"]
+    absent = online.resolve("hf://org/gguf/n.gguf")
+    assert absent["error"] == "DownloadError" and "m-Q4_K_M.gguf" in absent["text"] and hub.fetched() == []
+    assert offline.resolve("org/gguf")["path"] == found["path"]
+    assert offline.resolve("org/gguf:Q8_0")["path"] == split["path"]
+    assert offline.resolve("org/gguf:Q2_K")["error"] == "OfflineError"
+    del hub.repos["org/gguf"].files["m-Q8_0-00002-of-00002.gguf"]
+    hub.repos["org/gguf"].commit = commit(4)
+    assert "00002-of-00002.gguf missing" in online.resolve("org/gguf:Q8_0")["text"]
+
+
+def test_shards_and_folder_of_a_repository(hub: Hub, online: Child, tmp_path: Path) -> None:
+    case = json.loads((ROOT / "tests" / "corpus" / "folder" / "valid" / "shards.json").read_text())
+    make.write_folder(str(tmp_path / "m"), {**make.base(), **case["edit"]})
+    files = {f"sub/{p.relative_to(tmp_path / 'm')}": p.read_bytes() for p in (tmp_path / "m").rglob("*") if p.is_file()}
+    hub.seen.clear()
+    hub.repos["org/shards"] = Repo({**files, "sub/unrelated.safetensors": b"x", "config.json": b"{}"}, commit(5))
+    found = online.resolve("hf://org/shards@refs/pr/1/sub", describe=True)
+    assert found["path"].endswith("/sub") and found["tensors"] == 39 and found["revision"] == commit(5)
+    assert set(hub.fetched()) == set(files)
+    assert "no file or folder" in online.resolve("hf://org/shards/none")["text"]
+
+
+def test_pipeline_of_a_repository(hub: Hub, online: Child, offline: Child, tmp_path: Path) -> None:
+    """Of a folder of diffusers: the networks, each with its configuration, and the tokenizers; nothing beside them."""
+    import pipelinemodels
+
+    pipeline = pipelinemodels.sd3(tmp_path, layers=1, dual=())
+    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+    pipeline.transformer.save_pretrained(tmp_path / "transformer", max_shard_size="30KB")
+    files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    beside = {"sd3.safetensors": b"x", "vae/diffusion_pytorch_model.fp16.safetensors": b"x", "README.md": b"# x",
+              "text_encoder/pytorch_model.bin": b"PK", "transformer/code.py": b"raise SystemExit"}
+    assert any(name.endswith("index.json") for name in files)
+    hub.seen.clear()
+    hub.repos["org/pictures"] = Repo({**files, **beside}, commit(12))
+    found = online.resolve("org/pictures", describe=True)
+    assert (found["kind"], found["revision"]) == ("folder", commit(12)) and found["tensors"] > 200
+    # files of one content are fetched once
+    assert {files[name] for name in hub.fetched()} == set(files.values())
+    assert {os.path.relpath(path, found["path"]) for path in found["files"]} == set(files)
+    assert offline.resolve("org/pictures")["path"] == found["path"]
+
+
+def test_branch_that_moves(hub: Hub, online: Child, offline: Child) -> None:
+    old, new = {"m-Q4_K_M.gguf": b"GGUF old"}, {"m-Q4_K_M.gguf": b"GGUF new"}
+    hub.repos["org/moves"] = repo = Repo(old, commit(6))
+    first = online.resolve("org/moves")
+    repo.files, repo.commit, repo.older = new, commit(7), {commit(6): old}
+    assert offline.resolve("org/moves")["path"] == first["path"]
+    second = online.resolve("org/moves")
+    assert second["revision"] == commit(7) and Path(second["path"]).read_bytes() == b"GGUF new"
+    assert offline.resolve("org/moves")["path"] == second["path"]
+    assert online.resolve(f"org/moves@{commit(6)}")["path"] == first["path"]
+
+
+def test_interrupted_download_goes_on(hub: Hub, online: Child) -> None:
+    # the library writes, and so resumes, in pieces of 10 MiB
+    data = b"GGUF" + os.urandom(1 << 20) * 22
+    hub.repos["org/cut"] = Repo({"m.gguf": data}, commit(8), cut_once={"m.gguf"})
+    hub.seen.clear()
+    found = online.resolve("org/cut")
+    if not hasattr(huggingface_hub, "get_cached_repo_tree"):
+        # older versions of the library give up, and go on at the next call
+        assert found["error"] == "DownloadError"
+        found = online.resolve("org/cut")
+    assert Path(found["path"]).read_bytes() == data
+    ranges = [wanted for verb, path, wanted in hub.seen if verb == "GET" and path.endswith("m.gguf")]
+    assert len(ranges) == 2 and ranges[0] is None and ranges[1] is not None
+    assert 10 << 20 <= int(ranges[1].removeprefix("bytes=").partition("-")[0]) < len(data)
+
+
+def test_wrong_hash_and_wrong_size(hub: Hub, online: Child, home: Path) -> None:
+    for number, (name, size) in enumerate((("large", 5000), ("small", 100))):
+        data = b"GGUF" + os.urandom(size)
+        hub.repos[f"org/{name}"] = repo = Repo({"m.gguf": data}, commit(20 + number), corrupt={"m.gguf"})
+        wrong = online.resolve(f"org/{name}")
+        assert wrong["error"] == "IntegrityError" and ("sha256" if name == "large" else "git") in wrong["text"]
+        # the damaged copy left the cache, so that the next try fetches it anew
+        stored = home / "hf" / "hub" / f"models--org--{name}"
+        assert [p for p in stored.rglob("*") if p.is_file() and p.stat().st_size == len(data)] == []
+        repo.corrupt.clear()
+        assert Path(online.resolve(f"org/{name}")["path"]).read_bytes() == data
+    hub.repos["org/short"] = Repo({"m.gguf": b"GGUF" + bytes(5000)}, commit(22), short={"m.gguf"})
+    assert online.resolve("org/short")["error"] == "DownloadError"
+
+
+def test_refusals_of_the_hub(hub: Hub, online: Child) -> None:
+    files = {"m.gguf": b"GGUF"}
+    hub.repos["org/gated"] = Repo(files, commit(9), gated=True)
+    hub.repos["org/broken"] = Repo(files, commit(10), broken=True)
+    hub.repos["org/fine"] = Repo(files, commit(11))
+    hub.seen.clear()
+    hub.repos["org/pickle"] = Repo({"config.json": b"{}", "pytorch_model.bin": b"PK"}, commit(12))
+    for ref, error, text in (("org/none", "DownloadError", "no repository org/none"),
+                             ("org/gated", "DownloadError", "hf auth login"),
+                             ("org/broken", "DownloadError", "could not be fetched"),
+                             ("org/fine@nope", "DownloadError", "org/fine@nope"),
+                             ("org/pickle", "UnsafeFormat", "safetensors"),
+                             ("hf://org/pickle/pytorch_model.bin", "UnsafeFormat", "safetensors"),
+                             ("hf://org/pickle/config.json", "InvalidArgument", "Use org/pickle")):
+        found = online.resolve(ref)
+        assert found.get("error") == error and text in found["text"], found
+    assert hub.fetched() == []
+
+
+def test_server_that_is_gone(hub: Hub, online: Child, environment: dict[str, str]) -> None:
+    hub.repos["org/kept"] = Repo({"m.gguf": b"GGUF kept"}, commit(13))
+    found = online.resolve("org/kept")
+    alone = Child({**environment, "HF_ENDPOINT": "http://127.0.0.1:9"})
+    try:
+        kept = alone.resolve("org/kept")
+        assert kept["path"] == found["path"] and any("could not be checked for news" in line for line in kept["log"])
+        lost = alone.resolve("org/never-seen")
+        assert lost["error"] == "DownloadError" and "mpool pull org/never-seen" in lost["text"]
+    finally:
+        alone.close()
+
+
+def test_two_processes_at_once(hub: Hub, online: Child, environment: dict[str, str]) -> None:
+    data = {f"m-Q4_K_M-0000{i}-of-00003.gguf": b"GGUF" + os.urandom(300_000) for i in (1, 2, 3)}
+    hub.repos["org/both"] = Repo(data, commit(14))
+    second = Child(environment)
+    try:
+        assert second.resolve("org/none")["error"] == "DownloadError"
+        for child in (online, second):
+            child.ask("org/both")
+        found = [online.answer(), second.answer()]
+    finally:
+        second.close()
+    assert [one.get("error") for one in found] == [None, None] and found[0]["files"] == found[1]["files"]
+    assert {os.path.basename(path): Path(path).read_bytes() for path in found[0]["files"]} == data

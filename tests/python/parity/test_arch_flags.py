@@ -1,0 +1,149 @@
+"""Flipping any flag of any row of archs.def makes a parity test fail: no flag is without a fixture.
+
+Each flip is built in a copy of the sources and held against the seeded checkpoints and GGUF files. What fails has to be
+the comparison of numbers; only where the core cannot load such a model at all may it be the error that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+#: Flags that a family's loader reads.
+FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
+                     "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI", "LATENTS", "QUERY_NORMS", "INPUT_TWICE"],
+         "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS", "BIAS", "SINKS",
+                     "LATENT_ATTENTION"],
+         "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
+         "diffusion": ["SINGLE_BLOCKS"],
+         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"]}
+#: Flips that make a model which cannot be loaded: what the refusal says.
+REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
+                                       ("sd3", "SINGLE_BLOCKS"): "transformer.axes",
+                                       ("qwen2_5_vl", "ANY_SIZE"): "the model takes squares of",
+                                       ("qwen2_5_vl", "ROOT_NORMS"): "v.post_ln.bias is missing",
+                                       ("qwen2_5_vl", "AXIAL"): "v.patch_embd.weight is of shape"}
+#: For any decoder: what is refused when a flag is set that was not. One that is not set any more leaves tensors over.
+DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
+                   "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}
+#: For any encoder: what is refused when a flag is set that was not, because its tensors or keys are missing.
+REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
+                    "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
+                    "OUTPUT_NORMS": "post_attention_norm.weight", "RELATIVE_BIAS": "attn_rel_b.weight",
+                    "LATENTS": "latent_heads", "QUERY_NORMS": "attn_q_norm.weight",
+                    "INPUT_TWICE": "attn_norm_2.weight"}
+REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
+#: The same for image transformers.
+VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",
+                "ATTENTION_POOL": "v.head."}
+VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "the model takes"}
+#: Flags that a file without the tensor turns off by itself: they are flipped only where they are set.
+WHERE_SET = {"TOKEN_TYPES", "BIAS", "ROOT_NORMS", "AXIAL"}
+#: A flag that says nothing without another one.
+ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
+#: Which tests hold a row against transformers.
+TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py",
+         "test_parity_images.py", "test_parity_pictures.py", "test_parity_vision.py")
+NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
+         "siglip_text": "texts and siglip"}
+ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
+TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
+CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]
+         if f"MP_ARCH_{flag}" in flags.split(" | ")
+         or family != "vision" and flag not in WHERE_SET
+         and f"MP_ARCH_{ONLY_WITH.get(flag)}" in ["MP_ARCH_None", *flags.split(" | ")]]
+REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(TABLE) if family in ("encoder", "vit")
+            for flag in FLAGS[family]
+            for table in [({"encoder": REFUSED_WHEN_NOT_SET, "vit": VIT_WHEN_NOT_SET}
+                           if f"MP_ARCH_{flag}" in flags.split(" | ") else
+                           {"encoder": REFUSED_WHEN_SET, "vit": VIT_WHEN_SET})[family]]
+            if flag in table and (name, flag) in CASES}
+REFUSED |= {(name, flag): "not part of this architecture" if f"MP_ARCH_{flag}" in flags.split(" | ") else refusal
+            for name, _, family, flags in ROW.findall(TABLE) if family == "decoder"
+            for flag, refusal in DECODERS_REFUSE.items() if (name, flag) in CASES}
+
+
+REFUSED["deepseek2", "QKV_BIAS"] = ".bias"  # of attn_q_a, or of attn_q in models without
+
+
+def _flip(table: str, name: str, flag: str) -> str:
+    def row(match: re.Match[str]) -> str:
+        if match[1] != name:
+            return match[0]
+        flags = set(re.findall(r"MP_ARCH_(\w+)", match[4])) ^ {flag}
+        return f"MP_ARCH({name}, {match[2]}, {match[3]}, {' | '.join(f'MP_ARCH_{f}' for f in sorted(flags)) or '0'})"
+
+    flipped = ROW.sub(row, table)
+    assert flipped != table
+    return flipped
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources that may be broken."""
+    tree = tmp_path_factory.mktemp("flags") / "tree"
+    tree.mkdir()
+    for name in ("csrc", "mpool"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_libs"))
+    (tree / "tests").mkdir()
+    for name in ("python", "parity"):
+        shutil.copytree(ROOT / "tests" / name, tree / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, tree / name)
+    return tree
+
+
+def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
+    """Builds the copy and runs the parity tests of one row: how many ran, and the first line of every failure."""
+    build = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, capture_output=True,
+                           text=True, timeout=900)
+    assert build.returncode == 0, build.stderr[-2000:]
+    report = tree / "report.xml"
+    report.unlink(missing_ok=True)
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", NAMES.get(name, name),
+                          f"--junitxml={report}", *(str(tree / "tests/python/parity" / test) for test in TESTS)], cwd=tree,
+                         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tree)}, timeout=900)
+    assert run.returncode in (0, 1), run.stdout[-2000:] + run.stderr[-2000:]
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    assert not any(case.find("error") is not None for case in cases), run.stdout[-2000:]
+    return (sum(case.find("skipped") is None for case in cases),
+            [failure.get("message", "") for case in cases for failure in case.iter("failure")])
+
+
+def test_every_flag_is_flipped() -> None:
+    """A flag that is added to arch.h has to be listed, and so flipped, here."""
+    header = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
+    assert set(re.findall(r"MP_ARCH_(\w+) = 1 <<", header)) == {flag for flags in FLAGS.values() for flag in flags}
+    assert set(REFUSED) <= set(CASES)
+    assert len(ROW.findall(TABLE)) == len(re.findall(r"^MP_ARCH\(", TABLE, re.M)), "rows that are not understood here"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [row[0] for row in ROW.findall(TABLE)])
+def test_unflipped_passes(tree: Path, name: str) -> None:
+    ran, failures = _failures(tree, name)
+    assert ran >= 4 and not failures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, flag", CASES)
+def test_flipped_fails(tree: Path, name: str, flag: str) -> None:
+    path = tree / "csrc/models/archs.def"
+    path.write_text(_flip(TABLE, name, flag), encoding="utf-8")
+    try:
+        _, failures = _failures(tree, name)
+    finally:
+        path.write_text(TABLE, encoding="utf-8")
+    assert failures
+    if (name, flag) in REFUSED:
+        assert all(REFUSED[name, flag] in failure for failure in failures), failures
+    else:
+        assert all(failure.startswith(("AssertionError", "assert ")) for failure in failures), failures

@@ -1,0 +1,96 @@
+"""Every layer of every family of encoders against transformers, or against torch written from its paper, in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.models.hf_folder import describe_folder
+
+from corelib import token_vectors
+from encodermodels import ENCODERS, VOCAB, built
+from paritymodels import randomise
+
+TOLERANCE = 1e-4
+LAYERS = 3
+
+
+def _texts(longest: int) -> list[list[int]]:
+    generator = np.random.default_rng(5)
+    return [generator.integers(5, VOCAB, n).tolist() for n in (1, 2, 17, 64, longest)]
+
+
+@pytest.mark.parametrize("layers", range(1, LAYERS + 1))
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_layers(tmp_path: Path, name: str, layers: int) -> None:
+    encoder = ENCODERS[name]
+    model = built(name, layers)
+    texts = _texts(encoder.longest)
+    with mpool.Pool() as pool:
+        got = token_vectors(pool, str(encoder.write(model, tmp_path)), texts)
+    for ids, vectors in zip(texts, got):
+        expected = encoder.expected(model, ids)
+        assert np.abs(vectors - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_classes_are_near(tmp_path: Path, name: str) -> None:
+    """bfloat16 and int8 keep the direction of a text's mean vector."""
+    encoder = ENCODERS[name]
+    model = built(name, 2)
+    folder = str(encoder.write(model, tmp_path))
+    texts = _texts(encoder.longest)[2:]
+    with mpool.Pool() as pool:
+        for compute, least in (("bfloat16", 0.9995), ("int8", 0.99)):
+            for ids, vectors in zip(texts, token_vectors(pool, folder, texts, compute)):
+                a, b = vectors.mean(0), encoder.expected(model, ids).mean(0)
+                assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) >= least, compute
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_does_not_depend_on_its_batch(tmp_path: Path, name: str) -> None:
+    encoder = ENCODERS[name]
+    model = encoder.make(2)
+    randomise(model, 9)
+    folder = str(encoder.write(model, tmp_path))
+    texts = _texts(encoder.longest)
+    with mpool.Pool() as pool:
+        for compute in ("float32", "int8"):
+            together = token_vectors(pool, folder, texts, compute)
+            for ids, vectors in zip(texts, together):
+                assert np.array_equal(token_vectors(pool, folder, [ids], compute)[0], vectors)
+
+
+@pytest.mark.parametrize("name, key, value", [
+    ("nomic_bert_published", "prenorm", True), ("nomic_bert_published", "rotary_emb_fraction", 0.5),
+    ("nomic_bert_published", "qkv_proj_bias", True), ("nomic_bert_published", "moe_every_n_layers", 2),
+    ("nomic_bert_moe", "expert_choice_router", True), ("nomic_bert_moe", "moe_normalize_expert_weights", 1.0),
+    ("nomic_bert_moe", "num_shared_experts", 1), ("nomic_bert_moe", "moe_every_n_layers", 0),
+    ("gte_published", "position_embedding_type", "absolute"), ("gte_published", "logn_attention_scale", True),
+    ("gte_published", "rope_scaling", {"type": "ntk", "factor": 2.0, "mixed_b": 1.0}),
+    ("gte", "rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1000.0}),
+    ("modern_bert", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+    ("jina_bert_v2", "feed_forward_type", "original"),
+    ("bert_xlm_roberta", "position_embedding_type", "relative_key"),
+])
+def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str, key: str, value: object) -> None:
+    folder = ENCODERS[name].write(built(name, 1), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises((mpool.errors.Unsupported, mpool.errors.FormatError), match=key):
+        describe_folder(str(folder), key="k", ref="r")
+
+
+@pytest.mark.parametrize("name", ["modern_bert_old", "gemma_embedding", "llama_embedding_mistral", "nv_embed"])
+def test_too_many_layers_are_refused_before_they_are_listed(tmp_path: Path, name: str) -> None:
+    folder = ENCODERS[name].write(built(name, 1), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config.get("text_config", config)["num_hidden_layers"] = 1 << 40
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(mpool.LimitError, match="layers"):
+        describe_folder(str(folder), key="k", ref="r")

@@ -1,0 +1,167 @@
+"""GGUF files of seeded models against the transformers models they were made of, everything in float32.
+
+A folder holds queries and keys as they were trained, a GGUF file as its family's converter orders them: only files show
+whether the core rotates the right pairs.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+import tinygguf
+from corelib import greedy, logits, token_vectors
+from encodermodels import ENCODERS, VOCAB, built
+from paritymodels import DECODERS, FOLDERS_ONLY, randomise, torch, transformers
+
+TOLERANCE = 1e-4
+TOKENS = np.random.default_rng(31).integers(2, 157, 131)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    return tinygguf.models()
+
+
+def _expected(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(tokens[None])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", [*(name for name in DECODERS if name not in FOLDERS_ONLY), "llama_tied"])
+def test_decoder(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    path = str(tinygguf.write(tmp_path / "m.gguf", models[name]))
+    with mpool.Pool() as pool:
+        got = logits(pool, path, TOKENS, "float32")
+        answer = greedy(pool, path, TOKENS[:9], 12, "float32")
+    assert np.abs(got - _expected(models[name], TOKENS)).max() <= TOLERANCE
+    told = np.concatenate([TOKENS[:9], answer])
+    rows = _expected(models[name], told)[8:-1].copy()
+    rows[:, 1] = -np.inf  # the end is barred
+    assert rows.argmax(axis=1).tolist() == answer.tolist()
+
+
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek2_lite"])
+def test_latents_whole_or_in_halves(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """Older files have one tensor for keys and values, which the others split."""
+    path = str(tinygguf.write(tmp_path / "m.gguf", models[name], halves=False))
+    with mpool.Pool() as pool:
+        got = logits(pool, path, TOKENS, "float32")
+    assert np.abs(got - _expected(models[name], TOKENS)).max() <= TOLERANCE
+
+
+GOLDENS = Path(__file__).resolve().parents[2] / "parity" / "decoder" / "tiny.npz"
+
+
+#: Positions of the goldens at which llama.cpp computes something else than transformers, which the tests above compare
+#: with: it rounds the corners of YaRN's ramp also where the model says not to, Phi-3 has no window in it, and
+#: DeepSeek-V2's groups of experts are as good as their two best, as V3's are.
+SHOWN, OTHERWISE = (0, 7, 40, 130), {"gpt_oss": (7, 40, 130), "phi3": (130,), "deepseek2_v2": (7, 40, 130)}
+#: Its GELU is a table of half precision.
+NEAR = {"gemma2": 1e-3, "gemma3": 1e-3}
+#: Texts that part for that reason; and since it takes LongRoPE's long factors by the size of its context, not by that
+#: of the text.
+OTHER_TEXT = ("gpt_oss", "phi3_long", "deepseek2_v2")
+
+
+@pytest.mark.parametrize("name", sorted(name.removesuffix(".hash") for name in np.load(GOLDENS) if ".hash" in name))
+def test_decoder_against_llama_cpp(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """The same file, byte for byte, as llama.cpp had (``make_tiny_goldens.py``): logits, and 16 greedy tokens."""
+    path = tinygguf.write(tmp_path / "m.gguf", models[name])
+    with np.load(GOLDENS) as goldens:
+        known, expected, tokens = (goldens[f"{name}.{part}"] for part in ("hash", "logits", "greedy"))
+    assert hashlib.sha256(path.read_bytes()).digest() == known.tobytes(), "another file: make the goldens anew"
+    with mpool.Pool() as pool:
+        got = logits(pool, str(path), TOKENS, "float32")[list(SHOWN)]
+        answer = greedy(pool, str(path), TOKENS[:9], 16, "float32")
+    alike = [position not in OTHERWISE.get(name, ()) for position in SHOWN]
+    assert np.abs(got - expected)[alike].max() <= NEAR.get(name, 1e-5) * np.abs(expected).max()
+    assert name in OTHER_TEXT or answer.tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("type_name", ["MXFP4", "Q8_0"])
+@pytest.mark.parametrize("name", ["gpt_oss"])
+def test_experts_quantised(models: dict[str, Any], tmp_path: Path, name: str, type_name: str) -> None:
+    """MXFP4 as GPT-OSS is published; the reference has the same rounded weights."""
+    kind = tinygguf.gguf.GGMLQuantizationType[type_name]
+    model = copy.deepcopy(models[name])
+    for parameter_name, parameter in model.named_parameters():
+        if ".experts." in parameter_name and parameter.dim() == 3:
+            stored = parameter.data.transpose(1, 2).contiguous().numpy()
+            rounded = tinygguf.gguf.quants.dequantize(tinygguf.gguf.quants.quantize(stored, kind), kind)
+            parameter.data = torch.tensor(rounded).transpose(1, 2).contiguous()
+    path = str(tinygguf.write(tmp_path / "m.gguf", model, experts=kind))
+    with mpool.Pool() as pool:
+        exact, near = (logits(pool, path, TOKENS, compute) for compute in ("float32", "auto"))
+    expected = _expected(model, TOKENS)
+    assert np.abs(exact - expected).max() <= TOLERANCE
+    cosine = (expected * near).sum(1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(near, axis=1)
+    assert np.median(cosine) >= 0.999  # of some rows the choice of experts flips
+    assert not np.array_equal(exact, near)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt_oss"])
+def test_order_of_rotary_pairs_matters(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """The other order of queries and keys is another model: the comparison above sees which one is computed."""
+    path = str(tinygguf.write(tmp_path / "m.gguf", models[name], adjacent=name != "llama"))
+    with mpool.Pool() as pool:
+        got = logits(pool, path, TOKENS, "float32")
+    assert np.abs(got - _expected(models[name], TOKENS)).max() > 100 * TOLERANCE
+
+
+def test_bert(models: dict[str, Any], tmp_path: Path) -> None:
+    path = str(tinygguf.write(tmp_path / "m.gguf", models["bert"]))
+    texts = [np.random.default_rng(n).integers(0, 211, n).tolist() for n in (1, 2, 17, 64, 70)]
+    with mpool.Pool() as pool:
+        got = token_vectors(pool, path, texts)
+    for ids, vectors in zip(texts, got):
+        with torch.no_grad():
+            expected = models["bert"](torch.tensor([ids])).last_hidden_state[0].numpy()
+        assert np.abs(vectors - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name, each", [*((name, False) for name in tinygguf.ENCODERS), ("modern_bert", True)])
+def test_encoder(tmp_path: Path, name: str, each: bool) -> None:
+    model, encoder = built(name, 3), ENCODERS[name]
+    for key, tensor in model.state_dict().items():
+        if key.endswith("experts.bias"):
+            tensor.zero_()  # the converter leaves it out
+    path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model, each=each))
+    texts = [np.random.default_rng(n).integers(5, VOCAB, n).tolist() for n in (1, 17, encoder.longest)]
+    with mpool.Pool() as pool:
+        got = token_vectors(pool, path, texts)
+    for ids, vectors in zip(texts, got):
+        expected = encoder.expected(model, ids)
+        assert np.abs(vectors - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name, kind", [("nomic_bert_published", "Q8_0"), ("nomic_bert_published", "Q4_0"),
+                                        ("modern_bert", "Q8_0")])
+def test_quantised_encoder(tmp_path: Path, name: str, kind: str) -> None:
+    """Also parts of fused tensors are read as they are stored: the model of the values that the file holds."""
+    import gguf
+
+    type_ = getattr(gguf.GGMLQuantizationType, kind)
+    make = {"nomic_bert_published": transformers.NomicBertModel, "modern_bert": transformers.ModernBertModel}[name]
+    config = built(name, 2).config
+    config.hidden_size, config.num_attention_heads, config.intermediate_size = 64, 4, 96
+    config.head_dim = 16
+    model = make(config).eval()
+    randomise(model, 4)
+    path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model, type_))
+    for key, tensor in model.state_dict().items():
+        if tensor.dim() == 2 and "layers." in key:
+            stored = gguf.quants.quantize(tensor.numpy(), type_)
+            tensor.copy_(torch.tensor(gguf.quants.dequantize(stored, type_).reshape(tensor.shape)))
+    ids = np.random.default_rng(3).integers(5, VOCAB, 60).tolist()
+    with mpool.Pool() as pool:
+        got = token_vectors(pool, path, [ids])[0]
+    expected = ENCODERS[name].expected(model, ids)
+    assert np.abs(got - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())

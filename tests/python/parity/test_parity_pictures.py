@@ -1,0 +1,268 @@
+"""Pictures against diffusers, stage by stage and step by step, in float32, on seeded pipelines from the same latents.
+
+What is compared: the text embeddings and the pooled vector that the transformer is given, the latents after each step,
+the decoded picture. Transformers are cut after each number of blocks, so that each block is held against its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.tasks import text_to_image as drawing
+
+import pipelinemodels
+from pipelinemodels import torch
+
+TOLERANCE = 1e-4
+PROMPT = "a red cat, on the moon! of s3a 42"
+TOKENS = 20
+STEPS = 4
+
+
+def near(got: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    """Largest difference, relative to the largest number that is expected."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def latents_of(width: int, height: int, n: int = 1) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((n, 4, height // 4, width // 4)).astype(np.float32)
+
+
+def reference(pipeline: Any, width: int, height: int, **options: Any) -> dict[str, Any]:
+    """What diffusers gives: texts, pooled, latents after each step, and the picture."""
+    flux = "Flux" in type(pipeline).__name__
+    history: list[Any] = []
+    start = torch.tensor(latents_of(width, height))
+
+    def keep(_: Any, step: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
+        history.append(values["latents"].clone())
+        return values
+
+    with torch.no_grad():
+        if flux:
+            texts, pooled, _ = pipeline.encode_prompt(PROMPT, max_sequence_length=TOKENS)
+            start = pipeline._pack_latents(start, 1, 4, height // 4, width // 4)
+        else:
+            negative = options.get("negative_prompt")
+            texts, away, pooled, pooled_away = pipeline.encode_prompt(
+                PROMPT, None, None, negative_prompt=negative, max_sequence_length=TOKENS,
+                do_classifier_free_guidance=options.get("guidance_scale", 7.0) > 1)
+            if away is not None:
+                texts, pooled = torch.cat([texts, away]), torch.cat([pooled, pooled_away])
+        picture = pipeline(PROMPT, height=height, width=width, num_inference_steps=STEPS, latents=start,
+                           output_type="np", callback_on_step_end=keep, max_sequence_length=TOKENS, **options).images[0]
+    if flux:
+        history = [pipeline._unpack_latents(latents, height, width, 4) for latents in history]
+    return {"texts": texts.numpy(), "pooled": pooled.numpy(), "picture": picture,
+            "history": np.stack([latents[0].numpy() for latents in history])}
+
+
+def ours(model: str | Path, width: int, height: int, compute: str = "float32", **options: Any) -> dict[str, Any]:
+    """The same of mpool."""
+    with mpool.Pool() as pool:
+        entry = pool._find(str(model), "text_to_image")
+        request = drawing.prepare(entry, PROMPT, drawing.Drawing(
+            width=width, height=height, num_inference_steps=STEPS, latents=latents_of(width, height),
+            max_sequence_length=TOKENS, compute=compute, **options), keep=True)
+        ticket = request.submit(None)
+        ticket.wait()
+        found = {name: np.array(array) for name, array in ticket.pictures().items()}
+    return {"texts": found["texts"], "pooled": found["pooled"], "history": found["history"][0],
+            "picture": found["pixels"][0], "latents": found["latents"][0]}
+
+
+def compare(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name in ("texts", "pooled"):
+        near(got[name], expected[name])
+    for step in range(STEPS):
+        near(got["history"][step], expected["history"][step])
+    assert np.array_equal(got["history"][-1], got["latents"])
+    near(got["picture"], expected["picture"])
+
+
+#: Name -> (family, what its pipeline is made with, what is asked of it).
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "sd3, guided": ("sd3", {}, {"negative_prompt": "blue dog", "guidance_scale": 4.0}),
+    "sd3, guided from nothing": ("sd3", {"shift": 1.0}, {"guidance_scale": 2.5}),
+    "sd3, turbo": ("sd3", {"layers": 2, "dual": ()}, {"guidance_scale": 0.0}),
+    "sd3, one layer": ("sd3", {"layers": 1, "dual": ()}, {"guidance_scale": 0.0}),
+    "sd3, one dual layer": ("sd3", {"layers": 1, "dual": (0,)}, {"guidance_scale": 0.0}),
+    "sd3, two layers": ("sd3", {"layers": 2, "dual": (0,)}, {"guidance_scale": 0.0}),
+    "sd3, no norms of heads": ("sd3", {"layers": 2, "qk_norm": None}, {"guidance_scale": 0.0}),
+    "sd3, without T5": ("sd3", {"layers": 1, "t5": False}, {"guidance_scale": 0.0}),
+    "sd3, end by id": ("sd3", {"layers": 1, "end": 7}, {"guidance_scale": 0.0}),
+    "flux": ("flux", {}, {}),
+    "flux, a double block": ("flux", {"layers": 1, "singles": 0}, {}),
+    "flux, two double blocks": ("flux", {"layers": 2, "singles": 0}, {}),
+    "flux, a single block": ("flux", {"layers": 1, "singles": 1}, {}),
+    "flux, told the scale": ("flux", {"guidance": True, "dynamic": True}, {"guidance_scale": 3.5}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_stage_and_step(tmp_path: Path, name: str) -> None:
+    family, made, asked = CASES[name]
+    pipeline = getattr(pipelinemodels, family)(tmp_path, **made)
+    for width, height in ((64, 40), (24, 56)):
+        compare(ours(tmp_path, width, height, **asked), reference(pipeline, width, height, **asked))
+
+
+def test_default_schedules(tmp_path: Path) -> None:
+    """Shares of noise and times for any count of steps, shifted or not."""
+    for family, made in (("sd3", {"layers": 1}), ("sd3", {"layers": 1, "shift": 1.0}),
+                         ("flux", {"layers": 1, "singles": 0}), ("flux", {"layers": 1, "singles": 0, "dynamic": True})):
+        folder = tmp_path / f"{family}{len(made)}{made.get('dynamic')}"
+        pipeline = getattr(pipelinemodels, family)(folder, **made)
+        from mpool.models import describe
+
+        settings = describe(str(folder)).drawing
+        assert settings is not None
+        for steps in (1, 2, 5, 28):
+            for rows in (16, 300, 4096):
+                scheduler = pipeline.scheduler
+                if family == "flux":
+                    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+                    config = scheduler.config
+                    mu = calculate_shift(rows, config.base_image_seq_len, config.max_image_seq_len, config.base_shift,
+                                         config.max_shift)
+                    scheduler.set_timesteps(sigmas=list(np.linspace(1.0, 1 / steps, steps)), mu=mu)
+                else:
+                    scheduler.set_timesteps(steps)
+                times, sigmas = drawing.schedule(settings, steps, rows)
+                assert np.abs(sigmas - scheduler.sigmas.numpy()).max() <= 1e-7
+                assert np.abs(times - scheduler.timesteps.numpy()).max() <= 1e-4
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux"])
+def test_gguf_is_the_same_transformer(tmp_path: Path, family: str) -> None:
+    """The published names, with queries, keys and values in one, to the bit; beside the folder, or instead of it; in
+    a file that does not name its architecture."""
+    pipeline = getattr(pipelinemodels, family)(tmp_path)
+    folder = ours(tmp_path, 64, 40)
+    pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf")
+    named = ours(tmp_path / "transformer-F32.gguf", 64, 40)
+    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+    beside = ours(tmp_path, 64, 40)
+    pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf", named=False)
+    for got in (named, beside, ours(tmp_path / "transformer-F32.gguf", 64, 40)):
+        assert np.array_equal(got["history"], folder["history"]) and np.array_equal(got["picture"], folder["picture"])
+
+
+@pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q5_1", "BF16"])
+@pytest.mark.parametrize("family", ["sd3", "flux"])
+def test_quantised_gguf(tmp_path: Path, family: str, quantisation: str) -> None:
+    """Against diffusers with the values that are in the file: what is left is the rounding of activations."""
+    pipeline = getattr(pipelinemodels, family)(tmp_path)
+    path = tmp_path / "transformer.gguf"
+    values = pipelinemodels.write_gguf(pipeline, path, quantisation)
+    assert any(not torch.equal(value, tensor) for value, tensor in zip(
+        values.values(), (pipelinemodels.published_flux if family == "flux" else pipelinemodels.published_sd3)(
+            pipeline.transformer.state_dict()).values()))
+    _load_published(pipeline, family, values)
+    expected = reference(pipeline, 64, 40)
+    exact = ours(path, 64, 40, "float32")
+    compare(exact, expected)
+    near(ours(path, 64, 40, "auto")["history"][-1], expected["history"][-1], 0.1)
+
+
+@pytest.mark.parametrize("quantisation", ["F32", "Q8_0"])
+def test_t5_of_a_gguf_file(tmp_path: Path, quantisation: str) -> None:
+    """In the encoder's own folder, instead of safetensors."""
+    pipeline = pipelinemodels.flux(tmp_path, layers=1, singles=0, texts=64)
+    before = ours(tmp_path, 64, 40)
+    inside = tmp_path / "text_encoder_2"
+    values = pipelinemodels.write_t5_gguf(pipeline.text_encoder_2, inside / "t5.gguf", quantisation)
+    (inside / "model.safetensors").unlink()
+    got = ours(tmp_path, 64, 40)
+    assert np.array_equal(got["texts"], before["texts"]) is (quantisation == "F32")
+    pipeline.text_encoder_2.load_state_dict(values, strict=False)
+    compare(got, reference(pipeline, 64, 40))
+    near(ours(tmp_path, 64, 40, "auto")["texts"], got["texts"], 0.1)
+
+
+def _load_published(pipeline: Any, family: str, values: dict[str, Any]) -> None:
+    """Writes the values of published names back into diffusers' module, by moving a module of ids the same way."""
+    state = pipeline.transformer.state_dict()
+    places, at = {}, 0
+    for name, tensor in state.items():
+        places[name] = torch.arange(at, at + tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+        at += tensor.numel()
+    flat = torch.empty(at)
+    publish = pipelinemodels.published_flux if family == "flux" else pipelinemodels.published_sd3
+    for name, ids in publish(places).items():
+        flat[ids.reshape(-1).long()] = values[name].reshape(-1).float()
+    pipeline.transformer.load_state_dict({name: flat[ids.reshape(-1).long()].reshape(ids.shape)
+                                          for name, ids in places.items()})
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux"])
+def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
+    pipeline = getattr(pipelinemodels, family)(tmp_path)
+    expected = reference(pipeline, 64, 40)
+    got = ours(tmp_path, 64, 40, "bfloat16")
+    for name, least in (("texts", 0.9995), ("pooled", 0.9995), ("history", 0.9995), ("picture", 0.9995)):
+        a, b = got[name].ravel(), expected[name].ravel()
+        assert least <= a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert not np.array_equal(got["picture"], ours(tmp_path, 64, 40)["picture"])
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux"])
+@pytest.mark.parametrize("save", ["float16", "bfloat16"])
+def test_weights_stored_in_half(tmp_path: Path, family: str, save: str) -> None:
+    """Published folders are in half precision: the values that are stored are computed with, in float32."""
+    pipeline = getattr(pipelinemodels, family)(tmp_path / "full")
+    half = pipeline.to(getattr(torch, save))
+    half.save_pretrained(tmp_path)
+    for name in ("tokenizer", "tokenizer_2"):
+        for file in (tmp_path / "full" / name).iterdir():
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    expected = reference(half.to(torch.float32), 64, 40)
+    compare(ours(tmp_path, 64, 40), expected)
+
+
+def test_prompt_too_long_is_cut_as_in_diffusers(tmp_path: Path) -> None:
+    pipeline = pipelinemodels.sd3(tmp_path, layers=1)
+    long = "a red cat on the moon, " * 30
+    with torch.no_grad():
+        texts, _, pooled, _ = pipeline.encode_prompt(long, None, None, max_sequence_length=TOKENS)
+    with mpool.Pool() as pool:
+        entry = pool._find(str(tmp_path), "text_to_image")
+        with pytest.warns(UserWarning, match="too long for CLIP, which takes 77 tokens"):
+            request = drawing.prepare(entry, long, drawing.Drawing(
+                width=16, height=16, num_inference_steps=1, guidance_scale=0, max_sequence_length=TOKENS,
+                compute="float32"), keep=True)
+        ticket = request.submit(None)
+        ticket.wait()
+        found = ticket.pictures()
+        near(found["texts"][0], texts[0])
+        near(found["pooled"][0], pooled[0])
+
+
+def test_preview_is_what_the_step_foresees(tmp_path: Path) -> None:
+    """Latents less the noise that is left in them, along the step's velocity, through diffusers' decoder."""
+    pipeline = pipelinemodels.flux(tmp_path)
+    with mpool.Pool() as pool:
+        entry = pool._find(str(tmp_path), "text_to_image")
+        request = drawing.prepare(entry, PROMPT, drawing.Drawing(
+            width=32, height=40, num_inference_steps=STEPS, preview_every=1, latents=latents_of(32, 40),
+            compute="float32"), keep=True)
+        ticket = request.submit(None)
+        ticket.wait()
+        assert ticket.drawn() == (STEPS, STEPS - 1, 1, STEPS - 1)
+        states = np.concatenate([request.noise[0][None], ticket.pictures()["history"][0]])
+        for step in range(STEPS - 1):
+            velocity = (states[step + 1] - states[step]) / (request.sigmas[step + 1] - request.sigmas[step])
+            latents = torch.tensor(states[step + 1] - request.sigmas[step + 1] * velocity)[None]
+            config = pipeline.vae.config
+            with torch.no_grad():
+                decoded = pipeline.vae.decode(latents / config.scaling_factor + config.shift_factor).sample
+            expected = (decoded[0].permute(1, 2, 0) / 2 + 0.5).clamp(0, 1).numpy() * 255
+            assert np.abs(np.array(ticket.preview(step), float) - expected).max() <= 0.51

@@ -1,0 +1,596 @@
+"""Workers that are processes: the same bytes, and what happens when one is killed, stopped or cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing.spawn
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.runtime import isolation as _isolated
+from test_pool_options import wide as wide
+from test_pool_state import LONG, TEXT, row_of, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
+CALM: dict[str, Any] = dict(threads=1, max_workers_per_model=1, isolation="process", breaker_threshold=0)
+FATAL = [signal.SIGKILL, signal.SIGSEGV]
+
+
+def pool_of(**options: Any) -> mpool.Pool:
+    return mpool.Pool(mpool.PoolConfig(**{**CALM, **options}))
+
+
+@pytest.fixture
+def pool() -> Iterator[mpool.Pool]:
+    with pool_of() as made:
+        yield made
+    assert children() == []
+
+
+def children() -> list[tuple[int, str]]:
+    """Ids and states of this process's worker processes, zombies included."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            name, _, rest = stat.partition("(")[2].rpartition(")")
+            if name == "mpool-worker" and int(rest.split()[1]) == os.getpid():
+                found.append((int(entry), rest.split()[0]))
+    return found
+
+
+def processes(pool: mpool.Pool) -> tuple[int, ...]:
+    return tuple(pid for row in pool.ps() for pid in row.processes)
+
+
+def signal_all(pool: mpool.Pool, number: int) -> tuple[int, ...]:
+    found = processes(pool)
+    for pid in found:
+        os.kill(pid, number)
+    return found
+
+
+def running(pool: mpool.Pool, model: Path) -> mpool.Job:
+    """A text call that has given tokens and has more than enough before it, or failed."""
+    job = pool.submit("text_to_text", model=pool.load(model), **LONG)
+    until(lambda: job.done() or row_of(pool).running)
+    served = pool.metrics()["steps"]
+    # each gives every answer a token, once the prompt is read
+    until(lambda: job.done() or pool.metrics()["steps"] >= served + 2)
+    return job
+
+
+def hit(pool: mpool.Pool, model: Path, number: int) -> mpool.MpoolError:
+    """Sends a signal to worker processes until two have met a step of one text call: between two steps nobody is a
+    victim.
+
+    Returns:
+        the call's error.
+    """
+    for _ in range(20):
+        try:
+            job = running(pool, model)
+            while not job.done():
+                before = signal_all(pool, number)
+                until(lambda: job.done() or (processes(pool) and set(processes(pool)).isdisjoint(before)))
+            job.result()
+        except mpool.NoWorkers:
+            pool.load(model)  # gives a model another chance whose workers died too often
+        except mpool.MpoolError as error:
+            return error
+    raise AssertionError("never twice in a step of one call")
+
+
+# ---- the same bytes
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16", "int8"])
+def test_vectors_are_the_same(bert: Path, compute: Any, pool: mpool.Pool) -> None:
+    texts = [f"text {number} " + "one two " * (number % 20) for number in range(300)]
+    with mpool.Pool() as here:
+        for options in (dict(), dict(normalize=False), dict(dimensions=8)):
+            assert np.array_equal(here.embed(texts, bert, compute=compute, **options),
+                                  pool.embed(texts, bert, compute=compute, **options))
+        assert np.array_equal(here.embed("one", bert, compute=compute), pool.embed("one", bert, compute=compute))
+
+
+def test_texts_are_the_same(llama: Path, pool: mpool.Pool) -> None:
+    calls: list[dict[str, Any]] = [
+        dict(temperature=0, max_tokens=40), dict(seed=5, max_tokens=40, temperature=1.3),
+        dict(seed=5, n=3, max_tokens=20),
+        dict(temperature=0, max_tokens=20, logprobs=5), dict(seed=1, max_tokens=60, stop=["e", "the"]),
+        dict(seed=2, max_tokens=30, repetition_penalty=1.3, logit_bias={5: 4.0}, min_tokens=10)]
+    prompts = ["a", "a b c " * 60, "a b c " * 60 + "and more"]
+    with mpool.Pool() as here:
+        for prompt in prompts:
+            for call in calls:
+                expected, found = (one.generate(prompt, llama, **call) for one in (here, pool))
+                for a, b in zip(expected.choices, found.choices):
+                    assert (a.text, a.finish_reason, a.logprobs) == (b.text, b.finish_reason, b.logprobs)
+    assert pool.generate("a b c " * 60, llama, **TEXT).usage.cached_tokens > 0
+
+
+def test_streams_are_the_same(llama: Path, pool: mpool.Pool) -> None:
+    with mpool.Pool() as here:
+        expected = here.generate("a b", llama, seed=3, max_tokens=50).text
+    stream = pool.generate("a b", llama, seed=3, max_tokens=50, stream=True)
+    parts = [chunk.text for chunk in stream]
+    assert "".join(parts) == expected  # in one part where the machine is ahead of who reads
+
+    async def run() -> list[str]:
+        async def one() -> str:
+            stream = mpool.aio.generate("a b", llama, seed=3, max_tokens=50, stream=True, pool=pool)
+            return "".join([chunk.text async for chunk in stream])
+
+        return await asyncio.gather(*(one() for _ in range(4)))
+
+    assert asyncio.run(run()) == [expected] * 4
+
+
+def test_many_callers_at_once(bert: Path, llama: Path) -> None:
+    failures: list[str] = []
+    with pool_of(threads=2, max_workers_per_model=3) as pool, mpool.Pool() as here:
+        vectors = {number: here.embed(f"text {number}", bert) for number in range(8)}
+        texts = {number: here.generate("a " * (number + 1), llama, seed=number, max_tokens=12).text
+                 for number in range(8)}
+
+        def work(number: int) -> None:
+            for _ in range(6):
+                if not np.array_equal(pool.embed(f"text {number}", bert), vectors[number]):
+                    failures.append(f"vector {number}")
+                if pool.generate("a " * (number + 1), llama, seed=number, max_tokens=12).text != texts[number]:
+                    failures.append(f"text {number}")
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures and children() == []
+
+
+# ---- killed and stopped
+
+@pytest.mark.parametrize("number", FATAL)
+def test_killed_before_a_result_it_is_tried_again(wide: Path, pool: mpool.Pool, number: int) -> None:
+    expected = pool.embed("a text " * 20, wide)
+    job = pool.submit("text_embedding", inputs="another text " * 30, model=pool.get(wide))
+    until(lambda: row_of(pool).running)
+    time.sleep(0.01)
+    before = signal_all(pool, number)
+    assert np.array_equal(job.result(), pool.embed("another text " * 30, wide))
+    assert set(processes(pool)).isdisjoint(before)
+    assert np.array_equal(pool.embed("a text " * 20, wide), expected)
+
+
+@pytest.mark.parametrize("number", FATAL)
+def test_killed_after_tokens_it_goes_on(llama: Path, pool: mpool.Pool, number: int) -> None:
+    call: dict[str, Any] = dict(prompt="a b c", n=16, max_tokens=250, seed=3, ignore_eos=True, logprobs=2)
+    with mpool.Pool() as here:
+        expected = here.generate(model=llama, **call)
+    job = pool.submit("text_to_text", model=pool.load(llama), **call)
+    until(lambda: pool.metrics()["steps"] >= 40)
+    before = signal_all(pool, number)
+    found = job.result()
+    assert set(processes(pool)).isdisjoint(before)
+    for one, other in zip(expected.choices, found.choices):
+        assert (one.text, one.finish_reason, one.logprobs) == (other.text, other.finish_reason, other.logprobs)
+    assert expected.usage.completion_tokens == found.usage.completion_tokens
+    metrics = pool.metrics()  # in a step or between two: it is no preemption
+    assert (metrics["retries"], metrics["preemptions"], metrics["errors"], metrics["completed"]) == (1, 0, 0, 1)
+
+
+def test_killed_twice_the_call_fails(llama: Path, pool: mpool.Pool) -> None:
+    error = hit(pool, llama, signal.SIGKILL)
+    assert isinstance(error, mpool.RecvError)
+    assert re.search(r"worker process \d+ was killed by signal 9 ", str(error))
+    assert pool.generate("b", llama, **TEXT).text  # another one serves
+    job = running(pool, llama)  # it was somebody else's doing: the like of it is not refused
+    assert not job.done()
+    job.cancel()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_streams_go_on_after_a_fault(llama: Path, number: int) -> None:
+    call: dict[str, Any] = dict(seed=3, max_tokens=400, ignore_eos=True, stop=["never there"])
+    with mpool.Pool() as here:
+        expected = here.generate("a b", llama, **call).text
+    with pool_of(stall_timeout=0.6) as pool:
+        parts = []
+        for chunk in pool.generate("a b", llama, stream=True, **call):
+            parts.append(chunk.text)
+            if len(parts) == 3:
+                signal_all(pool, number)
+        assert "".join(parts) == expected
+        assert pool.metrics()["completed"] == 1
+
+
+@pytest.mark.parametrize("number", FATAL)
+def test_killed_without_work_nobody_notices(bert: Path, pool: mpool.Pool, number: int) -> None:
+    expected = pool.embed("a", bert)
+    before = signal_all(pool, number)
+    assert np.array_equal(pool.embed("a", bert), expected)
+    assert set(processes(pool)).isdisjoint(before)
+    assert pool.metrics()["errors"] == 0
+
+
+def test_killed_without_work_it_is_reaped(bert: Path, pool: mpool.Pool) -> None:
+    pool.embed("a", bert)
+    killed = len(signal_all(pool, signal.SIGKILL))
+    until(lambda: not children())  # without any call
+    until(lambda: not processes(pool))
+    assert pool.metrics()["worker_faults"] == killed
+
+
+def test_stopped_in_a_step(llama: Path) -> None:
+    with pool_of(stall_timeout=0.6) as pool:
+        error = hit(pool, llama, signal.SIGSTOP)
+        assert "without a sign of life" in str(error)
+        assert pool.generate("b", llama, **TEXT).text
+    assert children() == []
+
+
+def test_stopped_without_work(bert: Path) -> None:
+    with pool_of(stall_timeout=0.6) as pool:
+        expected = pool.embed("a", bert)
+        before = signal_all(pool, signal.SIGSTOP)
+        assert np.array_equal(pool.embed("a", bert), expected)
+        assert set(processes(pool)).isdisjoint(before)
+    assert children() == []
+
+
+def test_a_stopped_one_holds_up_no_close(llama: Path) -> None:
+    pool = pool_of(shutdown_grace=0.1)
+    job = running(pool, llama)
+    signal_all(pool, signal.SIGSTOP)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 10
+    with pytest.raises(mpool.PoolError):
+        job.result()
+    assert children() == []
+
+
+def test_closed_while_busy(llama: Path) -> None:
+    pool = pool_of(shutdown_grace=0.1)
+    job = running(pool, llama)
+    pool.close()
+    with pytest.raises(mpool.ShuttingDown):
+        job.result()
+    assert children() == []
+
+
+def test_a_crash_loop_ends(bert: Path, pool: mpool.Pool) -> None:
+    def crash() -> None:
+        pool.embed("a", bert)
+        signal_all(pool, signal.SIGKILL)
+        until(lambda: not processes(pool))
+
+    with pytest.raises(mpool.NoWorkers):
+        for _ in range(12):
+            crash()
+    assert pool.load(bert).embed("a").shape == (32,)  # who asks for it gets another chance
+
+
+def test_a_call_that_kills_twice_is_refused(llama: Path, pool: mpool.Pool) -> None:
+    errors = []
+    while not errors or isinstance(errors[-1], mpool.RecvError) and len(errors) < 4:
+        errors.append(hit(pool, llama, signal.SIGSEGV))  # before a step nobody is sure whose doing it was
+    assert isinstance(errors[-1], mpool.ModelError) and "made workers fail 2 times" in str(errors[-1])
+    assert pool.generate("harmless", llama, **TEXT).text
+
+
+# ---- calls that end early
+
+def test_cancelled(llama: Path, pool: mpool.Pool) -> None:
+    job = running(pool, llama)
+    before = processes(pool)
+    job.cancel()
+    with pytest.raises(mpool.Cancelled):
+        job.result(timeout=1)
+    until(lambda: not row_of(pool).running, 1)
+    assert pool.generate("b", llama, **TEXT).text and processes(pool) == before
+
+
+def test_out_of_time(llama: Path, pool: mpool.Pool) -> None:
+    pool.load(llama)
+    before = processes(pool)
+    with pytest.raises(mpool.Timeout):
+        pool.generate(LONG["prompt"], llama, max_tokens=1900, n=64, ignore_eos=True, timeout=0.3)
+    until(lambda: not row_of(pool).running, 2)
+    assert pool.generate("b", llama, **TEXT).text and processes(pool) == before
+
+
+def test_memory_of_a_process_is_bounded(llama: Path) -> None:
+    with pool_of(process_memory=3_000_000) as pool:
+        assert pool.generate("a", llama, **TEXT).text
+        before = processes(pool)
+        with pytest.raises(mpool.MemoryExhausted):
+            pool.generate("a", llama, max_tokens=1900, n=128, ignore_eos=True)
+        assert pool.generate("a", llama, **TEXT).text and processes(pool) == before
+
+
+# ---- starting
+
+@pytest.mark.parametrize("command, error, why", [
+    (("/nowhere/python",), mpool.SpawnFailed, "/nowhere/python"),
+    ((sys.executable, "-c", "raise SystemExit(3)"), mpool.SpawnFailed, "ended with code 3"),
+    ((sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"), mpool.SpawnFailed, "killed by signal 11"),
+    ((sys.executable, "-c", "import time; time.sleep(100)"), mpool.SpawnTimeout, "without a sign of life")])
+def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...],
+                                 error: type[mpool.MpoolError], why: str) -> None:
+    monkeypatch.setattr(_isolated, "command", lambda: command)
+    timeout = 1.0 if error is mpool.SpawnTimeout else 30.0
+    with pool_of(load_timeout=timeout) as pool, pytest.raises(error, match=why):
+        pool.embed("a", bert)
+    assert children() == []
+
+
+@pytest.mark.parametrize("options, errors", [
+    (dict(request_timeout=0.001), (mpool.Timeout,)), (dict(request_timeout=0.02), (mpool.Timeout,)),
+    (dict(load_timeout=0.01), (mpool.SpawnTimeout,)),
+    (dict(load_timeout=0.01, request_timeout=0.001), (mpool.SpawnTimeout, mpool.Timeout)),
+    (dict(stall_timeout=0.01), (mpool.RecvError, mpool.ModelError, mpool.NoWorkers)),
+    (dict(stall_timeout=0.01, request_timeout=0.001, shutdown_grace=0.0),
+     (mpool.RecvError, mpool.ModelError, mpool.NoWorkers))])
+def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
+                       errors: tuple[type[mpool.MpoolError], ...]) -> None:
+    with pool_of() as pool:
+        pool.embed("a", bert)  # what is opened once is open
+    files, began = len(os.listdir("/proc/self/fd")), time.monotonic()
+    with pool_of(**options) as pool:
+        for number in range(8):
+            for call in (lambda: pool.embed(f"a {number} " * 50, bert),
+                         lambda: pool.generate("a", llama, max_tokens=30),
+                         lambda: pool.embed("b", bert, timeout=0.001)):
+                try:
+                    call()
+                except mpool.MpoolError as error:
+                    assert isinstance(error, (*errors, mpool.Timeout)), error
+                    assert "after 0 s" not in str(error) and "0.0 s" not in str(error)
+        if "load_timeout" not in options and "stall_timeout" not in options:
+            assert pool.embed("a", bert, timeout=60).shape == (32,)  # it starts meanwhile, and serves who waits
+    assert time.monotonic() - began < 120  # it hangs nowhere
+    until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # one set apart comes back by itself
+
+
+def test_one_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens when the package is replaced under a process that goes on: it is said, and nothing is believed."""
+    command = _isolated.command()
+    code = command[4].replace("sys.exit(", "import mmap; page = mmap.mmap(3, 4096); page[0] ^= 1; sys.exit(")
+    monkeypatch.setattr(_isolated, "command", lambda: (*command[:4], code, *command[5:]))
+    with pool_of() as pool, pytest.raises(mpool.SpawnFailed, match="another build of mpool"):
+        pool.embed("a", bert)
+    assert children() == []
+
+
+def runs_as(monkeypatch: pytest.MonkeyPatch, executable: str, frozen: bool = False) -> None:
+    """As if the program had been started so, before anybody asked."""
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(executable))
+    if frozen:
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+
+
+def test_without_an_interpreter(bert: Path, monkeypatch: pytest.MonkeyPatch, pool: mpool.Pool) -> None:
+    runs_as(monkeypatch, "")
+    with pytest.raises(mpool.SpawnFailed, match="sys.executable is empty"):
+        pool.embed("a", bert)
+
+
+@pytest.mark.parametrize("name, frozen, why", [("app", True, "is frozen"), ("python3", True, "is frozen"),
+                                               ("uwsgi", False, "does not look like a Python")])
+def test_an_application_is_not_started_again(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+                                             frozen: bool, why: str, pool: mpool.Pool) -> None:
+    python, started = sys.executable, tmp_path / "started"
+    application = tmp_path / name
+    application.write_text(f"#!/bin/sh\ntouch {started}\n")
+    application.chmod(0o755)
+    runs_as(monkeypatch, str(application), frozen)
+    with pytest.raises(mpool.SpawnFailed, match=why) as caught:
+        pool.embed("a", bert)
+    assert "set_executable" in str(caught.value) and str(application) in str(caught.value)
+    assert not started.exists()
+    multiprocessing.set_executable(python)  # undone with what runs_as set
+    assert pool.embed("a", bert).shape == (32,)
+    assert Path(f"/proc/{processes(pool)[0]}/exe").resolve() == Path(python).resolve()
+
+
+def test_names_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("python", "python3.13t", "pypy3.10", "Python", ".python3-wrapped", "graalpy", "pythonw.exe"):
+        runs_as(monkeypatch, f"/somewhere/{name}")
+        assert _isolated.command()[0] == f"/somewhere/{name}"
+
+
+def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+        model = pool.load(bert, isolation="process")
+        expected = model.embed("a")
+        assert row_of(pool).isolation == "process" and len(row_of(pool).processes) == 1
+        assert row_of(pool).policy == "p2c" and "processes" in repr(pool.ps())
+        pool.load(bert, isolation="thread")
+        assert np.array_equal(pool.embed("a", bert), expected)
+        until(lambda: row_of(pool).isolation == "thread" and not row_of(pool).processes)
+        named = pool.register("own", llama, isolation="process")
+        assert named.generate("a", **TEXT).text
+        assert [row.isolation for row in pool.ps() if row.key == "own"] == ["process"]
+        import pickle
+
+        again = pickle.loads(pickle.dumps(named))
+        assert again == named and again._entry.isolation == "process"
+        for bad in ("fork", 1, ""):
+            with pytest.raises(mpool.InvalidArgument, match="isolation is .*, allowed: thread, process"):
+                pool.load(bert, isolation=bad)  # type: ignore[arg-type]
+            with pytest.raises(mpool.InvalidArgument, match="isolation"):
+                mpool.PoolConfig(isolation=bad)  # type: ignore[arg-type]
+    assert children() == []
+
+
+def test_a_chosen_policy_stays(bert: Path) -> None:
+    with pool_of(policy="sequential") as pool:
+        pool.embed("a", bert)
+        assert row_of(pool).policy == "sequential"
+
+
+def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
+    pool.embed("a", bert)
+    (pid,) = processes(pool)
+    limits = {line[:26].strip(): line[26:].split()[0] for line in Path(f"/proc/{pid}/limits").read_text().splitlines()}
+    assert limits["Max core file size"] == "0" and int(limits["Max open files"]) <= 1024
+    assert int(limits["Max data size"]) < 2 * 10**9
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    assert status["NoNewPrivs"].strip() == "1"
+    assert int(status["RssAnon"].split()[0]) * 1024 < 16 << 20  # what is set aside for the process itself is enough
+    assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1  # Ctrl-C is for the parent
+    names = {number: os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
+    assert all(name == "/dev/null" or "memfd:mpool" in name for name in names.values()), names
+    # weights are mapped for reading only, and stand in memory once
+    maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "mpool-weights" in line]
+    assert maps and all(line.split()[1] == "r--s" for line in maps)
+    own = [line for line in Path("/proc/self/maps").read_text().splitlines() if "mpool-weights" in line]
+    assert own and all(line.split()[1] == "r--s" for line in own)
+    assert {line.split()[4] for line in maps} <= {line.split()[4] for line in own}  # the same inode
+
+
+@pytest.mark.parametrize("threads, stack", [(64, None), (24, 64 << 20)])
+def test_the_limit_covers_all_threads(bert: Path, threads: int, stack: int | None) -> None:
+    """More threads than CPUs, or large stacks: they are there, and leave the engine what it may have."""
+    code = textwrap.dedent("""
+        import resource, sys, mpool
+        from pathlib import Path
+        model, threads, stack = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+        if stack:
+            resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+        config = mpool.PoolConfig(isolation="process", threads=threads, max_workers_per_model=1,
+                                  process_memory=100_000_000)
+        with mpool.Pool(config) as pool:
+            pool.embed([f"text {number} " * 30 for number in range(threads * 8)], model)
+            ((pid,),) = (row.processes for row in pool.ps())
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+            (limit,) = (int(line.split()[3]) for line in limits if line.startswith("Max data size"))
+            print(status["Threads"], int(status["VmData"].split()[0]) * 1024, limit)
+    """)
+    done = subprocess.run([sys.executable, "-c", code, str(bert), str(threads), str(stack or 0)], capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    started, used, limit = map(int, done.stdout.split())
+    assert started == threads and limit - used > 100_000_000
+
+
+def test_with_memory_for_some_threads_only(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = _isolated.command()
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (200_000_000, 200_000_000)); "
+    monkeypatch.setattr(_isolated, "command", lambda: (*command[:4], limit + command[4], *command[5:]))
+    texts = [f"text {number} " * 30 for number in range(600)]
+    with pool_of(threads=64) as pool, mpool.Pool() as here:
+        assert np.array_equal(pool.embed(texts, bert), here.embed(texts, bert))
+        (pid,) = processes(pool)
+        assert 1 < len(os.listdir(f"/proc/{pid}/task")) < 64
+    assert children() == []
+
+
+def test_no_descriptor_is_lost(bert: Path, pool: mpool.Pool) -> None:
+    pool.embed("a", bert)
+    pool.unload(bert)
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(50):
+        pool.embed("a", bert)
+        pool.unload(bert)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1 and threading.active_count() <= threads
+    assert children() == []
+
+
+# ---- parents
+
+def test_no_child_outlives_its_parent(bert: Path, llama: Path) -> None:
+    code = textwrap.dedent("""
+        import sys, threading, mpool
+        pool = mpool.Pool(mpool.PoolConfig(isolation="process", threads=1, max_workers_per_model=1))
+        pool.embed("a", sys.argv[1])
+        job = pool.submit("text_to_text", model=pool.load(sys.argv[2]), prompt="a", max_tokens=1900, n=64,
+                          ignore_eos=True)
+        print(*(pid for row in pool.ps() for pid in row.processes), flush=True)
+        threading.Event().wait()
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", code, str(bert), str(llama)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    found = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(found) == 2
+    parent.kill()
+    parent.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in found), 10)
+    parent.stdout.close()
+
+
+def test_fork(bert: Path, pool: mpool.Pool) -> None:
+    expected = pool.embed("a", bert)
+    before = processes(pool)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            same = np.array_equal(pool.embed("a", bert), expected)
+            own = processes(pool)
+            pool.close()
+            code = 0 if same and own and set(own).isdisjoint(before) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(pool.embed("b", bert), pool.embed("b", bert))
+    assert processes(pool) == before  # the parent's were left alone
+
+
+def test_somebody_else_waits_for_children(bert: Path, pool: mpool.Pool) -> None:
+    pool.embed("a", bert)
+    before = signal_all(pool, signal.SIGKILL)
+    try:
+        os.waitpid(before[0], 0)
+    except ChildProcessError:
+        pass  # it was quicker
+    assert pool.embed("a", bert).shape == (32,)
+    assert set(processes(pool)).isdisjoint(before)
+
+
+def test_children_of_nobody(bert: Path) -> None:
+    """SIGCHLD ignored: the system reaps, and waiting finds nobody."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pool_of() as pool:
+            pool.embed("a", bert)
+            killed = signal_all(pool, signal.SIGKILL)
+            assert pool.embed("a", bert).shape == (32,)
+            assert set(processes(pool)).isdisjoint(killed)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert children() == []
+
+
+def test_ctrl_c_is_the_parents(bert: Path, pool: mpool.Pool) -> None:
+    pool.embed("a", bert)
+    before = signal_all(pool, signal.SIGINT)
+    time.sleep(0.1)
+    assert pool.embed("a", bert).shape == (32,) and processes(pool) == before
+
+
+def test_health_and_metrics(bert: Path, llama: Path, pool: mpool.Pool) -> None:
+    pool.embed("a", bert)
+    pool.generate("a b c " * 60, llama, **TEXT)
+    assert pool.health().status == "healthy"
+    assert pool.check(bert) < 60 and pool.ping(bert)
+    assert pool.metrics()["units_in"] > 0

@@ -1,0 +1,607 @@
+"""The worker protocol: every rule that it has is a test here, at the socket of a worker that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import errors
+from mpool.results import Chunk
+from realmodels import real_path
+from servers import Process, Raw, ask
+from workers import TERMINAL, Events, free, refused, run, text_of, until, working
+
+from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
+from mpool.server.worker import GRACE, Tokens, Worker
+
+GREEDY: dict[str, Any] = {"temperature": 0}
+#: Some thousand tokens: seconds of reading with SmolLM2.
+LONG = "The quick brown fox jumps over the lazy dog and looks at number seventeen. " * 200
+CODES = {"INVALID_REQUEST", "MODEL_LOAD_FAILED", "OOM", "INFERENCE_TIMEOUT", "CANCELLED", "INTERNAL"}
+
+
+@pytest.fixture(scope="module")
+def worker(llama: Path) -> Iterator[Worker]:
+    """Of a tiny model."""
+    with working(f"tiny={llama}") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def slow_worker() -> Iterator[Worker]:
+    """Of a model that needs seconds for 2,048 tokens."""
+    with working(f"smol={real_path('smollm2')}") as made:
+        yield made
+
+
+# ---- a job -----------------------------------------------------------------------------------------------------------
+
+def test_a_job_is_started_tokens_and_one_end(worker: Worker) -> None:
+    found = run(worker.serving, job_id="a", prompt="A cat sat", max_tokens=40, **GREEDY)
+    wanted = worker.pool.generate("A cat sat", worker.model, max_tokens=40, **GREEDY)
+    assert found[0] == ("started", {"job_id": "a", "model": "tiny"})
+    assert text_of(found) == wanted.text
+    name, end = found[-1]
+    assert name == "end" and set(end) == {"tokens_out", "decode_time_ms", "stop_reason"}
+    assert end["tokens_out"] == wanted.usage.completion_tokens and end["stop_reason"] == wanted.finish_reason
+    assert end["decode_time_ms"] > 0 and found[-2][1]["i"] < end["tokens_out"]
+
+
+def test_every_option_reaches_the_library(worker: Worker) -> None:
+    options: dict[str, Any] = {"temperature": 1.3, "top_p": 0.9, "top_k": 30, "min_p": 0.01, "repetition_penalty": 1.1,
+                               "seed": 7, "max_tokens": 60}
+    plain = worker.pool.generate("A cat", worker.model, **options)
+    found = run(worker.serving, job_id="o", prompt="A cat", **options)
+    assert text_of(found) == plain.text
+    stop = plain.text[10:12]
+    wanted = worker.pool.generate("A cat", worker.model, stop=[stop], **options)
+    found = run(worker.serving, job_id="o", prompt="A cat", stop=[stop], **options)
+    assert text_of(found) == wanted.text == plain.text[:plain.text.index(stop)]
+    assert found[-1][1]["stop_reason"] == "stop"
+    assert found[-1][1]["tokens_out"] == wanted.usage.completion_tokens
+
+
+def test_the_same_seed_gives_the_same_tokens(worker: Worker) -> None:
+    options: dict[str, Any] = {"prompt": "Once", "max_tokens": 50, "temperature": 1.5}
+    first, again, other = (run(worker.serving, job_id="s", seed=seed, **options)[1:-1] for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_utf_8_never_splits_over_two_events(worker: Worker) -> None:
+    """The tiny model's tokens are mostly bytes: at a high temperature it writes parts of characters all the time. Each
+    event is decoded by itself (workers.py)."""
+    whole = 0
+    for seed in range(12):
+        options: dict[str, Any] = {"prompt": "日本語の文章です。", "max_tokens": 120, "temperature": 1.0, "seed": seed}
+        found = run(worker.serving, job_id="u", **options)
+        wanted = worker.pool.generate(options.pop("prompt"), worker.model, **options)
+        assert text_of(found) == wanted.text
+        whole += sum(ord(char) > 127 and char != "\ufffd" for char in wanted.text)
+    assert whole > 20, "the model wrote no such characters"
+
+
+class Ticket:
+    """Tells of tokens as the core does: where their texts end. ``told``: of how many in all, each time anew."""
+
+    def __init__(self, *ends: int) -> None:
+        self.ends, self.told = list(ends), 0
+
+    def tokens(self, choice: int, start: int = 0) -> Any:
+        found = np.array(self.ends[start:], np.uint32)
+        self.told += len(found)
+        return None, None, found
+
+
+@pytest.mark.parametrize("pieces, wanted", [
+    ([("ab", (1, 2), False), ("c", (1, 2, 3), True)], [("a", 0), ("b", 1), ("c", 2)]),
+    ([("aß", (1, 1, 3), True)], [("a", 0), ("ß", 2)]),  # a character of two tokens
+    ([("aß", (1, 2, 3), True)], [("a", 0), ("ß", 2)]),
+    ([("ab", (3,), False), ("c", (3,), True)], [("abc", 0)]),  # the end of a token is held back, and comes after all
+    ([("ab", (1, 4), True)], [("a", 0), ("b", 1)]),  # it does not: a stop string begins there
+    ([("a", (1, 1), False), ("\ufffd", (1, 4), True)], [("a", 0), ("\ufffd", 1)]),  # it ends inside of a character
+    ([("a", (), False), ("b", (1, 2), True)], [("a", 0), ("b", 1)]),  # the text is told of before its token
+    ([("", (0, 0), True)], [])])
+def test_the_text_of_every_token(pieces: list[Any], wanted: list[Any]) -> None:
+    stream: Any = SimpleNamespace(_ticket=None)
+    tokens, found = Tokens(stream), []
+    for text, ends, last in pieces:
+        stream._ticket = Ticket(*ends)
+        found += [(token.t, token.i) for token in tokens.of(Chunk(text, finish_reason="stop" if last else None))]
+    assert found == wanted
+
+
+def test_tokens_of_a_long_text_are_read_once() -> None:
+    ticket = Ticket()
+    tokens, found = Tokens(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
+    for at in range(500):
+        ticket.ends.append(at + 1)
+        found += len(tokens.of(Chunk("a", finish_reason="length" if at == 499 else None)))
+    assert found == ticket.told == 500
+
+
+def test_tokens_go_out_as_they_are_made(slow_worker: Worker) -> None:
+    """The client has many before the job has all."""
+    events = Events(slow_worker.serving, job_id="made", prompt="Count: one, two,", max_tokens=400, **GREEDY)
+    seen = 0
+    for name, data in events:
+        if name == "token":
+            seen += 1
+            if seen == 3:
+                running = slow_worker.turns.running
+                assert running is not None and running.stream is not None and running.stream._ticket is not None
+                assert not running.stream._ticket.done()
+    assert seen > 100 and name == "end"
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, value", [
+    ("job_id", ""), ("job_id", 3), ("job_id", "x" * 257), ("prompt", ""), ("prompt", "x" * 32_769), ("prompt", None),
+    ("max_tokens", 0), ("max_tokens", 2049), ("max_tokens", True), ("max_tokens", 1.5), ("temperature", -0.1),
+    ("temperature", 2.1), ("temperature", "1"), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("min_p", -1),
+    ("min_p", 1.5), ("repetition_penalty", 0), ("stop", ["a"] * 5), ("stop", [""]), ("stop", "a"), ("seed", -1),
+    ("seed", 2**64), ("path", "/etc/passwd"), ("model", "tiny")])
+def test_400_names_the_bad_parameter(worker: Worker, name: str, value: Any) -> None:
+    status, found = refused(worker.serving, **{"job_id": "a", "prompt": "b", name: value})
+    assert status == 400 and found["code"] == "INVALID_REQUEST" and found["retriable"] is False
+    assert (found["param"] or "").split("[")[0] == name and name in found["message"]
+
+
+def test_400_names_what_is_missing(worker: Worker) -> None:
+    for name, body in (("prompt", {"job_id": "a"}), ("job_id", {"prompt": "a"})):
+        status, found = refused(worker.serving, **body)
+        assert (status, found["code"], found["param"]) == (400, "INVALID_REQUEST", name)
+
+
+def test_the_limits_themselves_are_allowed(worker: Worker) -> None:
+    found = run(worker.serving, job_id="x" * 256, prompt="a", max_tokens=1, temperature=2, top_p=1, top_k=0, min_p=0,
+                repetition_penalty=1, stop=["zq"] * 4, seed=2**64 - 1)
+    assert found[-1][0] == "end"
+    # what is longer than the model's context is told so, and before it waits for a turn
+    status, error = refused(worker.serving, job_id="long", prompt="𝄞" * 32_768)
+    assert (status, error["code"], error["param"]) == (400, "INVALID_REQUEST", "prompt")
+    assert "tokens" in error["message"]
+
+
+def test_what_is_no_request_at_all(worker: Worker) -> None:
+    for body in (b"{", b"[]", b'{"job_id": "a", "job_id": "b", "prompt": "c"}', b"\xff"):
+        status, found = ask(worker.serving, "/execute", body)
+        assert status == 400 and found["code"] == "INVALID_REQUEST"
+    with Raw(worker.serving) as raw:
+        status, headers, data = raw.request("/execute").answer()
+        assert status == 405 and headers["allow"] == "POST" and json.loads(data)["code"] == "INVALID_REQUEST"
+
+
+# ---- one after the other ---------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def overlaps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For every call that is given to the core: how many of those before it are not done."""
+    from mpool.tasks.text_to_text import Request
+
+    tickets: list[Any] = []
+    found: list[int] = []
+    submit = Request.submit
+
+    def watched(self: Request, *args: Any, **more: Any) -> Any:
+        found.append(sum(not ticket.done() for ticket in tickets))
+        tickets.append(submit(self, *args, **more))
+        return tickets[-1]
+
+    monkeypatch.setattr(Request, "submit", watched)
+    return found
+
+
+def test_requests_run_strictly_one_after_the_other(worker: Worker, overlaps: list[int]) -> None:
+    """Rule M0-W-1301: whenever one is given to the core, all before it are done; and answers do not overlap either."""
+    done: list[Any] = []
+
+    def client(number: int) -> None:
+        done.append(run(worker.serving, job_id=f"job{number}", prompt=f"Number {number}", max_tokens=60, **GREEDY))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert overlaps == [0] * 12
+    assert len(done) == 12 and {found[-1][0] for found in done} == {"end"}
+    free(worker)
+
+
+@pytest.mark.parametrize("how", ["leave", "cancel"])
+def test_what_is_given_up_is_over_before_the_next_begins(slow_worker: Worker, overlaps: list[int], how: str) -> None:
+    """Rule M0-W-1301 again: in the middle of a long prompt, where the core needs a moment to let go."""
+    for number in range(4):
+        prompt = f"{time.time_ns()} {LONG}"
+        first = Events(slow_worker.serving, job_id=f"g{number}", prompt=prompt, max_tokens=5, **GREEDY)
+        until(lambda: any(row.running for row in slow_worker.pool.ps()))
+        with Raw(slow_worker.serving) as raw:
+            raw.request("/execute", b'{"job_id": "next", "prompt": "x", "max_tokens": 1}')
+            until(lambda: slow_worker.turns.waiting == 1)
+            if how == "leave":
+                first.close()
+            else:
+                assert ask(slow_worker.serving, "/cancel", {"job_id": f"g{number}"})[1]["cancelled"] is True
+                assert list(first)[-1][1]["code"] == "CANCELLED"
+            assert raw.answer()[0] == 200
+        free(slow_worker)
+    assert overlaps == [0] * 8
+
+
+def test_a_second_request_waits_its_turn(slow_worker: Worker) -> None:
+    first = Events(slow_worker.serving, job_id="first", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    found: list[Any] = []
+    second = threading.Thread(target=lambda: found.append(
+        run(slow_worker.serving, job_id="second", prompt="Hello", max_tokens=3, **GREEDY)))
+    second.start()
+    until(lambda: slow_worker.turns.waiting == 1)
+    assert not found and slow_worker.turns.running is not None and slow_worker.turns.running.id == "first"
+    assert ask(slow_worker.serving, "/health")[1]["waiting"] == 1
+    assert ask(slow_worker.serving, "/cancel", {"job_id": "first"}) == (200, {"job_id": "first", "cancelled": True})
+    assert list(first)[-1][1]["code"] == "CANCELLED"
+    second.join(60)
+    assert found and found[0][-1][0] == "end"
+    free(slow_worker)
+
+
+def test_a_second_request_gets_409_if_so_configured() -> None:
+    with working(f"smol={real_path('smollm2')}", busy="refuse") as made:
+        events = Events(made.serving, job_id="first", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+        status, found = refused(made.serving, job_id="second", prompt="b")
+        assert (status, found["code"], found["retriable"]) == (409, "INVALID_REQUEST", True)
+        events.close()
+        free(made)
+        assert run(made.serving, job_id="third", prompt="c", max_tokens=2)[-1][0] == "end"
+
+
+def test_a_job_id_is_one_job(slow_worker: Worker) -> None:
+    events = Events(slow_worker.serving, job_id="same", prompt="Once", max_tokens=2048, **GREEDY)
+    status, found = refused(slow_worker.serving, job_id="same", prompt="Twice")
+    assert (status, found["param"]) == (400, "job_id")
+    events.close()
+    free(slow_worker)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_threads_are_the_loop_the_team_maintenance_and_drain(llama: Path, tmp_path: Path, captured: bool) -> None:
+    """And the one that writes captures, if there is one. While a job runs, and after many: no thread for requests,
+    bodies or tokenising ever came."""
+    more = ("--capture", str(tmp_path / "jobs")) if captured else ()
+    with Process("worker", "-m", f"tiny={llama}", "--threads", "2", *more) as process:
+        folder = f"/proc/{process.process.pid}/task"
+        at_once: list[list[str]] = []
+        for number in range(6):
+            events = Events(process, job_id=f"t{number}", prompt="word " * (10 if number < 5 else 500),
+                            max_tokens=200, **GREEDY)
+            at_once.append(sorted(Path(folder, task, "comm").read_text().strip() for task in os.listdir(folder)))
+            list(events)
+        assert len({tuple(names) for names in at_once}) == 1, at_once
+        kinds = Counter(at_once[0])
+        core = {name: kinds.pop(name) for name in ("mpool-compute", "mpool-worker") if name in kinds}
+        assert core["mpool-compute"] == 1, at_once[0]  # the team's second lane; the worker's engine is the first
+        assert sum(kinds.values()) == 2 + captured, at_once[0]  # the loop, and what drains the core's log
+
+
+# ---- captures --------------------------------------------------------------------------------------------------------
+
+def test_jobs_are_captured_while_it_serves(llama: Path, tmp_path: Path) -> None:
+    """Each job under its name, in a file of its own, with as many records as it should have; the events are the same
+    to the byte, but for how long it took."""
+    def events_of(worker: Worker) -> list[Any]:
+        found = [run(worker.serving, job_id=name, prompt="A cat sat", max_tokens=9, temperature=1.0, seed=5)
+                 for name in ("a/../b", "b")]
+        return [(name, {key: value for key, value in data.items() if key != "decode_time_ms"})
+                for events in found for name, data in events]
+
+    with working(f"tiny={llama}") as made:
+        wanted = events_of(made)
+    with working(f"tiny={llama}", capture=mpool.capture(tmp_path / "jobs")) as made:
+        assert events_of(made) == wanted
+        capture = made.capture
+        assert capture is not None and capture.flush(60)
+        layers = int(made.model.description.spec.kv["llama.block_count"])
+    found = capture.records()
+    assert sorted(os.listdir(tmp_path / "jobs")) == ["000001.jsonl", "000002.jsonl"]
+    assert [record.job_id for record in found] == ["a/../b"] * 9 * (layers + 3) + ["b"] * 9 * (layers + 3)
+    assert (capture.written, capture.dropped, capture.failed) == (2, 0, 0)
+    first, second = ([record for record in found if record.job_id == name] for name in ("a/../b", "b"))
+    assert mpool.compare_captures(first, second).worst.most == 0
+
+
+def test_a_worker_that_is_killed_keeps_the_records_of_jobs_that_ended(tmp_path: Path) -> None:
+    """Killed in the middle of a job, which needs seconds; what it had written is whole, and of all jobs before."""
+    with Process("worker", "-m", str(real_path("smollm2")), "--capture", str(tmp_path / "jobs.jsonl")) as process:
+        for name in ("a", "b"):
+            run(process, job_id=name, prompt="Once upon a time", max_tokens=5, **GREEDY)
+        # the next turn comes after the end of the one before, but its records are written beside it
+        until(lambda: (tmp_path / "jobs.jsonl").exists()
+              and {record.job_id for record in mpool.read_capture(tmp_path / "jobs.jsonl")} == {"a", "b"})
+        events = Events(process, job_id="c", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+        process.process.kill()
+        process.process.wait(30)
+        events.close()
+    found = mpool.read_capture(tmp_path / "jobs.jsonl")
+    assert Counter(record.job_id for record in found) == {"a": 5 * 33, "b": 5 * 33}
+
+
+def test_a_worker_whose_disk_is_full_serves_on(llama: Path, tmp_path: Path) -> None:
+    """As files may grow no further. The records of later jobs are written again once there is room."""
+    capture, soft = mpool.capture(tmp_path / "jobs"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with working(f"tiny={llama}", capture=capture) as made:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, soft[1]))
+            for name in ("a", "b"):
+                assert run(made.serving, job_id=name, prompt="A cat", max_tokens=5, **GREEDY)[-1][0] == "end"
+            assert capture.flush(60) and (capture.written, capture.failed) == (0, 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+            signal.signal(signal.SIGXFSZ, before)
+        assert os.listdir(tmp_path / "jobs") == [] and ask(made.serving, "/health")[1]["status"] == "ready"
+        run(made.serving, job_id="c", prompt="A cat", max_tokens=5, **GREEDY)
+        assert capture.flush(60) and {record.job_id for record in capture.records()} == {"c"}
+
+
+def test_captures_end_with_the_worker(llama: Path, tmp_path: Path) -> None:
+    """SIGTERM in the middle of a job: it ends, its records are written, and the exit code is 0."""
+    with Process("worker", "-m", f"tiny={llama}", "--capture", str(tmp_path / "jobs")) as process:
+        events = Events(process, job_id="last", prompt="A cat", max_tokens=20, **GREEDY)
+        process.process.send_signal(signal.SIGTERM)
+        found = list(events)
+        assert found[-1][0] == "end" and process.process.wait(30) == 0
+    assert len({record.token_idx for record in mpool.read_capture(tmp_path / "jobs")}) >= found[-1][1]["tokens_out"]
+
+
+# ---- ends that somebody else decides on ------------------------------------------------------------------------------
+
+def test_cancel_is_idempotent(slow_worker: Worker) -> None:
+    events = Events(slow_worker.serving, job_id="c", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    assert ask(slow_worker.serving, "/cancel", {"job_id": "c"}) == (200, {"job_id": "c", "cancelled": True})
+    found = list(events)
+    assert found[-1][0] == "error" and found[-1][1]["code"] == "CANCELLED" and found[-1][1]["retriable"] is False
+    assert sum(name in TERMINAL for name, _ in found) == 1
+    free(slow_worker)
+    for name in ("c", "never"):
+        assert ask(slow_worker.serving, "/cancel", {"job_id": name}) == (200, {"job_id": name, "cancelled": False})
+    assert ask(slow_worker.serving, "/cancel", {})[1]["param"] == "job_id"
+
+
+def test_what_waits_can_be_cancelled(slow_worker: Worker) -> None:
+    first = Events(slow_worker.serving, job_id="1", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    found: list[Any] = []
+    second = threading.Thread(target=lambda: found.append(refused(slow_worker.serving, job_id="2", prompt="x")))
+    second.start()
+    until(lambda: slow_worker.turns.waiting == 1)
+    assert ask(slow_worker.serving, "/cancel", {"job_id": "2"})[1]["cancelled"] is True
+    second.join(30)
+    assert found and found[0][1]["code"] == "CANCELLED" and slow_worker.turns.running is not None
+    first.close()
+    free(slow_worker)
+
+
+def test_a_client_that_leaves_stops_its_job(slow_worker: Worker) -> None:
+    events = Events(slow_worker.serving, job_id="l", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    for name, _ in events:
+        if name == "token":
+            break
+    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    events.close()
+    free(slow_worker)
+    assert ticket is not None and ticket.done() and ticket.text(0)[2] == 4 and ticket.text(0)[1] < 2048
+
+
+def test_a_client_that_leaves_stops_its_job_in_prefill_too(slow_worker: Worker) -> None:
+    prompt = f"{time.time_ns()} {LONG}"  # nothing of it was read before
+    events = Events(slow_worker.serving, job_id="p", prompt=prompt, max_tokens=5, **GREEDY)
+    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    assert ticket is not None
+    until(lambda: any(row.running for row in slow_worker.pool.ps()))
+    events.close()
+    free(slow_worker)
+    assert ticket.done() and ticket.text(0)[1] == 0, "it read the prompt to its end"
+
+
+def test_a_client_that_leaves_while_it_waits(slow_worker: Worker) -> None:
+    first = Events(slow_worker.serving, job_id="1", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    with Raw(slow_worker.serving) as raw:
+        raw.request("/execute", b'{"job_id": "2", "prompt": "x"}')
+        until(lambda: slow_worker.turns.waiting == 1)
+    until(lambda: slow_worker.turns.waiting == 0)
+    assert slow_worker.turns.running is not None and slow_worker.turns.running.id == "1"
+    first.close()
+    free(slow_worker)
+
+
+# ---- faults: one terminal event, whenever they come ------------------------------------------------------------------
+
+FAULTS = [(errors.MemoryExhausted("x"), "OOM", True), (errors.Timeout("x"), "INFERENCE_TIMEOUT", True),
+          (errors.SpawnFailed("x"), "MODEL_LOAD_FAILED", True), (errors.ModelError("x"), "INTERNAL", False),
+          (errors.RecvError("x"), "INTERNAL", True), (errors.Cancelled("x"), "CANCELLED", False),
+          (errors.ShuttingDown("x"), "CANCELLED", True), (errors.InvalidArgument("x"), "INVALID_REQUEST", False),
+          (RuntimeError("a secret"), "INTERNAL", False), (MemoryError(), "OOM", True)]
+
+
+@pytest.mark.parametrize("fault, code, retriable", FAULTS, ids=[type(fault).__name__ for fault, _, _ in FAULTS])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_fault_of_the_engine_is_one_terminal_event(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch, after: int,
+                                                     fault: Exception, code: str, retriable: bool) -> None:
+    """Before the first token, and after some."""
+    from mpool.tasks.text_to_text import Reader
+
+    take, taken = Reader.take, [0]
+
+    def failing(self: Reader) -> Any:
+        taken[0] += 1
+        if taken[0] > after:
+            raise fault
+        return take(self)
+
+    monkeypatch.setattr(Reader, "take", failing)
+    found = run(slow_worker.serving, job_id="f", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+    name, error = found[-1]
+    assert (len(found) > 2) == (after > 0)
+    assert name == "error" and set(error) == {"code", "message", "retriable", "param"}
+    assert (error["code"], error["retriable"]) == (code, retriable) and "secret" not in json.dumps(error)
+    monkeypatch.undo()
+    free(slow_worker)
+    assert run(slow_worker.serving, job_id="f", prompt="A cat", max_tokens=3)[-1][0] == "end"
+
+
+@pytest.mark.parametrize("fault, code, retriable", FAULTS, ids=[type(fault).__name__ for fault, _, _ in FAULTS])
+def test_a_fault_before_the_head_is_an_error_by_itself(worker: Worker, monkeypatch: pytest.MonkeyPatch,
+                                                       fault: Exception, code: str, retriable: bool) -> None:
+    from mpool.tasks.text_to_text import Request
+
+    def failing(self: Request, *args: Any, **more: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(Request, "submit", failing)
+    status, error = refused(worker.serving, job_id="f", prompt="A cat")
+    assert status >= 400 and (error["code"], error["retriable"]) == (code, retriable)
+    monkeypatch.undo()
+    assert run(worker.serving, job_id="f", prompt="A cat", max_tokens=3)[-1][0] == "end"
+
+
+def test_faults_in_the_core_are_one_terminal_event_each(llama: Path) -> None:
+    """Chaos, by seed: steps that fail, that get no memory, and that take long. run() looks at each job's events."""
+    limits = {"chaos": "seed=5,fail=0.02,memory=0.02,slow=0.02", "breaker_threshold": 0}
+    with working(f"tiny={llama}", limits) as made:
+        ends: Counter[str] = Counter()
+        for number in range(40):
+            name, data = run(made.serving, job_id=f"c{number}", prompt="A cat", max_tokens=60, **GREEDY)[-1]
+            ends[name if name == "end" else data["code"]] += 1
+        assert set(ends) <= {"end"} | CODES and ends["end"] > 0 and len(ends) > 1, ends
+        assert made.pool.metrics()["chaos_faults"] > 0
+
+
+def test_a_job_that_takes_too_long(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_worker, "_options", {"timeout": 0.2})
+    prompt = f"{time.time_ns()} {LONG}"
+    found = run(slow_worker.serving, job_id="t", prompt=prompt, max_tokens=2048, **GREEDY)
+    assert found[-1][0] == "error" and found[-1][1]["code"] == "INFERENCE_TIMEOUT" and found[-1][1]["retriable"]
+    free(slow_worker)
+
+
+def test_there_are_six_codes() -> None:
+    found = {worker_code(Refusal(code)) for code in TABLE}
+    assert found == CODES
+    assert worker_code(refusal_of(errors.FormatError("x"), "id")) == "MODEL_LOAD_FAILED"
+    assert json.loads(worker_error(Refusal("busy"))) == {"code": "INVALID_REQUEST", "message": "The worker has a job.",
+                                                         "retriable": True, "param": None}
+
+
+# ---- how it is -------------------------------------------------------------------------------------------------------
+
+def test_health_has_its_fields(worker: Worker, llama: Path) -> None:
+    free(worker)
+    status, found = ask(worker.serving, "/health")
+    description = worker.model.description
+    assert status == 200 and found["status"] == "ready" and found["model"] == "tiny" and found["resident"] is True
+    assert found["quant_kind"] == description.spec.tensors[0].dtype and found["tokenizer_kind"] == "bpe"
+    row = worker.pool.ps()[0]
+    assert found["bytes_used"] == row.model_bytes + row.engine_bytes > 0
+    assert found["vocab_size"] == worker.model._entry.tokenizer().vocab_size
+    assert found["context_length"] == worker.model.context_length
+    assert found["waiting"] == 0 and found["uptime"] > 0
+
+
+def test_health_of_a_gguf_file(slow_worker: Worker) -> None:
+    found = ask(slow_worker.serving, "/health")[1]
+    assert (found["quant_kind"], found["tokenizer_kind"], found["vocab_size"]) == ("Q4_1", "bpe", 49152)
+
+
+def test_health_answers_while_a_job_runs(slow_worker: Worker) -> None:
+    """By order, not by the clock: many answers between two pieces of a job, in its prefill and in its decoding."""
+    for job in ({"prompt": f"{time.time_ns()} {LONG}", "max_tokens": 2}, {"prompt": "Once", "max_tokens": 2048}):
+        events = Events(slow_worker.serving, job_id="h", **job, **GREEDY)
+        ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+        for _ in range(20):
+            status, found = ask(slow_worker.serving, "/health")
+            assert status == 200 and found["status"] == "busy"
+        assert ticket is not None and not ticket.done()
+        events.close()
+        free(slow_worker)
+
+
+def test_metrics(worker: Worker) -> None:
+    with Raw(worker.serving) as raw:
+        status, headers, data = raw.request("/metrics").answer()
+    assert status == 200 and headers["content-type"].startswith("text/plain") and b"mpool_model_calls" in data
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+def test_load_progress_is_announced(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Process("worker", "-m", f"tiny={llama}") as process:
+        process.process.terminate()
+        _, said = process.process.communicate(timeout=30)
+    shares = [int(line.split()[2]) for line in said.splitlines() if line.startswith("mpool: loading")]
+    assert shares == [0, 25, 50, 75, 100] and process.process.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "shutdown"])
+def test_a_worker_that_is_stopped_finishes_what_runs(how: str) -> None:
+    """The job gets its end, the process its exit code 0. The next test has a job that takes longer than the grace,
+    which is below the five seconds allowed."""
+    assert GRACE < 5
+    with Process("worker", "-m", str(real_path("smollm2"))) as process:
+        events = Events(process, job_id="s", prompt="Once upon a time", max_tokens=20, **GREEDY)
+        if how == "SIGTERM":
+            process.process.send_signal(signal.SIGTERM)
+        else:
+            assert ask(process, "/shutdown", b"") == (202, {"status": "stopping"})
+        found = list(events)
+        assert found[-1][0] == "end" and found[-1][1]["tokens_out"] == 20
+        assert process.process.wait(30) == 0
+
+
+def test_a_long_job_is_cut_off_when_the_worker_is_stopped(llama: Path) -> None:
+    with working(f"smol={real_path('smollm2')}") as made:
+        events = Events(made.serving, job_id="s", prompt="Once upon a time", max_tokens=2048, **GREEDY)
+        waiting: list[Any] = []
+        second = threading.Thread(target=lambda: waiting.append(refused(made.serving, job_id="w", prompt="x")))
+        second.start()
+        until(lambda: made.turns.waiting == 1)
+        made.serving.stop()
+        found = list(events)
+        second.join(30)
+    assert found[-1][0] == "error" and found[-1][1] | {"message": ""} == {
+        "code": "CANCELLED", "message": "", "retriable": True, "param": None}
+    assert waiting and waiting[0][1]["code"] == "CANCELLED" and waiting[0][1]["retriable"] is True
+
+
+def test_a_model_that_cannot_be_loaded(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.cli import main
+
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+    assert main(["worker", "--port", "0", "-m", str(tmp_path / "bad.gguf")]) == 1
+    assert "mpool: MODEL_LOAD_FAILED" in capsys.readouterr().err
+    assert main(["worker", "--port", "0", "-m", str(bert)]) == 1
+    assert "allowed: text_to_text" in capsys.readouterr().err
+    assert main(["worker", "--port", "0", "--timeout", "-1", "-m", str(bert)]) == 1
+    assert "timeout" in capsys.readouterr().err
+
+
+def test_a_token_is_required_if_there_is_one(llama: Path, tmp_path: Path) -> None:
+    with Process("worker", "-m", str(llama), "--token-file", str(tmp_path / "token")) as process:
+        token = (tmp_path / "token").read_text().strip()
+        for path, body in (("/execute", b"{}"), ("/cancel", b"{}"), ("/shutdown", b""), ("/metrics", None)):
+            with Raw(process) as raw:
+                assert raw.request(path, body, method="GET" if body is None else "POST").answer()[0] == 401
+        with Raw(process) as raw:
+            assert raw.request("/health").answer()[0] == 200
+        assert ask(process, "/cancel", {"job_id": "x"}, f"Authorization: Bearer {token}")[0] == 200

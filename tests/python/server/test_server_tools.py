@@ -1,0 +1,195 @@
+"""Tools over HTTP: OpenAI's protocol and Ollama's, by their own clients, and what neither may ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chainmodels
+import pytest
+import toolmodels as tm
+
+import mpool
+from mpool.conversation import tool_schemas
+from servers import ask, serving
+from test_tools import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
+
+pytest.importorskip("llguidance")
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
+WARM = {"temperature": 1.5, "seed": 4, "max_tokens": 700}
+GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "max_tokens": 120, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def writes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chainmodels.save(tmp_path_factory.mktemp("writes"), tm.HERMES, WRITES, WORDS)
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, writes: Path) -> Iterator[Any]:
+    with serving([f"llama={llama}", f"writes={writes}"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def openai(server: Any) -> Any:
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+
+
+def test_openai_client(openai: Any) -> None:
+    """A whole turn: the call, its result, and an answer; streamed the same."""
+    options: dict[str, Any] = {"model": "writes", "tools": [tm.CLOCK], **GREEDY}
+    answer = openai.chat.completions.create(messages=CHAT, **options)
+    message = answer.choices[0].message
+    (call,) = message.tool_calls
+    assert answer.choices[0].finish_reason == "tool_calls" and message.content == "Wait."
+    assert (call.type, call.function.name, call.function.arguments) == ("function", "clock", "{}")
+    found: dict[int, list[str]] = {}
+    text, reasons = "", []
+    for piece in openai.chat.completions.create(messages=CHAT, stream=True, **options):
+        choice = piece.choices[0]
+        text += choice.delta.content or ""
+        reasons += [choice.finish_reason] if choice.finish_reason else []
+        for delta in choice.delta.tool_calls or ():
+            one = found.setdefault(delta.index, [delta.id, delta.type, delta.function.name, ""])
+            one[3] += delta.function.arguments or ""
+    assert (text, reasons, found) == ("Wait.", ["tool_calls"], {0: [call.id, "function", "clock", "{}"]})
+    messages = [*CHAT, message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id,
+                                                               "content": "12:30"}]
+    again = openai.chat.completions.create(messages=messages, **options)
+    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
+    none = openai.chat.completions.create(messages=messages, tool_choice="none", **options)
+    assert not none.choices[0].message.tool_calls and none.choices[0].finish_reason == "stop"
+    only = openai.chat.completions.create(messages=CHAT, tool_choice="required", **options)
+    assert only.choices[0].message.content is None and only.choices[0].message.tool_calls
+
+
+def test_openai_calls_fit_and_are_the_librarys(server: Any, writes: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    body = {"model": "writes", "messages": CHAT, "tools": TOOLS, "tool_choice": NAMED, "n": 2, **WARM}
+    status, found = ask(server, "/v1/chat/completions", body)
+    assert status == 200
+    for choice in found["choices"]:
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+        (call,) = choice["message"]["tool_calls"]
+        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        done = pool.chat(CHAT, writes, tools=TOOLS, tool_choice=NAMED, n=2, **WARM)
+    assert [[call.id, call.raw] for one in done.choices for call in one.tool_calls] == \
+        [[call["id"], call["function"]["arguments"]] for one in found["choices"]
+         for call in one["message"]["tool_calls"]]
+
+
+def test_ollama_client(server: Any) -> None:
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=f"http://127.0.0.1:{server.port}")
+
+    def clock() -> str:
+        """The time."""
+        return "12:30"
+
+    options = {"temperature": 0, "presence_penalty": 2.0, "num_predict": 120, "seed": 1}
+    answer = client.chat("writes", CHAT, tools=[clock], options=options)
+    (call,) = answer.message.tool_calls
+    assert (answer.message.content, call.function.name, call.function.arguments) == ("Wait.", "clock", {})
+    assert answer.done and answer.done_reason == "stop"
+    pieces = list(client.chat("writes", CHAT, tools=[clock], options=options, stream=True))
+    assert "".join(piece.message.content or "" for piece in pieces) == "Wait." and pieces[-1].done
+    (streamed,) = [call for piece in pieces for call in piece.message.tool_calls or ()]
+    assert (streamed.function.name, streamed.function.arguments) == ("clock", {})
+    messages = [*CHAT, answer.message, {"role": "tool", "content": clock(), "tool_name": "clock"}]
+    again = client.chat("writes", messages, tools=[clock], options=options)
+    assert again.prompt_eval_count > answer.prompt_eval_count
+    assert client.show("writes").capabilities == ["completion", "tools"]
+    assert client.show("llama").capabilities == ["completion"]
+
+
+def test_ollama_streams_tell_calls_when_they_are_complete(tmp_path: Path) -> None:
+    ollama = pytest.importorskip("ollama")
+    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]  # call upon call, until there is no room
+    with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
+        client = ollama.Client(host=made.url)
+        options = {"temperature": 0, "num_predict": 23}
+        whole = client.chat("again", CHAT, tools=[tm.CLOCK], options=options)
+        pieces = list(client.chat("again", CHAT, tools=[tm.CLOCK], options=options, stream=True))
+    told = [[call.function.model_dump() for call in piece.message.tool_calls] for piece in pieces
+            if piece.message.tool_calls]
+    assert [len(calls) for calls in told] == [1] * len(told)  # each by itself, not all of them at the end
+    assert [call for calls in told for call in calls] == [call.function.model_dump()
+                                                          for call in whole.message.tool_calls]
+    assert len(told) >= 5 and whole.done_reason == "length"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "retrieval"}]}, "tools[0] is 'retrieval'"), ({"tools": [{}]}, "tools[0] is no function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name is 'a b'"),
+    ({"tools": [tm.CLOCK, tm.CLOCK]}, "tools[1] has the name"),
+    ({"tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(129)]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 300_000}}]}, "characters as JSON"),
+    ({"tools": "f"}, "tools"), ({"tools": [tm.CLOCK], "tool_choice": "maybe"}, "tool_choice is 'maybe'"),
+    ({"tools": [tm.CLOCK], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "is no tool"),
+    ({"tools": [tm.CLOCK], "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
+        "$ref": "#/nowhere"}}}}, "response_format cannot be used"),
+    ({"messages": [*CHAT, {"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "tool_calls"),
+    ({"messages": [*CHAT, {"role": "assistant", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]}, "arguments is '{'"),
+]
+
+
+@pytest.mark.parametrize("field, says", BAD, ids=lambda value: str(value)[:40])
+def test_what_is_no_tool_is_refused(server: Any, field: dict[str, Any], says: str) -> None:
+    for stream in (False, True):
+        body = {"model": "writes", "messages": CHAT, "max_tokens": 2, "stream": stream, **field}
+        status, found = ask(server, "/v1/chat/completions", body)
+        assert status == 400 and found["error"]["code"] == "invalid_value" and says in found["error"]["message"], found
+        param = next((name for name in ("tool_choice", "response_format") if name in field), next(iter(field)))
+        assert found["error"]["param"].partition("[")[0] == param
+    if "tool_choice" not in field and "response_format" not in field and "messages" not in field:
+        status, found = ask(server, "/api/chat", {"model": "writes", "messages": CHAT, **field})
+        assert status == 400 and says in found["error"]
+
+
+def test_models_without_tools_say_so(server: Any) -> None:
+    for path in ("/v1/chat/completions", "/api/chat"):
+        status, found = ask(server, path, {"model": "llama", "messages": CHAT, "tools": [tm.CLOCK]})
+        assert status == 400 and "does not support tools" in str(found["error"])
+        assert path.startswith("/api") or found["error"]["param"] == "tools"
+    broken = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}
+    status, found = ask(server, "/v1/chat/completions", {"model": "writes", "messages": CHAT, "tools": [
+        {"type": "function", "function": broken}]})
+    assert status == 400 and found["error"]["param"] == "tools" and "of odd cannot be used" in found["error"]["message"]
+    for field in ({"functions": [{"name": "f"}]}, {"function_call": "auto"}):
+        status, found = ask(server, "/v1/chat/completions", {"model": "writes", "messages": CHAT, **field})
+        assert status == 400 and found["error"]["param"] == next(iter(field))
+
+
+def test_bounds_are_the_librarys() -> None:
+    """The document says what the library says."""
+    from mpool.server.openapi import document
+
+    schemas = json.loads(document())["components"]["schemas"]
+    for name in ("ChatRequest", "OllamaChatRequest"):
+        (listed,) = [one for one in schemas[name]["properties"]["tools"]["anyOf"] if one.get("type") == "array"]
+        assert listed["maxItems"] == tool_schemas.MAX_TOOLS
+
+
+def test_tools_beside_a_response_format(openai: Any) -> None:
+    """Calls, or an answer of the form: as agents ask that want both."""
+    jsonschema = pytest.importorskip("jsonschema")
+    format = {"type": "json_schema", "json_schema": {"name": "book", "strict": True, "schema": BOOK}}
+    options: dict[str, Any] = {"model": "writes", "tools": [tm.CLOCK], "response_format": format, "n": 3, **WARM}
+    kinds = set()
+    for at in range(12):
+        messages = [{"role": "user", "content": f"Number {at * at}"}]
+        for choice in openai.chat.completions.create(messages=messages, **options).choices:
+            kinds.add(choice.finish_reason)
+            if choice.finish_reason == "tool_calls":
+                assert not choice.message.content and choice.message.tool_calls[0].function.name == "clock"
+            else:
+                assert choice.finish_reason == "stop" and not choice.message.tool_calls
+                jsonschema.validate(json.loads(choice.message.content), BOOK)
+    assert kinds == {"tool_calls", "stop"}

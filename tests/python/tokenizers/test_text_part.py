@@ -1,0 +1,221 @@
+"""Tokenizers made of a part of a vocabulary give the ids that the whole one gives."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "parity" / "text"))
+
+from make_lines import lines  # noqa: E402
+from realmodels import real_path  # noqa: E402
+
+import mpool  # noqa: E402
+from mpool import _core, errors  # noqa: E402
+from mpool.models.gguf_model import GGUFKeys  # noqa: E402
+from mpool.tokenizers import Tokenizer, gguf_build, gguf_part, gguf_tokenizer  # noqa: E402
+from mpool.tokenizers.gguf_tokenizer import GGUFTokenizer  # noqa: E402
+from mpool.tokenizers.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
+
+GGML = "tokenizer.ggml."
+CONTROL = ("<s>", "<|end|>", "</s>", "quit")
+
+
+def vocabulary(**changes: Any) -> dict[str, Any]:
+    """Byte-level, with merges learnt from random words; ``</s>`` looks like a control token and is made by merges."""
+    rng = random.Random(7)
+    alphabet = [*byte_alphabet().values()]
+    tokens, merges = [*CONTROL[:2], *alphabet], []
+    made = list("etaoinshrdluĠĠĊ0123")
+    for _ in range(600):
+        left, right = rng.choice(made), rng.choice(made)
+        if left + right not in tokens and len(left + right) < 12:
+            tokens.append(left + right)
+            made.append(left + right)
+            merges.append(f"{left} {right}")
+        elif len(merges) > 50 and left + right in tokens and rng.random() < 0.1:
+            merges.append(f"{left} {right}")  # another way to the same token
+    for left, right in (("<", "/"), ("</", "s"), ("</s", ">")):
+        tokens.append(left + right)
+        merges.append(f"{left} {right}")
+    tokens += ["quit", "<user>", "the user"]
+    types = [4 if token in ("<user>", "the user") else 3 if token in CONTROL else 1 for token in tokens]
+    kv = {"model": "gpt2", "pre": "qwen2", "tokens": tokens, "token_type": types,
+          "merges": list(dict.fromkeys(merges)), "bos_token_id": 0, "eos_token_id": 1}
+    kv.update(changes)
+    return {GGML + key: value for key, value in kv.items()}
+
+
+def written(path: Path, kv: dict[str, Any]) -> GGUFKeys:
+    gguf = pytest.importorskip("gguf", reason="writes the file")
+    writer = gguf.GGUFWriter(path, "test")
+    for key, value in kv.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_array(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFKeys(_core.read_gguf(str(path)))
+
+
+def texts() -> list[str]:
+    rng = random.Random(3)
+    made = ["", " ", "\n\n ", "a" * 300,
+            "hello the user <user>there", "x</s>y", "<s>", "quite", "the<|end|> end",
+            "é\u0301\U0001f600"]
+    for _ in range(300):
+        bits = ["the", "tea ", " ", "\n", "  ", "0123", "lords", "é", "€", "</", "s>", "'s", "\t"]
+        made.append("".join(rng.choices(bits, k=rng.randint(1, 40))))
+    return made + lines(200)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_part, "MIN_TOKENS", 1)
+
+
+def served_alike(parts: gguf_part.Parts, whole: GGUFTokenizer) -> int:
+    """How many of the texts a part served, with the ids of the whole."""
+    served = 0
+    for text in texts():
+        part = parts.tokenizer([text])
+        if part is not None:
+            served += 1
+            ids = part.encode(text, add_special_tokens=False).ids
+            assert ids == whole.encode(text, add_special=False).tolist(), text
+    return served
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "smollm"])
+def test_ids_are_those_of_the_whole(pre: str, tmp_path: Path, small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary(pre=pre))
+    parts = gguf_part.Parts.of(GGUFVocab(keys))
+    whole = GGUFTokenizer(GGUFVocab(dict(keys)))  # no file behind it, so built at once
+    assert parts is not None and whole._parts is None
+    assert served_alike(parts, whole) > 300
+    assert parts.tokenizer(["the user"]) is None  # user-defined tokens are found before words are
+    assert parts.tokenizer(["to quit"]) is None  # a control token, which text must not become
+    assert parts.tokenizer(["a", "b" * 40_000]) is None
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen05"])
+def test_ids_of_real_vocabularies(name: str) -> None:
+    keys = GGUFKeys(_core.read_gguf(str(real_path(name)))).below("tokenizer.")
+    parts = gguf_part.Parts.of(GGUFVocab(keys))
+    whole = GGUFTokenizer(GGUFVocab(dict(keys)))
+    assert parts is not None
+    assert served_alike(parts, whole) > 400
+
+
+def test_the_tokenizer_is_the_same_before_and_after(tmp_path: Path, small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary())
+    for parse in (False, True):
+        put_off, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
+        assert not put_off.complete
+        first = "the tea lords <|end|>" if parse else "the tea lords"
+        for _ in range(2):
+            assert put_off.encode(first, parse_special=parse).tolist() == \
+                whole.encode(first, parse_special=parse).tolist()
+        assert not put_off.complete
+        put_off.finish()
+        assert put_off.complete and whole.finish_later() is None  # type: ignore[func-returns-value]
+        for text in texts():
+            assert put_off.encode(text, parse_special=parse).tolist() == \
+                whole.encode(text, parse_special=parse).tolist()
+
+
+def test_what_needs_the_whole_builds_it(tmp_path: Path, small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary())
+    tokenizer, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
+    assert tokenizer.encode("quit").tolist() == whole.encode("quit").tolist()
+    assert tokenizer._whole is not None
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"merges": ["h e", "q zz"]}, "not a token"), ({"merges": ["he"]}, "two tokens with a space"),
+    ({"merges": ["h ~"]}, "not a token")])
+def test_merges_that_do_not_fit_are_refused_at_once(changes: dict[str, Any], words: str, tmp_path: Path,
+                                                    small: None) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary(**changes))
+    with pytest.raises(errors.FormatError, match=words):
+        GGUFTokenizer(GGUFVocab(keys))
+
+
+def test_ids_are_asked_of_the_core(tmp_path: Path) -> None:
+    keys = written(tmp_path / "v.gguf", vocabulary())
+    vocab, plain = GGUFVocab(keys), GGUFVocab(dict(keys))
+    assert vocab.searchable is not None and plain.searchable is None
+    assert dict(vocab.ids) == plain.ids and len(vocab.ids) == len(plain.ids)
+    assert (vocab.special, vocab.eog, vocab.types) == (plain.special, plain.eog, plain.types)
+    assert vocab.control == plain.control == sorted(plain.control) and vocab.user_defined == plain.user_defined
+    for text in ("", "no token", "\ud800", "\0"):
+        assert text not in vocab.ids and vocab.ids.get(text) is None
+
+
+def test_surrogates_are_refused(tmp_path: Path, small: None) -> None:
+    tokenizer = GGUFTokenizer(GGUFVocab(written(tmp_path / "v.gguf", vocabulary())))
+    for parse in (False, True):
+        with pytest.raises(mpool.InvalidArgument, match="surrogate pair .* at character 3"):
+            tokenizer.encode("abc\ud800", parse_special=parse)
+
+
+def wait_for(tokenizer: Tokenizer) -> None:
+    """Until it is whole, made so by another thread."""
+    end = time.monotonic() + 60
+    while not tokenizer.complete and time.monotonic() < end:
+        time.sleep(0.01)
+    assert tokenizer.complete
+
+
+def test_it_is_finished_when_it_is_used_alone(tmp_path: Path, small: None) -> None:
+    """Not only answers show that texts keep coming."""
+    tokenizer = GGUFTokenizer(GGUFVocab(written(tmp_path / "v.gguf", vocabulary())))
+    for _ in range(gguf_tokenizer.MOST_USES):
+        tokenizer.encode("the tea lords")
+        assert not tokenizer.complete
+    tokenizer.encode("the tea lords")
+    wait_for(tokenizer)
+
+
+def test_a_fork_while_it_is_built_leaves_collection_on(tmp_path: Path) -> None:
+    """The thread that would turn it on again is not in the child."""
+    with gguf_build._without_gc():
+        assert not gc.isenabled()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with gguf_build._without_gc():
+            pass
+        assert not gc.isenabled()  # as the user wants it
+    finally:
+        gc.enable()
+
+
+def test_it_is_finished_after_the_second_call() -> None:
+    path = str(real_path("smollm2"))
+    with mpool.Pool() as pool:
+        first = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
+        tokenizer = pool._find(path, "text_to_text").tokenizer()
+        assert tokenizer._whole is None  # type: ignore[attr-defined]
+        again = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
+        wait_for(tokenizer)
+        assert tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
+        last = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
+        assert first.token_ids == again.token_ids == last.token_ids
