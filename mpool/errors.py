@@ -13,9 +13,15 @@ from typing import Any, ClassVar
 class MpoolError(Exception):
     """Base of everything that mpool raises.
 
+    Without a message, ``param``, ``got`` and ``allowed`` make one: "`top_k` must be 1 or more, got 0".
+
     Attributes:
         code: public number of the error, stable across versions.
         name: its name in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
+        message: the text without ``key`` and ``hint``.
+        param: the parameter or field at fault, or ``None``.
+        got: what it was, shortened for display (:func:`mpool.checks.shown`), or ``None``.
+        allowed: what it must be, as words that follow "must be", or ``None``.
         hint: what to do next, or ``None``.
         key: the model concerned, or ``None``.
     """
@@ -23,8 +29,12 @@ class MpoolError(Exception):
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
 
-    def __init__(self, message: str = "", *, hint: str | None = None, key: str | None = None) -> None:
+    def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,
+                 allowed: str | None = None, hint: str | None = None, key: str | None = None) -> None:
+        if not message and param is not None:
+            message = f"`{param}` must be {allowed}, got {got}"
         self.message = message
+        self.param, self.got, self.allowed = param, got, allowed
         self.hint = hint
         self.key = key
         super().__init__(message)
@@ -66,13 +76,14 @@ class FormatError(MpoolError, ValueError):
     code, name = 11, "FORMAT"
 
     def __init__(self, message: str = "", *, file: str | None = None, offset: int | None = None,
-                 field: str | None = None, got: object = None, allowed: object = None,
+                 field: str | None = None, got: object = None, allowed: object = None, param: str | None = None,
                  hint: str | None = None, key: str | None = None) -> None:
         if not message:
             where = f"{file}" if offset is None else f"{file} at byte {offset}"
             message = f"{where}: {field} is {got}, allowed: {allowed}"
-        super().__init__(message, hint=hint, key=key)
-        self.file, self.offset, self.field, self.got, self.allowed = file, offset, field, got, allowed
+        super().__init__(message, param=param, hint=hint, key=key)
+        self.file, self.offset, self.field = file, offset, field
+        self.got, self.allowed = got, allowed  # type: ignore[assignment]
 
 
 class LimitError(MpoolError, ValueError):
@@ -92,8 +103,9 @@ class ContextOverflow(MpoolError, ValueError):
     code, name = 13, "CONTEXT_OVERFLOW"
 
     def __init__(self, message: str = "", *, tokens: int | None = None, limit: int | None = None,
-                 hint: str | None = None, key: str | None = None) -> None:
-        super().__init__(message or f"the input has {tokens} tokens, the model takes {limit}", hint=hint, key=key)
+                 param: str | None = None, hint: str | None = None, key: str | None = None) -> None:
+        super().__init__(message or f"the input has {tokens} tokens, the model takes {limit}", param=param, hint=hint,
+                         key=key)
         self.tokens, self.limit = tokens, limit
 
 

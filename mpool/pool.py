@@ -135,11 +135,11 @@ class Pool:
     def _most(self, max_inputs: int | None) -> int:
         if max_inputs is None:
             return self.config.max_embed_inputs
-        from .tasks.sampling import _short, integer
+        from .checks import integer, shown
 
         most = integer(max_inputs)
         if most is None or most < 1:
-            raise InvalidArgument(f"max_inputs is {_short(max_inputs)}, allowed: 1 or more")
+            raise InvalidArgument(f"max_inputs is {shown(max_inputs)}, allowed: 1 or more")
         return most
 
     def _plan(self, model: Any, options: Any) -> Any:
@@ -243,10 +243,10 @@ class Pool:
 
     @staticmethod
     def _described_url(url: Any) -> str:
-        from .tasks.sampling import _short
+        from .checks import shown
 
         if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
-            raise InvalidArgument(f"url is {_short(url)}, allowed: an http or https URL",
+            raise InvalidArgument(f"url is {shown(url)}, allowed: an http or https URL",
                                   hint="describe_image takes a path")
         return url
 
@@ -360,13 +360,13 @@ class Pool:
     def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
         """See :func:`mpool.get`."""
         if capability is not None:
-            from .models.catalogue import nearest
+            from .checks import nearest
 
             if not isinstance(capability, str) or capability not in _options.CAPABILITIES:
-                from .tasks.sampling import _short
+                from .checks import shown
 
                 near = nearest(capability, list(_options.CAPABILITIES), 1) if isinstance(capability, str) else []
-                raise InvalidArgument(f"capability is {_short(capability)}"
+                raise InvalidArgument(f"capability is {shown(capability)}"
                                       + (f"; the nearest is {near[0]}" if near else "")
                                       + ", allowed: " + ", ".join(_options.CAPABILITIES))
         entry = self._find(key, capability)
@@ -650,8 +650,8 @@ class Pool:
             self._forget(entry)
             raise
         if found is None:
+            from .checks import nearest
             from .models import load_catalogue
-            from .models.catalogue import nearest
 
             with self._lock:
                 fitting = list(dict.fromkeys([*load_catalogue().keys(capability),

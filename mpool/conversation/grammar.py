@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
-from ..tasks.sampling import Sampling, _short
+from ..tasks.sampling import Sampling
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from .running_text import RunningText
 from .tool_grammar import BLANKS, Answer
@@ -185,7 +186,7 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
     if isinstance(wanted, type) and hasattr(wanted, "model_json_schema"):
         return "schema", _schema(wanted.model_json_schema()), wanted
     if not isinstance(wanted, Mapping):
-        raise InvalidArgument(f"response_format is {_short(wanted)}, allowed: {_ALLOWED}")
+        raise InvalidArgument(f"response_format is {shown(wanted)}, allowed: {_ALLOWED}")
     kind = wanted.get("type")
     if kind == "text" and len(wanted) == 1:
         return "text", "", None
@@ -194,7 +195,7 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
     if kind in ("regex", "grammar"):
         source = wanted.get(kind)
         if not isinstance(source, str) or not source:
-            raise InvalidArgument(f"response_format.{kind} is {_short(source)}, allowed: text")
+            raise InvalidArgument(f"response_format.{kind} is {shown(source)}, allowed: text")
         _bound(f"response_format.{kind}", len(source), _brackets(source))
         try:
             source.encode()
@@ -205,10 +206,10 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
         outer = wanted.get("json_schema")
         schema = outer.get("schema") if isinstance(outer, Mapping) else wanted.get("schema")
         if not isinstance(schema, (Mapping, bool)):
-            raise InvalidArgument(f"response_format.json_schema.schema is {_short(schema)}, allowed: a JSON schema")
+            raise InvalidArgument(f"response_format.json_schema.schema is {shown(schema)}, allowed: a JSON schema")
         return "schema", _schema(schema), None
     if not wanted or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
-        raise InvalidArgument(f"response_format is of type {_short(kind)}, allowed: {_ALLOWED}")
+        raise InvalidArgument(f"response_format is of type {shown(kind)}, allowed: {_ALLOWED}")
     return "schema", _schema(wanted), None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..checks import shown
 from ..errors import InvalidArgument, MpoolError, Unsupported
-from ..tasks.sampling import _short
 from ..tasks.text_embedding import MAX_CHARS
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
     variables = options.pop("template_options", None)
     variables = {} if variables is None else variables
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        raise InvalidArgument(f"template_options is {_short(variables)}, allowed: a dict, name -> plain value",
+        raise InvalidArgument(f"template_options is {shown(variables)}, allowed: a dict, name -> plain value",
                               key=entry.key)
     allow_urls = options.pop("allow_urls", False)
     sees = entry.capability == "vision"
@@ -130,17 +130,17 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         Unsupported: a part of a message is not what the model reads.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise InvalidArgument(f"messages is {_short(messages)}, allowed: a list of messages", hint=_SHAPE)
+        raise InvalidArgument(f"messages is {shown(messages)}, allowed: a list of messages", hint=_SHAPE)
     if not messages:
         raise InvalidArgument("messages is empty, allowed: at least one message", hint=_SHAPE)
     checked, chars = [], 0
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
         if not isinstance(message, Mapping):
-            raise InvalidArgument(f"{where} is {_short(message)}, allowed: a message", hint=_SHAPE)
+            raise InvalidArgument(f"{where} is {shown(message)}, allowed: a message", hint=_SHAPE)
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
-            raise InvalidArgument(f"{where} has the role {_short(role)}, allowed: " + ", ".join(ROLES), hint=_SHAPE)
+            raise InvalidArgument(f"{where} has the role {shown(role)}, allowed: " + ", ".join(ROLES), hint=_SHAPE)
         if _given(message.get("images")) and images is None:
             raise Unsupported(f"{where} has images; this model reads text only")
         content = _content(where, message, role, images)
@@ -180,14 +180,14 @@ def _content(where: str, message: Mapping[str, Any], role: str,
                 raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text only")
             text = part.get("text") if kind in ("text", "input_text") else part
             if not isinstance(text, str):
-                raise InvalidArgument(f"{where}.content[{at}] is {_short(part)}, allowed: a text or "
+                raise InvalidArgument(f"{where}.content[{at}] is {shown(part)}, allowed: a text or "
                                       '{"type": "text", "text": ...}')
             parts.append(text)
         content = "".join(parts)
     if content is None and role == "assistant" and message.get("tool_calls"):
         return None
     if not isinstance(content, str):
-        raise InvalidArgument(f"{where}.content is {_short(content)}, allowed: text, or a list of parts of text")
+        raise InvalidArgument(f"{where}.content is {shown(content)}, allowed: text, or a list of parts of text")
     return content
 
 
@@ -199,7 +199,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     parts: list[dict[str, Any]] = []
     if _given(own):
         if isinstance(own, (str, bytes, Mapping)) or not isinstance(own, Sequence):
-            raise InvalidArgument(f"{where}.images is {_short(own)}, allowed: a list of images")
+            raise InvalidArgument(f"{where}.images is {shown(own)}, allowed: a list of images")
         images += own
         parts += [{"type": "image"} for _ in own]
     if isinstance(content, str):
@@ -207,7 +207,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     if content is None and (parts or role == "assistant"):
         content = []
     if not isinstance(content, (list, tuple)):
-        raise InvalidArgument(f"{where}.content is {_short(content)}, allowed: text, or a list of parts of text and "
+        raise InvalidArgument(f"{where}.content is {shown(content)}, allowed: text, or a list of parts of text and "
                               "images")
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -219,7 +219,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
             raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text and images only")
         text = part.get("text") if kind in ("text", "input_text") else part
         if not isinstance(text, str):
-            raise InvalidArgument(f"{where}.content[{at}] is {_short(part)}, allowed: a text, "
+            raise InvalidArgument(f"{where}.content[{at}] is {shown(part)}, allowed: a text, "
                                   '{"type": "text", "text": ...} or {"type": "image", "image": ...}')
         parts.append({"type": "text", "text": text})
     return parts

@@ -16,8 +16,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..checks import shown
 from ..errors import InvalidArgument, LimitError
-from ..tasks.sampling import _short
 
 #: Bounds of what a caller may give: tools, and characters of all of them as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
@@ -36,7 +36,7 @@ def read(tools: Any) -> list[dict[str, Any]]:
         LimitError: there are too many, or they are too large.
     """
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise InvalidArgument(f"tools is {_short(tools)}, allowed: a list of tools", hint=f"A tool is {_ALLOWED}")
+        raise InvalidArgument(f"tools is {shown(tools)}, allowed: a list of tools", hint=f"A tool is {_ALLOWED}")
     if len(tools) > MAX_TOOLS:
         raise LimitError(f"tools has {len(tools):,} entries, the limit is {MAX_TOOLS}")
     found, names, chars = [], set(), 0
@@ -73,24 +73,24 @@ def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     if function is None and "name" in tool:
         function = {key: value for key, value in tool.items() if key != "type"}
     if kind != "function" or not isinstance(function, Mapping):
-        got = _short(kind) if kind != "function" else "no function"
+        got = shown(kind) if kind != "function" else "no function"
         raise InvalidArgument(f"{where} is {got}, allowed: {_ALLOWED}")
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgument(f"{where}.function.name is {_short(name)}, allowed: 1 to 64 letters, digits, _, - and .")
+        raise InvalidArgument(f"{where}.function.name is {shown(name)}, allowed: 1 to 64 letters, digits, _, - and .")
     if description is not None and not isinstance(description, str):
-        raise InvalidArgument(f"{where}.function.description is {_short(description)}, allowed: text")
+        raise InvalidArgument(f"{where}.function.description is {shown(description)}, allowed: text")
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidArgument(f"{where}.function.strict is {_short(strict)}, allowed: True or False")
+        raise InvalidArgument(f"{where}.function.strict is {shown(strict)}, allowed: True or False")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     elif not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise InvalidArgument(f"{where}.function.parameters is {_short(parameters)}, allowed: the JSON schema of an "
+        raise InvalidArgument(f"{where}.function.parameters is {shown(parameters)}, allowed: the JSON schema of an "
                               'object, {"type": "object", "properties": {...}}')
     for key, kind, allowed in (("properties", Mapping, "a dict, name -> schema"), ("required", list, "a list")):
         if key in parameters and not isinstance(parameters[key], kind):
-            raise InvalidArgument(f"{where}.function.parameters.{key} is {_short(parameters[key])}, allowed: {allowed}")
+            raise InvalidArgument(f"{where}.function.parameters.{key} is {shown(parameters[key])}, allowed: {allowed}")
     return {**function, "description": description or "", "parameters": parameters}
 
 
@@ -100,7 +100,7 @@ def _made(where: str, tool: Any) -> dict[str, Any]:
     name = getattr(tool, "__name__", None)
     if not callable(tool) or not isinstance(name, str) or not _NAME.fullmatch(name):
         hint = "A function without a name needs a dict" if callable(tool) else None
-        raise InvalidArgument(f"{where} is {name if callable(tool) and name else _short(tool)}, allowed: {_ALLOWED}",
+        raise InvalidArgument(f"{where} is {name if callable(tool) and name else shown(tool)}, allowed: {_ALLOWED}",
                               hint=hint)
     if isinstance(tool, type):
         if not hasattr(tool, "model_json_schema"):

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..checks import shown
 from ..errors import InvalidArgument, Unsupported
 from ..results import ToolCall
-from ..tasks.sampling import Sampling, _short
+from ..tasks.sampling import Sampling
 from . import tool_formats, tool_schemas
 from .tool_calls import Calls, arguments_of
 from .tool_formats import Function, ToolFormat
@@ -69,12 +70,12 @@ def take(entry: Entry, options: dict[str, Any]) -> Tools | None:
     tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
     parallel = options.pop("parallel_tool_calls", None)
     if parallel is not None and not isinstance(parallel, bool):
-        raise InvalidArgument(f"parallel_tool_calls is {_short(parallel)}, allowed: True or False", key=entry.key)
+        raise InvalidArgument(f"parallel_tool_calls is {shown(parallel)}, allowed: True or False", key=entry.key)
     given = [] if tools is None else tool_schemas.read(tools)
     name = _named(choice)
     if not given:
         if name is not None or choice == "required":
-            raise InvalidArgument(f"tool_choice is {_short(choice)} without tools, allowed: with tools", key=entry.key)
+            raise InvalidArgument(f"tool_choice is {shown(choice)} without tools, allowed: with tools", key=entry.key)
         return None
     names = [tool["function"]["name"] for tool in given]
     if name is not None and name not in names:
@@ -108,7 +109,7 @@ def _named(choice: Any) -> str | None:
         name = function.get("name") if isinstance(function, Mapping) else None
         if isinstance(name, str):
             return name
-    raise InvalidArgument(f"tool_choice is {_short(choice)}, allowed: {_CHOICES}")
+    raise InvalidArgument(f"tool_choice is {shown(choice)}, allowed: {_CHOICES}")
 
 
 def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable[[], Splitter] | None,
@@ -177,7 +178,7 @@ def check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         InvalidArgument: something is no call.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Sequence):
-        raise InvalidArgument(f"{where}.tool_calls is {_short(calls)}, allowed: a list of calls")
+        raise InvalidArgument(f"{where}.tool_calls is {shown(calls)}, allowed: a list of calls")
     return [_call(f"{where}.tool_calls[{at}]", call, at) for at, call in enumerate(calls)]
 
 
@@ -187,7 +188,7 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"{where} is {_short(call)}, allowed: "
+        raise InvalidArgument(f"{where} is {shown(call)}, allowed: "
                               '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
     arguments = function.get("arguments")  # type: ignore[union-attr]
     if isinstance(arguments, str):
@@ -198,11 +199,11 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
     elif arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
-        got = _short(function.get("arguments"))  # type: ignore[union-attr]
+        got = shown(function.get("arguments"))  # type: ignore[union-attr]
         raise InvalidArgument(f"{where}.function.arguments is {got}, allowed: a dict, or the JSON text of one")
     id = call.get("id")
     if id is not None and not isinstance(id, str):
-        raise InvalidArgument(f"{where}.id is {_short(id)}, allowed: text")
+        raise InvalidArgument(f"{where}.id is {shown(id)}, allowed: text")
     return {"id": id or identifier(b"%d" % at, 0), "type": "function",
             "function": {"name": name, "arguments": dict(arguments)}}
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checks import integer, shown
 from ..errors import FileError, InvalidArgument
 from ..runtime import logs as _logging
-from ..tasks.sampling import _short, integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,7 +127,7 @@ class Capture:
             with _lock:
                 job_id = str(next(self._numbers))
         if not isinstance(job_id, str) or not 1 <= len(job_id) <= MAX_JOB_ID:
-            raise InvalidArgument(f"job_id is {_short(job_id)}, allowed: a text of 1 to {MAX_JOB_ID} characters")
+            raise InvalidArgument(f"job_id is {shown(job_id)}, allowed: a text of 1 to {MAX_JOB_ID} characters")
         return CaptureJob(self, job_id)
 
     def records(self) -> tuple[CaptureRecord, ...]:
@@ -253,13 +253,13 @@ def job_of(value: Any) -> CaptureJob | None:
         return value
     if isinstance(value, Capture):
         return value.job()
-    raise InvalidArgument(f"capture is {_short(value)}, allowed: what mpool.capture() returns, or a job() of it")
+    raise InvalidArgument(f"capture is {shown(value)}, allowed: what mpool.capture() returns, or a job() of it")
 
 
 def _count(name: str, value: Any, most: int) -> int:
     found = integer(value)
     if found is None or not 1 <= found <= most:
-        raise InvalidArgument(f"{name} is {_short(value)}, allowed: 1 to {most:,}")
+        raise InvalidArgument(f"{name} is {shown(value)}, allowed: 1 to {most:,}")
     return found
 
 
@@ -267,7 +267,7 @@ def _checked(path: Any) -> Path | None:
     if path is None:
         return None
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or not os.fspath(path):
-        raise InvalidArgument(f"path is {_short(path)}, allowed: a {SUFFIX} file or a folder")
+        raise InvalidArgument(f"path is {shown(path)}, allowed: a {SUFFIX} file or a folder")
     found = Path(os.path.abspath(path))  # wherever the process goes
     is_file = found.suffix == SUFFIX
     folder = found.parent if is_file else found

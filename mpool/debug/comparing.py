@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import integer, shown
 from ..errors import FileError, FormatError, InvalidArgument
-from ..tasks.sampling import _short, integer
 from .captures import SUFFIX, CaptureRecord
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CaptureComparison:
             InvalidArgument: there is no such grade.
         """
         if not isinstance(grade, str) or grade not in GRADES:
-            raise InvalidArgument(f"grade is {_short(grade)}, allowed: {', '.join(GRADES)}")
+            raise InvalidArgument(f"grade is {shown(grade)}, allowed: {', '.join(GRADES)}")
         return next((found for found in self.differences if not found.most <= GRADES[grade]), None)
 
 
@@ -95,7 +95,7 @@ def read_capture(path: str | os.PathLike[str]) -> tuple[CaptureRecord, ...]:
         FormatError: a line is no record; the message says which and why.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise InvalidArgument(f"path is {_short(path)}, allowed: a {SUFFIX} file, or a folder of them")
+        raise InvalidArgument(f"path is {shown(path)}, allowed: a {SUFFIX} file, or a folder of them")
     try:
         found = Path(path)
         files = sorted(found.glob(f"*{SUFFIX}")) if found.is_dir() else [found]
@@ -187,7 +187,7 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
     """
     most = None if tokens is None else integer(tokens)
     if tokens is not None and (most is None or most < 1):
-        raise InvalidArgument(f"tokens is {_short(tokens)}, allowed: 1 or more, or None")
+        raise InvalidArgument(f"tokens is {shown(tokens)}, allowed: 1 or more, or None")
     a, b = _by_place(first, "first", most), _by_place(second, "second", most)
     if not a or not b:
         raise InvalidArgument(f"the {'second' if a else 'first'} capture has no records")
@@ -221,7 +221,7 @@ def _by_place(capture: CaptureLike, which: str, tokens: int | None) -> dict[_Pla
     calls: dict[str, int] = {}
     for record in capture:
         if not isinstance(record, CaptureRecord):
-            raise InvalidArgument(f"the {which} capture has {_short(record)}, allowed: mpool.CaptureRecord")
+            raise InvalidArgument(f"the {which} capture has {shown(record)}, allowed: mpool.CaptureRecord")
         job, at = record.job_id, (record.token_idx, record.checkpoint)
         if begins.setdefault(job, at) == at:
             calls[job] = calls.get(job, 0) + 1

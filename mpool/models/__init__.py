@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..checks import nearest as nearest
     from .catalogue import Catalogue as Catalogue
     from .catalogue import Row as Row
-    from .catalogue import nearest as nearest
     from .catalogue import unknown as unknown
     from .describing import describe as describe
     from .describing import describe_resolved as describe_resolved

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..checks import nearest
 from ..errors import UnknownModel
 from ..tasks.options import CAPABILITIES
 from .fields import Fields
@@ -95,17 +96,6 @@ class Catalogue:
     def keys(self, capability: str | None = None) -> list[str]:
         """Keys in the order of the file, of one capability or of all."""
         return [key for key, row in self.rows.items() if capability in (None, row.capability)]
-
-
-def nearest(key: str, known: Mapping[str, object] | list[str], count: int = 3) -> list[str]:
-    """The known keys most like ``key``, the likest first; upper and lower case are alike."""
-    import difflib
-
-    by_lower = {name.lower(): name for name in known}
-    wanted = key.lower()[:200]
-    close = difflib.get_close_matches(wanted, by_lower, n=count, cutoff=0.5)
-    inside = sorted(name for name in by_lower if len(wanted) >= 3 and wanted in name and name not in close)
-    return [by_lower[name] for name in (close + inside)[:count]]
 
 
 def unknown(key: str, known: Mapping[str, object] | list[str]) -> UnknownModel:

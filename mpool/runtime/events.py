@@ -48,9 +48,9 @@ _lock = threading.Lock()
 def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
     """See :meth:`mpool.Pool.on`."""
     if not isinstance(event, str) or event not in KINDS:
-        from ..tasks.sampling import _short
+        from ..checks import shown
 
-        raise InvalidArgument(f"event is {_short(event)}, allowed: {', '.join(KINDS)}")
+        raise InvalidArgument(f"event is {shown(event)}, allowed: {', '.join(KINDS)}")
     if not callable(callback):
         raise InvalidArgument(f"callback is {type(callback).__name__}, allowed: a function of one PoolEvent")
     entry = (event, callback)

@@ -72,13 +72,13 @@ def seconds_of(timeout: Any, zero: bool = False) -> float | None:
     """
     if timeout is None:
         return None
-    from ..tasks.sampling import _short, real
+    from ..checks import real, shown
 
     found = real(timeout)
     seconds = math.nan if found is None or (math.isinf(found) and isinstance(timeout, int)) else found
     if not (seconds > 0 or (zero and seconds == 0)):
         allowed = "seconds from 0" if zero else "seconds above 0"
-        raise InvalidArgument(f"timeout is {_short(timeout)}, allowed: {allowed}, or None")
+        raise InvalidArgument(f"timeout is {shown(timeout)}, allowed: {allowed}, or None")
     return None if seconds > 1e9 else seconds
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import integer, shown
 from ..errors import InvalidArgument, MpoolError
 from ..images import prepare, read_image
 from ..runtime import threads as _threads
 from .options import ImageEmbedding as Options
-from .sampling import _short, integer
 from .vectors import CHOICES, Kind, VectorPlan, check, plan_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _make_plan(entry: Entry, options: Options) -> ImagePlan:
     width = settings.output_size
     dimensions = integer(width if options.dimensions is None else options.dimensions)
     if dimensions is None or not 1 <= dimensions <= width:
-        raise InvalidArgument(f"dimensions is {_short(options.dimensions)}, allowed: 1 to {width}", key=entry.key)
+        raise InvalidArgument(f"dimensions is {shown(options.dimensions)}, allowed: 1 to {width}", key=entry.key)
     return ImagePlan(entry=entry, registry=entry.pool.registry, core_key=entry.core_key(options.compute),
                      settings=settings, dimensions=0 if dimensions == width else dimensions, width=dimensions,
                      normalize=-1 if options.normalize is None else int(options.normalize),

@@ -278,12 +278,11 @@ def _submit(pool: Pool, capability: str, request: dict[str, Any]) -> Job:
         if "prompt" not in request:
             raise InvalidArgument("prompt is missing, allowed: a text")
         return PictureJob(PictureStream(pool._draw_request(request.pop("prompt"), model, request), call, True))
-    from ..models.catalogue import nearest
-    from .sampling import _short
+    from ..checks import nearest, shown
 
     allowed = _options.CAPABILITIES
     near = nearest(str(capability), list(allowed), 1)
-    raise InvalidArgument(f"capability is {_short(capability)}" + (f"; the nearest is {near[0]}" if near else "")
+    raise InvalidArgument(f"capability is {shown(capability)}" + (f"; the nearest is {near[0]}" if near else "")
                           + ", allowed: " + ", ".join(allowed))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from ..checks import integer, shown
 from ..errors import InvalidArgument
 from ..runtime import threads as _threads
 from ..runtime.durations import seconds_of
@@ -81,7 +82,7 @@ class CallOptions:
         _threads.seconds_of(self.timeout)
         self.core()
         if self.fail_fast is not None and not isinstance(self.fail_fast, bool):
-            raise InvalidArgument(f"fail_fast is {_short(self.fail_fast)}, allowed: True, False, None")
+            raise InvalidArgument(f"fail_fast is {shown(self.fail_fast)}, allowed: True, False, None")
 
     def core(self) -> dict[str, Any]:
         """Keywords of the core's submit functions, but for timeout, lane and fail_fast; defaults are left out."""
@@ -94,36 +95,28 @@ class CallOptions:
             found["keep_alive"] = seconds_of(self.keep_alive, "keep_alive")
         if self.policy is not None:
             if not isinstance(self.policy, str) or self.policy not in POLICIES:
-                raise InvalidArgument(f"policy is {_short(self.policy)}, allowed: {', '.join(POLICIES)}, or None")
+                raise InvalidArgument(f"policy is {shown(self.policy)}, allowed: {', '.join(POLICIES)}, or None")
             found["policy"] = self.policy
         return found
-
-
-def _short(value: Any) -> str:
-    from .sampling import _short
-
-    return _short(value)
 
 
 def _priority(value: Any) -> int:
     if isinstance(value, str) and value in PRIORITIES:
         return PRIORITIES.index(value)
-    from .sampling import integer
 
     number = integer(value)
     if number is None or not 0 <= number < len(PRIORITIES):
-        raise InvalidArgument(f"priority is {_short(value)}, allowed: {', '.join(PRIORITIES)}, or 0 to 4")
+        raise InvalidArgument(f"priority is {shown(value)}, allowed: {', '.join(PRIORITIES)}, or 0 to 4")
     return number
 
 
 def _tenant(value: Any) -> int:
     if isinstance(value, str) and value:
         return _tenant_of_name(value)
-    from .sampling import integer
 
     number = integer(value)
     if number is None or not 1 <= number < 2**32:
-        raise InvalidArgument(f"tenant is {_short(value)}, allowed: a name, 1 to 2**32 - 1, or None")
+        raise InvalidArgument(f"tenant is {shown(value)}, allowed: a name, 1 to 2**32 - 1, or None")
     return number
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..checks import integer, shown
 from ..errors import InvalidArgument
 from . import options as _options
 from . import text_embedding as embedding
-from .sampling import _short, integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +78,7 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
     texts = embedding.texts_of(documents, most, "documents")
     count = len(texts) if top_k is None else integer(top_k)
     if count is None or (top_k is not None and count < 1):
-        raise InvalidArgument(f"top_k is {_short(top_k)}, allowed: 1 or more, or None for all")
+        raise InvalidArgument(f"top_k is {shown(top_k)}, allowed: 1 or more, or None for all")
     return texts, count
 
 

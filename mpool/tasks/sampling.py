@@ -8,12 +8,12 @@ is then off), else from :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no
 from __future__ import annotations
 
 import difflib
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..checks import integer, real, shown
 from ..errors import InvalidArgument
 from .options import CallKeywords
 
@@ -90,33 +90,8 @@ def scalar(name: str, value: Any, row: Row) -> Any:
     else:
         found = integer(value) if row.kind is int else real(value)
     if found is None or not row.low <= found <= row.high:
-        raise InvalidArgument(f"{name} is {_short(value)}, allowed: {row.allowed}")
+        raise InvalidArgument(f"{name} is {shown(value)}, allowed: {row.allowed}")
     return found
-
-
-def _is_number(value: Any) -> bool:
-    """A bool is no number, and an array is none even if it has one element; a NumPy scalar is."""
-    return not isinstance(value, (bool, str, bytes)) and type(value).__name__ not in ("bool", "bool_") \
-        and not hasattr(type(value), "__len__") and not getattr(value, "shape", ())
-
-
-def integer(value: Any) -> int | None:
-    """The whole number that a value is, or None."""
-    try:
-        return value.__index__() if _is_number(value) and hasattr(value, "__index__") else None
-    except (TypeError, ValueError):
-        return None
-
-
-def real(value: Any) -> float | None:
-    """The number that a value is, or None."""
-    try:
-        kind = hasattr(value, "__index__") or hasattr(value, "__float__")
-        return float(value) if _is_number(value) and kind else None
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError):
-        return None
 
 
 def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int) -> Sampling:
@@ -169,7 +144,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         return ()
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple, set, frozenset)) or len(stops) > MAX_STOPS:
-        got = f"{len(stops)} of them" if isinstance(stops, (list, tuple, set, frozenset)) else _short(value)
+        got = f"{len(stops)} of them" if isinstance(stops, (list, tuple, set, frozenset)) else shown(value)
         raise InvalidArgument(f"stop is {got}, allowed: a string or a list of at most {MAX_STOPS}")
     for at, stop in enumerate(stops):
         try:
@@ -177,7 +152,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         except UnicodeEncodeError:
             size = 0
         if not 1 <= size <= MAX_STOP_BYTES:
-            raise InvalidArgument(f"stop[{at}] is {_short(stop)}, allowed: Unicode text of 1 to {MAX_STOP_BYTES} bytes")
+            raise InvalidArgument(f"stop[{at}] is {shown(stop)}, allowed: Unicode text of 1 to {MAX_STOP_BYTES} bytes")
     return tuple(stops)
 
 
@@ -185,7 +160,7 @@ def check_id(name: str, value: Any, vocab: int) -> int:
     """A token id."""
     token = value if type(value) is int else integer(value)
     if token is None or not 0 <= token < vocab:
-        raise InvalidArgument(f"{name} is {_short(value)}, allowed: a token id, 0 to {vocab - 1}")
+        raise InvalidArgument(f"{name} is {shown(value)}, allowed: a token id, 0 to {vocab - 1}")
     return token
 
 
@@ -195,7 +170,7 @@ def _ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
     if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist") and value.dtype.kind in "iu":
         value = value.tolist()
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or len(value) > MAX_IDS:
-        got = f"{len(value)} ids" if isinstance(value, (list, tuple)) else _short(value)
+        got = f"{len(value)} ids" if isinstance(value, (list, tuple)) else shown(value)
         raise InvalidArgument(f"{name} is {got}, allowed: a list of at most {MAX_IDS} token ids")
     return tuple(check_id(f"{name}[{at}]", token, vocab) for at, token in enumerate(value))
 
@@ -204,14 +179,14 @@ def _bias(value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
     if not isinstance(value, Mapping) or len(value) > MAX_IDS:
-        got = f"{len(value)} entries" if isinstance(value, Mapping) else _short(value)
+        got = f"{len(value)} entries" if isinstance(value, Mapping) else shown(value)
         raise InvalidArgument(f"logit_bias is {got}, allowed: a dict of at most {MAX_IDS}, token id -> bias")
     found: dict[int, float] = {}
     row = Row(float, -100.0, 100.0, 0.0, 0.0, "-100 to 100")
     for key, bias in value.items():
         # JSON has only strings for keys
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
-        found[check_id("logit_bias: a key", token, vocab)] = scalar(f"logit_bias[{_short(key)}]", bias, row)
+        found[check_id("logit_bias: a key", token, vocab)] = scalar(f"logit_bias[{shown(key)}]", bias, row)
     return tuple(found.items())
 
 
@@ -229,22 +204,6 @@ def _logprobs(logprobs: Any, top: Any) -> int:
         if alternatives:
             count = max(count, alternatives)
     return count
-
-
-def _is_scalar(value: Any) -> bool:
-    return hasattr(value, "dtype") and getattr(value, "shape", None) == ()
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float) and math.isnan(value):
-        return "NaN"
-    if isinstance(value, int) and value.bit_length() > 1024:
-        return f"a number of {value.bit_length():,} bits"
-    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape:
-        return f"an array of shape {tuple(value.shape)}"
-    text = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) or _is_scalar(value) \
-        else type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 __all__ = ["ALIASES", "NAMES", "Sampling", "TABLE", "check_id", "resolve", "scalar"]

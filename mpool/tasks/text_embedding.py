@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import integer, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..runtime import threads as _threads
 from .options import Embedding as Options
-from .sampling import _short, check_id, integer
+from .sampling import check_id
 from .vectors import CHOICES, PRECISIONS, Bar, Faults, Kind, VectorPlan, check, choice, plan_of, quantize, run_slices
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -
     allowed = ", ".join(map(str, sorted(named))) if named else f"1 to {width}"
     number = integer(value)
     if number is None or (number not in named if named else not 1 <= number <= width):
-        raise InvalidArgument(f"dimensions is {_short(value)}, allowed: {allowed}", key=key)
+        raise InvalidArgument(f"dimensions is {shown(value)}, allowed: {allowed}", key=key)
     return number
 
 
@@ -135,7 +136,7 @@ def _prompt(options: Options, prompts: Mapping[str, str], default: str | None, k
         if options.prompt_name is not None:
             raise InvalidArgument("prompt and prompt_name are both given", hint="Give one of them", key=key)
         if not isinstance(options.prompt, str) or len(options.prompt) > MAX_CHARS:
-            raise InvalidArgument(f"prompt is {_short(options.prompt)}, allowed: text of at most {MAX_CHARS:,} "
+            raise InvalidArgument(f"prompt is {shown(options.prompt)}, allowed: text of at most {MAX_CHARS:,} "
                                   "characters", key=key)
         fault = surrogate_of(options.prompt, "prompt")
         if fault is not None:
@@ -145,10 +146,10 @@ def _prompt(options: Options, prompts: Mapping[str, str], default: str | None, k
     name = options.prompt_name
     if name is not None:
         if not isinstance(name, str) or name not in prompts:
-            from ..models.catalogue import nearest
+            from ..checks import nearest
 
             near = nearest(name, list(prompts)) if isinstance(name, str) else []
-            raise InvalidArgument(f"prompt_name is {_short(name)}"
+            raise InvalidArgument(f"prompt_name is {shown(name)}"
                                   + (f"; the nearest is {near[0]}" if near else "") + ", allowed: "
                                   + (", ".join(prompts) or "none, since the model has no prompts"), key=key)
         return prompts[name]
@@ -432,7 +433,7 @@ def check_streamable(options: Options, batch_size: Any) -> int | None:
                               hint="The range of each component is known only when all vectors are")
     size = integer(batch_size)
     if batch_size is not None and (size is None or size < 1):
-        raise InvalidArgument(f"batch_size is {_short(batch_size)}, allowed: 1 or more, or None for single vectors")
+        raise InvalidArgument(f"batch_size is {shown(batch_size)}, allowed: 1 or more, or None for single vectors")
     return size
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import integer, real, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
 from .images_result import Picture, Pictures, PictureStep, to_image
 from .options import PLAIN
-from .sampling import _short, integer, real
 from .streams import Flow
 from .text_embedding import MAX_CHARS, surrogate_of
 from .text_to_text import keyed
@@ -68,7 +68,7 @@ def options_of(given: Mapping[str, Any]) -> Drawing:
             found[name] = found.pop(other)
     for name in found:
         if name not in names:
-            from ..models.catalogue import nearest
+            from ..checks import nearest
 
             near = nearest(name, names, 1)
             raise InvalidArgument(f"{name} is not an option of generate_image"
@@ -80,14 +80,14 @@ def options_of(given: Mapping[str, Any]) -> Drawing:
 def _whole(name: str, value: Any, low: int, high: int, key: str) -> int:
     number = integer(value)
     if number is None or not low <= number <= high:
-        raise InvalidArgument(f"{name} is {_short(value)}, allowed: {low} to {high:,}", key=key)
+        raise InvalidArgument(f"{name} is {shown(value)}, allowed: {low} to {high:,}", key=key)
     return number
 
 
 def _scale(value: Any, key: str) -> float:
     number = real(value)
     if number is None or not 0 <= number <= 1000:
-        raise InvalidArgument(f"guidance_scale is {_short(value)}, allowed: 0 to 1000", key=key)
+        raise InvalidArgument(f"guidance_scale is {shown(value)}, allowed: 0 to 1000", key=key)
     return number
 
 
@@ -178,7 +178,7 @@ def _check_memory(entry: Entry, core_key: str, n: int, pixels: int, latents: int
 
 def _check_text(name: str, text: Any, key: str) -> str:
     if not isinstance(text, str):
-        raise InvalidArgument(f"{name} is {_short(text)}, allowed: a text", key=key,
+        raise InvalidArgument(f"{name} is {shown(text)}, allowed: a text", key=key,
                               hint="For several prompts, call generate_image once for each, or n= for several pictures"
                               if isinstance(text, (list, tuple)) else None)
     if len(text) > MAX_CHARS:
@@ -214,7 +214,7 @@ def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int
         if removed:
             encoder = "CLIP" if take.clip else "T5"
             told.append(f"{name} is too long for {encoder}, which takes {length} tokens; it does not see "
-                        f"{_short(removed)}")
+                        f"{shown(removed)}")
         found.append(np.array(ids, dtype=np.int32))
     return found
 
@@ -323,7 +323,7 @@ def _latents(given: Any, settings: DrawingSettings, n: int, shape: tuple[int, in
     packed = (n, high * wide // 4, 4 * channels)
     array = _array_of(given)
     if array is None:
-        raise InvalidArgument(f"latents is {_short(given)}, allowed: an array of floats, {(n, *shape)}", key=key)
+        raise InvalidArgument(f"latents is {shown(given)}, allowed: an array of floats, {(n, *shape)}", key=key)
     if settings.architecture == "flux" and array.shape == packed:
         array = array.reshape(n, high // 2, wide // 2, channels, 2, 2).transpose(0, 3, 1, 4, 2, 5).reshape(n, *shape)
     if array.shape == shape and n == 1:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import shown
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from ..results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, ToolCallDelta, TopLogprob, Usage
 from ..runtime import threads as _threads
 from . import sampling
 from .options import PLAIN
-from .sampling import Sampling, _short
+from .sampling import Sampling
 from .text_embedding import MAX_CHARS, surrogate_of
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
         InvalidArgument: neither, or empty, too long, not Unicode, or with an id outside the vocabulary.
     """
     if not isinstance(parse_special, bool):
-        raise InvalidArgument(f"parse_special is {_short(parse_special)}, allowed: True or False")
+        raise InvalidArgument(f"parse_special is {shown(parse_special)}, allowed: True or False")
     if isinstance(prompt, str):
         if not 1 <= len(prompt) <= MAX_CHARS:
             raise InvalidArgument(f"the prompt has {len(prompt):,} characters, allowed: 1 to {MAX_CHARS:,}",
@@ -190,7 +191,7 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
         raise InvalidArgument("the prompt is empty, allowed: a text or a list of token ids, at least one",
                               key=entry.key)
     hint = "For several prompts, call generate once for each, or n= for several answers"
-    raise InvalidArgument(f"the prompt is {_short(prompt)}, allowed: a text or a list of token ids",
+    raise InvalidArgument(f"the prompt is {shown(prompt)}, allowed: a text or a list of token ids",
                           hint=hint if isinstance(prompt, (list, tuple)) else None, key=entry.key)
 
 
@@ -338,13 +339,13 @@ def unread() -> Completion:
 def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) -> list[int]:
     """See :func:`mpool.tokenize`."""
     if not isinstance(text, str):
-        raise InvalidArgument(f"text is {_short(text)}, allowed: str", key=entry.key)
+        raise InvalidArgument(f"text is {shown(text)}, allowed: str", key=entry.key)
     if len(text) > MAX_CHARS:
         raise InvalidArgument(f"text has {len(text):,} characters, allowed: at most {MAX_CHARS:,}", hint="Split it",
                               key=entry.key)
     for name, value in (("add_special", add_special), ("parse_special", parse_special)):
         if not isinstance(value, bool):
-            raise InvalidArgument(f"{name} is {_short(value)}, allowed: True or False", key=entry.key)
+            raise InvalidArgument(f"{name} is {shown(value)}, allowed: True or False", key=entry.key)
     tokenizer = entry.tokenizer()
     with keyed(entry):
         return _threads.interruptible(
@@ -355,12 +356,12 @@ def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) ->
 def detokenize(entry: Entry, ids: Any, skip_special: bool) -> str:
     """See :func:`mpool.detokenize`."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
-        raise InvalidArgument(f"ids is {_short(ids)}, allowed: a list of token ids", key=entry.key)
+        raise InvalidArgument(f"ids is {shown(ids)}, allowed: a list of token ids", key=entry.key)
     if isinstance(ids, np.ndarray) and (ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu")):
         raise InvalidArgument(f"ids is an array of shape {ids.shape} and dtype {ids.dtype}, allowed: token ids, (n,)",
                               key=entry.key)
     if not isinstance(skip_special, bool):
-        raise InvalidArgument(f"skip_special is {_short(skip_special)}, allowed: True or False", key=entry.key)
+        raise InvalidArgument(f"skip_special is {shown(skip_special)}, allowed: True or False", key=entry.key)
     tokenizer = entry.tokenizer()
     with keyed(entry):
         checked = [sampling.check_id(f"ids[{at}]", token, tokenizer.vocab_size) for at, token in enumerate(ids)]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ..checks import shown
 from ..errors import InvalidArgument, MemoryExhausted, NumericError
 from ..runtime.logs import log
 from . import options as _options
-from .sampling import _short
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,7 +92,7 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     """
     if not any(value is item or (isinstance(item, str) and isinstance(value, str) and value == item)
                for item in allowed):
-        raise InvalidArgument(f"{name} is {_short(value)}, allowed: " + ", ".join(map(str, allowed)))
+        raise InvalidArgument(f"{name} is {shown(value)}, allowed: " + ", ".join(map(str, allowed)))
 
 
 def check(entry: Entry, options: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
@@ -119,7 +119,7 @@ def check_progress(progress: Any) -> Any:
         InvalidArgument: neither True, False, None nor a function.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise InvalidArgument(f"progress is {_short(progress)}, allowed: True, False, None or a function (done, total)")
+        raise InvalidArgument(f"progress is {shown(progress)}, allowed: True, False, None or a function (done, total)")
     return progress
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import shown
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..images import read_image
 from ..images.tiling import Run, cut
 from ..runtime import threads as _threads
-from .sampling import _short
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,7 +85,7 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, Mapping):
         value = value.get("url")
     if not isinstance(value, str) or not value[:8].lower().startswith(("data:", "http:", "https:")):
-        raise InvalidArgument(f"{where}.image_url is {_short(value)}, allowed: a data: URL, or http and https with "
+        raise InvalidArgument(f"{where}.image_url is {shown(value)}, allowed: a data: URL, or http and https with "
                               "allow_urls=True", hint='For files: {"type": "image", "path": ...}')
     return value
 
@@ -140,7 +140,7 @@ def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: 
         FileError, DownloadError: one that cannot be read.
     """
     if not isinstance(allow_urls, bool):
-        raise InvalidArgument(f"allow_urls is {_short(allow_urls)}, allowed: True or False", key=entry.key)
+        raise InvalidArgument(f"allow_urls is {shown(allow_urls)}, allowed: True or False", key=entry.key)
     if len(images) > MOST_IMAGES:
         raise InvalidArgument(f"there are {len(images):,} images, allowed: at most {MOST_IMAGES}", key=entry.key)
     try:
@@ -254,7 +254,7 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
     from ..images import images_of
 
     if not isinstance(prompt, str) or not prompt:
-        raise InvalidArgument(f"the prompt is {_short(prompt)}, allowed: a text of 1 character and more")
+        raise InvalidArgument(f"the prompt is {shown(prompt)}, allowed: a text of 1 character and more")
     found = images_of(images, MOST_IMAGES, "Ask about fewer at a time")
     many = [images] if found is None else found
     if not many:

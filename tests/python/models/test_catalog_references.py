@@ -27,7 +27,8 @@ from mpool.models import (
     resolve,
 )
 from mpool.models import catalogue as catalogue_module
-from mpool.models.catalogue import nearest, read
+from mpool.checks import nearest
+from mpool.models.catalogue import read
 from mpool.models.sources.hub import choose_folder, choose_gguf, gguf_models, split_siblings
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent

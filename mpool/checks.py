@@ -1,0 +1,96 @@
+"""Checks of arguments, and the words in which an argument is refused.
+
+Every module above uses these, so that an error reads the same wherever it is raised:
+"`top_k` must be 1 or more, got 0".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from .errors import InvalidArgument
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: one line of at most 60 characters, and never the contents of an array."""
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a number of {value.bit_length():,} bits"
+    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape:
+        return f"an array of shape {tuple(value.shape)}"
+    text = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) or _is_scalar(value) \
+        else type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def refuse(param: str, value: Any, allowed: str, *, hint: str | None = None, key: str | None = None) -> NoReturn:
+    """Raise :class:`~mpool.errors.InvalidArgument` for a value.
+
+    Args:
+        param: name of the parameter, as the caller wrote it.
+        value: what it was; :func:`shown` shortens it.
+        allowed: what it must be, as words that follow "must be".
+        hint: what to do instead.
+        key: the model concerned.
+    """
+    raise InvalidArgument(param=param, got=shown(value), allowed=allowed, hint=hint, key=key)
+
+
+def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgument:
+    """The error for an option that does not exist: it names the nearest that does, and lists all.
+
+    Args:
+        name: the option as passed.
+        known: every option.
+        of: the function or command.
+    """
+    names = list(known)
+    near = nearest(name, names, 1)
+    return InvalidArgument(f"`{name}` is not an option of {of}" + (f"; did you mean `{near[0]}`?" if near else ""),
+                           param=name, allowed=", ".join(names), hint="Options: " + ", ".join(names))
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names most like ``name``, the closest first, at most ``count``; upper and lower case are alike."""
+    import difflib
+
+    by_lower = {other.lower(): other for other in known}
+    wanted = name.lower()[:200]
+    close = difflib.get_close_matches(wanted, by_lower, n=count, cutoff=0.5)
+    inside = sorted(other for other in by_lower if len(wanted) >= 3 and wanted in other and other not in close)
+    return [by_lower[other] for other in (close + inside)[:count]]
+
+
+def integer(value: Any) -> int | None:
+    """The integer that a value is, or None: a bool is none, a NumPy scalar may be."""
+    try:
+        return value.__index__() if _is_number(value) and hasattr(value, "__index__") else None
+    except (TypeError, ValueError):
+        return None
+
+
+def real(value: Any) -> float | None:
+    """The number that a value is, or None; beyond the range of a float it is infinite."""
+    try:
+        kind = hasattr(value, "__index__") or hasattr(value, "__float__")
+        return float(value) if _is_number(value) and kind else None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    """True for Python numbers and NumPy scalars; False for bools, texts, and arrays even of one element."""
+    return not isinstance(value, (bool, str, bytes)) and type(value).__name__ not in ("bool", "bool_") \
+        and not hasattr(type(value), "__len__") and not getattr(value, "shape", ())
+
+
+def _is_scalar(value: Any) -> bool:
+    return hasattr(value, "dtype") and not getattr(value, "shape", ())
+
+
+__all__ = ["integer", "nearest", "real", "refuse", "shown", "unknown_option"]
