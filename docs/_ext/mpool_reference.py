@@ -1,0 +1,97 @@
+"""Directives that make reference tables from the program, so that no page repeats by hand what the code says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+
+class Generated(SphinxDirective):
+    """A directive whose content is Markdown that :meth:`lines` writes."""
+
+    has_content = False
+
+    def lines(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        text = StringList(list(self.lines()), source=self.get_source_info()[0])
+        holder = nodes.section()
+        holder.document = self.state.document
+        self.state.nested_parse(text, self.content_offset, holder, match_titles=True)
+        return holder.children
+
+
+class OptionsTable(Generated):
+    """The environment variables that the core reads."""
+
+    def lines(self) -> Iterator[str]:
+        from mpool import _core
+
+        yield from ("| variable | default | meaning |", "|---|---|---|")
+        for name, _, default, meaning in _core.options():
+            yield f"| `{name}` | {f'`{default}`' if default else 'empty'} | {meaning} |"
+
+
+class FamiliesTable(Generated):
+    """Architectures, and the public implementation that each is tested against."""
+
+    def lines(self) -> Iterator[str]:
+        from mpool.models import verified
+
+        yield from ("| architecture | capability | known from | folders tested against | GGUF tested against |",
+                    "|---|---|---|---|---|")
+        for architecture, capability, known, folders, gguf in verified.table():
+            yield f"| `{architecture}` | `{capability}` | {known} | {folders} | {gguf} |"
+
+
+class CatalogueTable(Generated):
+    """The models that have a key."""
+
+    def lines(self) -> Iterator[str]:
+        from mpool.models import load_catalogue
+
+        yield from ("| key | capability | licence |", "|---|---|---|")
+        catalogue = load_catalogue()
+        defaults = {catalogue.default(name).key for name in ("text_embedding", "text_to_text")}
+        for row in catalogue.rows.values():
+            default = " (default)" if row.key in defaults else ""
+            yield f"| `{row.key}`{default} | `{row.capability}` | {row.license} |"
+
+
+class CommandLine(Generated):
+    """Every command of ``mpool`` with its help, in the words of the parser."""
+
+    def lines(self) -> Iterator[str]:
+        from mpool.cli.parser import make_parser
+
+        yield from _command("mpool", make_parser(), 2)
+
+
+def _command(name: str, parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
+    yield from ("#" * level + f" `{name}`", "", "```text", *_help(parser), "```", "")
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            seen: set[int] = set()
+            for child, sub in action.choices.items():
+                if id(sub) not in seen:
+                    seen.add(id(sub))
+                    yield from _command(f"{name} {child}", sub, min(level + 1, 4))
+
+
+def _help(parser: argparse.ArgumentParser) -> list[str]:
+    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=100)
+    return parser.format_help().rstrip().splitlines()
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    for name, directive in (("mpool-options", OptionsTable), ("mpool-families", FamiliesTable),
+                            ("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine)):
+        app.add_directive(name, directive)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,39 @@
+"""Configuration of the documentation site. Build: ``sphinx-build -W -b html docs build/docs``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import mpool  # noqa: E402 - the installed package: the reference is made from it
+
+project = "mpool"
+author = "the mpool authors"
+copyright = "the mpool authors"  # noqa: A001 - Sphinx's own name
+release = version = mpool.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "mpool_reference"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"mpool {release}"
+html_static_path = ["_static"]
+html_theme_options = {"navigation_with_keys": True}
+
+autodoc_typehints = "none"  # docstrings give types, units and shapes
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "undoc-members": False}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Source", "Sources")]
+
+# Copy what a reader types, without prompts and output.
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True

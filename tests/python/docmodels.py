@@ -1,0 +1,37 @@
+"""Small models with random weights that stand in for the folders that the documents name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import tinymodels
+import toolmodels
+
+
+def cross_encoder(folder: Path) -> Path:
+    """A cross-encoder as transformers saves it: BERT with two layers and one label."""
+    import torch
+    import transformers
+
+    tinymodels.bert(folder)
+    for file in ("modules.json", "sentence_bert_config.json"):
+        (folder / file).unlink()
+    shutil.rmtree(folder / "1_Pooling")
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(3)
+    transformers.BertForSequenceClassification(transformers.BertConfig(
+        vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
+        num_labels=1, max_position_embeddings=64)).eval().save_pretrained(folder)
+    return folder
+
+
+def chat_model(folder: Path) -> Path:
+    """A Qwen2 with two layers whose chat template declares tools in Hermes' format."""
+    tinymodels.qwen2(folder, context=4096)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["chat_template"] = toolmodels.HERMES
+    path.write_text(json.dumps(config))
+    return folder

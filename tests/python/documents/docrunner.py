@@ -1,0 +1,215 @@
+"""Runs the code blocks of a Markdown page, in order, as a reader would.
+
+Python blocks of a page share one interpreter. Of a ``print(...)`` line that ends in ``  # text``, the text is the
+expected output. In a ``console`` block each line after ``$ `` is a command and the lines below it are its output; a
+line ``...`` stands for any lines. A command that ends in ``&`` is a server: it runs until the page ends, and the next
+block waits until its port accepts connections.
+
+The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. Models that a
+page names by a folder below ``models/`` are small stand-ins with random weights (:func:`stand_ins`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PORT = "11435"
+#: Languages whose blocks are shown, not run.
+SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c", "mermaid")
+#: Commands that install or administer; they are shown, not run. ``.ci/run`` runs the two of the README.
+INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. |source )")
+_END = "----end of block----"
+_CHILD = f"""import sys, json, traceback
+namespace = {{"__name__": "__main__"}}
+for line in sys.stdin:
+    page, number, code = json.loads(line)
+    try:
+        exec(compile("\\n" * (number - 1) + code, page, "exec"), namespace)
+        state = "ok"
+    except BaseException:
+        traceback.print_exc()
+        state = "failed"
+    sys.stderr.flush()
+    print("\\n{_END}" + state, flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, text and first line in the page."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Every fenced block of a page that is no directive."""
+    found, text = [], page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", text, re.MULTILINE | re.DOTALL):
+        language = match[2].strip()
+        if not language.startswith("{"):
+            found.append(Block(language, match[3], text.count("\n", 0, match.start(3)) + 1))
+    return found
+
+
+def free_port() -> int:
+    """A port of the loopback address that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class PageRun:
+    """One page: its folder, its interpreter, its servers."""
+
+    def __init__(self, page: Path, folder: Path) -> None:
+        self.page, self.folder, self.port = page, folder, str(free_port())
+        self.servers: list[subprocess.Popen[bytes]] = []
+        self.child: subprocess.Popen[str] | None = None
+        self.checked = 0
+        binaries = folder / "bin"
+        binaries.mkdir()
+        for name in ("mpool", "llm"):
+            shim = binaries / name
+            shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {name} "$@"\n')
+            shim.chmod(0o755)
+        (binaries / "python").symlink_to(sys.executable)
+        self.env = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "PORT": self.port,
+                    "LLM_USER_PATH": str(folder / "llm"), "OLLAMA_HOST": f"http://127.0.0.1:{self.port}"}
+
+    def run(self) -> None:
+        """Run every block. Raises AssertionError with the place of the first that differs."""
+        for block in blocks_of(self.page):
+            if block.language == "python":
+                self._python(block)
+            elif block.language == "console":
+                self._console(block)
+            elif block.language == "json":
+                import json
+
+                json.loads(block.text)
+            else:
+                assert block.language in SHOWN, f"{self._at(block)}: a block of `{block.language}` is neither run nor shown"
+
+    def close(self) -> None:
+        """End the interpreter and the servers."""
+        if self.child is not None:
+            assert self.child.stdin is not None
+            self.child.stdin.close()
+            self.child.wait(60)
+        for server in self.servers:
+            server.send_signal(signal.SIGTERM)
+        for server in self.servers:
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                raise
+
+    def _at(self, block: Block, offset: int = 0) -> str:
+        return f"{self.page.relative_to(ROOT)}:{block.line + offset}"
+
+    def _python(self, block: Block) -> None:
+        import json
+
+        if self.child is None:
+            (self.folder / "child.py").write_text(_CHILD)
+            self.child = subprocess.Popen([sys.executable, "-u", str(self.folder / "child.py")], cwd=self.folder,
+                                          env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                          stderr=open(self.folder / "errors.txt", "w"), text=True)
+        assert self.child.stdin is not None and self.child.stdout is not None
+        code = block.text.replace(PORT, self.port)
+        self.child.stdin.write(json.dumps([str(self.page), block.line, code]) + "\n")
+        self.child.stdin.flush()
+        lines: list[str] = []
+        for line in self.child.stdout:
+            if line.startswith(_END):
+                assert line.strip() == _END + "ok", \
+                    f"{self._at(block)}:\n{(self.folder / 'errors.txt').read_text()[-3000:]}"
+                break
+            lines.append(line)
+        else:
+            raise AssertionError(f"{self._at(block)}: the interpreter ended\n"
+                                 f"{(self.folder / 'errors.txt').read_text()[-3000:]}")
+        expected = re.findall(r"^ *print\(.*\)  # (.*)$", block.text, re.MULTILINE)
+        if expected:
+            found = "".join(lines).rstrip("\n").split("\n")
+            assert found == expected, f"{self._at(block)}: printed {found}, the page says {expected}"
+            self.checked += len(expected)
+
+    def _console(self, block: Block) -> None:
+        lines, at = block.text.splitlines(), 0
+        while at < len(lines):
+            start, line = at, lines[at]
+            assert line.startswith("$ "), f"{self._at(block, at)}: output without a command"
+            command = line[2:]
+            at += 1
+            while command.endswith("\\") and at < len(lines):
+                command = command[:-1] + lines[at].removeprefix("> ")
+                at += 1
+            output = []
+            while at < len(lines) and not lines[at].startswith("$ "):
+                output.append(lines[at])
+                at += 1
+            self._command(block, start, command.replace(PORT, self.port), output)
+
+    def _command(self, block: Block, offset: int, command: str, output: list[str]) -> None:
+        if INSTALLS.match(command):
+            return
+        if command.endswith("&"):
+            if "serve" in command and "--port" not in command:
+                command = command.removesuffix("&") + f" --port {self.port} &"
+            with open(self.folder / f"server{len(self.servers)}.log", "wb") as log:
+                self.servers.append(subprocess.Popen(["bash", "-c", "exec " + command.removesuffix("&").strip()],
+                                                     cwd=self.folder, env=self.env, stdout=log, stderr=log))
+            self._wait(block, offset)
+            return
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=self.folder, env=self.env, text=True,
+                              capture_output=True, timeout=300)
+        assert done.returncode == 0, f"{self._at(block, offset)}: {command}\n{done.stdout}{done.stderr}"
+        if output:
+            pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line.rstrip()) + r"[ ]*\n" for line in output)
+            found = re.sub(r"[ \t]+\n", "\n", done.stdout.replace(self.port, PORT).rstrip("\n") + "\n")
+            assert re.fullmatch(pattern, found), f"{self._at(block, offset)}: {command}\nprinted:\n{found}"
+            self.checked += 1
+
+    def _wait(self, block: Block, offset: int) -> None:
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            assert self.servers[-1].poll() is None, \
+                (self.folder / f"server{len(self.servers) - 1}.log").read_text(errors="replace")[-2000:]
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", int(self.port))) == 0:
+                    return
+            time.sleep(0.1)
+        raise AssertionError(f"{self._at(block, offset)}: no server after 120 s")
+
+
+def stand_ins(folder: Path) -> None:
+    """The models that pages name by a folder: a cross-encoder and a chat model that calls tools, tiny and random."""
+    from docmodels import chat_model, cross_encoder
+
+    cross_encoder(folder / "ms-marco-MiniLM-L6-v2")
+    chat_model(folder / "Qwen2.5-0.5B-Instruct")
+
+
+def copy_inputs(folder: Path) -> None:
+    """The files that pages read: images of digits as ``photo.png`` and ``digit-N.png``."""
+    import mpool
+
+    images = Path(mpool.__file__).parent / "demo_models" / "images"
+    for digit in range(10):
+        shutil.copy(images / f"{digit}.png", folder / f"digit-{digit}.png")
+    shutil.copy(images / "7.png", folder / "photo.png")

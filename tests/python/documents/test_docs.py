@@ -1,0 +1,129 @@
+"""The README and every page of docs/: their code runs, their links lead somewhere, their tables are what the code says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import docrunner
+import pytest
+from docrunner import ROOT, PageRun, blocks_of
+
+from realmodels import catalogued_path
+
+if not (ROOT / "README.md").exists() or not (ROOT / "csrc").is_dir():
+    pytest.skip("the sources are not here", allow_module_level=True)
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+SETUP = ("pip install . && mpool demo", 'pip install ".[test]" && pytest')
+#: Pages that need more than the ``test`` extra or take long have tests of their own.
+WITHOUT_CODE = ("docs/index.md",)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-ins of :func:`docrunner.stand_ins`."""
+    folder = tmp_path_factory.mktemp("stand-ins")
+    docrunner.stand_ins(folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_runs(page: Path, models: Path, tmp_path: Path) -> None:
+    """Every Python and console block runs, in order, and prints what the page says."""
+    for name in ("minilm", "smollm2"):
+        catalogued_path(name)
+    docrunner.copy_inputs(tmp_path)
+    (tmp_path / "models").symlink_to(models)
+    run = PageRun(page, tmp_path)
+    try:
+        run.run()
+    finally:
+        run.close()
+
+
+def test_runner_sees_differences(tmp_path: Path) -> None:
+    """Output that differs, code that fails and a language that is not run are errors, each with its line."""
+    cases = {"```python\nprint(1)  # 2\n```\n": "printed \\['1'\\], the page says \\['2'\\]",
+             "\n```python\n1 / 0\n```\n": "ZeroDivisionError",
+             "```console\n$ echo one\ntwo\n```\n": "printed:\none",
+             "```console\n$ exit 3\n```\n": "exit 3",
+             "```ruby\nputs 1\n```\n": "a block of `ruby`"}
+    for number, (text, expected) in enumerate(cases.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        page = ROOT / "docs" / "no-such-page.md"
+        run = PageRun(page, folder)
+        try:
+            with pytest.raises(AssertionError, match=expected):
+                for block in _blocks(text, folder):
+                    {"python": run._python, "console": run._console}.get(block.language, lambda _: run.run())(block)
+                _unknown(text, folder)
+        finally:
+            run.close()
+
+
+def _blocks(text: str, folder: Path) -> list[docrunner.Block]:
+    page = folder / "page.md"
+    page.write_text(text)
+    return [block for block in blocks_of(page) if block.language in ("python", "console")]
+
+
+def _unknown(text: str, folder: Path) -> None:
+    page = folder / "page.md"
+    for block in blocks_of(page):
+        assert block.language in ("python", "console", "json", *docrunner.SHOWN), f"a block of `{block.language}`"
+
+
+def test_setup_commands_are_those_of_ci() -> None:
+    """CI runs the README's two commands to the letter."""
+    script = (ROOT / ".ci" / "run").read_text()
+    commands = [line.removeprefix("$ ") for block in blocks_of(README) for line in block.text.splitlines()]
+    for command in SETUP:
+        assert command in script
+        assert command in commands
+
+
+def test_readme_is_short() -> None:
+    """The README is an introduction; reference material belongs to docs/."""
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 180
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Relative links name files that exist."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / link).exists(), link
+
+
+def test_types_are_those_of_the_core() -> None:
+    """docs/models/formats.md lists every storage type that the core reads."""
+    rows = re.findall(r"^MP_DTYPE\((\w+), *-?\d+,", (ROOT / "csrc/tensor/dtype.def").read_text(), re.MULTILINE)
+    weights = {name for name in rows if not re.fullmatch(r"I\d+|F64", name)}
+    text = (ROOT / "docs/models/formats.md").read_text(encoding="utf-8")
+    found = re.search(r"^\| storage types \| (.*) \|$", text, re.MULTILINE)
+    assert found is not None and set(re.findall(r"`(\w+)`", found[1])) == weights
+
+
+def test_capabilities_are_those_of_the_core() -> None:
+    """The README's table has a row for each capability."""
+    from mpool import _core
+
+    capabilities = {capability for _, capability in _core.architectures()}
+    rows = set(re.findall(r"^\| `(\w+)` \|", README.read_text(encoding="utf-8"), re.MULTILINE))
+    assert capabilities <= rows
+
+
+def test_site_builds(tmp_path: Path) -> None:
+    """``sphinx-build -W``: a warning is an error."""
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("furo")
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"),
+                           str(tmp_path / "html")], capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (tmp_path / "html" / "cli.html").exists()
