@@ -1,294 +1,43 @@
-"""``python -m benchmarks``: mpool beside each peer that is installed, on the same weights, in rotation, as ratios.
+"""``python -m benchmarks COMMAND``: measure mpool, beside its peers where there are any.
 
-Every engine runs in a process of its own, one at a time, with the same number of threads. In a round each engine has
-its turn at each topic, and the order changes from round to round. A probe of the machine stands before and after every
-turn. A turn is disturbed if its two probes saw different states of the machine, or others were at work meanwhile.
-Ratios compare undisturbed turns of one round whose probes saw one state; who has none beside mpool gets more turns.
-A peer is compared with mpool in its own class of arithmetic, if that takes part (``--engines mpool:int8,...``).
+    compare            embeddings and text beside each installed peer, as ratios (the default)
+    images             image embeddings beside torch, ONNX Runtime and OpenVINO
+    image-generation   steps of FLUX.1 and Stable Diffusion 3.5 beside diffusers
+    vision             the first token about an image beside transformers
+    serving            overhead of HTTP, and throughput beside llama-cpp-python's server
+    pool               cost of the pool, and the dispatch policies side by side
+    isolation          worker processes beside worker threads
+    masks              cost of structured output
+    kernels            the kernels beside the peak of the machine
+    synthetic          write a GGUF file of a published shape with random values
+
+``python -m benchmarks COMMAND --help`` lists the options of a command; ``benchmarks/README.md`` says how to measure.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import hashlib
-import json
-import os
-import platform
-import subprocess
+import importlib
 import sys
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from . import limits, report
-from .engines import EMBEDDERS, GENERATORS, MODULES
-from .probe import Frame, Probe, Watch, disturbance
-
-WORKER = Path(__file__).with_name("worker.py")
-#: What peers make of the weights, in folders named by these.
-MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
-TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
+#: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
+COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "vision": "vision",
+            "serving": "serving", "pool": "pool", "isolation": "isolation", "masks": "masks", "kernels": "kernels",
+            "synthetic": "synthetic"}
 
 
-@dataclass
-class Turn:
-    """One engine's measures of one topic in one round."""
-
-    topic: str
-    engine: str
-    round: int
-    result: dict[str, Any]
-    frame: Frame
-    disturbed: str | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.disturbed = disturbance([self.frame])
-
-
-class Bench:
-    """A run: what is compared, on what, how often."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments, self.probe = arguments, Probe()
-        self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
-        self.programs = dict(pair.split("=", 1) for pair in arguments.program)
-        self.paths = {"embed": weights(arguments.embedding_model, "text_embedding"),
-                      "generate": weights(arguments.text_model, "text_to_text")}
-        self.texts = 48 if arguments.quick else 384
-        self.prompts, self.depths = ([16], [8]) if arguments.quick else (arguments.prompts, arguments.depths)
-        self.ids: list[int] = []
-        self.turns: list[Turn] = []
-        self.failures: list[str] = []
-
-    def python(self, engine: str) -> str:
-        """Interpreter of an engine."""
-        return self.pythons.get(engine.partition(":")[0], sys.executable)
-
-    def installed(self, engine: str) -> bool:
-        """Whether its interpreter has its library, or a folder holds its programs."""
-        module = MODULES[engine.partition(":")[0]]
-        if not module:
-            return engine in self.programs
-        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        return subprocess.run([self.python(engine), "-c", probe], cwd=WORKER.parent).returncode == 0
-
-    def engines(self, topic: str) -> list[str]:
-        """Those that take part in a topic."""
-        known = {"embed": EMBEDDERS, "generate": GENERATORS}.get(topic.rpartition("-")[2], MODULES)
-        chosen = [engine for engine in self.arguments.engines if engine.partition(":")[0] in known]
-        if topic != "generate":
-            chosen = [engine for engine in chosen if MODULES[engine.partition(":")[0]]]
-        if topic == "import":  # a class of arithmetic changes nothing there
-            chosen = list(dict.fromkeys(engine.partition(":")[0] for engine in chosen))
-        return chosen
-
-    def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
-        """One process."""
-        threads = str(self.arguments.threads)
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-               "RAYON_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
-               "PYTHONDONTWRITEBYTECODE": ""}
-        task = {**task, "engine": engine, "threads": self.arguments.threads, "started": time.monotonic()}
-        done = subprocess.run([self.python(engine), str(WORKER)], input=json.dumps(task), capture_output=True,
-                              text=True, timeout=self.arguments.timeout, env=env, cwd=WORKER.parent)
-        lines = done.stdout.strip().splitlines()
-        if done.returncode != 0 or not lines:
-            raise RuntimeError(f"{engine}, {task['topic']}: {done.stderr.strip()[-600:] or done.returncode}")
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
-
-    def task(self, topic: str, engine: str) -> dict[str, Any]:
-        """What a worker is asked."""
-        quick = self.arguments.quick
-        if topic == "import":
-            return {"topic": topic, "module": MODULES[engine]}
-        name, _, kind = topic.rpartition("-")
-        common = {"topic": name or kind, "kind": kind, "path": self.paths[kind], "repeat": 1 if quick else 3}
-        if kind == "embed":
-            return {**common, "texts": self.texts, "folder": str(MADE / hashed(self.paths["embed"])[:16])}
-        return {**common, "ids": self.ids, "write": 16 if quick else 64, "prompts": self.prompts,
-                "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, "")}
-
-    def one_turn(self, topic: str, engine: str, number: int) -> Turn | None:
-        """Measures, between two probes."""
-        before = self.probe.run()
-        watch = Watch()
-        try:
-            with watch:
-                result = self.run_worker(engine, self.task(topic, engine))
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            self.failures.append(str(error))
-            return None
-        return Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
-
-    def one_round(self, topic: str, number: int) -> None:
-        """Every engine once; those that cannot be compared again, and mpool with them, as often as was asked for."""
-        engines = self.engines(topic)
-        shift = number % max(1, len(engines))
-        waiting = engines[shift:] + engines[:shift]
-        for _ in range(1 + self.arguments.again):
-            for engine in waiting:
-                turn = self.one_turn(topic, engine, number)
-                if turn is None:
-                    engines = [other for other in engines if other != engine]
-                    continue
-                self.turns.append(turn)
-                say(f"round {number + 1}, {topic}, {engine}: {turn.disturbed or 'good'}")
-            mine = [turn for turn in self.turns if (turn.topic, turn.round) == (topic, number)]
-            rivals = {engine: rival for engine in engines if (rival := report.against(engine, engines))}
-            without = [engine for engine, rival in rivals.items() if not any(
-                report.comparable(a, b) for a in mine if a.engine == rival for b in mine if b.engine == engine)]
-            waiting = list(dict.fromkeys([*(rivals[engine] for engine in without), *without]))
-
-    def run(self) -> dict[str, Any]:
-        """All rounds of all topics; returns the record."""
-        missing = [engine for engine in self.arguments.engines if not self.installed(engine)]
-        for engine in missing:
-            say(f"not installed: {engine} ({self.python(engine)})")
-        self.arguments.engines = [engine for engine in self.arguments.engines if engine not in missing]
-        topics = self.arguments.topics
-        if any(topic.endswith("generate") for topic in topics):
-            words = 1000 if self.arguments.quick else 4000
-            found = self.run_worker("mpool", {"topic": "ids", "path": self.paths["generate"], "words": words})
-            self.ids = found["ids"]
-        if any(topic.endswith("embed") for topic in topics):
-            self.prepare()
-        for path in self.paths.values():
-            warm(path)
-        for number in range(self.arguments.rounds):
-            for topic in topics:
-                self.one_round(topic, number)
-        return {"machine": machine(self.arguments.threads),
-                "weights": {kind: {"path": Path(path).name, "sha256": hashed(path)}
-                            for kind, path in self.paths.items()},
-                "versions": {engine: self.version(engine) for engine in self.arguments.engines},
-                "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
-                           "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],
-                           "frame": turn.frame.as_json()} for turn in self.turns],
-                "agreement": report.agreement(self.turns),
-                "summary": report.summary(self.turns, limits.work(self.paths, self.texts, self.prompts, self.depths),
-                                          self.arguments.threads),
-                "failures": self.failures}
-
-    def prepare(self) -> None:
-        """Has every engine make what it wants of the weights; who cannot takes no part."""
-        for engine in self.engines("embed"):
-            try:
-                self.run_worker(engine, {**self.task("embed", engine), "topic": "prepare"})
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                self.failures.append(str(error))
-                self.arguments.engines.remove(engine)
-
-    def version(self, engine: str) -> str:
-        """Of an engine's distribution."""
-        if not MODULES[engine.partition(":")[0]]:
-            return "?"
-        code = f"import {MODULES[engine.partition(':')[0]]} as module; print(module.__version__)"
-        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=WORKER.parent)
-        return done.stdout.strip() or "?"
-
-
-def say(text: str) -> None:
-    """To standard error: standard output is for the tables."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def weights(given: str | None, capability: str) -> str:
-    """A path, or the catalogue's default for a capability, fetched if need be."""
-    from mpool.models import load_catalogue, resolve
-
-    return resolve(given or load_catalogue().default(capability).key).path
-
-
-def files_of(path: str) -> list[Path]:
-    """The weights themselves."""
-    found = Path(path)
-    return [found] if found.is_file() else sorted(found.glob("*.safetensors"))
-
-
-def warm(path: str) -> None:
-    """Has the weights in the page cache."""
-    for file in files_of(path):
-        with open(file, "rb", buffering=0) as stream:
-            while stream.read(1 << 24):
-                pass
-
-
-@functools.cache
-def hashed(path: str) -> str:
-    """SHA-256 of the weights."""
-    digest = hashlib.sha256()
-    for file in files_of(path):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def machine(threads: int) -> dict[str, Any]:
-    """What it ran on."""
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
-    return {"cpu": model, "cpus": len(os.sched_getaffinity(0)), "threads": threads, "kernel": platform.release(),
-            "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}
-
-
-def _lengths(text: str) -> list[int]:
-    found = [int(part) for part in text.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 1 on, with commas between them")
-    return found
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default="mpool,mpool:float32,sentence-transformers,llama-cpp",
-                        type=lambda text: text.split(","),
-                        help="with variants, as in mpool:bfloat16 (default: %(default)s)")
-    parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","), help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--again", type=int, default=2, metavar="N",
-                        help="tries more for a disturbed topic (default: 2)")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one process")
-    parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
-                        help="an interpreter of an engine's own, as llama-cpp=/path/to/python; may be repeated")
-    parser.add_argument("--program", action="append", default=[], metavar="ENGINE=FOLDER",
-                        help="where the programs of a peer without a Python package were built: ik")
-    parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
-    parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
-    parser.add_argument("--prompts", default="16,128,512,2048", type=_lengths, metavar="N,...",
-                        help="tokens that are read (default: %(default)s)")
-    parser.add_argument("--depths", default="8,512,2048", type=_lengths, metavar="N,...",
-                        help="tokens that stand before the ones that are written (default: %(default)s)")
-    parser.add_argument("--json", metavar="PATH", help="write the whole record here")
-    parser.add_argument("--markdown", metavar="PATH", help="write tables of mpool against its best rivals here")
-    parser.add_argument("--plot", metavar="PATH", help="draw it here, as .png or .svg (wants matplotlib)")
-    parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, measures nothing")
-    arguments = parser.parse_args(argv)
-    wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
-    wrong += [topic for topic in arguments.topics if topic not in TOPICS]
-    wrong += [pair for pair in arguments.peer_python + arguments.program if "=" not in pair]
-    if wrong:
-        parser.error(f"{wrong[0]!r}: engines are {', '.join(MODULES)}; topics are {', '.join(TOPICS)}")
-    return arguments
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs, prints tables, writes the record."""
-    arguments = parse(argv)
-    bench = Bench(arguments)
-    record = bench.run()
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
-    if arguments.markdown:
-        Path(arguments.markdown).write_text(report.markdown(record) + "\n")
-    if arguments.plot:
-        report.plot(record, arguments.plot)
-    print(report.text(record))
-    return 1 if record["failures"] else 0
+def main() -> int:
+    """Run the command of ``sys.argv``; options without a command are those of ``compare``."""
+    arguments = sys.argv[1:]
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
+    command = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "compare"
+    if command not in COMMANDS:
+        print(f"`{command}` is not a benchmark. Commands: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    sys.argv = [f"python -m benchmarks {command}", *arguments]
+    code: int = importlib.import_module(f".{COMMANDS[command]}", __package__).main()
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.images``: image embeddings beside torch, ONNX Runtime and OpenVINO, on the same weights.
+"""``python -m benchmarks images``: image embeddings beside torch, ONNX Runtime and OpenVINO, on the same weights.
 
 Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
 compared within rounds in which the machine was in one state. Shapes are CLIP ViT-B/32 and ViT-L/14-336 and DINOv2
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report
-from .__main__ import Turn, machine, say
+from .compare import Turn, machine, say
 from .probe import Frame, Probe, Watch
 
 class Bench:
@@ -144,7 +144,7 @@ class Bench:
 
 def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str | None = __doc__) -> int:
     """Runs, prints tables, writes the record."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{bench.topic}", description=about,
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {bench.topic}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default=bench.engines, type=lambda text: text.split(","),
                         help="(default: %(default)s)")

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.isolation``: what workers in processes of their own cost, beside the same in threads.
+"""``python -m benchmarks isolation``: what workers in processes of their own cost, beside the same in threads.
 
 Time to load with a worker, memory of a worker process by kind, one-text embeddings one after the other (a text is one
 step: what a step more costs is the difference), and tokens a second of one answer. Prints a table. Figures of a machine

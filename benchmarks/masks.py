@@ -1,4 +1,4 @@
-"""``python -m benchmarks.masks``: what it costs that answers have a given form (``response_format``).
+"""``python -m benchmarks masks``: what it costs that answers have a given form (``response_format``).
 
 The same prompts with a form and without, in turns, each answer of as many tokens as the form let the model write.
 Printed are medians over rounds: microseconds a token that the form takes more, as the caller sees it, and CPU time of
@@ -36,7 +36,7 @@ def _used() -> float:
 
 def main() -> int:
     """Command line: see the module's text."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.masks", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks masks", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct")
     parser.add_argument("--threads", type=int, default=2)

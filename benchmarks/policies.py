@@ -1,4 +1,4 @@
-"""The dispatch policies side by side: a part of ``python -m benchmarks.pool``.
+"""The dispatch policies side by side: a part of ``python -m benchmarks pool``.
 
 Each round gives every policy its turn, in changing order, each in a pool of its own whose workers have started. What is
 kept is the median of the rounds. Times are of single calls, from the call to its answer.

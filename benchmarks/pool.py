@@ -1,4 +1,4 @@
-"""``python -m benchmarks.pool``: what the pool itself costs, and what it gives.
+"""``python -m benchmarks pool``: what the pool itself costs, and what it gives.
 
 Submit-to-start and refusal times at the C boundary and from Python, generation through the pool against a bare loop
 over the same engine, one-text embeddings of 8 and 64 threads, 8 chats at once against one, memory of the second worker,
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import build_kernels, policies
+from . import kernels, policies
 from .timing import percentile, together
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -245,7 +245,7 @@ PARTS: dict[str, Callable[[str, str, int, bool], dict[str, Any]]] = {
 
 def main() -> int:
     """Command line: see the module's text."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks pool", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--embedding-model", help="key or path; default: the catalogue's")
     parser.add_argument("--text-model", help="key or path, of a GGUF file for the C part; default: the catalogue's")
@@ -261,7 +261,7 @@ def main() -> int:
     if args.part:
         print(json.dumps(PARTS[args.part](args.embedding_model, args.text_model, args.threads, args.quick)))
         return 0
-    from .__main__ import weights
+    from .compare import weights
 
     models = (weights(args.embedding_model, "text_embedding"), weights(args.text_model, "text_to_text"))
     before = os.getloadavg()[0]
@@ -270,7 +270,7 @@ def main() -> int:
     if args.quick:
         args.tokens, args.rounds = min(args.tokens, 8), 1
     if not args.no_c:
-        program = build_kernels.build(args.out.resolve(), ROOT / "benchmarks" / "bench_pool.c", None)
+        program = kernels.build(args.out.resolve(), ROOT / "benchmarks" / "bench_pool.c", None)
         found |= {f"C: {name}": value for name, value in measured_in_c(program, "calls").items()}
         if models[1].endswith(".gguf"):
             found |= {f"C: {name}": value for name, value in measured_in_c(

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.serving overhead``, and ``throughput`` beside llama-cpp-python's server: what HTTP costs.
+"""``python -m benchmarks serving overhead``, and ``throughput`` beside llama-cpp-python's server: what HTTP costs.
 
 ``overhead``: the same work by the library and over HTTP in turns, of one pool in one process; the client is another
 process, so that it takes nothing from the server's interpreter. An embedding is one short text, no text twice; a stream
@@ -273,7 +273,7 @@ def throughput(args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Command line: see the module's text."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks serving", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("overhead", "throughput", "host"), help="host is for overhead's own use")
     parser.add_argument("--embedding", default="all-MiniLM-L6-v2")

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.synthetic OUT --vocabulary FILE``: a GGUF file of Qwen3-1.7B's shapes, values made up.
+"""``python -m benchmarks synthetic OUT --vocabulary FILE``: a GGUF file of Qwen3-1.7B's shapes, values made up.
 
 For the rate of writing, which depends on shapes and formats only. Vocabulary and settings of text are those of another
 Qwen file. 28 layers of width 2,048, 16 heads of 128 with 8 of keys and values, feed-forward 6,144, 151,936 tokens, the
@@ -10,6 +10,7 @@ a thousandth of the work, are left out. Needs the ``gguf`` package.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,16 @@ def write(path: str, vocabulary: str) -> None:
     writer.close()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.synthetic", description=__doc__,
+def main() -> int:
+    """Write the file that ``sys.argv`` names."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks synthetic", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
     parser.add_argument("--vocabulary", required=True, metavar="FILE", help="a GGUF file of a Qwen model")
     given = parser.parse_args()
     write(given.out, given.vocabulary)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.vision``: the first token of an answer about an image, beside transformers on torch.
+"""``python -m benchmarks vision``: the first token of an answer about an image, beside transformers on torch.
 
 Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
 compared within rounds in which the machine was in one state. The shape is LLaVA 1.5 7B with four of its decoder's
@@ -34,5 +34,10 @@ class Bench(images.Bench):
         return {}
 
 
+def main() -> int:
+    """Run with the options of ``sys.argv``."""
+    return images.main(bench=Bench, about=__doc__)
+
+
 if __name__ == "__main__":
-    sys.exit(images.main(bench=Bench, about=__doc__))
+    sys.exit(main())

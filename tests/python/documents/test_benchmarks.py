@@ -21,8 +21,8 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("the benchmarks are not here", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
 
-from benchmarks import build_kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
-from benchmarks.__main__ import Turn  # noqa: E402
+from benchmarks import kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
+from benchmarks.compare import Turn  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 
 NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
@@ -179,7 +179,7 @@ def test_a_stream_beside_embeddings(tmp_path_factory: pytest.TempPathFactory) ->
     """Both go on: neither starves while the other has work."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.pool", "--quick", "--no-c", "--parts", "beside", "--embedding-model",
+        [sys.executable, "-m", "benchmarks", "pool", "--quick", "--no-c", "--parts", "beside", "--embedding-model",
          str(bert), "--text-model", str(llama)], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = {name.strip(): float(value.replace(",", "")) for name, value in
@@ -214,7 +214,7 @@ def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None
     """Every figure for every policy, and the best of a row stands out only where it is."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.pool", "--quick", "--no-c", "--parts", "policies", "--embedding-model",
+        [sys.executable, "-m", "benchmarks", "pool", "--quick", "--no-c", "--parts", "policies", "--embedding-model",
          str(bert), "--text-model", str(llama)], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "|" in line]
@@ -230,7 +230,7 @@ def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None
 @pytest.mark.parametrize("name", ["bench_kernels.c", "bench_pool.c"])
 def test_c_programs_fit_the_core(name: str) -> None:
     """They are built when somebody measures; that they still can be is seen here."""
-    builder = build_kernels.test_builder()
+    builder = kernels.test_builder()
     variant = builder.VARIANTS["release"]
     compiler = builder.compiler_of(variant)
     if compiler is None:
@@ -247,7 +247,7 @@ def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     models = [f"--embedding={bert}", f"--text={llama}", "--rounds=1", "--threads=1"]
     for arguments, lines in ((["overhead", "--count=5", "--tokens=8"], 4),
                              (["throughput", "--clients", "1", "3", "--seconds=0.2", "--tokens=4"], 4)):
-        done = subprocess.run([sys.executable, "-m", "benchmarks.serving", *arguments, *models], cwd=ROOT,
+        done = subprocess.run([sys.executable, "-m", "benchmarks", "serving", *arguments, *models], cwd=ROOT,
                               capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         rows = done.stdout.splitlines()
@@ -260,7 +260,7 @@ def test_masks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What it costs that answers have a form."""
     pytest.importorskip("llguidance")
     llama = tinymodels.cached(tmp_path_factory, "llama")
-    done = subprocess.run([sys.executable, "-m", "benchmarks.masks", f"--model={llama}", "--rounds=1", "--tokens=20",
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "masks", f"--model={llama}", "--rounds=1", "--tokens=20",
                            "--threads=1"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
@@ -325,7 +325,7 @@ def test_vision_engines_draw_the_same_token(tmp_path: Path, monkeypatch: pytest.
 def test_images_run(tmp_path: Path) -> None:
     """One small shape, mpool beside torch: both compute the same."""
     pytest.importorskip("transformers")
-    command = ["-m", "benchmarks.images", "--quick", "--rounds", "1", "--shapes", "dinov2-s", "--engines",
+    command = ["-m", "benchmarks", "images", "--quick", "--rounds", "1", "--shapes", "dinov2-s", "--engines",
                "mpool:float32,torch", "--json", str(tmp_path / "record.json")]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Builds benchmarks/bench_kernels.c with the kernels, by the flags of a release.
 
-    python benchmarks/build_kernels.py                          # builds, prints the program's path
-    python benchmarks/build_kernels.py --run -- --kind bf16 --rows 8,512
+    python -m benchmarks kernels                          # builds, prints the program's path
+    python -m benchmarks kernels --run -- --kind bf16 --rows 8,512
 
 Takes gcc, or what ``CC`` names. Only what changed is compiled again.
 """

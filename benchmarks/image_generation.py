@@ -1,4 +1,4 @@
-"""``python -m benchmarks.pictures``: steps of FLUX.1 and Stable Diffusion 3.5 and their decoder, beside diffusers.
+"""``python -m benchmarks image-generation``: steps of FLUX.1 and Stable Diffusion 3.5, and their decoder, beside diffusers.
 
 Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
 compared within rounds in which the machine was in one state. Shapes are some blocks of the published transformers at
@@ -18,8 +18,8 @@ from . import images
 class Bench(images.Bench):
     """A run."""
 
-    topic = "pictures"
-    file = Path(__file__).with_name("picture_engines.py")
+    topic = "image-generation"
+    file = Path(__file__).with_name("image_generation_engines.py")
     shapes = ("flux-512", "sd35m-512", "vae-512")
     engines = "mpool,mpool:float32,torch,torch:bfloat16"
     modules = {"mpool": "mpool", "torch": "torch"}
@@ -41,5 +41,10 @@ class Bench(images.Bench):
         return {}
 
 
+def main() -> int:
+    """Run with the options of ``sys.argv``."""
+    return images.main(bench=Bench, about=__doc__)
+
+
 if __name__ == "__main__":
-    sys.exit(images.main(bench=Bench, about=__doc__))
+    sys.exit(main())
