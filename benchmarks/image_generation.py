@@ -1,4 +1,4 @@
-"""``python -m benchmarks image-generation``: steps of FLUX.1 and Stable Diffusion 3.5, and their decoder, beside diffusers.
+"""``python -m benchmarks image-generation``: denoising steps and decoders beside diffusers.
 
 Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
 compared within rounds in which the machine was in one state. Shapes are some blocks of the published transformers at
