@@ -264,7 +264,7 @@ MP_TEST(files_spec_integers_per_layer) {
     MP_CHECK_HAS(error.allowed, "an array of 2");
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 4, 1, 8, NULL, out, &error), MP_FORMAT, &error);
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 3, 2, 8, NULL, out, &error), MP_FORMAT, &error);
-    MP_CHECK_STR(error.got, "1 at place 1");
+    MP_CHECK_STR(error.got, "1 at index 1");
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 3, 1, 7, NULL, out, &error), MP_FORMAT, &error);
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.all", 3, 8, 9, NULL, out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.got, "7");
