@@ -240,7 +240,7 @@ def test_killed_without_work_it_is_reaped(bert: Path, pool: mpool.Pool) -> None:
 def test_stopped_in_a_step(llama: Path) -> None:
     with pool_of(stall_timeout=0.6) as pool:
         error = hit(pool, llama, signal.SIGSTOP)
-        assert "without a sign of life" in str(error)
+        assert "without a heartbeat or response" in str(error)
         assert pool.generate("b", llama, **TEXT).text
     assert children() == []
 
