@@ -3,8 +3,8 @@
  * Each call of the step interface sends one message and waits for its answer; retire has no answer. While it waits, the
  * proxy checks every few milliseconds that the child is alive and responds. In a step, heartbeats of the child's lease
  * count as a response. Only they are forwarded as heartbeats of this worker. The proxy forwards the step's cancellation
- * to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check, so that a clock jump or a
- * suspended machine kills no child.
+ * to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check, so that a clock jump or
+ * a suspended machine kills no child.
  *
  * The proxy kills a child that hangs before the registry would abandon its worker. The worker thread then returns, and
  * the requests of the step can be retried elsewhere. */

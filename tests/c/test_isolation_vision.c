@@ -336,7 +336,7 @@ MP_TEST(isolation_plans_of_images_alone_are_visions) {
         if (vision)
             MP_CHECK_INT(s.plan.amount[0], 0);
         else
-            MP_CHECK_HAS(lost->message, "or nothing of it");
+            MP_CHECK_HAS(lost->message, "or an amount of 0");
         scene_end(&s);
         mp_call_destroy(&call->base);
     }

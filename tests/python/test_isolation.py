@@ -331,7 +331,7 @@ def test_memory_of_a_process_is_bounded(llama: Path) -> None:
     (("/nowhere/python",), mpool.SpawnFailed, "/nowhere/python"),
     ((sys.executable, "-c", "raise SystemExit(3)"), mpool.SpawnFailed, "ended with code 3"),
     ((sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"), mpool.SpawnFailed, "killed by signal 11"),
-    ((sys.executable, "-c", "import time; time.sleep(100)"), mpool.SpawnTimeout, "without a sign of life")])
+    ((sys.executable, "-c", "import time; time.sleep(100)"), mpool.SpawnTimeout, "without a heartbeat or response")])
 def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...],
                                  error: type[mpool.MpoolError], why: str) -> None:
     monkeypatch.setattr(_isolated, "command", lambda: command)
