@@ -1,3 +1,4 @@
+/* bpe.c: see bpe.h. Tokens are found by a keyed hash table over the texts in the spec; no text is copied. */
 #include "files/bpe.h"
 
 #include <string.h>

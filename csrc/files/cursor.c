@@ -1,3 +1,4 @@
+/* cursor.c: see cursor.h. */
 #include "files/cursor.h"
 
 #include <string.h>

@@ -1,3 +1,8 @@
+/* file_map.c: mappings and the SIGBUS handler. See file_map.h.
+ *
+ * The handler must find the mapping of a faulting address without locks or allocation. Mappings are therefore listed in
+ * a static array of slots. A slot is acquired by compare-and-swap, its range is written under a sequence counter, and
+ * it is released before the memory is unmapped. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -15,6 +15,7 @@ typedef struct mp_file_map mp_file_map;
 /* Open, check (regular file, size > 0) and map. Thread-safe. Close the result with mp_file_map_close. */
 mp_status mp_file_map_open(const char *path, mp_file_map **map, mp_error *error);
 void mp_file_map_close(mp_file_map *map); /* NULL is legal */
+/* Properties, borrowed until close. */
 const uint8_t *mp_file_map_data(const mp_file_map *map);
 uint64_t mp_file_map_size(const mp_file_map *map);
 const char *mp_file_map_path(const mp_file_map *map);

@@ -1,3 +1,9 @@
+/* gguf.c: the GGUF parser. See gguf.h.
+ *
+ * Order of the checks: a count or length from the file is first compared with the bytes that are left, then with its
+ * limit (MP_GGUF_MAX_*), and only then used or allocated. Each error names the field, the value found and the allowed
+ * values. Tensor offsets are relative to the tensor data, whose start is known only after the last tensor
+ * record; resolve_offsets makes them absolute and checks the end of the file. */
 #include "files/gguf.h"
 
 #include <stdio.h> /* snprintf only */
@@ -30,7 +36,7 @@ typedef struct reader {
     mp_spec *spec;
     int file; /* index into the spec's files */
     uint64_t value_count, tensor_count, alignment;
-    uint64_t elements;   /* of all arrays so far; each uses up to 8 bytes of memory, even if it has 1 in the file */
+    uint64_t elements;   /* in all arrays so far; each uses up to 8 bytes of memory, even if it has 1 in the file */
     uint64_t data_bytes; /* total of the tensors read so far, each padded */
     uint64_t last_end;   /* end of the last tensor, without padding */
 } reader;

@@ -1,3 +1,6 @@
+/* spec.c: building specs and looking names up; spec_read.c has the typed readers. See spec.h.
+ *
+ * All strings and arrays of a spec are in blocks of its own, freed together with the last reference. */
 #include "files/spec.h"
 
 #include <assert.h>
@@ -37,7 +40,7 @@ struct mp_spec {
     const char **files;
     int file_count, file_capacity;
     mp_mutex lock;
-    mp_file_id *seen; /* guarded by: lock; [file_count] once one was, size 0 = not yet seen */
+    mp_file_id *seen; /* guarded by: lock; [file_count] identities, allocated on first use; size 0: not stored yet */
     name_list keys, tensor_names;
     mp_value *values; /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
@@ -196,7 +199,7 @@ void *mp_spec_memory(mp_spec *spec, uint64_t bytes) {
         return NULL;
     block->used = padded;
     block->size = size;
-    if (head && size == padded) { /* a full block goes behind the current one, which keeps being filled */
+    if (head && size == padded) { /* a full block is linked after the current one, which is filled further */
         block->next = head->next;
         head->next = block;
     } else {
@@ -337,7 +340,7 @@ mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_
     MP_TRY(check_key(spec, key, length, error));
     mp_value made = *value;
     const void *copy = NULL;
-    uint64_t bytes; /* of INTS and FLOATS: both have 8 bytes per element */
+    uint64_t bytes; /* INTS and FLOATS both have 8 bytes per element */
     switch (value->type) {
     case MP_VALUE_BOOL:
         made.as.integer = value->as.integer != 0;

@@ -16,7 +16,7 @@ enum { /* limits of a spec, for every file format */
     MP_SPEC_MAX_NAME = 255,          /* bytes of a tensor name */
     MP_SPEC_MAX_ARCHITECTURE = 64,   /* bytes */
     MP_SPEC_MAX_TOKENS = 1 << 20,
-    MP_SPEC_MAX_TOKEN_BYTES = 65536  /* of one token */
+    MP_SPEC_MAX_TOKEN_BYTES = 65536  /* bytes of one token */
 };
 
 typedef enum mp_value_type {
@@ -67,7 +67,7 @@ typedef struct mp_token_table { /* the bytes that each token adds to the text */
 } mp_token_table;
 
 mp_spec *mp_spec_create(void);       /* NULL if memory is refused */
-mp_spec *mp_spec_pin(mp_spec *spec);
+mp_spec *mp_spec_pin(mp_spec *spec); /* returns spec */
 void mp_spec_unpin(mp_spec *spec);   /* NULL is legal; the last reference frees */
 /* Create a new, unfrozen spec with the content of `spec`. The caller owns *copy. */
 mp_status mp_spec_copy(const mp_spec *spec, mp_spec **copy, mp_error *error);

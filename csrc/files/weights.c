@@ -1,3 +1,5 @@
+/* weights.c: see weights.h. The identity of each file is compared with the one stored in the spec before and after it
+ * is mapped, so that a load never mixes two versions of a model. */
 #include "files/weights.h"
 
 #include <stdio.h> /* snprintf only */

@@ -74,7 +74,7 @@ static void free_item(child *c, child_item *item) {
     mp_free(item);
 }
 
-/* Create the item of a call: read it, check it against the model and charge its memory. */
+/* Create an item: read its request, check it against the model and charge its memory. */
 static mp_status create_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
     mp_call *call = NULL;
     MP_TRY(c->wire->get_call(&c->in, &call, error));

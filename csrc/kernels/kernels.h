@@ -85,9 +85,11 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
 mp_compute mp_float_class(mp_compute asked);
 /* Name of a compute type, as the facts of a model report it. AUTO is "stored": no single compute type was chosen. */
 const char *mp_compute_name(mp_compute compute);
+/* The format of activations that a kind of weights multiplies with. */
 mp_akind mp_wmat_acts(mp_wkind kind);
 /* Set the sizes of a matrix, that is every field except data. K must be a multiple of the kind's block (32 or 256). */
 void mp_wmat_init(mp_wmat *w, mp_wkind kind, int32_t N, int32_t K);
+/* Bytes of data, without MP_WMAT_SLACK. */
 size_t mp_wmat_bytes(const mp_wmat *w);
 /* Pack panels [panel0, panel1) from src, a tensor [N, K] of a dtype that the kind accepts. Threads may pack disjoint
  * ranges of panels at the same time. */
@@ -355,9 +357,10 @@ const char *mp_kernels_slot(int index);
 const char *mp_kernels_variant(int index);
 
 /* ---- OpenBLAS (blas.c) ------------------------------------------------------------------------------------------- */
-/* Path of the library to open on first need ("" or "none": never). Before any other thread. */
+/* Set the path of the library that is opened on first use; "" or "none": never. Call before other threads start. */
 void mp_blas_set_path(const char *path);
-/* "SkylakeX", "Haswell", ...; "" when not loaded; why says in words what is in use and why. Loads it if need be. */
+/* The core type of OpenBLAS ("SkylakeX", "Haswell", ...), or "" if it is not in use. *why (may be NULL) is a sentence
+ * that states which kernels are in use and the reason. Loads the library if it was not tried before. */
 const char *mp_blas_core(const char **why);
 
 #endif

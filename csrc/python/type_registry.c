@@ -552,7 +552,7 @@ static PyObject *registry_maintain(PyObject *self, PyObject *none) {
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-/* --- calls --- */
+/* --- requests --- */
 
 /* Lets a submit that waits for space in the queue handle signals on its own thread. */
 typedef struct signal_look {
@@ -570,8 +570,8 @@ static bool signal_came(void *arg) {
     return look->raised;
 }
 
-/* Submit the call and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
- * call. Returns NULL with an exception if the registry refused it. */
+/* Submit the request and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
+ * request. Returns NULL with an exception if the registry refused it. */
 static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, bool wait, bool *done) {
     mp_state *state = mp_state_of(self);
     mp_ticket *ticket = NULL;
@@ -599,7 +599,7 @@ static PyObject *registry_submit_embed(PyObject *self, PyObject *args, PyObject 
     return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
 }
 
-/* Submit a call (NULL: an exception is set), wait, and return its vectors. */
+/* Submit a request (NULL: an exception is set), wait, and return its vectors. */
 static PyObject *vectors_now(PyObject *self, mp_call *call, mp_submit_args *options,
                              PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
     mp_state *state = mp_state_of(self);
@@ -685,7 +685,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Keys, the models behind them, and their workers."},
+    {Py_tp_doc, "Keys, their models, and the workers of the models."},
     {Py_tp_new, registry_new},
     {Py_tp_dealloc, registry_dealloc},
     {Py_tp_methods, methods},

@@ -194,7 +194,7 @@ MP_TEST(files_map_forwards_foreign_faults) {
         (void)data[0];
     MP_CHECK_INT(jumped, 1);
     MP_CHECK(!mp_file_map_poisoned(map));
-    MP_CHECK_INT(truncate(path, 0), 0); /* and ours still works */
+    MP_CHECK_INT(truncate(path, 0), 0); /* our handler still works */
     MP_CHECK_INT(sum_of(map, 0, 5000), 0);
     mp_file_map_close(map);
 }
@@ -218,7 +218,7 @@ static int end_of_child(void (*body)(void)) {
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        signal(SIGBUS, SIG_DFL); /* whatever a sanitizer has there */
+        signal(SIGBUS, SIG_DFL); /* replace the handler of a sanitizer */
         mp_file_map_init();
         body();
         _exit(0);
@@ -252,29 +252,29 @@ MP_TEST(files_map_ignored_signal_stays_ignored) {
     MP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
 }
 
-/* --- fault 6: another content under the same name --- */
+/* --- a file that changes under its name --- */
 
 MP_TEST(files_map_unchanged) {
     char path[400], other[400];
     struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
     mp_file_map *map = map_of(path, sizeof path, "a", 5000);
     MP_CHECK(mp_file_map_unchanged(map));
-    /* in place, same size */
+    /* rewritten in place, same size */
     MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
     mp_file_map_close(map);
-    /* in place, same size and time */
+    /* rewritten in place, same size and time */
     struct stat info;
     map = map_of(path, sizeof path, "a", 5000);
     MP_CHECK_INT(stat(path, &info), 0);
-    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the system's clock of files stands still */
+    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the resolution of file times */
     FILE *file = fopen(path, "r+b");
     MP_CHECK(file && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
     times[0] = info.st_atim, times[1] = info.st_mtim;
     MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
     mp_file_map_close(map);
-    /* other modes and links are no content */
+    /* a change of mode or links does not change the content */
     map = map_of(path, sizeof path, "a", 5000);
     mp_sys_sleep_ns(20 * 1000 * 1000);
     MP_CHECK_INT(stat(path, &info), 0);
@@ -286,7 +286,7 @@ MP_TEST(files_map_unchanged) {
     MP_CHECK(mp_file_map_unchanged(map));
     MP_CHECK_INT(unlink(other), 0);
     mp_file_map_close(map);
-    /* by another file, same size and time */
+    /* replaced by another file, same size and time */
     map = map_of(path, sizeof path, "b", 5000);
     mp_file_map *twin = map_of(other, sizeof other, "c", 5000);
     MP_CHECK_INT(stat(path, &info), 0);
@@ -294,10 +294,10 @@ MP_TEST(files_map_unchanged) {
     MP_CHECK_INT(utimensat(AT_FDCWD, other, times, 0), 0);
     MP_CHECK_INT(rename(other, path), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
-    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5); /* still what was mapped */
+    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5); /* the mapping keeps the old content */
     mp_file_map_close(map);
     mp_file_map_close(twin);
-    /* size */
+    /* another size */
     map = map_of(path, sizeof path, "d", 5000);
     MP_CHECK_INT(truncate(path, 6000), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
@@ -322,7 +322,7 @@ MP_TEST(files_map_release) {
     }
     sum_of(map, 0, 100000);
     mp_file_map_release(map, 0, 100000);
-    /* mincore tells of the page cache, so look at this process's page tables instead */
+    /* mincore reports the page cache, so read this process's page tables instead */
     FILE *smaps = fopen("/proc/self/smaps", "r");
     MP_CHECK(smaps != NULL);
     char line[512], start[32];
@@ -369,7 +369,7 @@ static mp_status open_one(void *arg, mp_error *error) {
     return status;
 }
 
-/* Fault 4. */
+/* Allocation, open and mmap fail in turn. */
 MP_TEST(files_map_faults) {
     char path[400];
     mp_file_map *map = map_of(path, sizeof path, "a", 100000);
@@ -397,7 +397,7 @@ MP_TEST(files_cursor) {
     MP_CHECK_STR(error.file, "here");
     MP_CHECK_INT(error.offset, sizeof bytes - 1);
     MP_CHECK_STATUS(mp_cursor_take(&c, UINT64_MAX, "tail", &data, &error), MP_FORMAT, &error);
-    MP_CHECK_INT(mp_cursor_left(&c), 1); /* a failed read moves nothing */
+    MP_CHECK_INT(mp_cursor_left(&c), 1); /* a failed read does not move the cursor */
     MP_CHECK_OK(mp_cursor_take(&c, 1, "tail", &data, &error), &error);
     MP_CHECK(data == bytes + sizeof bytes - 1);
     MP_CHECK_OK(mp_cursor_take(&c, 0, "nothing", &data, &error), &error);

@@ -21,7 +21,7 @@ typedef struct kv_case {
     mp_attn_kv a;
     mp_dtype dtype;
     int tokens, blocks;
-    size_t k_bytes, v_bytes;  /* of one block */
+    size_t k_bytes, v_bytes;  /* bytes of one block */
     float *q, *keys, *values; /* [tokens, k_dim] ... */
     void *k[KV_MOST], *v[KV_MOST], *scratch;
 } kv_case;

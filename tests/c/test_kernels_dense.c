@@ -421,8 +421,8 @@ MP_TEST(kernels_dense_acts_definition) {
     uint16_t out[6];
     ref.call.acts_bf16(x, 5, out);
     MP_CHECK_INT(out[1], 0x3f80); /* k = 0 is in the odd slot */
-    MP_CHECK_INT(out[0], 0x3f80); /* to even: down */
-    MP_CHECK_INT(out[3], 0x3f82); /* to even: up */
+    MP_CHECK_INT(out[0], 0x3f80); /* rounds to even: down */
+    MP_CHECK_INT(out[3], 0x3f82); /* rounds to even: up */
     MP_CHECK_INT(out[2], 0xc020);
     MP_CHECK(isnan(mp_bf16_to_f32(out[5])));
     MP_CHECK_INT(out[4], 0);

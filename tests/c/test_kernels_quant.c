@@ -401,7 +401,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
         for (kt_set v = kt_ref();;) {
             mp_acts acts = make_acts(x, M, K);
             float *whole = gemm_all(&w, &acts, NULL, N);
-            for (int m = 0; m < M;) { /* 1, 2, 3, ... rows at a time, panels one by one from the last */
+            for (int m = 0; m < M;) { /* varying numbers of rows, panels one by one from the last */
                 const int rows = m + 1 < M - m ? (m + 1) % 5 + 1 : M - m, end = m + rows < M ? m + rows : M;
                 for (int p = w.panels - 1; p >= 0; p--)
                     mp_gemm(&w, &acts, m, end, p, p + 1, NULL, got, N);

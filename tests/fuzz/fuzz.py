@@ -96,7 +96,8 @@ def run(target: str, program: Path, out: Path, seconds: int, seed: int) -> str:
     found.mkdir(parents=True, exist_ok=True)
     artifacts.mkdir(parents=True, exist_ok=True)
     seeds = [folder for folder in (HERE / "corpus" / target, *folders) if folder.is_dir()]
-    # Start through a shell: Linux passes the parent's peak memory on to the child, where it would count towards the limit.
+    # Start through a shell: Linux passes the parent's peak memory on to the child, where it would count towards the
+    # limit.
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", str(program), *options, f"-max_total_time={seconds}", "-timeout=10",
          "-rss_limit_mb=1500", f"-seed={seed}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/{target}-",
@@ -138,7 +139,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=20, help="per target")
     parser.add_argument("--seed", type=int, default=0, help="0: a random seed")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
-    parser.add_argument("--merge", action="store_true", help="do not run; merge the inputs that earlier runs left in --out")
+    parser.add_argument("--merge", action="store_true", help="do not run; merge inputs of earlier runs in --out")
     args = parser.parse_args()
     clang = find_clang()
     if clang is None:
