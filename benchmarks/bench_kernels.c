@@ -207,8 +207,7 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     run(b, 1);
     t = now() - t;
     const int times =
-        t > 0 && t < 0.002 ? (int)(0.002 / t) + 1 : 1; /* rounds of 2 ms: short enough to miss interruptions by other
-                                                        * processes */
+        t > 0 && t < 0.002 ? (int)(0.002 / t) + 1 : 1; /* 2 ms rounds: short enough to miss interruptions */
     double best = 1e9;
     const double before = probe(b->kind), end = now() + seconds;
     do {

@@ -38,8 +38,7 @@ static void pin(int which) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpus[which], &set);
-    (void)sched_setaffinity(0, sizeof set, &set); /* where pinning is not allowed, the result describes the current
-                                                   * CPU */
+    (void)sched_setaffinity(0, sizeof set, &set); /* if pinning is not allowed, measure this CPU */
 }
 
 static void *answer(void *unused) {

@@ -62,8 +62,7 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     weights->map_count = files;
     for (int i = 0; i < files; i++) {
         mp_file_id now;
-        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* first, because mapping a replaced file could fail with a
-                                                           * misleading error */
+        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* mapping a replaced file may report another error */
             MP_TRY_GOTO(check_identity(spec, i, &now, error));
         MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
         MP_TRY_GOTO(check_identity(spec, i, mp_file_map_id(weights->maps[i]), error));

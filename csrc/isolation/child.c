@@ -40,8 +40,7 @@ typedef struct child {
     mp_engine *engine;
     mp_team *team;
     int max_threads;                  /* threads that its memory allowed */
-    mp_cpu_set places[MP_NODES_MAX + 1]; /* CPU sets of the steps so far, or any CPU; the team identifies a place by its
-                                          * address */
+    mp_cpu_set places[MP_NODES_MAX + 1]; /* CPU sets of the steps so far; the team compares addresses */
     int place_count;
     child_item *items;
     mp_plan plan;

@@ -44,8 +44,7 @@ static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
 enum { MP_ATTN_BF16_ROWS = 32 }; /* rows whose scores are kept at a time: one block of x86/amx_dense.c */
 
 typedef struct mp_attn_bf16_layout {
-    int keys, depth, p_ld;                           /* T and D rounded up to 32; row stride of p, which avoids
-                                                      * multiples of 1,024 keys */
+    int keys, depth, p_ld;                           /* T, D up to 32; row stride of p, no multiple of 1,024 */
     size_t k_panel, v_panel, v, scores, p, q, bytes; /* bytes of a panel of K, of V; then offsets in bytes; K is at 0 */
 } mp_attn_bf16_layout;
 

@@ -294,8 +294,7 @@ MP_TEST(kernels_attention_zero_sign) {
         kt_same(&v, want, got, T * D, "attn_full row by row");
         v.call.attn_full(&full, 0, T, scratch);
         kt_same(&v, want, got, T * D, "attn_full at once");
-        for (int rows = 1; rows <= 2; rows++) { /* row 0 is at token 1: alone, and together with a row that sees token
-                                                 * 2 */
+        for (int rows = 1; rows <= 2; rows++) { /* row 0 at token 1: alone, then with a row that sees token 2 */
             mp_attn_kv a = {.q = q,
                             .ldq = D,
                             .ldq_group = D,

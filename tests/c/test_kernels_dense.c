@@ -622,8 +622,7 @@ MP_TEST(kernels_dense_ref_in_double) {
 
 /* Row r of many equals the row computed alone, for every variant and split of the panels. */
 MP_TEST(kernels_dense_batch_invariance) {
-    enum { M = 97, N = 290, K = 1100 }; /* many rows are processed in chunks of inputs and groups of panels; a single
-                                         * row is not */
+    enum { M = 97, N = 290, K = 1100 }; /* many rows are processed in chunks and groups; one row is not */
     mp_test_random random = {400};
     for (int kind = 0; kind < DENSE_KINDS; kind++) {
         problem p = make(dense_kinds[kind], M, N, K);

@@ -103,8 +103,7 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
             check_plain(Ms[i], least + more, 384, 17, &random);
             check_plain(Ms[i], least + more, 1000 + j, 29, &random);
         }
-        check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for OpenBLAS's large kernels: ours must
-                                                              * serve */
+        check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for OpenBLAS: ours must serve */
         check_plain(Ms[i], least / 20 + 1, 200, 7, &random);
         check_plain(Ms[i], 1000000 / (Ms[i] * 20) + 3, 20, 29, &random);
         check_plain(Ms[i], 1000000 / Ms[i] + 5 > 30000 ? 30000 : 1000000 / Ms[i] + 5, 7, 101, &random);

@@ -184,8 +184,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
         engine->ops->plan(engine, items, 1, 1000, &plan);
         REQUIRE(plan.count == 1 && plan.items[0] == &item && plan.lanes >= 1);
         REQUIRE(plan.amount[0] > 0 || kind == VISION);
-        for (int i = 0; i < 2 && !engine->lost(engine); i++) { /* the second step starts from the state that the first
-                                                                * left */
+        for (int i = 0; i < 2 && !engine->lost(engine); i++) { /* step 2 starts from the state after step 1 */
             size_t chunk = i ? size - size / 2 : size / 2;
             if (stage == 2)
                 send(&child, MP_FRAME_STEP, i ? data + size / 2 : data, chunk);

@@ -19,8 +19,7 @@ typedef struct q_part { /* one register per half of a qi: 2 lanes of 4 products 
 } q_part;
 
 enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 0 };
-#define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 32 registers: 16 for parts, 8 for floats, the rest for
-                                                        * operands */
+#define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 32 registers: 16 parts, 8 floats, 8 others */
 #define Q_ROWS       4
 #define Q_TALL       4
 

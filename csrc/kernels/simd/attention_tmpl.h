@@ -331,8 +331,7 @@ static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_f
         if (d < a->D)
             vec_store(to + d, vec_load_n(from + d, a->D - d));
     }
-    if (keys % VEC_N > 0 && keys % VEC_N <= 8) /* zero the upper half of the last vec of keys: it is scored too, then
-                                                * masked */
+    if (keys % VEC_N > 0 && keys % VEC_N <= 8) /* clear the half of the last vec that is scored, then masked */
         for (int d = 0; d < a->D; d++)
             memset(k + (int64_t)(keys / MP_ATTN_PANEL) * a->D * MP_ATTN_PANEL + d * MP_ATTN_PANEL +
                        mp_round_up(keys % MP_ATTN_PANEL, 8),
@@ -440,8 +439,7 @@ static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const at
         R = tile_rows(n - i);
         for (int j = 0; j < R; j++)
             row[j] = p + (int64_t)(i + j) * MP_KV_BLOCK;
-        kv_visible(a, i / a->group, block, &from, &unused); /* the first row sees the oldest slot, the last row the
-                                                             * newest */
+        kv_visible(a, i / a->group, block, &from, &unused); /* first row: oldest slot; last row: newest */
         kv_visible(a, (i + R - 1) / a->group, block, &unused, &to);
         attn_output o = *out;
         o.out += i * o.ld;

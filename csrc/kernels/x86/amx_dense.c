@@ -1,11 +1,12 @@
 /* x86/amx_dense.c: products of BF16 and I8 with the tile registers of AMX.
  *
- * A tile is 16 rows of 64 bytes. The panels of pack_dense.h are laid out as the instructions need them. One tile is 16
- * steps of a panel, 64 bytes of each: 16 outputs. The other is 16 rows of activations, 64 bytes of each. A step of the
- * loops covers 32 inputs of BF16 or 64 of I8, and multiplies two tiles of rows by the two tiles of a panel.
+ * A tile is 16 rows of 64 bytes. A weight tile is 16 steps of a panel, 64 bytes of each: 16 outputs. The panels of
+ * pack_dense.h have the layout that the instructions need. An activation tile is 16 rows of activations, 64 bytes of
+ * each. A step of the loops covers 32 inputs of BF16 or 64 of I8, and multiplies two activation tiles by the two weight
+ * tiles of a panel.
  *
  * BF16: an instruction sums 32 inputs separately: the even slots and the odd slots each in a chain, then both sums. It
- * adds that to the accumulator. Denormals count as zero. The outputs therefore have bits of their own, and every
+ * adds the result to the accumulator. Denormals count as zero. The outputs therefore have bits of their own, and every
  * product of this compute type must be computed here, for one row as for a thousand. I8 is exact and has the bits of
  * all other variants.
  *
@@ -24,8 +25,7 @@ enum {
     TILE = 16,             /* rows of a tile, of 64 bytes each */
     ROWS = 2 * TILE,       /* rows of a block: two tiles */
     STEP = MP_PANEL_N * 4, /* bytes of one step of a panel */
-    BLOCK = 512,           /* rows that pass a panel before the next panel is loaded, because panels often come from
-                            * memory */
+    BLOCK = 512,           /* rows that pass a panel before the next panel is loaded */
     NEAR = 3 << 19,        /* bytes of panels that stay in L2 */
     PASS = 3 * ROWS,       /* rows from which keeping a panel in L1 pays off */
     CHUNK = 16,            /* maximum steps before the next panel: 32 KiB of a panel stay in L1 */

@@ -135,8 +135,7 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         }
         _mm512_storeu_ps(scale + b, _mm512_div_ps(max, most));
         _mm512_store_ps(inverse, by);
-        for (int i = 0; i < 16; i += 8) { /* sums of eight blocks: quarters of four vectors, transposed while they are
-                                           * added */
+        for (int i = 0; i < 16; i += 8) { /* sums of eight blocks: quarters of four vectors, transposed */
             __m512i s[4];
             MP_UNROLL
             for (int v = 0; v < 4; v++)
