@@ -189,9 +189,9 @@ void *mp_spec_memory(mp_spec *spec, uint64_t bytes) {
     uint64_t padded = (bytes + 15) & ~(uint64_t)15;
     spec_block *head = spec->blocks;
     if (head && padded <= head->size - head->used) {
-        void *piece = head->data + head->used;
+        void *memory = head->data + head->used;
         head->used += padded;
-        return piece;
+        return memory;
     }
     uint64_t size = padded >= OWN_BLOCK_FROM ? padded : BLOCK_BYTES;
     spec_block *block = mp_alloc(sizeof *block + size, MP_TAG_SPEC);

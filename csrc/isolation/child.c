@@ -219,7 +219,7 @@ static void lease_threads(child *c, int lanes, const mp_cpu_set *cpus) {
     c->page->lease.cancelled = &c->page->stop;
 }
 
-static void put_learnt(child *c) {
+static void put_measurements(child *c) {
     const mp_prefix_counters *prefix = c->engine->prefix;
     uint64_t speed[MP_MODEL_SPEEDS] = {0};
     mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->hits, memory_order_relaxed) : 0);
@@ -261,7 +261,7 @@ static bool step(child *c) {
         }
         c->wire->put_results(&c->out, &item->item, item->record);
     }
-    put_learnt(c);
+    put_measurements(c);
     c->plan.count = 0;
     return mp_wire_end(&c->out);
 }

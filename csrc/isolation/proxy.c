@@ -46,8 +46,8 @@ typedef struct proxy {
     /* --- state of the current wait --- */
     mp_lease *lease; /* lease of the step, or NULL */
     bool stopped;    /* the step was cancelled */
-    uint64_t limit_ns, looked_ns, silent_ns, unwanted_ns, beat;
-    const char *doing;
+    uint64_t limit_ns, checked_ns, silent_ns, cancelled_ns, beat;
+    const char *activity;
     mp_wire_out out;
     mp_wire_in in;
 } proxy;
@@ -70,7 +70,7 @@ static const mp_status start_failures[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LI
 /* Kill the child and store the reason. The first reason is kept. */
 static void lose(proxy *p, const char *how) {
     if (p->lost.code == MP_OK)
-        mp_fail(&p->lost, MP_RECV, "worker process %d %s %s", p->process.pid, how, p->doing);
+        mp_fail(&p->lost, MP_RECV, "worker process %d %s %s", p->process.pid, how, p->activity);
     p->channel.broken = true;
     p->gone = true;
     if (p->has_process)
@@ -97,10 +97,10 @@ static bool is_dead(proxy *p) {
 /* Called by a waiting channel. Returns false to end the wait. */
 static bool check_child(void *arg) {
     proxy *p = arg;
-    uint64_t now = mp_sys_now_ns(), passed = now > p->looked_ns ? now - p->looked_ns : 0;
+    uint64_t now = mp_sys_now_ns(), passed = now > p->checked_ns ? now - p->checked_ns : 0;
     char how[96];
     passed = passed < MAX_CHECK_GAP_NS ? passed : MAX_CHECK_GAP_NS;
-    p->looked_ns = now;
+    p->checked_ns = now;
     if (is_dead(p))
         return false;
     p->silent_ns += passed;
@@ -115,10 +115,10 @@ static bool check_child(void *arg) {
         if (p->lease->cancelled && atomic_load_explicit(p->lease->cancelled, memory_order_relaxed)) {
             p->stopped = true;
             atomic_store_explicit(&p->page->stop, 1, memory_order_release);
-            p->unwanted_ns += passed;
+            p->cancelled_ns += passed;
         }
     }
-    if (p->unwanted_ns >= CANCEL_GRACE_NS) {
+    if (p->cancelled_ns >= CANCEL_GRACE_NS) {
         lose(p, "was killed because it did not stop a cancelled step");
         return false;
     }
@@ -133,12 +133,12 @@ static bool check_child(void *arg) {
 
 static uint64_t short_ns(const proxy *p) { return p->args.stall_ns < SHORT_NS ? p->args.stall_ns : SHORT_NS; }
 
-static void begin_wait(proxy *p, const char *doing, mp_lease *lease, uint64_t limit_ns) {
-    p->doing = doing;
+static void begin_wait(proxy *p, const char *activity, mp_lease *lease, uint64_t limit_ns) {
+    p->activity = activity;
     p->lease = lease;
     p->limit_ns = limit_ns;
-    p->looked_ns = mp_sys_now_ns();
-    p->silent_ns = p->unwanted_ns = 0;
+    p->checked_ns = mp_sys_now_ns();
+    p->silent_ns = p->cancelled_ns = 0;
     p->stopped = false;
     if (lease)
         p->beat = atomic_load_explicit(&p->page->lease.heartbeat, memory_order_relaxed);
@@ -352,7 +352,7 @@ static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_n
     p->args.kind->set_speed(p->args.model, speed);
 }
 
-static void get_learnt(proxy *p, uint64_t began_ns, int lanes) {
+static void get_measurements(proxy *p, uint64_t began_ns, int lanes) {
     uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
     mp_step_work work, *known = &p->base.work;
@@ -417,7 +417,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     for (int i = 0; ok && i < plan->count && !p->in.failed; i++)
         get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
     if (ok) {
-        get_learnt(p, began_ns, lease->lanes);
+        get_measurements(p, began_ns, lease->lanes);
         ok = finish(p);
     }
     p->lease = NULL;
@@ -449,7 +449,7 @@ static uint64_t proxy_trim(mp_engine *base) {
 
 static const mp_error *proxy_lost(mp_engine *base) {
     proxy *p = (proxy *)base;
-    p->doing = "while it had no work";
+    p->activity = "while it had no work";
     return p->gone || is_dead(p) ? &p->lost : NULL;
 }
 
@@ -509,7 +509,7 @@ static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *
     p->base.lost = proxy_lost;
     p->args = *args;
     p->wire = wire;
-    p->doing = "";
+    p->activity = "";
     p->memory.fd = p->process.handle = -1;
     mp_error_clear(&p->lost);
     *out = p;

@@ -237,7 +237,7 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
     return false;
 }
 
-enum { MOST_ARGUMENTS = 16, OPTION_BYTES = 512 };
+enum { MAX_ARGUMENTS = 16, OPTION_BYTES = 512 };
 
 /* Build the environment of worker processes: the current one, in which mpool's options have the values that this
  * process read. The GIL prevents changes to environ meanwhile. Free *options and the result with PyMem_Free. Returns
@@ -280,12 +280,12 @@ static const char **make_environment(char (**options)[OPTION_BYTES]) {
 static bool isolated_loader(mp_state *state, const registry_object *self, mp_spec *spec, mp_compute compute,
                             PyObject *command, unsigned long long memory, mp_loader *loader, mp_error *error,
                             mp_status *status) {
-    const char *argv[MOST_ARGUMENTS + 1];
+    const char *argv[MAX_ARGUMENTS + 1];
     PyObject *list = PySequence_Fast(command, "command must be a sequence of str");
     Py_ssize_t count = list ? PySequence_Fast_GET_SIZE(list) : 0;
     bool ok = list != NULL;
-    if (ok && (count < 1 || count > MOST_ARGUMENTS)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "command has %zd parts, allowed: 1 to %d", count, MOST_ARGUMENTS);
+    if (ok && (count < 1 || count > MAX_ARGUMENTS)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "command has %zd parts, allowed: 1 to %d", count, MAX_ARGUMENTS);
         ok = false;
     }
     for (Py_ssize_t i = 0; ok && i < count; i++)
@@ -554,19 +554,19 @@ static PyObject *registry_maintain(PyObject *self, PyObject *none) {
 /* --- requests --- */
 
 /* Lets a submit that waits for space in the queue handle signals on its own thread. */
-typedef struct signal_look {
+typedef struct signal_check {
     PyThreadState *saved; /* state of the submitting thread, which released the GIL */
     bool main, raised;
-} signal_look;
+} signal_check;
 
-static bool signal_came(void *arg) {
-    signal_look *look = arg;
-    if (!look->main)
+static bool signal_arrived(void *arg) {
+    signal_check *check = arg;
+    if (!check->main)
         return false;
-    PyEval_RestoreThread(look->saved);
-    look->raised = PyErr_CheckSignals() < 0;
-    look->saved = PyEval_SaveThread();
-    return look->raised;
+    PyEval_RestoreThread(check->saved);
+    check->raised = PyErr_CheckSignals() < 0;
+    check->saved = PyEval_SaveThread();
+    return check->raised;
 }
 
 /* Submit the request and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
@@ -575,16 +575,16 @@ static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, 
     mp_state *state = mp_state_of(self);
     mp_ticket *ticket = NULL;
     mp_error error;
-    signal_look look = {.main = mp_is_main_thread(state)};
-    submit->options.give_up = signal_came;
-    submit->options.give_up_arg = &look;
+    signal_check check = {.main = mp_is_main_thread(state)};
+    submit->options.give_up = signal_arrived;
+    submit->options.give_up_arg = &check;
     *done = false;
-    look.saved = PyEval_SaveThread();
+    check.saved = PyEval_SaveThread();
     mp_status status = mp_registry_submit(registry_of(self), submit->key, call, &submit->options, &ticket, &error);
     if (status == MP_OK && wait)
         *done = mp_ticket_wait(ticket, UINT64_MAX, mp_wait_slice(state, 0), NULL);
-    PyEval_RestoreThread(look.saved);
-    if (status != MP_OK && !look.raised)
+    PyEval_RestoreThread(check.saved);
+    if (status != MP_OK && !check.raised)
         mp_raise(state, &error, submit->key);
     return ticket;
 }
@@ -599,8 +599,8 @@ static PyObject *registry_submit_embed(PyObject *self, PyObject *args, PyObject 
 }
 
 /* Submit a request (NULL: an exception is set), wait, and return its vectors. */
-static PyObject *vectors_now(PyObject *self, mp_call *call, mp_submit_args *options,
-                             PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
+static PyObject *submit_and_wait(PyObject *self, mp_call *call, mp_submit_args *options,
+                                 PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
     mp_state *state = mp_state_of(self);
     bool done;
     mp_ticket *ticket = call ? submit(self, call, options, true, &done) : NULL;
@@ -617,7 +617,7 @@ static PyObject *vectors_now(PyObject *self, mp_call *call, mp_submit_args *opti
 static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
     mp_submit_args options;
     mp_embed_call *call = mp_embed_from_python(mp_state_of(self), args, kwargs, &options);
-    return vectors_now(self, call ? &call->base : NULL, &options, mp_embed_vectors);
+    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_embed_vectors);
 }
 
 static PyObject *registry_submit_images(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -632,7 +632,7 @@ static PyObject *registry_submit_images(PyObject *self, PyObject *args, PyObject
 static PyObject *registry_embed_images(PyObject *self, PyObject *args, PyObject *kwargs) {
     mp_submit_args options;
     mp_image_call *call = mp_images_from_python(mp_state_of(self), args, kwargs, &options);
-    return vectors_now(self, call ? &call->base : NULL, &options, mp_image_vectors);
+    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_image_vectors);
 }
 
 static PyObject *registry_submit_text(PyObject *self, PyObject *args, PyObject *kwargs) {

@@ -15,7 +15,7 @@ static void fill_both(mp_kernel_table *table, const char *name) {
 
 static bool next_variant(kt_set *set, int slot) { return kt_next_or_plain(set, slot, fill_both); }
 
-enum { KV_MOST = 12 };
+enum { KV_MAX_BLOCKS = 12 };
 
 typedef struct kv_case {
     mp_attn_kv a;
@@ -23,7 +23,7 @@ typedef struct kv_case {
     int tokens, blocks;
     size_t k_bytes, v_bytes;  /* bytes of one block */
     float *q, *keys, *values; /* [tokens, k_dim] ... */
-    void *k[KV_MOST], *v[KV_MOST], *scratch;
+    void *k[KV_MAX_BLOCKS], *v[KV_MAX_BLOCKS], *scratch;
 } kv_case;
 
 static void kv_put(const kt_set *set, mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot,
@@ -45,7 +45,7 @@ static void kv_attend(const kt_set *set, const kv_case *c, const mp_attn_kv *a, 
 static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, int rows, int group, int k_dim, int v_dim,
                        mp_dtype dtype, int window, float size) {
     kv_case c = {.dtype = dtype, .tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
-    MP_CHECK(c.blocks <= KV_MOST && rows <= tokens);
+    MP_CHECK(c.blocks <= KV_MAX_BLOCKS && rows <= tokens);
     c.k_bytes = mp_kv_bytes(dtype, k_dim);
     c.v_bytes = mp_kv_bytes(dtype, v_dim);
     for (int b = 0; b < c.blocks; b++) {

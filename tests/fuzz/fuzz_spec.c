@@ -8,7 +8,7 @@
 #include "base/alloc.h"
 #include "files/weights.h"
 
-enum { FILES = 2, MOST_BYTES = 70000 };
+enum { FILES = 2, MAX_BYTES = 70000 };
 
 typedef struct input {
     const uint8_t *data;
@@ -182,7 +182,7 @@ static void use_weights(mp_spec *spec) {
         REQUIRE(mp_weights_get(weights, entry->name, entry->ndim, entry->shape, &t, &error) == MP_OK);
         REQUIRE(mp_weights_get(weights, entry->name, entry->ndim, any, &t, &error) == MP_OK);
         REQUIRE(mp_weights_get(weights, entry->name, entry->ndim + 1, any, &t, &error) == MP_FORMAT);
-        REQUIRE(t.nbytes <= MOST_BYTES);
+        REQUIRE(t.nbytes <= MAX_BYTES);
         /* The page after the end of the file is not mapped: a read past the end faults or poisons the mapping. */
         for (uint64_t j = 0; j < t.nbytes; j++)
             sink += t.data[j];

@@ -179,9 +179,9 @@ static float *scales(void *block, int dim) { return (float *)((int16_t *)block +
 static void ref_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
                              void *v_block) {
     assert(0 <= slot && slot < MP_KV_BLOCK);
-    enum { MOST = 4096 };
-    int16_t part[MOST];
-    assert(k_dim <= MOST && v_dim <= MOST);
+    enum { MAX_DIM = 4096 };
+    int16_t part[MAX_DIM];
+    assert(k_dim <= MAX_DIM && v_dim <= MAX_DIM);
     scales(k_block, k_dim)[slot] = to_integers(k, k_dim, MP_I16_KEY, part);
     for (int d = 0; d < k_dim; d++)
         ((int16_t *)k_block)[(d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2] = part[d];
