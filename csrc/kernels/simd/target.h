@@ -36,7 +36,7 @@
 #define MP_TARGET_AVXVNNI_BEGIN MP_TARGET_BEGIN("avx2,fma,f16c,avxvnni")
 #endif
 
-/* MP_CPU_AMX and the AVX-512 sets that every CPU with AMX has */
+/* MP_CPU_AMX, with the AVX-512 sets that its kernels use */
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
 #define MP_TARGET_AMX_BEGIN                                                                                         \
     MP_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-bf16," \
