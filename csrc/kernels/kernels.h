@@ -75,9 +75,9 @@ typedef struct mp_wmat {
     uint8_t *data;        /* [panels][panel_bytes] */
 } mp_wmat;
 
-/* Choose the layout for a stored dtype. MP_COMPUTE_AUTO keeps quantised dtypes as stored, keeps BF16 if the CPU has bf16
- * products, and converts other floats to F32. F32 and BF16 convert every weight dtype; I8 converts float dtypes only.
- * Returns false for any other pair: integers and F64 cannot be weights. */
+/* Choose the layout for a stored dtype. MP_COMPUTE_AUTO keeps quantised dtypes as stored, keeps BF16 if the CPU has
+ * bf16 products, and converts other floats to F32. F32 and BF16 convert every weight dtype; I8 converts float dtypes
+ * only. Returns false for any other pair: integers and F64 cannot be weights. */
 bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
 /* Resolve the compute type of a network with float weights. Returns `asked` unless it is MP_COMPUTE_AUTO. For AUTO:
  * BF16 if the CPU has bf16 products, else F32. Use it only for networks that keep a cosine >= 0.9999 in bf16 (encoders,
@@ -87,8 +87,8 @@ mp_compute mp_float_class(mp_compute asked);
 const char *mp_compute_name(mp_compute compute);
 /* The format of activations that a kind of weights multiplies with. */
 mp_akind mp_wmat_acts(mp_wkind kind);
-/* Set every field except data. K must be a multiple of the block of a quantised kind (32 or 256); dense kinds accept any
- * K. */
+/* Set every field except data. K must be a multiple of the block of a quantised kind (32 or 256); dense kinds accept
+ * any K. */
 void mp_wmat_init(mp_wmat *w, mp_wkind kind, int32_t N, int32_t K);
 /* Bytes of data, without MP_WMAT_SLACK. */
 size_t mp_wmat_bytes(const mp_wmat *w);
